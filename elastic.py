@@ -1,0 +1,185 @@
+"""Elastic axes, submodels and shape buckets: the words that every part of nestforge shares (no torch here).
+
+An *axis* is one dimension of the universal model that may shrink. It is always a prefix: value ``n`` keeps the first
+``n`` steps (neurons, heads). A *submodel* gives every axis a value. A *bucket* is one static input shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from .errors import PlanError
+
+_LAYER_AXIS = re.compile(r"layers\.(\d+)\.(.+)")
+_ID_PART = re.compile(r"(?P<kind>[a-z][a-z_.]*)(?P<runs>\d+(?:x\d+)?(?:_\d+(?:x\d+)?)*)")
+_BUCKET = re.compile(r"b?(\d+)(?:xs?|-s)(\d+)")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One elastic dimension, such as ``layers.3.ffn`` (1536 neurons) or ``layers.3.heads`` (12 heads)."""
+
+    name: str
+    size: int
+
+    @property
+    def kind(self) -> str:
+        """``ffn`` for ``layers.3.ffn``; the whole name where there is no layer."""
+        match = _LAYER_AXIS.fullmatch(self.name)
+        return match[2] if match else self.name
+
+    @property
+    def layer(self) -> int | None:
+        match = _LAYER_AXIS.fullmatch(self.name)
+        return int(match[1]) if match else None
+
+
+@dataclass(frozen=True)
+class PrefixSlice:
+    """Dimension ``dim`` of ``parameter`` shrinks with ``axis``: value ``n`` keeps its first ``n * unit`` elements."""
+
+    parameter: str
+    dim: int
+    axis: str
+    unit: int = 1
+
+
+@dataclass(frozen=True)
+class Submodel:
+    """One point: a value for every axis, in the axes' order."""
+
+    values: tuple[tuple[Axis, int], ...]
+
+    def __getitem__(self, axis_name: str) -> int:
+        return self._by_name[axis_name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, int]:
+        return {axis.name: value for axis, value in self.values}
+
+    @cached_property
+    def id(self) -> str:
+        """Readable, stable and parseable: ``ffn768x4_1536x2-heads6x4_12x2``; ``ffn1536-heads12`` where uniform."""
+        parts = []
+        for kind in dict.fromkeys(axis.kind for axis, _ in self.values):
+            runs = [(v, len(list(g))) for v, g in groupby(v for axis, v in self.values if axis.kind == kind)]
+            parts.append(kind + (str(runs[0][0]) if len(runs) == 1 else "_".join(f"{v}x{n}" for v, n in runs)))
+        return "-".join(parts)
+
+    @property
+    def is_universal(self) -> bool:
+        return all(value == axis.size for axis, value in self.values)
+
+    def by_kind(self) -> dict[str, list[int]]:
+        """``{"ffn": [768, 768, 1536], "heads": [6, 6, 12]}``: values per kind, in layer order."""
+        table: dict[str, list[int]] = {}
+        for axis, value in self.values:
+            table.setdefault(axis.kind, []).append(value)
+        return table
+
+
+@dataclass(frozen=True)
+class ElasticSpec:
+    """What may shrink in one universal model, and which parameters shrink with it."""
+
+    axes: tuple[Axis, ...]
+    slices: tuple[PrefixSlice, ...]
+    trained_nested: bool = False
+
+    @property
+    def kinds(self) -> list[str]:
+        return list(dict.fromkeys(axis.kind for axis in self.axes))
+
+    @property
+    def layers(self) -> int:
+        """Number of layers that have an axis of their own (at least 1)."""
+        return len({axis.layer for axis in self.axes if axis.layer is not None}) or 1
+
+    def universal(self) -> Submodel:
+        return Submodel(tuple((axis, axis.size) for axis in self.axes))
+
+    def submodel(self, values: Mapping[str, int]) -> Submodel:
+        """The submodel with these axis values; axes left out keep their full size.
+
+        Raises PlanError for an unknown axis or a value outside ``1..size``.
+        """
+        unknown = values.keys() - {axis.name for axis in self.axes}
+        if unknown:
+            raise PlanError(f"unknown axis {sorted(unknown)[0]!r}: this model has {', '.join(self.kinds)} per layer")
+        for axis in self.axes:
+            if not 1 <= values.get(axis.name, axis.size) <= axis.size:
+                raise PlanError(f"axis {axis.name}: expected 1..{axis.size}, got {values[axis.name]}")
+        return Submodel(tuple((axis, values.get(axis.name, axis.size)) for axis in self.axes))
+
+    def from_kinds(self, table: Mapping[str, Iterable[int]]) -> Submodel:
+        """The submodel with these values per kind, one per layer: the inverse of ``Submodel.by_kind``."""
+        values: dict[str, int] = {}
+        for kind, widths in table.items():
+            axes = [axis for axis in self.axes if axis.kind == kind]
+            widths = list(widths)
+            if not axes:
+                raise PlanError(f"unknown axis kind {kind!r}: this model has {', '.join(self.kinds)}")
+            if len(widths) == 1:
+                widths *= len(axes)
+            if len(widths) != len(axes):
+                raise PlanError(f"axis kind {kind}: expected {len(axes)} values, one per layer, got {len(widths)}")
+            values.update({axis.name: width for axis, width in zip(axes, widths, strict=True)})
+        return self.submodel(values)
+
+    def parse(self, submodel_id: str) -> Submodel:
+        """The submodel that ``submodel_id`` names; kinds left out keep their full size."""
+        table = {}
+        for part in submodel_id.split("-"):
+            match = _ID_PART.fullmatch(part)
+            if not match:
+                raise PlanError(
+                    f"submodel {submodel_id!r}: cannot read {part!r}; expected ids like {self.universal().id}"
+                )
+            runs = [run.split("x") for run in match["runs"].split("_")]
+            table[match["kind"]] = [int(run[0]) for run in runs for _ in range(int(run[1]) if len(run) == 2 else 1)]
+        return self.from_kinds(table)
+
+    def shape_of(self, parameter: str, full_shape: tuple[int, ...], submodel: Submodel) -> tuple[int, ...]:
+        """Shape of ``parameter`` in ``submodel``, given its shape in the universal model."""
+        shape = list(full_shape)
+        for cut in self.slices_of(parameter):
+            shape[cut.dim] = submodel[cut.axis] * cut.unit
+        return tuple(shape)
+
+    def slices_of(self, parameter: str) -> tuple[PrefixSlice, ...]:
+        return self._by_parameter.get(parameter, ())
+
+    @cached_property
+    def _by_parameter(self) -> dict[str, tuple[PrefixSlice, ...]]:
+        table: dict[str, tuple[PrefixSlice, ...]] = {}
+        for cut in self.slices:
+            table[cut.parameter] = (*table.get(cut.parameter, ()), cut)
+        return table
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """One static input shape: ``batch`` rows of ``sequence`` tokens."""
+
+    batch: int
+    sequence: int
+
+    @property
+    def label(self) -> str:
+        return f"b{self.batch}-s{self.sequence}"
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.sequence
+
+    @classmethod
+    def parse(cls, text: str) -> Bucket:
+        """Reads ``1x128`` or ``b1-s128``. Raises ValueError otherwise."""
+        match = _BUCKET.fullmatch(text.strip())
+        if not match or not int(match[1]) or not int(match[2]):
+            raise ValueError(f"bucket {text!r}: expected BATCHxSEQUENCE, such as 1x128")
+        return cls(int(match[1]), int(match[2]))

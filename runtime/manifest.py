@@ -1,0 +1,254 @@
+"""The manifest and the build record of a bundle, as docs/bundle-format.md specifies them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from ..elastic import Axis, Bucket, ElasticSpec
+from ..errors import BundleFormatError, SelectionError
+from ..strict import structure
+
+# 1 (2026-11): first published schema.
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+BUILD_NAME = "build.json"
+WEIGHTS_NAME = "weights.safetensors"
+MAX_JSON_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of the bundle; ``path`` is a plain file name, without folders."""
+
+    path: str
+    bytes: int = field(metadata={"min": 0})
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of an engine.
+
+    ``dims`` names each dimension: ``batch`` and ``sequence`` follow the bucket, a number is fixed. ``pad`` is the value
+    that fills an input up to its bucket; an input without one cannot be padded.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[str | int, ...]
+    pad: int | None = None
+
+    def shape(self, bucket: Bucket) -> tuple[int, ...]:
+        """Static shape at ``bucket``."""
+        sizes = {"batch": bucket.batch, "sequence": bucket.sequence}
+        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
+
+
+@dataclass(frozen=True)
+class ParityOutput:
+    """Worst figures of one output over all parity cases."""
+
+    name: str
+    max_abs: float
+    max_rel: float
+    min_cosine: float
+
+
+@dataclass(frozen=True)
+class ParityReceipt:
+    """Proof that an engine equals the PyTorch submodel: the rule, the cases and the worst figures."""
+
+    reference: str
+    rule: str
+    atol: float
+    rtol: float
+    cases: tuple[str, ...]
+    outputs: tuple[ParityOutput, ...]
+    graph_sha256: str
+    weights_sha256: str
+    difference_to_universal: float | None = None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Agreement of a text encoder's submodel with the universal model on held-out text."""
+
+    texts: int
+    mean_cosine: float
+    recall_at_10: float
+    data_sha256: str
+
+
+@dataclass(frozen=True)
+class SubmodelEntry:
+    """One submodel: its axis values per kind, one per layer, and what does not depend on the bucket."""
+
+    id: str
+    labels: tuple[str, ...]
+    values: Mapping[str, tuple[int, ...]]
+    parameters: int
+    weight_bytes: int
+    quality: Quality | None = None
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """One submodel at one bucket, as a file that a backend runs, with its analytic costs."""
+
+    id: str
+    submodel: str
+    bucket: Bucket
+    backend: Literal["onnxruntime", "tensorrt"]
+    file: str
+    emitted: Literal["sliced", "traced"]
+    private_bytes: int
+    flops: int
+    moved_bytes: int
+    activation_bytes: int
+    parity: ParityReceipt
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one budget, resolved to absolute units. ``None`` is no limit."""
+
+    latency_ms: float | None = None
+    memory_mb: float | None = None
+    parameters: int | None = None
+    flops: int | None = None
+
+
+@dataclass(frozen=True)
+class BudgetEntry:
+    """A named budget, the submodel chosen for it, and why."""
+
+    name: str
+    limits: Limits
+    submodel: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TextEntry:
+    """How text becomes inputs: a ``tokenizers`` file and the input each field of an encoding feeds."""
+
+    file: str
+    ids: str
+    mask: str | None
+    type_ids: str | None
+    embedding: str | None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How the elastic axes were ordered at import."""
+
+    method: Literal["none", "magnitude", "taylor"]
+    data_sha256: str | None = None
+    texts: int | None = None
+    order_sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the bundle comes from: enough to make it again."""
+
+    tools: Mapping[str, str]
+    source: tuple[FileEntry, ...]
+    profile: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a bundle that follows from its inputs alone; what was measured stands in the build record."""
+
+    schema_version: int
+    name: str
+    family: str
+    axes: tuple[Axis, ...]
+    trained_nested: bool
+    ranking: Ranking
+    submodels: tuple[SubmodelEntry, ...]
+    engines: tuple[EngineEntry, ...]
+    budgets: tuple[BudgetEntry, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    files: tuple[FileEntry, ...]
+    provenance: Provenance
+    text: TextEntry | None = None
+
+    @cached_property
+    def spec(self) -> ElasticSpec:
+        return ElasticSpec(self.axes, (), self.trained_nested)
+
+    def submodel(self, submodel_id: str) -> SubmodelEntry:
+        """The submodel with this id or label. Raises SelectionError listing what exists."""
+        for entry in self.submodels:
+            if submodel_id == entry.id or submodel_id in entry.labels:
+                return entry
+        known = ", ".join(f"{e.id} ({'/'.join(e.labels)})" if e.labels else e.id for e in self.submodels)
+        raise SelectionError(f"no submodel {submodel_id!r} in this bundle; it has {known}")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Predicted and measured time of one engine, in milliseconds, never mixed: the field name says which."""
+
+    engine: str
+    predicted_ms: float
+    measured_p50_ms: float | None = None
+    measured_p95_ms: float | None = None
+    residency: str | None = None
+
+
+@dataclass(frozen=True)
+class BuildRecord:
+    """What differs between two compiles of the same inputs: time, host, and everything measured."""
+
+    schema_version: int
+    manifest_sha256: str
+    created: str
+    command: tuple[str, ...]
+    host: Mapping[str, Any]
+    seconds: Mapping[str, float]
+    latencies: tuple[Latency, ...]
+
+
+def read_manifest(raw: bytes, where: str) -> Manifest:
+    """Parses a manifest. Raises BundleFormatError for anything this version cannot vouch for."""
+    manifest = structure(Manifest, _versioned_json(raw, where), where, BundleFormatError)
+    for path in [*(f.path for f in manifest.files), *(e.file for e in manifest.engines)]:
+        if not is_plain_name(path):
+            raise BundleFormatError(f"{where}: file {path!r} leaves the bundle; expected a plain file name")
+    return manifest
+
+
+def read_build_record(raw: bytes, where: str) -> BuildRecord:
+    """Parses a build record. Raises BundleFormatError for anything this version cannot vouch for."""
+    return structure(BuildRecord, _versioned_json(raw, where), where, BundleFormatError)
+
+
+def is_plain_name(path: str) -> bool:
+    """True for a file name that cannot leave its folder on any platform."""
+    return bool(path) and path not in {".", ".."} and not set(path) & {"/", "\\", ":", "\0"}
+
+
+def _versioned_json(raw: bytes, where: str) -> object:
+    if len(raw) > MAX_JSON_BYTES:
+        raise BundleFormatError(f"{where}: {len(raw)} bytes, more than the {MAX_JSON_BYTES} allowed")
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError) as failure:
+        raise BundleFormatError(f"{where}: not JSON ({failure})") from failure
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise BundleFormatError(
+            f"{where}: schema_version {version!r}, expected {SCHEMA_VERSION}; "
+            "open it with the nestforge release that wrote it, or compile again"
+        )
+    return data

@@ -1,0 +1,124 @@
+"""Strict reading of outside data (YAML profiles, JSON manifests) into frozen dataclasses.
+
+Unknown keys are refused with the nearest known name, missing ones by name, and every value is checked against its
+type. Field metadata may bound a value: ``field(metadata={"min": 1, "choices": (...)})``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, Union
+
+T = TypeVar("T")
+
+
+def structure(cls: type[T], data: object, where: str, error: Callable[[str], Exception]) -> T:
+    """Reads ``data`` (plain dicts, lists and scalars) as dataclass ``cls``; ``error(message)`` is raised on misfit.
+
+    ``where`` names the document and is extended by the path of the offending value.
+    """
+    return typing.cast(T, _dataclass(cls, data, where, error))
+
+
+def unstructure(value: object) -> Any:
+    """The inverse: dataclasses to dicts, tuples to lists, fields equal to a ``None`` default left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        pairs = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {f.name: unstructure(v) for f, v in pairs if not (v is None and f.default is None)}
+    if isinstance(value, Mapping):
+        return {key: unstructure(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [unstructure(item) for item in value]
+    return value
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """``; did you mean 'latency_ms'?`` or a list of what is known."""
+    options = list(known)
+    close = difflib.get_close_matches(name, options, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; expected one of {', '.join(sorted(options)) or 'none'}"
+
+
+def _dataclass(cls: Any, data: object, where: str, error: Callable[[str], Exception]) -> object:
+    if not isinstance(data, Mapping):
+        raise error(f"{where}: expected a mapping, got {_kind(data)}")
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    for key in data:
+        if key not in fields:
+            raise error(f"{where}: unknown key {key!r}{nearest(str(key), fields)}")
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, f in fields.items():
+        if name in data:
+            values[name] = _value(hints[name], data[name], f"{where}: {name}", error, f.metadata)
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise error(f"{where}: missing key {name!r}")
+    return cls(**values)
+
+
+def _value(hint: Any, data: object, where: str, error: Callable[[str], Exception], bounds: Mapping[str, Any]) -> object:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _union(arguments, data, where, error, bounds)
+    if origin is Literal:
+        if data not in arguments or isinstance(data, bool) != any(isinstance(a, bool) for a in arguments):
+            raise error(f"{where}: got {data!r}{nearest(str(data), map(str, arguments))}")
+        return data
+    if origin in (tuple, list):
+        if not isinstance(data, (list, tuple)):
+            raise error(f"{where}: expected a list, got {_kind(data)}")
+        return tuple(_value(arguments[0], item, f"{where}[{i}]", error, bounds) for i, item in enumerate(data))
+    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
+            raise error(f"{where}: expected a mapping with names as keys, got {_kind(data)}")
+        return {key: _value(arguments[1], item, f"{where}.{key}", error, bounds) for key, item in data.items()}
+    if dataclasses.is_dataclass(hint):
+        return _dataclass(hint, data, where, error)
+    return _scalar(hint, data, where, error, bounds)
+
+
+def _union(
+    options: tuple[Any, ...], data: object, where: str, error: Callable[[str], Exception], bounds: Mapping[str, Any]
+) -> object:
+    if data is None and type(None) in options:
+        return None
+    failures = []
+    for option in options:
+        if option is not type(None):
+            try:
+                return _value(option, data, where, error, bounds)
+            except Exception as failure:
+                if not isinstance(failure, type(error(""))):
+                    raise
+                failures.append(failure)
+    raise failures[0]
+
+
+def _scalar(
+    hint: Any, data: object, where: str, error: Callable[[str], Exception], bounds: Mapping[str, Any]
+) -> object:
+    if hint is float and isinstance(data, int) and not isinstance(data, bool):
+        data = float(data)
+    if hint is not Any and (not isinstance(data, hint) or (isinstance(data, bool) and hint is not bool)):
+        names = {"float": "a number", "int": "a whole number", "str": "text", "bool": "true or false"}
+        raise error(f"{where}: expected {names.get(hint.__name__, hint.__name__)}, got {_kind(data)}")
+    if isinstance(data, float) and not math.isfinite(data):
+        raise error(f"{where}: expected a finite number, got {data}")
+    if "min" in bounds and isinstance(data, (int, float)) and data < bounds["min"]:
+        raise error(f"{where}: expected at least {bounds['min']}, got {data}")
+    if "choices" in bounds and data not in bounds["choices"]:
+        raise error(f"{where}: got {data!r}{nearest(str(data), bounds['choices'])}")
+    return data
+
+
+def _kind(data: object) -> str:
+    if isinstance(data, Mapping):
+        return "a mapping"
+    if isinstance(data, (list, tuple)):
+        return "a list"
+    return "nothing" if data is None else f"{type(data).__name__} {data!r}"[:80]
