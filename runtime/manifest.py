@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -16,8 +17,16 @@ from ..strict import structure
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
+REPORT_NAME = "report.md"
 WEIGHTS_NAME = "weights.safetensors"
-MAX_JSON_BYTES = 64 * 2**20
+# A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
+MAX_JSON_BYTES = 16 * 2**20
+MAX_ELEMENTS = 2**31
+DTYPES = ("float32", "float16", "int64", "int32", "int8", "uint8", "bool")
+# The hashes of these cannot stand in the manifest: it is one of them, and the others name its hash or follow it.
+UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,199}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -34,13 +43,16 @@ class TensorSpec:
     """One input or output of an engine.
 
     ``dims`` names each dimension: ``batch`` and ``sequence`` follow the bucket, a number is fixed. ``pad`` is the value
-    that fills an input up to its bucket; an input without one cannot be padded.
+    that fills an input up to its bucket; an input without one cannot be padded. ``high`` bounds a whole-number input
+    to ``0 <= value < high``: the vocabulary size for token ids, 2 for a mask.
     """
 
     name: str
-    dtype: str
+    dtype: str = field(metadata={"choices": DTYPES})
     dims: tuple[str | int, ...]
     pad: int | None = None
+    high: int | None = field(default=None, metadata={"min": 1})
+    high: int | None = None
 
     def shape(self, bucket: Bucket) -> tuple[int, ...]:
         """Static shape at ``bucket``."""
@@ -85,7 +97,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class SubmodelEntry:
-    """One submodel: its axis values per kind, one per layer, and what does not depend on the bucket."""
+    """One submodel: its axis values per kind, one per layer, and what does not depend on the bucket.
+
+    ``weight_bytes`` counts what its engines read of the weight store.
+    """
 
     id: str
     labels: tuple[str, ...]
@@ -97,7 +112,11 @@ class SubmodelEntry:
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """One submodel at one bucket, as a file that a backend runs, with its analytic costs."""
+    """One submodel at one bucket, as a file that a backend runs, with its analytic costs.
+
+    ``private_bytes`` are the initializers inside the file, which no other engine shares; ``activation_bytes`` is the
+    most that is alive at once during a run.
+    """
 
     id: str
     submodel: str
@@ -222,9 +241,8 @@ class BuildRecord:
 def read_manifest(raw: bytes, where: str) -> Manifest:
     """Parses a manifest. Raises BundleFormatError for anything this version cannot vouch for."""
     manifest = structure(Manifest, _versioned_json(raw, where), where, BundleFormatError)
-    for path in [*(f.path for f in manifest.files), *(e.file for e in manifest.engines)]:
-        if not is_plain_name(path):
-            raise BundleFormatError(f"{where}: file {path!r} leaves the bundle; expected a plain file name")
+    for problem in _problems(manifest):
+        raise BundleFormatError(f"{where}: {problem}")
     return manifest
 
 
@@ -235,20 +253,83 @@ def read_build_record(raw: bytes, where: str) -> BuildRecord:
 
 def is_plain_name(path: str) -> bool:
     """True for a file name that cannot leave its folder on any platform."""
-    return bool(path) and path not in {".", ".."} and not set(path) & {"/", "\\", ":", "\0"}
+    return _PLAIN_NAME.fullmatch(path) is not None
+
+
+def _problems(manifest: Manifest) -> Iterable[str]:
+    """What the types alone do not say: names confined to the folder, references that resolve, sane shapes."""
+    files = [f.path for f in manifest.files]
+    for entry in manifest.files:
+        if not is_plain_name(entry.path):
+            yield f"file {entry.path!r} may leave the bundle; expected a plain file name"
+        if entry.path in UNLISTED:
+            yield f"files lists {entry.path}, whose hash cannot stand in the manifest"
+        if not _SHA256.fullmatch(entry.sha256):
+            yield f"file {entry.path}: sha256 {entry.sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
+    # Compared without case: on some file systems two such names are one file.
+    yield from _repeated("file", (path.lower() for path in files))
+    yield from _repeated("submodel", (name for entry in manifest.submodels for name in (entry.id, *entry.labels)))
+    yield from _repeated("engine", (entry.id for entry in manifest.engines))
+    yield from _repeated("budget", (entry.name for entry in manifest.budgets))
+    yield from _repeated("input", (entry.name for entry in manifest.inputs))
+    yield from _repeated("output", (entry.name for entry in manifest.outputs))
+    yield from _repeated("engine for", (f"{e.submodel} at {e.bucket.label}, {e.backend}" for e in manifest.engines))
+
+    ids = {entry.id for entry in manifest.submodels}
+    for engine in manifest.engines:
+        if engine.submodel not in ids:
+            yield f"engine {engine.id}: submodel {engine.submodel!r} is not in this manifest"
+        if engine.file not in files:
+            yield f"engine {engine.id}: file {engine.file!r} is not among the files"
+        if not (1 <= engine.bucket.batch and 1 <= engine.bucket.sequence and engine.bucket.tokens <= MAX_ELEMENTS):
+            yield f"engine {engine.id}: bucket {engine.bucket.label} is outside 1..{MAX_ELEMENTS} tokens"
+    for budget in manifest.budgets:
+        if budget.submodel not in ids:
+            yield f"budget {budget.name}: submodel {budget.submodel!r} is not in this manifest"
+    for spec in (*manifest.inputs, *manifest.outputs):
+        if any(d not in {"batch", "sequence"} if isinstance(d, str) else not 1 <= d <= MAX_ELEMENTS for d in spec.dims):
+            yield f"tensor {spec.name}: dims {list(spec.dims)}; expected 'batch', 'sequence' or a positive number"
+    if manifest.text:
+        names = {spec.name for spec in manifest.inputs}
+        if manifest.text.file not in files:
+            yield f"text: file {manifest.text.file!r} is not among the files"
+        for name in (manifest.text.ids, manifest.text.mask, manifest.text.type_ids):
+            if name is not None and name not in names:
+                yield f"text: {name!r} is not an input of this model"
+    if not manifest.engines or not manifest.inputs or not manifest.outputs:
+        yield "expected at least one engine, one input and one output"
+
+
+def _repeated(what: str, names: Iterable[str]) -> Iterable[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"{what} {name!r} stands twice"
+        seen.add(name)
 
 
 def _versioned_json(raw: bytes, where: str) -> object:
     if len(raw) > MAX_JSON_BYTES:
         raise BundleFormatError(f"{where}: {len(raw)} bytes, more than the {MAX_JSON_BYTES} allowed")
     try:
-        data = json.loads(raw)
+        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except (ValueError, RecursionError) as failure:
         raise BundleFormatError(f"{where}: not JSON ({failure})") from failure
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         raise BundleFormatError(
-            f"{where}: schema_version {version!r}, expected {SCHEMA_VERSION}; "
+            f"{where}: schema_version {str(version)[:80]!r}, expected {SCHEMA_VERSION}; "
             "open it with the nestforge release that wrote it, or compile again"
         )
     return data
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)[:80]}")
+    return table
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")

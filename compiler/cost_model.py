@@ -1,0 +1,116 @@
+"""What a submodel costs on a device before it exists: a roofline over its operations.
+
+Per operation: the longer of computing (FLOPs at the rate of its kind) and moving its bytes, plus a fixed overhead.
+``Cost.predicted_ms`` is that sum, from the profile's figures alone. Where a few rungs were measured, a ``Correction``
+gives ``corrected_ms``; nothing here is itself a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from ..profiles.device_profile import DeviceProfile, Rates
+from ..workload import Op
+
+# How strongly the factors of a correction hold to their common scale: as much as one rung measured `_PRIOR` off.
+_PRIOR = 0.1
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One forward pass of one submodel at one bucket.
+
+    ``moved_bytes``: weights read once, activations read and written. ``activation_bytes``: estimated peak.
+    """
+
+    flops: int
+    moved_bytes: int
+    activation_bytes: int
+    gemm_ms: float
+    other_ms: float
+    overhead_ms: float
+
+    @property
+    def predicted_ms(self) -> float:
+        """Latency by the roofline alone, in milliseconds."""
+        return self.gemm_ms + self.other_ms + self.overhead_ms
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Factors on the parts of a predicted latency, fitted to ``rungs`` measured at the same bucket."""
+
+    gemm: float
+    other: float
+    overhead: float
+    rungs: int
+
+    def corrected_ms(self, cost: Cost) -> float:
+        """Predicted latency of ``cost`` after correction, in milliseconds."""
+        return self.gemm * cost.gemm_ms + self.other * cost.other_ms + self.overhead * cost.overhead_ms
+
+
+def predict(ops: Sequence[Op], profile: DeviceProfile) -> Cost:
+    """Cost of running ``ops`` one after the other on the device of ``profile``."""
+    gemm_ms = sum(_milliseconds(op, profile.rates) for op in ops if op.kind == "gemm")
+    other_ms = sum(_milliseconds(op, profile.rates) for op in ops if op.kind != "gemm")
+    products = [op.activation_bytes for op in ops if op.kind in ("gemm", "batched_gemm")]
+    return Cost(
+        flops=sum(op.flops for op in ops),
+        moved_bytes=sum(op.weight_bytes + op.activation_bytes for op in ops),
+        # Beside the operands of the largest product live the residual and what an elementwise operation copies:
+        # counted as much again.
+        activation_bytes=2 * max(products, default=0),
+        gemm_ms=gemm_ms,
+        other_ms=other_ms,
+        overhead_ms=len(ops) * profile.rates.op_overhead_us / 1e3,
+    )
+
+
+def predict_memory_bytes(weight_bytes: int, costs: Sequence[Cost]) -> int:
+    """Memory of a submodel's engine: its weights, and the activations of the most demanding of its buckets."""
+    return weight_bytes + max((cost.activation_bytes for cost in costs), default=0)
+
+
+def fit_correction(costs: Sequence[Cost], measured_ms: Sequence[float]) -> Correction:
+    """Fits factors to rungs measured at one bucket; one is enough, and each further one tells the parts apart better.
+
+    Least squares of the relative error with factors of at least zero, held near their common scale: along the ladder
+    the parts grow together, so a few rungs alone do not determine three factors.
+    Raises ValueError unless there are as many measurements as costs, at least one, all positive.
+    """
+    if len(costs) != len(measured_ms) or not costs or min(measured_ms) <= 0:
+        raise ValueError(f"expected one positive measurement per cost, got {len(costs)} costs and {list(measured_ms)}")
+    parts = np.array([[cost.gemm_ms, cost.other_ms, cost.overhead_ms] for cost in costs])
+    scale = float(np.median(np.asarray(measured_ms) / parts.sum(axis=1)))
+    relative = scale * parts / np.asarray(measured_ms)[:, None]  # (rungs, 3), rows near 1 in sum
+    matrix = np.vstack([relative, _PRIOR * np.eye(3)])
+    target = np.concatenate([np.ones(len(costs)), np.full(3, _PRIOR)])
+    gemm, other, overhead = (scale * float(factor) for factor in _nonnegative_least_squares(matrix, target))
+    return Correction(gemm, other, overhead, len(costs))
+
+
+def _milliseconds(op: Op, rates: Rates) -> float:
+    """Roofline time of ``op`` without its fixed overhead."""
+    weights_s = op.weight_bytes / (rates.bandwidth_gb_s * 1e9)
+    activations_s = op.activation_bytes / (rates.elementwise_gb_s * 1e9)
+    gflops = {"gemm": rates.gemm_gflops, "batched_gemm": rates.batched_gemm_gflops}.get(op.kind)
+    compute_s = op.flops / (gflops * 1e9) if gflops else 0.0
+    return 1e3 * max(compute_s, weights_s + activations_s)
+
+
+def _nonnegative_least_squares(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The exact solution: with three unknowns every set of them that stays above zero can be tried."""
+    best, best_error = np.zeros(matrix.shape[1]), float(target @ target)
+    for size in range(1, matrix.shape[1] + 1):
+        for free in combinations(range(matrix.shape[1]), size):
+            part = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+            error = float(np.sum((matrix[:, free] @ part - target) ** 2))
+            if part.min() >= 0 and error < best_error:
+                best, best_error = np.zeros(matrix.shape[1]), error
+                best[list(free)] = part
+    return best

@@ -1,0 +1,203 @@
+"""Frees every Reshape from the universal model's widths, so that a submodel differs in initializer extents alone.
+
+Elastic dimensions are followed from the weights through the graph. A dimension is a product of factors, slowest first:
+a number, or an axis: the output of a query projection is ``(heads * 32)``, after the split ``heads, 32``. A Reshape
+regroups the factors, and its one elastic target dimension becomes ``-1``.
+
+Requires: static shapes; linear layers as Gemm; prefix slices along dimension 0 of each stored weight.
+Ensures: no constant in the graph repeats an elastic extent. Raises SliceError naming the first node it cannot follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import onnx_ir as ir
+
+from ...elastic import Axis
+from ...errors import SliceError
+from .constants import int64_constant
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """A factor of a dimension that shrinks with ``axis``."""
+
+    axis: Axis
+
+
+Factor = int | Elastic
+Dim = tuple[Factor, ...]
+Dims = tuple[Dim, ...]
+
+_ELEMENTWISE = frozenset(
+    [
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Pow",
+        "Where",
+        "And",
+        "Or",
+        "Not",
+        "Gelu",
+        "Relu",
+        "Tanh",
+        "Erf",
+        "Sigmoid",
+        "Sqrt",
+        "Exp",
+        "Neg",
+        "Abs",
+        "IsNaN",
+        "Cast",
+        "Identity",
+        "Clip",
+        "Max",
+        "Min",
+    ]
+)
+
+
+def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
+    """Follows the elastic dimensions from ``seeds`` (initializer name to its dimension 0) and frees the Reshapes."""
+    known: dict[ir.Value, Dims] = {}
+    for name, first in seeds.items():
+        if name in model.graph.initializers:
+            value = model.graph.initializers[name]
+            known[value] = (first, *_dims(value, {})[1:])
+    changed = False
+    for node in model.graph:
+        if not any(value in known for value in node.inputs if value is not None):
+            continue
+        rule = _RULES.get(node.op_type)
+        if rule is None:
+            raise _error(node, f"no rule for {node.op_type} on an elastic dimension")
+        dims = rule(node, [_dims(value, known) for value in node.inputs])
+        changed |= node.op_type == "Reshape"
+        if any(_is_elastic(dim) for dim in dims):
+            known[node.outputs[0]] = dims
+            if node.outputs[0].is_graph_output():
+                raise _error(node, "an output of the model would shrink")
+    return changed
+
+
+def _dims(value: ir.Value | None, known: Mapping[ir.Value, Dims]) -> Dims:
+    if value is None:
+        return ()
+    if value in known:
+        return known[value]
+    if value.shape is None:
+        raise SliceError(f"value {value.name}: its shape is unknown")
+    return tuple((int(extent),) for extent in value.shape.numpy())
+
+
+def _is_elastic(dim: Dim) -> bool:
+    return any(isinstance(factor, Elastic) for factor in dim)
+
+
+def _extent(dim: Iterable[Factor]) -> int:
+    return prod(factor.axis.size if isinstance(factor, Elastic) else factor for factor in dim)
+
+
+def _elementwise(node: ir.Node, inputs: list[Dims]) -> Dims:
+    rank = max(len(dims) for dims in inputs)
+    padded = [((1,),) * (rank - len(dims)) + dims for dims in inputs]
+    return tuple(_broadcast(node, dims) for dims in zip(*padded, strict=True))
+
+
+def _broadcast(node: ir.Node, dims: Iterable[Dim]) -> Dim:
+    wide = [dim for dim in dims if _extent(dim) != 1 or _is_elastic(dim)]
+    if any(_is_elastic(dim) for dim in wide) and len(set(wide)) > 1:
+        raise _error(node, "an elastic dimension meets one that does not shrink with it")
+    return wide[0] if wide else (1,)
+
+
+def _gemm(node: ir.Node, inputs: list[Dims]) -> Dims:
+    a, b = inputs[0], inputs[1]
+    if node.attributes.get_int("transB", 0):
+        b = (b[1], b[0])
+    if node.attributes.get_int("transA", 0):
+        a = (a[1], a[0])
+    _contract(node, a[1], b[0])
+    return _elementwise(node, [(a[0], b[1]), *inputs[2:]])
+
+
+def _matmul(node: ir.Node, inputs: list[Dims]) -> Dims:
+    a, b = inputs
+    if len(a) < 2 or len(b) < 2:
+        raise _error(node, "MatMul with a vector")
+    _contract(node, a[-1], b[-2])
+    return (*_elementwise(node, [a[:-2], b[:-2]]), a[-2], b[-1])
+
+
+def _contract(node: ir.Node, left: Dim, right: Dim) -> None:
+    if left != right and (_is_elastic(left) or _is_elastic(right)):
+        raise _error(node, "the two sides of a product do not shrink together")
+
+
+def _transpose(node: ir.Node, inputs: list[Dims]) -> Dims:
+    permutation = node.attributes.get_ints("perm") or tuple(reversed(range(len(inputs[0]))))
+    return tuple(inputs[0][index] for index in permutation)
+
+
+def _last_axis_whole(node: ir.Node, inputs: list[Dims]) -> Dims:
+    axis = node.attributes.get_int("axis", -1)
+    reduced = inputs[0][axis:] if node.op_type == "LayerNormalization" else (inputs[0][axis],)
+    if any(_is_elastic(dim) for dim in reduced):
+        raise _error(node, f"{node.op_type} over an elastic dimension")
+    return inputs[0]
+
+
+def _reshape(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Regroups the factors into the output's extents and frees the one elastic dimension of the target."""
+    output = node.outputs[0]
+    constant = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+    if constant is None or output.shape is None:
+        raise _error(node, "the target of a Reshape is not constant")
+    factors: list[Factor] = [factor for dim in inputs[0] for factor in dim if factor != 1]
+    dims = tuple(_take(node, factors, int(extent)) for extent in output.shape.numpy())
+    elastic = [index for index, dim in enumerate(dims) if _is_elastic(dim)]
+    if len(elastic) > 1:
+        raise _error(node, "a Reshape target with two elastic dimensions")
+    target = [_extent(dim) for dim in dims]
+    for index in elastic:
+        target[index] = -1
+    shape = int64_constant(target)
+    node.prepend(shape)
+    node.replace_input_with(1, shape.outputs[0])
+    return dims
+
+
+def _take(node: ir.Node, factors: list[Factor], extent: int) -> Dim:
+    """Takes factors from the front whose product is ``extent``; a number may be split, an axis may not."""
+    taken: list[Factor] = []
+    while _extent(taken) != extent:
+        needed, rest = divmod(extent, _extent(taken))
+        if rest or not factors:
+            raise _error(node, f"a Reshape that cuts through an elastic dimension at extent {extent}")
+        factor = factors.pop(0)
+        size = _extent((factor,))
+        if size > needed and isinstance(factor, int) and size % needed == 0:
+            factors.insert(0, size // needed)
+            factor = needed
+        taken.append(factor)
+    return tuple(taken) or (1,)
+
+
+def _error(node: ir.Node, problem: str) -> SliceError:
+    return SliceError(f"node {node.outputs[0].name} ({node.op_type}): {problem}")
+
+
+_RULES: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Transpose": _transpose,
+    "Softmax": _last_axis_whole,
+    "LayerNormalization": _last_axis_whole,
+    "Reshape": _reshape,
+}

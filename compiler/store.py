@@ -1,0 +1,98 @@
+"""The weight store: one plain ``weights.safetensors`` that every engine names as its external data.
+
+Each tensor is stored once, with its elastic dimension first, so that a submodel's weights are byte prefixes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from ..elastic import ElasticSpec, PrefixSlice, Submodel
+from ..exporters.universal import UniversalModel
+from .passes.linear_to_gemm import TRANSPOSED
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of the store: ``offset`` in the file, full ``shape``, and the slice of dimension 0 if it has one."""
+
+    offset: int
+    shape: tuple[int, ...]
+    itemsize: int
+    cut: PrefixSlice | None
+
+    def extent(self, submodel: Submodel) -> int:
+        """Length of dimension 0 in ``submodel``."""
+        return self.shape[0] if self.cut is None else submodel[self.cut.axis] * self.cut.unit
+
+    def length(self, submodel: Submodel) -> int:
+        """Bytes of the view, from ``offset``."""
+        return prod((self.extent(submodel), *self.shape[1:])) * self.itemsize
+
+
+Store = Mapping[str, StoredTensor]
+
+
+@cache
+def transposed_parameters(spec: ElasticSpec) -> frozenset[str]:
+    """Parameters stored as their transpose: those whose only slice is along dimension 1."""
+    return frozenset(cut.parameter for cut in spec.slices if cut.dim == 1 and len(spec.slices_of(cut.parameter)) == 1)
+
+
+def unshared_parameters(spec: ElasticSpec) -> set[str]:
+    """Parameters with no prefix layout (sliced in two dimensions): no view exists for them."""
+    return {cut.parameter for cut in spec.slices if len(spec.slices_of(cut.parameter)) > 1}
+
+
+def stored_name(parameter: str, spec: ElasticSpec) -> str:
+    """The name of a parameter in the store: transposed tensors carry the suffix ``.T``."""
+    return parameter + (TRANSPOSED if parameter in transposed_parameters(spec) else "")
+
+
+def write_store(path: Path, model: UniversalModel, names: Collection[str]) -> None:
+    """Writes the tensors ``names`` (a parameter, or a parameter with ``.T``) of the universal model.
+
+    Written beside and renamed. Raises OSError if the disk is full.
+    """
+    parameters = model.parameters()
+    tensors: dict[str, np.ndarray] = {}
+    for name in sorted(names):
+        data = parameters[name.removesuffix(TRANSPOSED)].detach().numpy()
+        tensors[name] = np.ascontiguousarray(data.T if name.endswith(TRANSPOSED) else data)
+    beside = path.with_suffix(".writing")
+    safetensors.numpy.save_file(tensors, beside, metadata={"format": "nestforge"})
+    with beside.open("rb") as stream:
+        os.fsync(stream.fileno())
+    beside.rename(path)
+
+
+def read_store(path: Path, spec: ElasticSpec) -> Store:
+    """The index of a weight store."""
+    with path.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(header_bytes))
+    base = 8 + header_bytes
+    return dict(_stored(base, header, spec))
+
+
+def _stored(
+    base: int, header: Mapping[str, dict[str, list[int]]], spec: ElasticSpec
+) -> Iterable[tuple[str, StoredTensor]]:
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            shape = tuple(entry["shape"])
+            cuts = spec.slices_of(name.removesuffix(TRANSPOSED))
+            yield (
+                name,
+                StoredTensor(base + begin, shape, (end - begin) // max(prod(shape), 1), cuts[0] if cuts else None),
+            )

@@ -1,0 +1,127 @@
+"""Trace once, slice many: a template graph, and the emission of any submodel from it in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnxscript.optimizer import optimize_ir
+
+from ..elastic import Bucket, ElasticSpec, Submodel
+from ..errors import SliceError
+from ..exporters.trace import Trace
+from ..runtime.manifest import WEIGHTS_NAME
+from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
+from .passes.linear_to_gemm import linear_to_gemm
+from .passes.merge_reshapes import merge_reshapes
+from .store import Store, stored_name, transposed_parameters, unshared_parameters
+
+
+@dataclass(frozen=True)
+class Template:
+    """The ONNX graph of a universal model at one bucket, weights named but not held.
+
+    ``slice_problem`` says why submodels cannot be emitted from it, or is None. ``module_outputs`` maps a module of the
+    PyTorch model to the value it returns, for those that survived the passes.
+    """
+
+    bucket: Bucket
+    proto: onnx.ModelProto
+    module_outputs: dict[str, str]
+    slice_problem: str | None
+
+    @cached_property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the initializers that live in the weight store."""
+        return tuple(t.name for t in self.proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL)
+
+    @cached_property
+    def private_bytes(self) -> int:
+        """Bytes of constants that every engine keeps for itself."""
+        tensors = self.proto.graph.initializer
+        return sum(len(t.raw_data) for t in tensors if t.data_location != onnx.TensorProto.EXTERNAL)
+
+
+def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: Collection[str]) -> Template:
+    """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external."""
+    model = traced.model
+    optimize_ir(model, should_fold=lambda node: _reads_any(node, parameters))  # shape arithmetic; never a weight
+    linear_to_gemm(model, transposed_parameters(spec))  # the layout that makes a slice a prefix
+    merge_reshapes(model)  # layers meet without detours
+    problem = None
+    try:
+        free_elastic_dims(model, _seeds(spec))  # a submodel differs in extents alone
+    except SliceError as failure:
+        problem = str(failure)
+    _tidy(model)  # unused nodes out, duplicates merged, no traces of this machine in metadata
+    values = {value.name for node in model.graph for value in node.outputs}
+    kept = {module: value for module, value in traced.module_outputs.items() if value in values}
+    shareable = {stored_name(name, spec) for name in parameters} - unshared_parameters(spec)
+    return Template(bucket, _without_weights(model, shareable), kept, problem)
+
+
+def emit(template: Template, store: Store, submodel: Submodel) -> bytes:
+    """The ONNX file of ``submodel``: the template with its initializers bound to views of the weight store."""
+    model = onnx.ModelProto()
+    model.CopyFrom(template.proto)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            stored = store[tensor.name]
+            tensor.dims[0] = stored.extent(submodel)
+            place = {"location": WEIGHTS_NAME, "offset": str(stored.offset), "length": str(stored.length(submodel))}
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=value)
+    return model.SerializeToString(deterministic=True)
+
+
+def _reads_any(node: ir.Node, parameters: Collection[str]) -> bool | None:
+    """False (never fold) where a weight is read; None leaves the choice to the optimizer."""
+    return False if any(value is not None and value.name in parameters for value in node.inputs) else None
+
+
+def _seeds(spec: ElasticSpec) -> dict[str, Dim]:
+    """Dimension 0 of every elastic weight, as factors."""
+    unshared = unshared_parameters(spec)
+    if unshared:
+        raise SliceError(f"parameter {sorted(unshared)[0]} is sliced in two dimensions, so no prefix view exists")
+    axes = {axis.name: axis for axis in spec.axes}
+    return {
+        stored_name(cut.parameter, spec): (Elastic(axes[cut.axis]), *((cut.unit,) if cut.unit != 1 else ()))
+        for cut in spec.slices
+    }
+
+
+def _tidy(model: ir.Model) -> None:
+    ir.passes.Sequential(
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.NameFixPass(),
+        common.ClearMetadataAndDocStringPass(),
+    )(model)
+
+
+def _without_weights(model: ir.Model, weights: Collection[str]) -> onnx.ModelProto:
+    """Serializes the graph with each weight as an external tensor that has no place yet.
+
+    Intermediate shapes are left out: they are the universal model's, and a submodel's follow from its weights.
+    """
+    for name in weights:
+        value = model.graph.initializers.get(name)
+        if value is not None and value.const_value is not None:
+            tensor = value.const_value
+            value.const_value = ir.ExternalTensor(
+                WEIGHTS_NAME, None, None, tensor.dtype, shape=tensor.shape, name=name, base_dir=""
+            )
+    model.producer_name, model.producer_version = "nestforge", None
+    proto = ir.to_proto(model)
+    del proto.graph.value_info[:]
+    for tensor in proto.graph.initializer:
+        tensor.ClearField("external_data")
+    return proto

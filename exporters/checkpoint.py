@@ -1,0 +1,123 @@
+"""A checkpoint on disk, read without torch: configuration, tensor headers, hashes. Nothing here loads weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from ..errors import CheckpointError
+
+MAX_CONFIG_BYTES = 8 * 2**20
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """Shape and storage type of one tensor, as its safetensors header states them."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    file: str
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A Hugging Face style folder: ``config.json`` and safetensors weights, in one file or sharded with an index."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorHeader]
+
+    @property
+    def name(self) -> str:
+        return str(self.config.get("_name_or_path") or self.folder.resolve().name).rstrip("/").rsplit("/", 1)[-1]
+
+    def source_files(self) -> list[Path]:
+        """The files that the compiled result depends on, sorted by name."""
+        weights = {self.folder / header.file for header in self.tensors.values()}
+        texts = [*self.folder.glob("*.json"), *self.folder.glob("1_Pooling/*.json")]
+        return sorted({*weights, *texts})
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Reads the headers of the checkpoint in ``folder``.
+
+    Raises CheckpointError for a missing, damaged or refused (pickle) file.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; expected config.json and model.safetensors in it")
+    config = read_json(folder / "config.json")
+    tensors: dict[str, TensorHeader] = {}
+    for path in _weight_files(folder):
+        tensors.update(_headers(path))
+    return Checkpoint(folder, config, tensors)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a small JSON object. Raises CheckpointError if it is missing, oversized or not an object."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise CheckpointError(f"{path}: {path.stat().st_size} bytes, more than the {MAX_CONFIG_BYTES} allowed")
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError as failure:
+        raise CheckpointError(f"{path}: no such file; a model folder needs it") from failure
+    except (ValueError, RecursionError) as failure:
+        raise CheckpointError(f"{path}: not JSON ({failure})") from failure
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    return data
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index}: expected a weight_map of tensor names to files")
+        names = sorted({str(name) for name in weight_map.values()})
+        for name in names:
+            if Path(name).name != name:
+                raise CheckpointError(f"{index}: shard {name!r} leaves the model folder; expected a plain file name")
+            if not (folder / name).is_file():
+                raise CheckpointError(f"{folder / name}: no such file; {index.name} lists it")
+        return [folder / name for name in names]
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise CheckpointError(
+            f"{folder / pickles[0]}: pickled weights are refused since loading them can run code; convert once with "
+            f"transformers: AutoModel.from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER)"
+        )
+    raise CheckpointError(f"{single}: no such file; expected it or model.safetensors.index.json with its shards")
+
+
+def _headers(path: Path) -> dict[str, TensorHeader]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+            return {
+                name: TensorHeader(tuple(part.get_shape()), part.get_dtype(), path.name)
+                for name, part in slices.items()
+            }
+    except (SafetensorError, OSError) as failure:
+        raise CheckpointError(f"{path}: not a whole safetensors file ({failure}); fetch it again") from failure

@@ -1,0 +1,89 @@
+"""What an architecture must say about itself to travel the whole road: one ``Family`` per module in ``families/``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, ClassVar
+
+from ..elastic import Bucket, ElasticSpec, Submodel
+from ..errors import UnsupportedModelError
+from ..runtime.manifest import TensorSpec, TextEntry
+from ..workload import Op
+from .checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs of a universal model, and how text feeds them (None for models that take no text)."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_sequence: int
+    text: TextEntry | None = None
+
+
+class Family(ABC):
+    """One architecture. ``describe``, ``signature`` and ``workload`` must work without torch."""
+
+    name: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def describe(self, checkpoint: Checkpoint) -> ElasticSpec:
+        """Axes of the model, and the parameters that shrink with each. Raises CheckpointError on a misfit."""
+
+    @abstractmethod
+    def signature(self, checkpoint: Checkpoint) -> Signature:
+        """Names, dtypes and dimensions of what goes in and comes out."""
+
+    @abstractmethod
+    def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
+        """The operations of one forward pass, for the analytic cost model."""
+
+    def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every parameter by name; by default every floating-point tensor of the checkpoint."""
+        return {name: header.shape for name, header in checkpoint.tensors.items() if header.dtype[0] in "FB"}
+
+    @abstractmethod
+    def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
+        """The user's own module in eval mode and float32, as attribute ``model`` of a wrapper.
+
+        The wrapper's ``forward`` takes the signature's inputs by position and returns the outputs as a tuple in the
+        same order; below ``model.`` parameters carry the names that ``describe`` uses.
+        Raises CheckpointError if weights are missing or misfit.
+        """
+
+    def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:  # noqa: B027  (optional, not abstract)
+        """Adjusts attributes of ``module`` (whose parameters are narrowed already) that repeat an axis value."""
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Every family, found by looking into ``families/``: a module there that defines ``FAMILY`` is enough."""
+    package = import_module(".families", __package__)
+    modules = (import_module(f"{package.__name__}.{info.name}") for info in iter_modules(package.__path__))
+    return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
+
+
+def family_of(checkpoint: Checkpoint) -> Family:
+    """The family that reads this checkpoint. Raises UnsupportedModelError listing what is supported."""
+    model_type = checkpoint.config.get("model_type")
+    for family in families():
+        if model_type in family.model_types:
+            return family
+    raise UnsupportedModelError(
+        f"{checkpoint.folder / 'config.json'}: model_type {model_type!r} is not supported; supported are "
+        f"{', '.join(_supported(families()))}; docs/writing-a-family.md shows how to add one"
+    )
+
+
+def _supported(known: tuple[Family, ...]) -> Iterator[str]:
+    return (name for family in known for name in family.model_types)

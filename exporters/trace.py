@@ -1,0 +1,85 @@
+"""Traces a torch module into an ONNX graph at one bucket, with every parameter under its own name."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+
+from ..elastic import Bucket
+from ..errors import ExportError
+from .family import Signature
+from .universal import PREFIX
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced graph, its weights still torch tensors, and the value that each submodule returns (its first output)."""
+
+    model: ir.Model
+    module_outputs: dict[str, str]
+
+
+def trace(module: torch.nn.Module, signature: Signature, bucket: Bucket, opset: int) -> Trace:
+    """Traces ``module`` with static shapes. Weights are not folded, so every initializer keeps its parameter's name.
+
+    Raises ExportError with torch's reason if the module does not export.
+    """
+    example = tuple(torch.ones(spec.shape(bucket), dtype=getattr(torch, spec.dtype)) for spec in signature.inputs)
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                example,
+                dynamo=True,
+                optimize=False,
+                opset_version=opset,
+                input_names=[spec.name for spec in signature.inputs],
+                output_names=[spec.name for spec in signature.outputs],
+                verbose=False,
+            )
+    except Exception as failure:  # torch.export raises many unrelated types for models it cannot trace
+        reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+        raise ExportError(f"{type(module).__name__} at {bucket.label}: torch.onnx.export failed: {reason}") from failure
+    assert program is not None
+    model = program.model
+    for name, value in list(model.graph.initializers.items()):
+        if name.startswith(PREFIX):
+            value.name = name.removeprefix(PREFIX)
+    return Trace(model, _module_outputs(model))
+
+
+def _module_outputs(model: ir.Model) -> dict[str, str]:
+    """Module name to the value it returns: the last value made inside the module's scope."""
+    outputs: dict[str, str] = {}
+    for node in model.graph:
+        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))[:-1]
+        for scope in scopes:
+            if scope:
+                outputs[scope.removeprefix(PREFIX)] = node.outputs[0].name or ""
+    return outputs
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.onnx.export prints progress and warns about its own internals; neither helps the user."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,67 @@
+"""The universal model in torch: loaded, and narrowed to any submodel without copying weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..elastic import ElasticSpec, Submodel
+from ..errors import CheckpointError
+from .source import ModelSource
+
+# Families wrap the user's module as attribute ``model``; names in an ElasticSpec are the module's own.
+PREFIX = "model."
+
+
+@dataclass(frozen=True)
+class UniversalModel:
+    """The user's module (eval, float32) with the source that describes it."""
+
+    source: ModelSource
+    module: torch.nn.Module
+
+    @property
+    def spec(self) -> ElasticSpec:
+        return self.source.spec
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Parameters by the names that the spec uses; a tied parameter appears once."""
+        return {name.removeprefix(PREFIX): value for name, value in self.module.named_parameters()}
+
+    def narrow(self, submodel: Submodel) -> torch.nn.Module:
+        """The module narrowed to ``submodel``: a copy whose parameters are views of the first ``n`` steps."""
+        memo: dict[int, object] = {}
+        for name, parameter in self.parameters().items():
+            view = parameter.data
+            for cut in self.spec.slices_of(name):
+                view = view.narrow(cut.dim, 0, submodel[cut.axis] * cut.unit)
+            memo[id(parameter)] = torch.nn.Parameter(view, requires_grad=False)
+        narrowed = copy.deepcopy(self.module, memo)
+        for part in narrowed.modules():
+            if isinstance(part, torch.nn.Linear):
+                part.out_features, part.in_features = part.weight.shape
+        self.source.family.narrow(narrowed, submodel)
+        return narrowed
+
+
+def load_universal(source: ModelSource) -> UniversalModel:
+    """Loads the user's module with its weights.
+
+    Raises CheckpointError if weights are missing, misfit or not finite.
+    """
+    model = UniversalModel(source, source.family.load(source.checkpoint))
+    parameters = model.parameters()
+    for cut in source.spec.slices:
+        if cut.parameter not in parameters:
+            raise CheckpointError(
+                f"{source.checkpoint.folder}: tensor {cut.parameter} is not a parameter of "
+                f"{type(model.module.model).__name__}; check architectures in config.json"
+            )
+    return replace(model, source=replace(source, shapes=_shapes(parameters)))
+
+
+def _shapes(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
