@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import floor, isfinite
 
 from ..elastic import Axis, ElasticSpec, Submodel
@@ -78,7 +79,7 @@ def _check(spec: ElasticSpec, fractions: Mapping[str, Sequence[float]]) -> None:
     for kind, steps in fractions.items():
         if kind not in spec.kinds:
             raise PlanError(f"levels: this model has no axis kind {kind!r}{nearest(kind, spec.kinds)}")
-        increasing = all(low < high for low, high in zip(steps, steps[1:], strict=False))
+        increasing = all(low < high for low, high in pairwise(steps))
         if not steps or not all(map(isfinite, steps)) or steps[0] <= 0 or not increasing or steps[-1] != 1:
             shown = ", ".join(f"{step:g}" for step in steps)
             raise PlanError(f"levels: {kind}: expected fractions that increase from above 0 to 1, got [{shown}]")

@@ -5,6 +5,7 @@ Each tensor is stored once, with its elastic dimension first, so that a submodel
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -12,11 +13,16 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
+import torch
+from safetensors import safe_open
 
 from ..elastic import ElasticSpec, PrefixSlice, Submodel
+from ..errors import CheckpointError
+from ..exporters.ranking import step_blocks
 from ..exporters.universal import UniversalModel
 from .passes.linear_to_gemm import TRANSPOSED
 
@@ -58,21 +64,16 @@ def stored_name(parameter: str, spec: ElasticSpec) -> str:
     return parameter + (TRANSPOSED if parameter in transposed_parameters(spec) else "")
 
 
-def write_store(path: Path, model: UniversalModel, names: Collection[str]) -> None:
-    """Writes the tensors ``names`` (a parameter, or a parameter with ``.T``) of the universal model.
-
-    Written beside and renamed. Raises OSError if the disk is full.
-    """
+def write_store(model: UniversalModel, names: Collection[str], path: Path) -> None:
+    """Writes the tensors ``names`` (a parameter, or a parameter with ``.T``) of the universal model."""
     parameters = model.parameters()
     tensors: dict[str, np.ndarray] = {}
     for name in sorted(names):
         data = parameters[name.removesuffix(TRANSPOSED)].detach().numpy()
         tensors[name] = np.ascontiguousarray(data.T if name.endswith(TRANSPOSED) else data)
-    beside = path.with_suffix(".writing")
-    safetensors.numpy.save_file(tensors, beside, metadata={"format": "nestforge"})
-    with beside.open("rb") as stream:
+    safetensors.numpy.save_file(tensors, path, metadata={"format": "nestforge"})
+    with path.open("rb") as stream:
         os.fsync(stream.fileno())
-    beside.rename(path)
 
 
 def read_store(path: Path, spec: ElasticSpec) -> Store:
@@ -96,3 +97,38 @@ def _stored(
                 name,
                 StoredTensor(base + begin, shape, (end - begin) // max(prod(shape), 1), cuts[0] if cuts else None),
             )
+
+
+def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
+    """The permutation of every axis that turns ``model``'s weights into the store's, found by their bytes.
+
+    Raises CheckpointError if a step of the store is not a step of the model: it was made from other weights.
+    """
+    parameters, orders = model.parameters(), {}
+    with safe_open(path, framework="pt") as file:
+        for axis in model.spec.axes:
+            cuts = [cut for cut in model.spec.slices if cut.axis == axis.name]
+            ours = _step_keys([(parameters[cut.parameter].data, cut) for cut in cuts])
+            stored = _step_keys([(_parameter(file, cut.parameter, model.spec), cut) for cut in cuts])
+            places: dict[bytes, list[int]] = {}
+            for place, key in enumerate(ours):
+                places.setdefault(key, []).append(place)
+            try:
+                orders[axis.name] = torch.tensor([places[key].pop(0) for key in stored])
+            except (KeyError, IndexError):
+                raise CheckpointError(
+                    f"{model.source.checkpoint.folder}: weights of {axis.name} are not those in {path}; "
+                    "the bundle was made from another model"
+                ) from None
+    return orders
+
+
+def _parameter(file: Any, name: str, spec: ElasticSpec) -> torch.Tensor:
+    stored = file.get_tensor(stored_name(name, spec))
+    return stored.T if name in transposed_parameters(spec) else stored
+
+
+def _step_keys(tensors: Iterable[tuple[torch.Tensor, PrefixSlice]]) -> list[bytes]:
+    """One hash per step, over its blocks in every tensor."""
+    blocks = [step_blocks(data, cut).contiguous().flatten(1).numpy() for data, cut in tensors]
+    return [hashlib.sha256(b"".join(row.tobytes() for row in rows)).digest() for rows in zip(*blocks, strict=True)]

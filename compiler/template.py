@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
+import torch
 from onnxscript.optimizer import optimize_ir
 
 from ..elastic import Bucket, ElasticSpec, Submodel
 from ..errors import SliceError
-from ..exporters.trace import Trace
+from ..exporters.trace import Trace, trace
+from ..exporters.universal import UniversalModel
 from ..runtime.manifest import WEIGHTS_NAME
 from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
 from .passes.linear_to_gemm import linear_to_gemm
 from .passes.merge_reshapes import merge_reshapes
 from .store import Store, stored_name, transposed_parameters, unshared_parameters
+
+_FACTS = "nestforge.template"
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,29 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
     kept = {module: value for module, value in traced.module_outputs.items() if value in values}
     shareable = {stored_name(name, spec) for name in parameters} - unshared_parameters(spec)
     return Template(bucket, _without_weights(model, shareable), kept, problem)
+
+
+def traced_template(model: UniversalModel, module: torch.nn.Module, bucket: Bucket, opset: int) -> Template:
+    """Traces ``module`` (the universal model's, or one narrowed from it) and makes a template of it."""
+    traced = trace(module, model.source.signature, bucket, opset)
+    return make_template(traced, model.spec, bucket, set(model.parameters()))
+
+
+def save_template(template: Template, path: Path) -> None:
+    """Writes a template as an ONNX file with its own facts as metadata."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(template.proto)
+    facts = {"bucket": template.bucket.label, "modules": template.module_outputs, "problem": template.slice_problem}
+    proto.metadata_props.add(key=_FACTS, value=json.dumps(facts, sort_keys=True))
+    path.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def load_template(path: Path) -> Template:
+    """Reads what ``save_template`` wrote."""
+    proto = onnx.ModelProto.FromString(path.read_bytes())
+    facts = json.loads(proto.metadata_props[0].value)
+    del proto.metadata_props[:]
+    return Template(Bucket.parse(facts["bucket"]), proto, facts["modules"], facts["problem"])
 
 
 def emit(template: Template, store: Store, submodel: Submodel) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from ..elastic import Axis, PrefixSlice
+from ..elastic import PrefixSlice
 from ..errors import CheckpointError, ExportError
 from ..runtime.manifest import Ranking
 from .universal import PREFIX, UniversalModel
@@ -28,7 +28,7 @@ def magnitude_scores(model: UniversalModel) -> Scores:
     parameters = model.parameters()
     scores = {axis.name: torch.zeros(axis.size, dtype=torch.float64) for axis in model.spec.axes}
     for cut in model.spec.slices:
-        blocks = _blocks(parameters[cut.parameter].data, cut).double()
+        blocks = step_blocks(parameters[cut.parameter].data, cut).double()
         scores[cut.axis] += blocks.flatten(1).square().sum(1)
     return scores
 
@@ -36,7 +36,7 @@ def magnitude_scores(model: UniversalModel) -> Scores:
 def taylor_scores(
     model: UniversalModel,
     batches: Sequence[tuple[torch.Tensor, ...]],
-    on_batch: Callable[[int, int], None] = lambda done, total: None,
+    on_batch: Callable[[int, int], None],
 ) -> Scores:
     """First-order Taylor importance ``[n]`` per axis, without labels.
 
@@ -82,7 +82,7 @@ def rank(model: UniversalModel, scores: Scores, method: str, texts: Iterable[str
 
     Equal scores keep their order. Returns what the manifest records. Raises CheckpointError if a score is not finite.
     """
-    parameters, order_hash = model.parameters(), hashlib.sha256()
+    order_hash = hashlib.sha256()
     for axis in model.spec.axes:
         if not torch.isfinite(scores[axis.name]).all():
             raise CheckpointError(
@@ -90,22 +90,22 @@ def rank(model: UniversalModel, scores: Scores, method: str, texts: Iterable[str
             )
         order = torch.argsort(scores[axis.name], descending=True, stable=True)
         order_hash.update(order.numpy().astype("<i8").tobytes())
-        _permute(parameters, model, axis, order)
+        permute_axis(model, axis.name, order)
     lines = list(texts)
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else None
     return Ranking(method, digest, len(lines) or None, order_hash.hexdigest())  # type: ignore[arg-type]
 
 
-def _permute(
-    parameters: Mapping[str, torch.nn.Parameter], model: UniversalModel, axis: Axis, order: torch.Tensor
-) -> None:
+def permute_axis(model: UniversalModel, axis: str, order: torch.Tensor) -> None:
+    """Puts step ``order[i]`` of ``axis`` at place ``i``, in every parameter that the axis slices."""
+    parameters = model.parameters()
     for cut in model.spec.slices:
-        if cut.axis == axis.name:
+        if cut.axis == axis:
             data = parameters[cut.parameter].data
-            data.copy_(_blocks(data, cut)[order].flatten(0, 1).movedim(0, cut.dim))
+            data.copy_(step_blocks(data, cut)[order].flatten(0, 1).movedim(0, cut.dim))
 
 
-def _blocks(data: torch.Tensor, cut: PrefixSlice) -> torch.Tensor:
+def step_blocks(data: torch.Tensor, cut: PrefixSlice) -> torch.Tensor:
     """The steps of an axis in front: ``[n, unit, ...]``."""
     return data.movedim(cut.dim, 0).unflatten(0, (-1, cut.unit))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +59,8 @@ def load_transformers(checkpoint: Checkpoint, without_pooler: bool) -> torch.nn.
     cls: Any = getattr(transformers, name, None) if name else transformers.AutoModel
     if cls is None:
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r}")
-    options = {"add_pooling_layer": False} if without_pooler and str(name).endswith("Model") else {}
+    has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
+    options = {"add_pooling_layer": False} if without_pooler and has_pooler else {}
     try:
         model, report = cls.from_pretrained(
             checkpoint.folder,

@@ -1,0 +1,60 @@
+"""Inputs for the parity gate: random values under several seeds, whole and padded rows, real text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..elastic import Bucket
+from ..exporters.family import Signature
+from ..runtime.feeds import random_feeds
+from ..runtime.inputs import InputChecker
+from ..runtime.text import TextEncoder
+
+# Everyday text in several scripts, so that a real tokenizer is exercised even where the user gives no corpus.
+_SENTENCES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Wie spät ist es? Der letzte Zug fährt um 23:41 Uhr von Gleis 7 ab.",
+    "def parity(a, b): return abs(a - b) <= 1e-5  # compare two engines",
+    "北京的秋天很美，很多人去香山看红叶。",
+    "Une requête peut dire ce qu'elle peut dépenser : mémoire, temps ou énergie.",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs at a bucket, by input name, in the signature's order."""
+
+    name: str
+    feeds: Mapping[str, np.ndarray]
+
+
+def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | None) -> list[Case]:
+    """The cases of one bucket: two fully random (masks with holes), one whole, one padded, one of real text."""
+    cases = [Case(f"random-{seed}", random_feeds(signature.inputs, bucket, seed)) for seed in (0, 1)]
+    cases.append(Case("whole", _whole(signature, random_feeds(signature.inputs, bucket, seed=2))))
+    cases.append(
+        Case("padded", _padded(signature, bucket, _whole(signature, random_feeds(signature.inputs, bucket, 3))))
+    )
+    if encoder is not None:
+        texts = [_SENTENCES[row % len(_SENTENCES)] for row in range(bucket.batch)]
+        feeds = encoder.encode(texts, bucket.sequence, truncate=True).feeds
+        cases.append(Case("text", InputChecker(signature.inputs).filled(feeds, bucket)))
+    return cases
+
+
+def _whole(signature: Signature, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every position counts."""
+    mask = signature.text.mask if signature.text else "attention_mask"
+    return {name: np.ones_like(array) if name == mask else array for name, array in feeds.items()}
+
+
+def _padded(signature: Signature, bucket: Bucket, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Fills the tail of every row with padding: a third of the first row, less of the later ones."""
+    for spec in signature.inputs:
+        if spec.pad is not None and spec.dims[:2] == ("batch", "sequence"):
+            for row in range(bucket.batch):
+                feeds[spec.name][row, max(1, bucket.sequence - max(1, bucket.sequence // (3 + row))) :] = spec.pad
+    return feeds

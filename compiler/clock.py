@@ -1,0 +1,42 @@
+"""Progress and timing of the stages of a long job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+Progress = Callable[[str, int, int], None]
+
+
+def silent(_stage: str, _done: int, _total: int) -> None:
+    """A progress listener that does nothing."""
+
+
+class Clock:
+    """Names the stage at work, reports progress within it, and keeps the seconds that each stage took."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._stage = ""
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        began, self._stage = time.perf_counter(), stage
+        self.tick(0, 1)
+        yield
+        self.seconds[stage] = round(time.perf_counter() - began, 3)
+        self.tick(1, 1)
+
+    def tick(self, done: int, total: int) -> None:
+        """Reports ``done`` of ``total`` parts of the present stage."""
+        self._progress(self._stage, done, total)
+
+    def each(self, items: Sequence[T]) -> Iterator[T]:
+        """Yields ``items``, reporting progress before each."""
+        for index, item in enumerate(items):
+            self.tick(index, len(items))
+            yield item

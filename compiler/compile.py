@@ -1,0 +1,183 @@
+"""The main job: one checkpoint in, one verified bundle out. Read ``compile_bundle`` from top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from ..elastic import Bucket, Submodel
+from ..errors import BuildError, ExportError, ParityError
+from ..exporters.checkpoint import sha256_of
+from ..exporters.source import ModelSource, open_source
+from ..exporters.universal import UniversalModel, load_universal
+from ..profiles.device_profile import DeviceProfile, profile_data
+from ..profiles.load_profile import load_profile
+from ..runtime.bundle import Bundle, open_bundle
+from ..runtime.manifest import WEIGHTS_NAME
+from ..strict import unstructure
+from .build_engine import EngineBuilder, reference_outputs
+from .cases import parity_cases
+from .clock import Clock, Progress, silent
+from .corpus import Corpus, read_corpus
+from .levels import Level
+from .levels import levels as make_levels
+from .measure_rungs import fit_rungs, measure_engines
+from .plan import Plan, make_plan
+from .quality import measure_quality
+from .rank_axes import rank_axes, text_encoder
+from .staging import Stage, staged
+from .store import read_store, write_store
+from .template import Template, load_template, save_template, traced_template
+from .verify import verify_engines
+from .write_bundle import draft_bundle, source_entries, tool_versions, write_build_record, write_manifest
+
+Include = Literal["budgets", "levels", "ladder"]
+
+
+def compile_bundle(
+    model: str | Path,
+    profile: str | Path | DeviceProfile = "host-cpu",
+    output: str | Path = "model.bundle",
+    *,
+    text: str | Path | None = None,
+    levels: Mapping[str, Sequence[float]] | None = None,
+    submodels: Sequence[str] = (),
+    buckets: Sequence[Bucket] | None = None,
+    include: Include = "levels",
+    command: Sequence[str] = (),
+    progress: Progress = silent,
+) -> Path:
+    """Compiles the checkpoint in folder ``model`` into the bundle ``output``, which must not exist.
+
+    ``text`` is a file with one text per line: it calibrates the ranking and, held out, shows quality. ``levels`` maps
+    an axis kind to fractions of its size. ``include`` says which submodels to build: those that budgets chose, also
+    every level, or every rung of the ladder; ``submodels`` (ids) come on top. ``progress(stage, done, total)`` is
+    called as work proceeds.
+    Raises a NestforgeError and publishes nothing if an input is bad or a gate fails; an interrupted compile goes on
+    where it was when called again with the same arguments.
+    """
+    source, device = open_source(model), _device(profile, buckets, levels)
+    _require_buildable(source, device)
+    steps = make_levels(source.spec, device.levels, device.width_multiple)
+    wanted = [source.spec.parse(submodel) for submodel in submodels]
+    make_plan(source, device, levels=steps, submodels=wanted)  # an impossible budget is refused before any work
+    corpus = read_corpus(Path(text)) if text is not None else None
+    options = {"include": include, "submodels": [submodel.id for submodel in wanted], "text": text is not None}
+    clock = Clock(progress)
+    with staged(Path(output), _key(source, device, corpus, options)) as stage:
+        with clock("load"):
+            universal = load_universal(source)
+        with clock("rank"):  # every elastic dimension becomes a prefix
+            ranking = rank_axes(universal, corpus, stage, clock)
+        with clock("trace"):  # once per bucket
+            templates = {bucket: _template(universal, device, bucket, stage) for bucket in clock.each(device.buckets)}
+        with clock("store"):  # every weight once, elastic dimension first
+            names = {name for template in templates.values() for name in template.weights}
+            stage.once(stage.folder / WEIGHTS_NAME, partial(write_store, universal, names))
+        draft = draft_bundle(stage, universal.source, ranking, device, options)
+        builder = _builder(universal, device, templates, stage, draft)
+        with clock("measure"):  # a few rungs on this host correct the predictions
+            corrections = fit_rungs(builder, steps, clock)
+        plan = make_plan(universal.source, device, levels=steps, submodels=wanted, corrections=corrections)
+        chosen = _chosen(universal, plan, steps, wanted, include)
+        with clock("build"):  # slice, and compare with PyTorch: the gate
+            jobs = [(submodel, bucket) for submodel in chosen for bucket in device.buckets]
+            engines = [builder.build(submodel, bucket) for submodel, bucket in clock.each(jobs)]
+        with clock("quality"):  # what the submodels keep, on held-out text
+            quality = measure_quality(builder, text_encoder(universal), engines, corpus, clock)
+        with clock("bench"):  # what the dispatcher will go by
+            latencies = measure_engines(builder, engines, plan, clock)
+        write_manifest(stage, draft, plan, chosen, engines, quality)
+        write_build_record(stage, command, clock.seconds, latencies)
+        with clock("verify"):  # the written files, through the runtime
+            _verify_written(stage, universal, clock)
+    return Path(output)
+
+
+def _device(
+    profile: str | Path | DeviceProfile, buckets: Sequence[Bucket] | None, levels: Mapping[str, Sequence[float]] | None
+) -> DeviceProfile:
+    """The profile, with the buckets and levels of this compile in place of its own."""
+    device = profile if isinstance(profile, DeviceProfile) else load_profile(profile)
+    if buckets:
+        device = replace(device, buckets=tuple(dict.fromkeys(buckets)))
+    if levels:
+        device = replace(device, levels={kind: tuple(fractions) for kind, fractions in levels.items()})
+    return device
+
+
+def _require_buildable(source: ModelSource, device: DeviceProfile) -> None:
+    if device.backend != "onnxruntime":
+        raise BuildError(
+            f"profile {device.name}: backend {device.backend} cannot be built by this release, onnxruntime can; "
+            "`nestforge plan` works for every profile"
+        )
+    longest = source.signature.max_sequence
+    for bucket in device.buckets:
+        if bucket.sequence > longest:
+            raise ExportError(
+                f"bucket {bucket.label}: {source.name} takes at most {longest} tokens; choose a shorter one"
+            )
+
+
+def _key(
+    source: ModelSource, device: DeviceProfile, corpus: Corpus | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything that an interrupted compile must share with the one that goes on."""
+    return {
+        "tools": tool_versions(),
+        "source": unstructure(source_entries(source)),
+        "profile": profile_data(device),
+        "corpus": unstructure(corpus),
+        "options": options,
+    }
+
+
+def _template(universal: UniversalModel, device: DeviceProfile, bucket: Bucket, stage: Stage) -> Template:
+    def produce(path: Path) -> None:
+        save_template(traced_template(universal, universal.module, bucket, device.opset), path)
+
+    return load_template(stage.once(stage.work / f"template-{bucket.label}.onnx", produce))
+
+
+def _builder(
+    universal: UniversalModel, device: DeviceProfile, templates: Mapping[Bucket, Template], stage: Stage, draft: Bundle
+) -> EngineBuilder:
+    weights = stage.folder / WEIGHTS_NAME
+    encoder, names = text_encoder(universal), [spec.name for spec in universal.source.signature.outputs]
+    cases = {bucket: parity_cases(universal.source.signature, bucket, encoder) for bucket in device.buckets}
+    return EngineBuilder(
+        universal=universal,
+        profile=device,
+        templates=templates,
+        store=read_store(weights, universal.spec),
+        weights_sha256=sha256_of(weights),
+        cases=cases,
+        universal_outputs={b: reference_outputs(universal.module, names, c) for b, c in cases.items()},
+        stage=stage,
+        draft=draft,
+    )
+
+
+def _chosen(
+    universal: UniversalModel, plan: Plan, steps: Sequence[Level], wanted: Iterable[Submodel], include: Include
+) -> list[Submodel]:
+    """The submodels to build, smallest first; the universal model is always among them, as everything's yardstick."""
+    ids = {budget.submodel for budget in plan.budgets} | {submodel.id for submodel in wanted}
+    ids.add(universal.spec.universal().id)
+    if include != "budgets":
+        ids |= {level.submodel.id for level in steps}
+    if include == "ladder":
+        ids |= {candidate.id for candidate in plan.candidates}
+    found = sorted((c for c in plan.candidates if c.id in ids), key=lambda c: (c.parameters, c.id))
+    return [universal.spec.parse(candidate.id) for candidate in found]
+
+
+def _verify_written(stage: Stage, universal: UniversalModel, clock: Clock) -> None:
+    bundle = open_bundle(stage.folder, check="full")
+    for verdict in verify_engines(bundle, universal, clock):
+        if verdict.problem:
+            raise ParityError(f"engine {verdict.engine}, as written: {verdict.problem}")

@@ -1,0 +1,70 @@
+"""Latencies measured on this host: of a few rungs, to correct predictions, and of every engine, for the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..elastic import Bucket, Submodel
+from ..profiles.probe_host import is_this_host
+from ..runtime.feeds import random_feeds
+from ..runtime.manifest import EngineEntry, Latency
+from ..runtime.measure import LatencyStats, measure
+from ..runtime.runner import Residency, runner_for
+from .build_engine import EngineBuilder
+from .clock import Clock
+from .cost_model import Correction, fit_correction, predict
+from .levels import Level
+from .plan import Plan, ladder
+
+# Spread over the ladder; the correction has three factors, so four rungs leave it one to disagree with.
+_RUNGS = 4
+_SECONDS = 1.0
+# What the runtime chooses while memory lasts.
+_RESIDENCY: Residency = "packed"
+
+
+def fit_rungs(builder: EngineBuilder, levels: Sequence[Level], clock: Clock) -> Mapping[Bucket, Correction]:
+    """Corrections per bucket, from rungs built and measured here; empty if the profile is of another device."""
+    if not is_this_host(builder.profile):
+        return {}
+    rungs = ladder(levels)
+    picked = sorted({round(index * (len(rungs) - 1) / (_RUNGS - 1)) for index in range(_RUNGS)})
+    jobs = [(bucket, rungs[index]) for bucket in builder.profile.buckets for index in picked]
+    measured: dict[Bucket, list[tuple[Submodel, float]]] = {}
+    for bucket, rung in clock.each(jobs):
+        stats = _measured(builder, builder.build(rung, bucket))
+        measured.setdefault(bucket, []).append((rung, stats.p50))
+    return {
+        bucket: fit_correction(
+            [predict(builder.universal.source.workload(rung, bucket), builder.profile) for rung, _ in pairs],
+            [p50 for _, p50 in pairs],
+        )
+        for bucket, pairs in measured.items()
+    }
+
+
+def measure_engines(
+    builder: EngineBuilder, engines: Sequence[EngineEntry], plan: Plan, clock: Clock
+) -> tuple[Latency, ...]:
+    """Predicted latency of every engine, and beside it the measured one if the profile is of this host."""
+    costs = {(candidate.id, cost.bucket): cost for candidate in plan.candidates for cost in candidate.costs}
+    here = is_this_host(builder.profile)
+    latencies = []
+    for engine in clock.each(engines):
+        stats = _measured(builder, engine) if here else None
+        latencies.append(
+            Latency(
+                engine=engine.id,
+                predicted_ms=costs[engine.submodel, engine.bucket].latency_ms,
+                measured_p50_ms=stats.p50 if stats else None,
+                measured_p95_ms=stats.p95 if stats else None,
+                residency=_RESIDENCY if stats else None,
+            )
+        )
+    return tuple(latencies)
+
+
+def _measured(builder: EngineBuilder, engine: EngineEntry) -> LatencyStats:
+    feeds = random_feeds(builder.draft.manifest.inputs, engine.bucket)
+    with runner_for(builder.draft, engine, _RESIDENCY, builder.profile.cores) as runner:
+        return measure(runner, feeds, max_seconds=_SECONDS)

@@ -1,0 +1,291 @@
+"""Budget to submodel: climb the promotion ladder as far as every limit of the budget allows.
+
+A plan is pure data (``strict.unstructure`` makes JSON of it) and a pure function of its inputs: nothing is traced,
+nothing measured. Latencies in it are predicted or, given corrections, corrected; never measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, Protocol
+
+from ..elastic import Bucket, ElasticSpec, Submodel
+from ..errors import PlanError
+from ..profiles.device_profile import BudgetSpec, DeviceProfile, resolve_limit
+from ..runtime.manifest import Limits
+from ..workload import Op
+from .cost_model import Correction, predict, predict_memory_bytes
+from .levels import Level
+
+
+class Source(Protocol):
+    """The model to plan for, as far as its headers tell."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def spec(self) -> ElasticSpec: ...
+    def parameters(self, submodel: Submodel) -> int: ...
+    def weight_bytes(self, submodel: Submodel) -> int: ...
+    def workload(self, submodel: Submodel, bucket: Bucket) -> Sequence[Op]: ...
+
+
+@dataclass(frozen=True)
+class BucketCost:
+    """Cost of a candidate at one bucket. ``corrected_ms`` exists where rungs were measured at this bucket."""
+
+    bucket: Bucket
+    flops: int
+    moved_bytes: int
+    activation_bytes: int
+    predicted_ms: float
+    corrected_ms: float | None = None
+
+    @property
+    def latency_ms(self) -> float:
+        """The best figure known without running this candidate."""
+        return self.predicted_ms if self.corrected_ms is None else self.corrected_ms
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A submodel that could be compiled. ``rung`` is its place on the ladder; None for one that was asked for by id.
+
+    ``memory_mb``: weights and the activations of the largest bucket.
+    """
+
+    id: str
+    labels: tuple[str, ...]
+    values: Mapping[str, tuple[int, ...]]
+    parameters: int
+    weight_bytes: int
+    memory_mb: float
+    costs: tuple[BucketCost, ...]
+    rung: int | None = None
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A rung that a budget rules out, and by which limits."""
+
+    submodel: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """One budget: its limits in absolute units, the submodel chosen for it and why, and the rungs ruled out."""
+
+    name: str
+    limits: Limits
+    submodel: str
+    reason: str
+    rejected: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compile for one model and one device profile.
+
+    Limits hold at ``budget_bucket``; ``latency_basis`` says which latency they were judged by.
+    ``notes`` states what was rounded, and what is unusual about submodels that were asked for by id.
+    """
+
+    model: str
+    profile: str
+    budget_bucket: Bucket
+    latency_basis: Literal["predicted", "corrected"]
+    candidates: tuple[Candidate, ...]
+    budgets: tuple[BudgetPlan, ...]
+    notes: tuple[str, ...] = ()
+
+
+def ladder(levels: Sequence[Level]) -> tuple[Submodel, ...]:
+    """The promotion ladder: ``(g - 1) * l + 1`` rungs for ``g`` levels and ``l`` layers, smallest first.
+
+    Between two adjacent levels the last layers are promoted one by one, all their axes together; axes outside the
+    layers move with the next full level. Rungs that rounding makes equal appear once.
+    """
+    layers = sorted({axis.layer for axis, _ in levels[0].submodel.values if axis.layer is not None})
+    rungs: dict[str, Submodel] = {}
+    for low, high in pairwise(levels):
+        for promoted in range(max(1, len(layers))):
+            last = set(layers[len(layers) - promoted :])
+            values = tuple(
+                (axis, high.submodel[axis.name] if axis.layer in last else value) for axis, value in low.submodel.values
+            )
+            rung = Submodel(values)
+            rungs.setdefault(rung.id, rung)
+    rungs.setdefault(levels[-1].submodel.id, levels[-1].submodel)
+    return tuple(rungs.values())
+
+
+def make_plan(
+    source: Source,
+    profile: DeviceProfile,
+    *,
+    levels: Sequence[Level],
+    submodels: Sequence[Submodel] = (),
+    corrections: Mapping[Bucket, Correction] | None = None,
+) -> Plan:
+    """For every budget of ``profile`` the largest rung of the ladder that keeps all its limits.
+
+    ``submodels`` are candidates beside the ladder, to be compiled because they were asked for; budgets do not choose
+    them. ``corrections`` must cover every bucket of the profile, or be left out.
+    Raises PlanError if even the smallest rung breaks a limit, naming the budget, the limit and that rung's figure.
+    """
+    corrections = corrections or {}
+    if corrections and set(corrections) != set(profile.buckets):
+        raise ValueError("corrections: expected one for every bucket of the profile")
+    rungs = ladder(levels)
+    known = {rung.id for rung in rungs}
+    extra = {submodel.id: submodel for submodel in submodels if submodel.id not in known}
+    labels = {level.submodel.id: tuple(o.label for o in levels if o.submodel == level.submodel) for level in levels}
+    on_ladder = [_candidate(source, profile, corrections, s, labels.get(s.id, ()), i) for i, s in enumerate(rungs)]
+    beside = [_candidate(source, profile, corrections, s, (), None) for s in extra.values()]
+    basis: Literal["predicted", "corrected"] = "corrected" if corrections else "predicted"
+    return Plan(
+        model=source.name,
+        profile=profile.name,
+        budget_bucket=profile.largest_bucket,
+        latency_basis=basis,
+        candidates=(*on_ladder, *beside),
+        budgets=tuple(_choose(name, budget, on_ladder, profile, basis) for name, budget in profile.budgets.items()),
+        notes=(*(note for level in levels for note in level.rounding), *_unusual(extra.values(), levels)),
+    )
+
+
+def _candidate(
+    source: Source,
+    profile: DeviceProfile,
+    corrections: Mapping[Bucket, Correction],
+    submodel: Submodel,
+    labels: tuple[str, ...],
+    rung: int | None,
+) -> Candidate:
+    costs = {bucket: predict(source.workload(submodel, bucket), profile) for bucket in profile.buckets}
+    weight_bytes = source.weight_bytes(submodel)
+    return Candidate(
+        id=submodel.id,
+        labels=labels,
+        values={kind: tuple(values) for kind, values in submodel.by_kind().items()},
+        parameters=source.parameters(submodel),
+        weight_bytes=weight_bytes,
+        memory_mb=predict_memory_bytes(weight_bytes, list(costs.values())) / 1e6,
+        costs=tuple(
+            BucketCost(
+                bucket=bucket,
+                flops=cost.flops,
+                moved_bytes=cost.moved_bytes,
+                activation_bytes=cost.activation_bytes,
+                predicted_ms=cost.predicted_ms,
+                corrected_ms=corrections[bucket].corrected_ms(cost) if corrections else None,
+            )
+            for bucket, cost in costs.items()
+        ),
+        rung=rung,
+    )
+
+
+def _choose(
+    name: str, budget: BudgetSpec, rungs: Sequence[Candidate], profile: DeviceProfile, basis: str
+) -> BudgetPlan:
+    limits = _resolve(budget, _figures(rungs[-1], profile.largest_bucket))
+    checks = _checks(limits, profile, basis)
+    broken = {rung.id: _broken(rung, checks, profile.largest_bucket) for rung in rungs}
+    fitting = [index for index, rung in enumerate(rungs) if not broken[rung.id]]
+    if not fitting:
+        raise PlanError(
+            f"budget {name!r}: not even the smallest submodel {rungs[0].id} fits: {broken[rungs[0].id]}; "
+            "raise the limit or add smaller levels"
+        )
+    chosen = fitting[-1]
+    figures = _figures(rungs[chosen], profile.largest_bucket)
+    kept = ", ".join(f"{c.what} {c.show(figures[c.figure])} of {c.show(c.limit)}" for c in checks if not c.of_device)
+    if chosen == len(rungs) - 1:
+        reason = f"the universal model keeps {kept}" if kept else "no limits: the universal model"
+    else:
+        reason = (
+            f"rung {chosen + 1} of {len(rungs)} is the largest that keeps {kept or 'the memory of the device'}; "
+            f"in the next, {rungs[chosen + 1].id}, {broken[rungs[chosen + 1].id]}"
+        )
+    rejected = tuple(Rejection(rung.id, broken[rung.id]) for rung in rungs if broken[rung.id])
+    return BudgetPlan(name, limits, rungs[chosen].id, reason, rejected)
+
+
+@dataclass(frozen=True)
+class _Check:
+    """One upper limit on one figure of a candidate, and how to speak of it."""
+
+    figure: str
+    what: str
+    limit: float
+    of_device: bool = False
+
+    def show(self, value: float) -> str:
+        """``value`` with its unit; 1 MB is 10^6 bytes."""
+        match self.figure:
+            case "latency_ms":
+                return f"{value:.3f} ms"
+            case "memory_mb":
+                return f"{value:.2f} MB"
+            case "parameters":
+                return f"{value:,.0f}"
+            case _:
+                return f"{value / 1e6:,.2f} MFLOP"
+
+
+def _checks(limits: Limits, profile: DeviceProfile, basis: str) -> list[_Check]:
+    bucket = profile.largest_bucket.label
+    own = [
+        ("latency_ms", f"latency ({basis}, {bucket})", limits.latency_ms),
+        ("memory_mb", "memory", limits.memory_mb),
+        ("parameters", "parameters", limits.parameters),
+        ("flops", f"compute ({bucket})", limits.flops),
+    ]
+    device = _Check("memory_mb", f"memory of {profile.name}", profile.memory_mb, of_device=True)
+    return [*(_Check(figure, what, limit) for figure, what, limit in own if limit is not None), device]
+
+
+def _broken(candidate: Candidate, checks: Sequence[_Check], bucket: Bucket) -> str:
+    """Every limit that ``candidate`` breaks and by how much; empty if none."""
+    figures = _figures(candidate, bucket)
+    return ", ".join(
+        f"{check.what} {check.show(value)} exceeds {check.show(check.limit)} by {check.show(value - check.limit)}"
+        for check in checks
+        if (value := figures[check.figure]) > check.limit
+    )
+
+
+def _figures(candidate: Candidate, bucket: Bucket) -> dict[str, float]:
+    cost = next(cost for cost in candidate.costs if cost.bucket == bucket)
+    return {
+        "latency_ms": cost.latency_ms,
+        "memory_mb": candidate.memory_mb,
+        "parameters": candidate.parameters,
+        "flops": cost.flops,
+    }
+
+
+def _resolve(budget: BudgetSpec, universal: Mapping[str, float]) -> Limits:
+    parameters = resolve_limit(budget.parameters, universal["parameters"])
+    flops = resolve_limit(budget.flops, universal["flops"])
+    return Limits(
+        latency_ms=resolve_limit(budget.latency_ms, universal["latency_ms"]),
+        memory_mb=resolve_limit(budget.memory_mb, universal["memory_mb"]),
+        parameters=None if parameters is None else int(parameters),
+        flops=None if flops is None else int(flops),
+    )
+
+
+def _unusual(submodels: Iterable[Submodel], levels: Sequence[Level]) -> Iterator[str]:
+    """What sets submodels that were asked for apart from rungs: no training and no ranking speaks for either."""
+    on_levels = {(axis.name, value) for level in levels for axis, value in level.submodel.values}
+    for submodel in submodels:
+        for kind, values in submodel.by_kind().items():
+            if any(later < earlier for earlier, later in pairwise(values)):
+                yield f"{submodel.id}: {kind} shrinks with depth, which rungs of the ladder never do"
+        if off := [f"{axis.name} {value}" for axis, value in submodel.values if (axis.name, value) not in on_levels]:
+            yield f"{submodel.id}: on no level: {', '.join(off)}"

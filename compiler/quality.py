@@ -1,0 +1,96 @@
+"""How much of the universal model a submodel keeps, on text that no stage has seen."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..elastic import Bucket
+from ..runtime.inputs import InputChecker
+from ..runtime.manifest import EngineEntry, Quality
+from ..runtime.runner import runner_for
+from ..runtime.text import TextEncoder
+from ..strict import structure, unstructure
+from .build_engine import EngineBuilder
+from .clock import Clock
+from .corpus import Corpus
+
+_NEIGHBOURS = 10
+
+
+def measure_quality(
+    builder: EngineBuilder,
+    encoder: TextEncoder | None,
+    engines: Sequence[EngineEntry],
+    corpus: Corpus | None,
+    clock: Clock,
+) -> Mapping[str, Quality]:
+    """Quality of every submodel against the universal model on the held-out texts; empty without texts.
+
+    Texts are truncated to the bucket with the longest sequence, for both models alike.
+    """
+    if corpus is None or encoder is None:
+        return {}
+    bucket = max({engine.bucket for engine in engines}, key=lambda b: (b.sequence, -b.batch))
+    digest = hashlib.sha256("\n".join(corpus.held_out).encode()).hexdigest()
+    universal = builder.build(builder.universal.spec.universal(), bucket)
+    reference = _embeddings(builder, encoder, universal, corpus.held_out)
+    quality = {}
+    for engine in clock.each([engine for engine in engines if engine.bucket == bucket]):
+
+        def assess(engine: EngineEntry = engine) -> dict[str, Any]:
+            found = _embeddings(builder, encoder, engine, corpus.held_out)
+            cosine, recall = mean_cosine(reference, found), recall_at(reference, found, _NEIGHBOURS)
+            return unstructure(Quality(len(corpus.held_out), cosine, recall, digest))  # type: ignore[no-any-return]
+
+        data = builder.stage.once_json(f"quality-{engine.submodel}.json", assess)
+        quality[engine.submodel] = structure(Quality, data, f"quality of {engine.submodel}", RuntimeError)
+    return quality
+
+
+def mean_cosine(reference: np.ndarray, found: np.ndarray) -> float:
+    """Mean cosine similarity of rows ``[texts, H]``."""
+    return float(np.mean(np.sum(_unit(reference) * _unit(found), axis=1)))
+
+
+def recall_at(reference: np.ndarray, found: np.ndarray, k: int) -> float:
+    """Mean share of each text's ``k`` nearest other texts by ``reference`` that are among its ``k`` by ``found``."""
+    k = min(k, len(reference) - 1)
+    near = [_nearest(embeddings, k) for embeddings in (reference, found)]
+    return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(*near, strict=True)]))
+
+
+def _nearest(embeddings: np.ndarray, k: int) -> list[list[int]]:
+    scores = _unit(embeddings) @ _unit(embeddings).T
+    np.fill_diagonal(scores, -np.inf)
+    return np.argsort(-scores, axis=1, kind="stable")[:, :k].tolist()  # type: ignore[no-any-return]
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    wide = rows.astype(np.float64)
+    return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
+
+
+def _embeddings(builder: EngineBuilder, encoder: TextEncoder, engine: EngineEntry, texts: Sequence[str]) -> np.ndarray:
+    """One row per text ``[texts, H]``: the model's embedding, else its first output, averaged over real tokens."""
+    manifest = builder.draft.manifest
+    names = [spec.name for spec in manifest.outputs]
+    wanted = manifest.text.embedding if manifest.text and manifest.text.embedding else names[0]
+    spec = manifest.outputs[names.index(wanted)]
+    checker, batch = InputChecker(manifest.inputs), engine.bucket.batch
+    rows = []
+    with runner_for(builder.draft, engine, "packed", builder.profile.cores) as runner:
+        for start in range(0, len(texts), batch):
+            part = texts[start : start + batch]
+            feeds = encoder.encode(part, engine.bucket.sequence, truncate=True).feeds
+            full = checker.filled(feeds, Bucket(batch, engine.bucket.sequence))
+            output = runner.run(full)[names.index(wanted)][: len(part)]
+            if "sequence" in spec.dims:
+                mask = full[manifest.text.mask] if manifest.text and manifest.text.mask else np.ones(output.shape[:2])
+                weights = mask[: len(part), :, None]
+                output = (output * weights).sum(1) / np.maximum(weights.sum(1), 1)
+            rows.append(output)
+    return np.concatenate(rows)

@@ -1,0 +1,67 @@
+"""The ranking stage: which importance, from which data, remembered for a resumed compile."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..errors import CheckpointError
+from ..exporters.ranking import Scores, magnitude_scores, rank, taylor_scores
+from ..exporters.universal import UniversalModel
+from ..runtime.manifest import Ranking
+from ..runtime.text import TextEncoder
+from .clock import Clock
+from .corpus import Corpus
+from .staging import Stage
+
+# Long texts cost time quadratically and change the order little.
+_LONGEST = 64
+_BATCH = 16
+
+
+def text_encoder(model: UniversalModel) -> TextEncoder | None:
+    """The checkpoint's own tokenizer, or None if the folder has none."""
+    signature = model.source.signature
+    if signature.text is None:
+        return None
+    return TextEncoder(model.source.checkpoint.folder / signature.text.file, signature.text, signature.inputs)
+
+
+def rank_axes(model: UniversalModel, corpus: Corpus | None, stage: Stage, clock: Clock) -> Ranking:
+    """Orders the model's axes in place: not at all if it was trained nested, by first-order Taylor importance on the
+    calibration texts if there are any, else by weight magnitude.
+
+    Raises CheckpointError if texts are given and the model has no tokenizer.
+    """
+    if model.spec.trained_nested:
+        return Ranking("none")
+    if corpus is None:
+        return rank(model, magnitude_scores(model), "magnitude")
+    path = stage.once(stage.work / "scores.npz", partial(_save_taylor_scores, model, corpus, clock))
+    with np.load(path, allow_pickle=False) as scores:
+        return rank(model, {name: torch.from_numpy(scores[name]) for name in scores}, "taylor", corpus.calibration)
+
+
+def _save_taylor_scores(model: UniversalModel, corpus: Corpus, clock: Clock, path: Path) -> None:
+    scores = _taylor_scores(model, corpus, clock)
+    with path.open("wb") as stream:
+        np.savez(stream, **{name: values.numpy() for name, values in scores.items()})
+
+
+def _taylor_scores(model: UniversalModel, corpus: Corpus, clock: Clock) -> Scores:
+    encoder = text_encoder(model)
+    if encoder is None:
+        raise CheckpointError(
+            f"{model.source.checkpoint.folder}: no tokenizer.json, so the text file cannot be read by this model"
+        )
+    longest = min(_LONGEST, model.source.signature.max_sequence)
+    # Neighbours of like length need little padding.
+    texts = sorted(corpus.calibration, key=len)
+    batches = []
+    for start in range(0, len(texts), _BATCH):
+        feeds = encoder.encode(texts[start : start + _BATCH], longest, truncate=True).feeds
+        batches.append(tuple(torch.from_numpy(feeds[spec.name]) for spec in model.source.signature.inputs))
+    return taylor_scores(model, batches, clock.tick)

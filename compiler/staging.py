@@ -1,0 +1,123 @@
+"""Where a compile works until it may publish: ``OUTPUT.partial``, renamed to ``OUTPUT`` when every gate has passed.
+
+An interrupted compile leaves its staging folder; the same command finds it by its key and goes on. A failed one leaves
+nothing. Each result in it is written beside and renamed, so what exists is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import NestforgeError, OutputError
+
+_KEY = "key.json"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The staging folder of one compile: ``folder`` becomes the bundle, ``work`` is thrown away."""
+
+    folder: Path
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    def once(self, path: Path, produce: Callable[[Path], None]) -> Path:
+        """``path``, produced now unless an earlier run finished it."""
+        if not path.exists():
+            beside = path.with_name(path.name + ".writing")
+            produce(beside)
+            beside.rename(path)
+        return path
+
+    def once_json(self, name: str, produce: Callable[[], Any]) -> Any:
+        """A JSON result kept in ``work``, computed now unless an earlier run finished it."""
+        return json.loads(self.once(self.work / name, lambda p: write_synced(p, to_json(produce()))).read_bytes())
+
+
+def to_json(data: Any) -> bytes:
+    """JSON as every file of a bundle has it: sorted keys, one indent, a final newline."""
+    return (json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a file and waits until it has reached the disk."""
+    with path.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def staged(output: Path, key: Mapping[str, Any]) -> Iterator[Stage]:
+    """A staging folder beside ``output``, published by rename when the block ends without an error.
+
+    Raises OutputError if ``output`` exists, cannot be written, or another compile works on it.
+    """
+    if output.exists() or output.is_symlink():
+        raise OutputError(f"{output}: exists already; choose another --output or remove it")
+    folder = output.with_name(output.name + ".partial")
+    with _disk_errors(output):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OutputError(f"{folder}: another compile is working on this output") from None
+            stage = Stage(folder)
+            _resume_or_clear(stage, to_json(key))
+            try:
+                yield stage
+                _publish(stage, output)
+            except (NestforgeError, OSError):
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+
+def _resume_or_clear(stage: Stage, key: bytes) -> None:
+    known = stage.work / _KEY
+    if not known.is_file() or known.read_bytes() != key:
+        for entry in stage.folder.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != ".lock":
+                entry.unlink()
+        stage.work.mkdir()
+        write_synced(known, key)
+    for unfinished in [*stage.folder.glob("*.writing"), *stage.work.glob("*.writing")]:
+        unfinished.unlink()
+
+
+def _publish(stage: Stage, output: Path) -> None:
+    shutil.rmtree(stage.work)
+    (stage.folder / ".lock").unlink()
+    for folder in (stage.folder, output.parent):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if folder is stage.folder:
+            stage.folder.rename(output)
+
+
+@contextmanager
+def _disk_errors(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        if failure.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutputError(f"{output}: the disk is full; nothing was published") from failure
+        if failure.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EPERM, errno.ENAMETOOLONG):
+            raise OutputError(f"{output}: cannot be written ({failure.strerror})") from failure
+        raise

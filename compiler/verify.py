@@ -1,0 +1,116 @@
+"""Parity again, on a bundle's written files, through the runtime that a device uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import CheckpointError
+from ..exporters.ranking import permute_axis
+from ..exporters.source import open_source
+from ..exporters.universal import UniversalModel, load_universal
+from ..runtime.bundle import Bundle, open_bundle
+from ..runtime.manifest import WEIGHTS_NAME, EngineEntry, ParityOutput
+from ..runtime.model import ElasticModel, load
+from .build_engine import reference_outputs
+from .cases import parity_cases
+from .clock import Clock, Progress, silent
+from .parity import Arrays, compare, tolerance_for
+from .rank_axes import text_encoder
+from .store import recover_order
+
+
+@dataclass(frozen=True)
+class EngineVerdict:
+    """Parity of one engine through the runtime; ``problem`` says which output and case broke the rule."""
+
+    engine: str
+    outputs: tuple[ParityOutput, ...]
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Truthy if nothing failed. Without a model to compare with, ``engines`` is empty: only bytes were checked."""
+
+    bundle: str
+    files: int
+    bytes: int
+    against: str | None
+    engines: tuple[EngineVerdict, ...]
+
+    def __bool__(self) -> bool:
+        return not any(verdict.problem for verdict in self.engines)
+
+
+def verify_bundle(path: str | Path, against: str | Path | None = None, progress: Progress = silent) -> VerifyReport:
+    """Checks every byte of a bundle, and with ``against`` (its model folder) every engine against PyTorch.
+
+    Raises BundleError if a file is damaged, CheckpointError if the bundle was not made from that model.
+    """
+    clock = Clock(progress)
+    with clock("hashes"):
+        bundle = open_bundle(path, check="full")
+    verdicts: tuple[EngineVerdict, ...] = ()
+    if against is not None:
+        with clock("model"):
+            universal = load_universal(open_source(against))
+            if universal.spec.axes != bundle.manifest.axes:
+                raise CheckpointError(
+                    f"{against}: its axes are not those of bundle {path}; it was made from another model"
+                )
+            orders = recover_order(bundle.path / WEIGHTS_NAME, universal)
+        with clock("parity"):
+            verdicts = _verify(bundle, universal, orders, clock)
+    total = sum(entry.bytes for entry in bundle.manifest.files)
+    return VerifyReport(
+        str(bundle.path), len(bundle.manifest.files), total, str(against) if against else None, verdicts
+    )
+
+
+def verify_engines(bundle: Bundle, universal: UniversalModel, clock: Clock) -> tuple[EngineVerdict, ...]:
+    """Every engine against the PyTorch submodel of ``universal``, which is in the bundle's order."""
+    with load(bundle.path, residency="shared") as model:
+        return tuple(
+            _verdict(model, universal, engine, universal.narrow(universal.spec.parse(engine.submodel)))
+            for engine in clock.each(bundle.manifest.engines)
+        )
+
+
+def _verify(
+    bundle: Bundle, universal: UniversalModel, orders: Mapping[str, torch.Tensor], clock: Clock
+) -> tuple[EngineVerdict, ...]:
+    """The universal engines against the user's module as it is, then every engine in the bundle's order."""
+    whole = universal.spec.universal().id
+    with load(bundle.path, residency="shared") as model:
+        untouched = [
+            _verdict(model, universal, engine, universal.module)
+            for engine in bundle.manifest.engines
+            if engine.submodel == whole
+        ]
+    for axis, order in orders.items():
+        permute_axis(universal, axis, order)
+    ordered = verify_engines(bundle, universal, clock)
+    failed = {verdict.engine: verdict for verdict in untouched if verdict.problem}
+    return tuple(failed.get(verdict.engine, verdict) for verdict in ordered)
+
+
+def _verdict(
+    model: ElasticModel, universal: UniversalModel, engine: EngineEntry, reference: torch.nn.Module
+) -> EngineVerdict:
+    """One engine, answered as a request for its submodel at exactly its bucket."""
+    cases = parity_cases(universal.source.signature, engine.bucket, text_encoder(universal))
+    names = [spec.name for spec in model.bundle.manifest.outputs]
+    found: list[Arrays] = []
+    for case in cases:
+        answer = model(case.feeds, submodel=engine.submodel)
+        if answer.engine != engine.id:
+            return EngineVerdict(engine.id, (), f"engine {answer.engine} answered in its place")
+        found.append(answer.outputs)
+    limit = tolerance_for("fp32", universal.spec.layers)
+    comparisons = compare(reference_outputs(reference, names, cases), found, [case.name for case in cases], limit)
+    broken = next((c.describe() for c in comparisons if not c), None)
+    return EngineVerdict(engine.id, tuple(c.output for c in comparisons), broken)

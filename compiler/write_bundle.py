@@ -1,0 +1,133 @@
+"""The manifest, the build record and its rendering, as docs/bundle-format.md specifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+from ..elastic import Submodel
+from ..exporters.checkpoint import sha256_of
+from ..exporters.source import ModelSource
+from ..profiles.device_profile import DeviceProfile, profile_data
+from ..profiles.probe_host import probe_host
+from ..runtime.bundle import Bundle
+from ..runtime.manifest import (
+    BUILD_NAME,
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    UNLISTED,
+    BudgetEntry,
+    BuildRecord,
+    EngineEntry,
+    FileEntry,
+    Latency,
+    Manifest,
+    Provenance,
+    Quality,
+    Ranking,
+    SubmodelEntry,
+)
+from ..strict import unstructure
+from .plan import Plan
+from .staging import Stage, to_json, write_synced
+
+_TOOLS = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
+
+
+def tool_versions() -> dict[str, str]:
+    """Versions of everything that shapes a bundle's bytes."""
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in _TOOLS}}
+
+
+def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:
+    """The checkpoint's files, by path inside its folder."""
+    folder = source.checkpoint.folder
+    return tuple(
+        FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
+        for path in source.checkpoint.source_files()
+    )
+
+
+def draft_bundle(
+    stage: Stage, source: ModelSource, ranking: Ranking, profile: DeviceProfile, options: Mapping[str, Any]
+) -> Bundle:
+    """The bundle in the staging folder before it has engines: what runners need to open one."""
+    signature = source.signature
+    if signature.text is not None:
+        tokenizer = source.checkpoint.folder / signature.text.file
+        stage.once(stage.folder / signature.text.file, lambda path: shutil.copyfile(tokenizer, path) and None)
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        name=source.name,
+        family=source.family.name,
+        axes=source.spec.axes,
+        trained_nested=source.spec.trained_nested,
+        ranking=ranking,
+        submodels=(),
+        engines=(),
+        budgets=(),
+        inputs=signature.inputs,
+        outputs=signature.outputs,
+        files=(),
+        provenance=Provenance(tool_versions(), source_entries(source), profile_data(profile), options),
+        text=signature.text,
+    )
+    return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, ()))
+
+
+def write_manifest(
+    stage: Stage,
+    draft: Bundle,
+    plan: Plan,
+    chosen: Sequence[Submodel],
+    engines: Sequence[EngineEntry],
+    quality: Mapping[str, Quality],
+) -> Manifest:
+    """Completes the draft's manifest and writes it; files of engines that were not chosen are removed first."""
+    listed = {engine.file for engine in engines}
+    for path in stage.folder.glob("*.onnx"):
+        if path.name not in listed:  # rungs that were built only to be measured
+            path.unlink()
+    candidates = {candidate.id: candidate for candidate in plan.candidates}
+    submodels = tuple(
+        SubmodelEntry(c.id, c.labels, c.values, c.parameters, c.weight_bytes, quality.get(c.id))
+        for c in (candidates[submodel.id] for submodel in chosen)
+    )
+    budgets = tuple(BudgetEntry(b.name, b.limits, b.submodel, b.reason) for b in plan.budgets)
+    paths = sorted(path for path in stage.folder.iterdir() if path.is_file() and _listed(path.name))
+    manifest = replace(
+        draft.manifest,
+        submodels=submodels,
+        engines=tuple(engines),
+        budgets=budgets,
+        files=tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in paths),
+    )
+    write_synced(stage.folder / MANIFEST_NAME, to_json(unstructure(manifest)))
+    return manifest
+
+
+def write_build_record(
+    stage: Stage, command: Sequence[str], seconds: Mapping[str, float], latencies: Sequence[Latency]
+) -> BuildRecord:
+    """Writes what differs between two compiles of the same inputs."""
+    record = BuildRecord(
+        schema_version=SCHEMA_VERSION,
+        manifest_sha256=hashlib.sha256((stage.folder / MANIFEST_NAME).read_bytes()).hexdigest(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=tuple(command),
+        host=asdict(probe_host()),
+        seconds=dict(seconds),
+        latencies=tuple(latencies),
+    )
+    write_synced(stage.folder / BUILD_NAME, to_json(unstructure(record)))
+    return record
+
+
+def _listed(name: str) -> bool:
+    return name not in UNLISTED and not name.startswith(".")

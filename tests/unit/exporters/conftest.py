@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nestforge.exporters.source import ModelSource, open_source
+from nestforge.exporters.universal import UniversalModel, load_universal
+from tiny_models import save_tiny_encoder
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("tiny") / "bert")
+
+
+@pytest.fixture
+def source(tiny_folder: Path) -> ModelSource:
+    return open_source(tiny_folder)
+
+
+@pytest.fixture
+def universal(source: ModelSource) -> UniversalModel:
+    return load_universal(source)
