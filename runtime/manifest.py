@@ -25,7 +25,7 @@ MAX_ELEMENTS = 2**31
 DTYPES = ("float32", "float16", "int64", "int32", "int8", "uint8", "bool")
 # The hashes of these cannot stand in the manifest: it is one of them, and the others name its hash or follow it.
 UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME)
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,199}")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -52,7 +52,6 @@ class TensorSpec:
     dims: tuple[str | int, ...]
     pad: int | None = None
     high: int | None = field(default=None, metadata={"min": 1})
-    high: int | None = None
 
     def shape(self, bucket: Bucket) -> tuple[int, ...]:
         """Static shape at ``bucket``."""
@@ -115,7 +114,7 @@ class EngineEntry:
     """One submodel at one bucket, as a file that a backend runs, with its analytic costs.
 
     ``private_bytes`` are the initializers inside the file, which no other engine shares; ``activation_bytes`` is the
-    most that is alive at once during a run.
+    most that is alive at once during a run. Only an engine that is still being built has no ``parity``.
     """
 
     id: str
@@ -128,7 +127,7 @@ class EngineEntry:
     flops: int
     moved_bytes: int
     activation_bytes: int
-    parity: ParityReceipt
+    parity: ParityReceipt | None = None
 
 
 @dataclass(frozen=True)
@@ -279,9 +278,11 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     for engine in manifest.engines:
         if engine.submodel not in ids:
             yield f"engine {engine.id}: submodel {engine.submodel!r} is not in this manifest"
+        if engine.parity is None:
+            yield f"engine {engine.id}: has no parity receipt"
         if engine.file not in files:
             yield f"engine {engine.id}: file {engine.file!r} is not among the files"
-        if not (1 <= engine.bucket.batch and 1 <= engine.bucket.sequence and engine.bucket.tokens <= MAX_ELEMENTS):
+        if min(engine.bucket.batch, engine.bucket.sequence) < 1 or engine.bucket.tokens > MAX_ELEMENTS:
             yield f"engine {engine.id}: bucket {engine.bucket.label} is outside 1..{MAX_ELEMENTS} tokens"
     for budget in manifest.budgets:
         if budget.submodel not in ids:

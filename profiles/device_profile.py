@@ -1,0 +1,148 @@
+"""A device profile: what a target offers, and the named budgets that submodels must meet there.
+
+Units stand in the field names. Everywhere in nestforge 1 MB is 10^6 bytes and 1 GB/s is 10^9 bytes per second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..elastic import Bucket
+from ..errors import ProfileError
+from ..strict import structure, unstructure
+
+# 1: first published schema.
+SCHEMA_VERSION = 1
+
+_SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Sustained fp32 rates of a device, the input of the roofline.
+
+    ``gemm_gflops`` holds for products with a weight, ``batched_gemm_gflops`` for attention's products of activations;
+    ``bandwidth_gb_s`` for bytes read from memory, ``elementwise_gb_s`` for bytes that elementwise operations read and
+    write (higher where activations stay in a cache, lower where the arithmetic is the limit). ``op_overhead_us`` is
+    paid by every operation. ``source`` says where the figures come from.
+    """
+
+    gemm_gflops: float
+    batched_gemm_gflops: float
+    elementwise_gb_s: float
+    bandwidth_gb_s: float
+    op_overhead_us: float = field(metadata={"min": 0})
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class BudgetSpec:
+    """Limits of one budget; ``None`` is no limit, ``"50 %"`` is a share of the universal model's own figure.
+
+    Latency and FLOPs are judged at the profile's largest bucket, so they hold for all.
+    """
+
+    latency_ms: float | str | None = None
+    memory_mb: float | str | None = None
+    parameters: int | str | None = None
+    flops: int | str | None = None
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """One target. Made by ``read_profile``, which checks what the types alone cannot.
+
+    ``cores`` are CPU cores, or streaming multiprocessors of a GPU. ``memory_mb`` is what a set of engines may use.
+    ``width_multiple``: FFN widths are rounded to it. ``levels`` maps an axis kind to its granularities as fractions.
+    ``host`` is the fingerprint of the machine that was probed: a compile there measures engines, elsewhere it predicts.
+    """
+
+    schema_version: Literal[1]
+    name: str
+    description: str
+    backend: Literal["onnxruntime", "tensorrt"]
+    cores: int = field(metadata={"min": 1})
+    memory_mb: float
+    rates: Rates
+    width_multiple: Literal[8, 16, 64]
+    buckets: tuple[Bucket, ...]
+    budgets: Mapping[str, BudgetSpec]
+    precision: Literal["fp32"] = "fp32"
+    # Below 20 Gelu is not one operation; from 23 on attention becomes one that ONNX Runtime's CPU kernel refuses.
+    opset: Literal[20, 21, 22] = 20
+    levels: Mapping[str, tuple[float, ...]] | None = None
+    host: str | None = None
+
+    @property
+    def largest_bucket(self) -> Bucket:
+        """The bucket of most tokens, and of those the one with the longest sequence."""
+        return max(self.buckets, key=lambda bucket: (bucket.tokens, bucket.sequence))
+
+
+def read_profile(data: object, where: str) -> DeviceProfile:
+    """Reads a profile from plain data (what YAML holds: buckets as ``1x128``); ``where`` names the document.
+
+    Raises ProfileError for an unknown or missing key, a wrong type, or a figure that no device can have.
+    """
+    if isinstance(data, Mapping):
+        if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+            raise ProfileError(f"{where}: schema_version {data['schema_version']!r}, expected {SCHEMA_VERSION}")
+        data = {**data, "buckets": _read_buckets(data["buckets"], where)} if "buckets" in data else data
+    profile = structure(DeviceProfile, data, where, ProfileError)
+    _check(profile, where)
+    return profile
+
+
+def profile_data(profile: DeviceProfile) -> dict[str, Any]:
+    """The plain data that ``read_profile`` reads back as an equal profile."""
+    return {**unstructure(profile), "buckets": [f"{bucket.batch}x{bucket.sequence}" for bucket in profile.buckets]}
+
+
+def resolve_limit(limit: float | str | None, universal: float) -> float | None:
+    """A limit in absolute units, given the universal model's own figure."""
+    return float(limit[:-1]) / 100 * universal if isinstance(limit, str) else limit
+
+
+def _read_buckets(texts: object, where: str) -> object:
+    if not isinstance(texts, (list, tuple)) or not texts:
+        raise ProfileError(f"{where}: buckets: expected a list such as [1x32, 1x128], got {texts!r}")
+    try:
+        buckets = [Bucket.parse(str(text)) for text in texts]
+    except ValueError as failure:
+        raise ProfileError(f"{where}: buckets: {failure}") from None
+    if len(set(buckets)) != len(buckets):
+        raise ProfileError(f"{where}: buckets: one stands twice in {', '.join(map(str, texts))}")
+    return [unstructure(bucket) for bucket in buckets]
+
+
+def _check(profile: DeviceProfile, where: str) -> None:
+    if not profile.name:
+        raise ProfileError(f"{where}: name: expected text, got an empty one")
+    if not profile.budgets:
+        raise ProfileError(f"{where}: budgets: expected at least one; full: {{}} asks for the universal model")
+    _check_positive(f"{where}: memory_mb", profile.memory_mb)
+    for rate in dataclasses.fields(Rates):
+        value = getattr(profile.rates, rate.name)
+        if isinstance(value, float) and rate.name != "op_overhead_us":
+            _check_positive(f"{where}: rates: {rate.name}", value)
+    for name, budget in profile.budgets.items():
+        for limit in dataclasses.fields(BudgetSpec):
+            _check_limit(f"{where}: budgets.{name}: {limit.name}", getattr(budget, limit.name))
+
+
+def _check_limit(where: str, limit: float | str | None) -> None:
+    if not isinstance(limit, str):
+        _check_positive(where, limit)
+        return
+    share = _SHARE.fullmatch(limit)
+    if not share or not 0 < float(share[1]) <= 100:
+        raise ProfileError(f'{where}: expected a positive number or a share such as "50 %", got {limit!r}')
+
+
+def _check_positive(where: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ProfileError(f"{where}: expected more than 0, got {value:g}")

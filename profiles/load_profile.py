@@ -1,0 +1,87 @@
+"""Device profiles by name or from a YAML file, read strictly; and written back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import ProfileError
+from ..strict import nearest
+from .device_profile import DeviceProfile, profile_data, read_profile
+from .probe_host import HOST_PROFILE_NAME, host_profile
+
+MAX_YAML_BYTES = 256 * 1024
+_BUILTIN = Path(__file__).parent / "builtin"
+
+
+def builtin_profiles() -> tuple[str, ...]:
+    """Names that ``load_profile`` knows, the probed ``host-cpu`` first."""
+    return (HOST_PROFILE_NAME, *sorted(path.stem for path in _BUILTIN.glob("*.yaml")))
+
+
+def load_profile(name_or_path: str | Path) -> DeviceProfile:
+    """The built-in profile of this name, or the one in this YAML file; a built-in name wins over a file.
+
+    Raises ProfileError if there is neither, or for anything in the file that is not understood.
+    """
+    if name_or_path == HOST_PROFILE_NAME:
+        return host_profile()
+    if name_or_path in builtin_profiles():
+        path = _BUILTIN / f"{name_or_path}.yaml"
+    else:
+        path = Path(name_or_path)
+        if not path.is_file():
+            hint = nearest(str(name_or_path), builtin_profiles())
+            known = f" Built in are {', '.join(builtin_profiles())}" if "did you mean" in hint else ""
+            raise ProfileError(f"profile {str(name_or_path)!r}: neither a file nor a built-in profile{hint}{known}")
+    return read_profile(_read_yaml(path), str(path))
+
+
+def dump_profile(profile: DeviceProfile) -> str:
+    """YAML text that ``load_profile`` reads back as an equal profile."""
+    return yaml.safe_dump(profile_data(profile), sort_keys=False, allow_unicode=True)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML without aliases (which can expand without bound) and without repeated keys (where one is lost)."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it bare
+            raise yaml.constructor.ConstructorError(
+                None, None, f"aliases are not allowed (*{event.anchor})", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain name", key.start_mark)
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_YAML_BYTES + 1)
+    except OSError as failure:
+        raise ProfileError(f"{path}: cannot be read ({failure.strerror})") from failure
+    if len(raw) > MAX_YAML_BYTES:
+        raise ProfileError(f"{path}: larger than the {MAX_YAML_BYTES // 1024} KiB that a profile may take")
+    try:
+        return yaml.load(raw, Loader=_StrictLoader)  # noqa: S506  (_StrictLoader is a SafeLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as failure:
+        raise ProfileError(f"{path}: not a readable YAML file ({_one_line(failure)})") from failure
+
+
+def _one_line(failure: Exception) -> str:
+    if isinstance(failure, yaml.MarkedYAMLError) and failure.problem_mark:
+        mark = failure.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {failure.problem}"
+    return " ".join(str(failure).split())

@@ -1,0 +1,185 @@
+"""Micro-benchmarks of this host: the rates that an ONNX Runtime engine of an encoder will see, in about two seconds.
+
+Each is a chain of operations on one tensor, run by ONNX Runtime where the ``onnx`` package can write the chain down,
+by numpy otherwise. The two differ, so ``Rates.source`` says which it was.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import util
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from .device_profile import Rates
+
+Array = npt.NDArray[np.float32]
+
+_SECONDS_EACH = 0.3
+_READ_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Chain:
+    """``steps`` (operator, its operand if any) on one tensor of ``shape``, ``repeat`` times over.
+
+    ``work`` counts FLOPs, bytes or operations of one repetition. ``weights``: operands are constants of the graph.
+    """
+
+    shape: tuple[int, ...]
+    steps: tuple[tuple[str, str | None], ...]
+    operands: Mapping[str, tuple[int, ...]]
+    repeat: int
+    work: int
+    weights: bool = True
+
+    def values(self) -> dict[str, Array]:
+        """The operands and the input ``x``, scaled so that no chain overflows or decays."""
+        random = np.random.default_rng(0)
+        shapes = {"x": self.shape, **self.operands}
+        return {
+            name: (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+            for name, shape in shapes.items()
+        }
+
+
+# An encoder at 128 tokens: hidden size 384, feed-forward 1536, 12 heads of 32.
+CHAINS = {
+    "gemm": Chain(
+        (128, 384),
+        (("Gemm", "up"), ("Gemm", "down")),
+        {"up": (1536, 384), "down": (384, 1536)},
+        6,
+        4 * 128 * 384 * 1536,
+    ),
+    "batched_gemm": Chain(
+        (1, 12, 128, 32),
+        (("MatMul", "keys"), ("MatMul", "values")),
+        {"keys": (1, 12, 32, 128), "values": (1, 12, 128, 32)},
+        6,
+        4 * 12 * 128 * 128 * 32,
+        weights=False,
+    ),
+    # Add reads two tensors and writes one; Gelu, and LayerNormalization, read and write one.
+    "elementwise": Chain(
+        (128, 1536),
+        (("Add", "y"), ("Gelu", None), ("LayerNormalization", "scale")),
+        {"y": (128, 1536), "scale": (1536,)},
+        4,
+        7 * 4 * 128 * 1536,
+    ),
+    "tiny": Chain((1, 8), (("Add", "y"),), {"y": (1, 8)}, 200, 1),
+}
+
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "Gemm": lambda x, weight: x @ weight.T,
+    "MatMul": np.matmul,
+    "Add": np.add,
+    "Gelu": lambda x: x * (0.5 + 0.5 * np.tanh(x)),
+    "LayerNormalization": lambda x, scale: (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + 1e-5) * scale,
+}
+
+
+def measure_host_rates(cores: int) -> Rates:
+    """Measures every rate with ``cores`` threads."""
+    if util.find_spec("onnx"):
+        import onnxruntime
+
+        source, runs = (
+            f"onnxruntime {onnxruntime.__version__}",
+            {n: onnxruntime_run(c, cores) for n, c in CHAINS.items()},
+        )
+    else:
+        source, runs = f"numpy {np.__version__}", {name: numpy_run(chain) for name, chain in CHAINS.items()}
+    rate = {name: chain.repeat * chain.work / _median_seconds(runs[name]) for name, chain in CHAINS.items()}
+    return Rates(
+        gemm_gflops=rate["gemm"] / 1e9,
+        batched_gemm_gflops=rate["batched_gemm"] / 1e9,
+        elementwise_gb_s=rate["elementwise"] / 1e9,
+        bandwidth_gb_s=_read_bandwidth(cores) / 1e9,
+        op_overhead_us=1e6 / rate["tiny"],
+        source=f"measured on this host with {source}",
+    )
+
+
+def numpy_run(chain: Chain) -> Callable[[], Array]:
+    """A call that runs ``chain`` in numpy and returns the last tensor."""
+    values = chain.values()
+
+    def run() -> Array:
+        x = values["x"]
+        for operator, operand in chain.steps * chain.repeat:
+            x = _NUMPY[operator](x, *([values[operand]] if operand else []))
+        return x
+
+    return run
+
+
+def onnxruntime_run(chain: Chain, cores: int) -> Callable[[], Array]:
+    """A call that runs ``chain`` in an ONNX Runtime session of ``cores`` threads and returns the last tensor."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = cores
+    # What is written is what runs: no fusion, so that every operation is counted once.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    # One session must not spin on the cores that the next one is measured on.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    session = onnxruntime.InferenceSession(_onnx_bytes(chain), options, providers=["CPUExecutionProvider"])
+    values = chain.values()
+    feeds = {entry.name: values[entry.name] for entry in session.get_inputs()}
+
+    def run() -> Array:
+        output: Array = session.run(None, feeds)[0]
+        return output
+
+    return run
+
+
+def _onnx_bytes(chain: Chain) -> bytes:
+    from onnx import TensorProto, helper, numpy_helper
+
+    nodes, last = [], "x"
+    for index, (operator, operand) in enumerate(chain.steps * chain.repeat):
+        attributes: dict[str, Any] = {"transB": 1} if operator == "Gemm" else {}
+        operands = [last, operand] if operand else [last]
+        last = f"t{index}"
+        nodes.append(helper.make_node(operator, operands, [last], **attributes))
+    values = chain.values()
+    constants = values.keys() - {"x"} if chain.weights else set()
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape)
+        for name, value in values.items()
+        if name not in constants
+    ]
+    output = helper.make_tensor_value_info(last, TensorProto.FLOAT, chain.shape)
+    weights = [numpy_helper.from_array(values[name], name) for name in sorted(constants)]
+    graph = helper.make_graph(nodes, "chain", inputs, [output], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    serialized: bytes = model.SerializeToString()
+    return serialized
+
+
+def _median_seconds(run: Callable[[], object]) -> float:
+    run()
+    times: list[float] = []
+    while sum(times) < _SECONDS_EACH or len(times) < 5:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _read_bandwidth(cores: int) -> float:
+    """Bytes per second that ``cores`` threads read together from an array that no cache holds."""
+    size = min(_READ_BYTES, int(psutil.virtual_memory().available) // 8)
+    parts = np.array_split(np.ones(size // 4, np.float32), cores)
+    with ThreadPoolExecutor(cores) as pool:
+        return sum(part.nbytes for part in parts) / _median_seconds(lambda: list(pool.map(np.max, parts)))

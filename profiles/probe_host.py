@@ -1,0 +1,213 @@
+"""This host as a device profile: what it is, and how fast ONNX Runtime works on it.
+
+Rates are measured once and kept in a private cache, so that two compiles on one host see the same figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata, util
+from pathlib import Path
+
+import psutil
+
+from ..errors import ProfileError
+from ..strict import structure, unstructure
+from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates, read_profile
+
+HOST_PROFILE_NAME = "host-cpu"
+
+# Distributions that carry a backend; each may exist under several names.
+_BACKENDS = {
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "tensorrt": ("tensorrt", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-cu12-bindings", "tensorrt-cu13-bindings"),
+}
+_CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+# Part of the cache key: raised when the micro-benchmarks change their meaning.
+_MEASUREMENT = 1
+# What the probe cannot know. Shares of the universal model's latency; half is within reach of every encoder's ladder,
+# also of one that shrinks the feed-forward width alone.
+_BUCKETS = ("1x32", "1x128")
+_BUDGETS: Mapping[str, Mapping[str, str]] = {
+    "full": {},
+    "balanced": {"latency_ms": "80 %"},
+    "fast": {"latency_ms": "65 %"},
+    "tiny": {"latency_ms": "50 %"},
+}
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What this process may use. ``memory_mb`` is the machine's or the container's, ``backends`` name to version."""
+
+    cpu: str
+    architecture: str
+    system: str
+    cores: int
+    memory_mb: float
+    backends: Mapping[str, str]
+
+
+def probe_host() -> HostFacts:
+    """Facts of this host, within the limits of CPU affinity and control groups. Imports no backend."""
+    return HostFacts(
+        cpu=_cpu_name(),
+        architecture=platform.machine(),
+        system=f"{platform.system()} {platform.release()}",
+        cores=_usable_cores(),
+        memory_mb=_usable_memory_bytes() / 1e6,
+        backends=dict(_installed_backends()),
+    )
+
+
+def host_profile(refresh: bool = False) -> DeviceProfile:
+    """The ``host-cpu`` profile of this host; ``refresh`` measures its rates again.
+
+    Half of the memory is counted on: the rest is left to the system and to the program around the engines.
+    Raises ProfileError if ONNX Runtime is not installed.
+    """
+    facts = probe_host()
+    if "onnxruntime" not in facts.backends:
+        raise ProfileError(f"profile {HOST_PROFILE_NAME}: onnxruntime is not installed; install nestforge[cpu]")
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "name": HOST_PROFILE_NAME,
+        "description": f"{facts.cpu}, {facts.cores} cores, {facts.system}",
+        "backend": "onnxruntime",
+        "cores": facts.cores,
+        "memory_mb": round(facts.memory_mb / 2),
+        "rates": unstructure(_cached_rates(facts, refresh)),
+        "width_multiple": 16,
+        "buckets": list(_BUCKETS),
+        "budgets": _BUDGETS,
+        "host": _fingerprint(facts),
+    }
+    return read_profile(data, HOST_PROFILE_NAME)
+
+
+def is_this_host(profile: DeviceProfile) -> bool:
+    """Whether ``profile`` was probed on this machine, with this version of ONNX Runtime."""
+    return profile.host is not None and profile.host == _fingerprint(probe_host())
+
+
+def cache_folder() -> Path:
+    """``nestforge`` in ``$XDG_CACHE_HOME`` (default ``~/.cache``); created readable by this user alone."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "nestforge"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+def _cached_rates(facts: HostFacts, refresh: bool) -> Rates:
+    from .measure_rates import measure_host_rates
+
+    path = None
+    with contextlib.suppress(OSError):  # a home that cannot be written costs only a new measurement each time
+        path = cache_folder() / f"host-rates-{_fingerprint(facts)}.json"
+        if not refresh and path.is_file():
+            with contextlib.suppress(ProfileError, ValueError):  # a damaged entry is measured again
+                return structure(Rates, json.loads(path.read_bytes()), str(path), ProfileError)
+    rates = measure_host_rates(facts.cores)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            _replace(path, json.dumps(unstructure(rates)))
+    return rates
+
+
+def _fingerprint(facts: HostFacts) -> str:
+    # With the onnx package the rates come from ONNX Runtime, without it from numpy: not the same figures.
+    key = [_MEASUREMENT, asdict(facts), util.find_spec("onnx") is not None]
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _replace(path: Path, text: str) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
+
+
+def _installed_backends() -> Iterator[tuple[str, str]]:
+    for backend, distributions in _BACKENDS.items():
+        for name in distributions:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                yield backend, metadata.version(name)
+                break
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+        table = {key.strip(): value.strip() for key, _, value in lines}
+        # Arm kernels name no model; the board's name says more than the bare architecture.
+        for key in ("model name", "Model", "Hardware"):
+            if table.get(key):
+                return table[key]
+    return platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int:
+    """Cores that this process may use; hyper-threads of one core count once, dense fp32 work gains nothing there."""
+    limits = [os.cpu_count() or 1, psutil.cpu_count(logical=False) or os.cpu_count() or 1]
+    if hasattr(os, "sched_getaffinity"):
+        limits.append(len(os.sched_getaffinity(0)))
+    limits += [max(1, round(quota)) for quota in _cgroup_cpu_quotas()]
+    return min(limits)
+
+
+def _usable_memory_bytes() -> int:
+    return min([int(psutil.virtual_memory().total), *_cgroup_memory_limits()])
+
+
+def _cgroup_cpu_quotas() -> Iterator[float]:
+    """CPU quotas in cores, of this process's control group and every one above it."""
+    for folder in _cgroup_folders(""):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and period.strip().isdigit():
+            yield int(quota) / int(period)
+    for folder in _cgroup_folders("cpu"):
+        quota_v1, period_v1 = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota_v1.isdigit() and period_v1.isdigit():  # "-1" is no quota
+            yield int(quota_v1) / int(period_v1)
+
+
+def _cgroup_memory_limits() -> Iterator[int]:
+    """Memory limits in bytes, of this process's control group and every one above it."""
+    names = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
+    for controller, name in names:
+        for folder in _cgroup_folders(controller):
+            limit = _read(folder / name)
+            if limit.isdigit():
+                yield int(limit)
+
+
+def _cgroup_folders(controller: str) -> list[Path]:
+    """Folders of this process's control group and its parents; ``controller`` is empty for version 2."""
+    for line in _read(_CGROUP_MEMBERSHIP).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controller in controllers.split(","):
+            mount = _CGROUP_ROOT / controller
+            folder = mount / group.lstrip("/")
+            # Inside a container the group's path may name the host's tree: then only the mount itself is ours.
+            return [mount, *(p for p in (folder, *folder.parents) if mount in p.parents)]
+    return []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

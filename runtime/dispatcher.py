@@ -1,0 +1,204 @@
+"""Which engine answers a request, and why: a pure choice over the manifest's figures.
+
+Everything is sorted when the model is loaded, and choices are remembered, so that a request costs microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..elastic import Bucket
+from ..errors import InputError, SelectionError
+from ..strict import nearest
+from .manifest import EngineEntry, Latency, Manifest, SubmodelEntry
+from .runner import Residency
+
+_REMEMBERED = 4096
+_LISTED = 8
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a request can afford: a named budget, or one submodel, or limits (both must hold); nothing asks for the
+    largest submodel. ``memory_mb`` limits what the engine needs for itself: weights, private initializers, activations.
+    """
+
+    budget: str | None = None
+    submodel: str | None = None
+    latency_ms: float | None = None
+    memory_mb: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine that answers, and why, with the figures it was chosen on."""
+
+    engine: EngineEntry
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """One engine with its figures; ``latency_ms`` is infinite where the bundle states none."""
+
+    engine: EngineEntry
+    latency_ms: float
+    latency: str
+    memory_mb: float
+
+    def __str__(self) -> str:
+        return f"{self.engine.submodel} ({self.latency}, {self.memory_mb:.1f} MB)"
+
+
+class Dispatcher:
+    """Chooses among the engines of ``residencies``; engines of the manifest without one do not take part.
+
+    Among several fitting submodels the one with the most parameters wins; its bucket is the smallest that holds the
+    input. A latency is the measured median of the engine in the residency it has here, else in another, else the
+    prediction; the reason says which. Thread-safe.
+    """
+
+    def __init__(
+        self, manifest: Manifest, residencies: Mapping[str, Residency], latencies: Sequence[Latency] = ()
+    ) -> None:
+        self._manifest = manifest
+        self._budgets = {budget.name: budget for budget in manifest.budgets}
+        self._submodels = sorted(manifest.submodels, key=lambda entry: (-entry.parameters, entry.id))
+        weights = {entry.id: entry.weight_bytes for entry in manifest.submodels}
+        by_submodel: dict[str, list[_Candidate]] = {entry.id: [] for entry in manifest.submodels}
+        for engine in manifest.engines:
+            if engine.id in residencies:
+                latency_ms, latency = _latency(engine.id, residencies[engine.id], latencies)
+                memory = weights[engine.submodel] + engine.private_bytes + engine.activation_bytes
+                by_submodel[engine.submodel].append(_Candidate(engine, latency_ms, latency, memory / 1e6))
+        for candidates in by_submodel.values():
+            candidates.sort(key=lambda candidate: (candidate.engine.bucket.tokens, candidate.engine.bucket))
+        self._candidates = by_submodel
+        self._remembered: dict[tuple[Request, int, int], Choice] = {}
+
+    def choose(self, request: Request, batch: int, sequence: int) -> Choice:
+        """The engine for an input of ``batch`` rows of ``sequence`` steps.
+
+        Raises SelectionError, listing what exists, if none satisfies the request; InputError if the input is larger
+        than every bucket.
+        """
+        key = (request, batch, sequence)
+        choice = self._remembered.get(key)
+        if choice is None:
+            choice = self._choose(request, batch, sequence)
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()
+            self._remembered[key] = choice
+        return choice
+
+    def longest_sequence(self, batch: int) -> int:
+        """The longest sequence that any engine takes for ``batch`` rows. Raises InputError beyond every bucket."""
+        return max(bucket.sequence for bucket in self._buckets_for(batch, 1))
+
+    def _choose(self, request: Request, batch: int, sequence: int) -> Choice:
+        limits = request.latency_ms is not None or request.memory_mb is not None
+        if (request.budget is not None) + (request.submodel is not None) + limits > 1:
+            raise SelectionError(f"{request}: expected a budget, or a submodel, or limits, not several of these")
+        self._buckets_for(batch, sequence)
+        if request.budget is not None:
+            budget = self._budgets.get(request.budget)
+            if budget is None:
+                raise SelectionError(
+                    f"no budget {request.budget!r} in this bundle{nearest(str(request.budget), self._budgets)}"
+                )
+            candidate = self._smallest(self._manifest.submodel(budget.submodel), batch, sequence)
+            return Choice(candidate.engine, f"budget {budget.name}: {budget.reason}")
+        if request.submodel is not None:
+            candidate = self._smallest(self._manifest.submodel(request.submodel), batch, sequence)
+            return Choice(candidate.engine, f"submodel {request.submodel} asked for")
+        if limits:
+            return self._within(request, batch, sequence)
+        candidate = self._holding(batch, sequence)[0]
+        which = "" if candidate.engine.submodel == self._submodels[0].id else " with an engine for this input here"
+        return Choice(candidate.engine, f"no limit asked: the largest submodel{which}")
+
+    def _within(self, request: Request, batch: int, sequence: int) -> Choice:
+        for name, limit in (("latency_ms", request.latency_ms), ("memory_mb", request.memory_mb)):
+            if limit is not None and not (isinstance(limit, (int, float)) and 0 < limit < math.inf):
+                raise SelectionError(f"{name}: expected a positive number, got {limit!r}")
+        candidates = self._holding(batch, sequence)
+        larger = None
+        for candidate in candidates:
+            fits, reason = _compare(candidate, request)
+            if fits:
+                missed = f"; next larger {larger}" if larger else ""
+                return Choice(candidate.engine, f"{reason}{missed}")
+            larger = candidate
+        wanted = " and ".join(
+            f"{name} <= {limit:g}"
+            for name, limit in (("latency_ms", request.latency_ms), ("memory_mb", request.memory_mb))
+            if limit is not None
+        )
+        raise SelectionError(f"no submodel answers {batch}x{sequence} with {wanted}; there is {_listing(candidates)}")
+
+    def _smallest(self, submodel: SubmodelEntry, batch: int, sequence: int) -> _Candidate:
+        """The smallest bucket of one submodel that holds the input."""
+        for candidate in self._candidates[submodel.id]:
+            if _holds(candidate.engine.bucket, batch, sequence):
+                return candidate
+        raise SelectionError(
+            f"submodel {submodel.id} has no engine for {batch}x{sequence} here (no bucket that large, or left out by "
+            f"memory_mb); there is {_listing(self._holding(batch, sequence))}"
+        )
+
+    def _holding(self, batch: int, sequence: int) -> list[_Candidate]:
+        """Per submodel, from the largest down, the smallest bucket that holds the input."""
+        found = []
+        for submodel in self._submodels:
+            for candidate in self._candidates[submodel.id]:
+                if _holds(candidate.engine.bucket, batch, sequence):
+                    found.append(candidate)
+                    break
+        return found
+
+    def _buckets_for(self, batch: int, sequence: int) -> list[Bucket]:
+        buckets = sorted({c.engine.bucket for candidates in self._candidates.values() for c in candidates})
+        holding = [bucket for bucket in buckets if _holds(bucket, batch, sequence)]
+        if not holding:
+            known = ", ".join(bucket.label for bucket in buckets)
+            raise InputError(
+                f"input of {batch} rows x {sequence} is larger than every bucket of this bundle ({known}); "
+                "send less at once, or compile with a larger bucket"
+            )
+        return holding
+
+
+def _holds(bucket: Bucket, batch: int, sequence: int) -> bool:
+    return batch <= bucket.batch and sequence <= bucket.sequence
+
+
+def _latency(engine: str, residency: Residency, latencies: Sequence[Latency]) -> tuple[float, str]:
+    """Milliseconds and how they are known."""
+    mine = [latency for latency in latencies if latency.engine == engine]
+    measured = [(m.residency, m.measured_p50_ms) for m in mine if m.measured_p50_ms is not None]
+    if measured:
+        where, ms = min(measured, key=lambda pair: pair[0] != residency)
+        return ms, f"measured {ms:.3g} ms" + (f" as {where}" if where not in (None, residency) else "")
+    if mine:
+        return mine[0].predicted_ms, f"predicted {mine[0].predicted_ms:.3g} ms"
+    return math.inf, "no latency known"
+
+
+def _compare(candidate: _Candidate, request: Request) -> tuple[bool, str]:
+    parts = []
+    fits = True
+    if request.latency_ms is not None:
+        fits = candidate.latency_ms <= request.latency_ms
+        parts.append(f"{candidate.latency} <= {request.latency_ms:g} ms")
+    if request.memory_mb is not None:
+        fits = fits and candidate.memory_mb <= request.memory_mb
+        parts.append(f"{candidate.memory_mb:.1f} MB <= {request.memory_mb:g} MB")
+    return fits, ", ".join(parts)
+
+
+def _listing(candidates: Sequence[_Candidate]) -> str:
+    more = f" and {len(candidates) - _LISTED} more" if len(candidates) > _LISTED else ""
+    shown = [*candidates[: _LISTED - 1], candidates[-1]] if more else candidates
+    return ", ".join(map(str, shown)) + more

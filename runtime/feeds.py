@@ -1,0 +1,29 @@
+"""Random inputs that an engine accepts, for timing and for checking one form of an engine against another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..elastic import Bucket
+from .manifest import TensorSpec
+from .runner import Array
+
+
+def random_feeds(inputs: Iterable[TensorSpec], bucket: Bucket, seed: int = 0) -> dict[str, Array]:
+    """One value per input at ``bucket``'s shape, the same for the same seed.
+
+    Whole numbers lie in ``[0, high)``, or are 0 where the manifest states no ``high``; floats are standard normal.
+    """
+    rng = np.random.default_rng(seed)
+    feeds: dict[str, Array] = {}
+    for spec in inputs:
+        shape, dtype = spec.shape(bucket), np.dtype(spec.dtype)
+        if dtype.kind == "f":
+            feeds[spec.name] = rng.standard_normal(shape).astype(dtype)
+        elif dtype.kind == "b":
+            feeds[spec.name] = rng.integers(0, 2, shape).astype(dtype)
+        else:
+            feeds[spec.name] = rng.integers(0, spec.high or 1, shape).astype(dtype)
+    return feeds

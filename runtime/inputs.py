@@ -1,0 +1,104 @@
+"""Checking a request's arrays against the manifest, filling them up to a bucket, and cutting outputs back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ..elastic import Bucket
+from ..errors import InputError
+from .manifest import TensorSpec
+from .runner import Array
+
+
+class InputChecker:
+    """Knows the inputs of one model; built once, used for every request."""
+
+    def __init__(self, inputs: Sequence[TensorSpec]) -> None:
+        self._specs = tuple((spec, np.dtype(spec.dtype)) for spec in inputs)
+        # Read as unsigned, a negative number is larger than any bound: one pass over the array checks both ends.
+        self._bounds = tuple(
+            (spec.name, np.dtype(f"u{dtype.itemsize}"), spec.high)
+            for spec, dtype in self._specs
+            if spec.high is not None and dtype.kind in "iu"
+        )
+        self._names = {spec.name for spec in inputs}
+        self._has_batch = any("batch" in spec.dims for spec in inputs)
+        self._has_sequence = any("sequence" in spec.dims for spec in inputs)
+
+    def shape_of(self, feeds: Mapping[str, Array]) -> Bucket:
+        """The input's own batch and sequence (1 where the model has none), after checking every array.
+
+        Raises InputError for a wrong name, type, dtype, rank or size, sizes that differ between inputs, and whole
+        numbers outside ``[0, high)``.
+        """
+        if feeds.keys() != self._names:
+            raise InputError(f"inputs {_names(feeds)}: expected exactly {_names(self._names)}")
+        sizes: dict[str, int] = {}
+        for spec, dtype in self._specs:
+            array = feeds[spec.name]
+            if not isinstance(array, np.ndarray) or array.dtype != dtype:
+                kind = str(array.dtype) if isinstance(array, np.ndarray) else type(array).__name__
+                raise InputError(f"input {spec.name}: expected a numpy array of {spec.dtype}, got {kind}")
+            if len(array.shape) != len(spec.dims):
+                raise InputError(f"input {spec.name}: expected {_dims(spec)}, got shape {list(array.shape)}")
+            for dim, size in zip(spec.dims, array.shape, strict=True):
+                expected = dim if type(dim) is int else sizes.setdefault(str(dim), size)
+                if size != expected or not size:
+                    found = f"got shape {list(array.shape)}"
+                    where = f" ({dim} is {expected} in another input)" if size and isinstance(dim, str) else ""
+                    raise InputError(f"input {spec.name}: expected {_dims(spec)}, {found}{where}")
+        for name, unsigned, high in self._bounds:
+            if feeds[name].view(unsigned).max() >= high:
+                raise InputError(
+                    f"input {name}: values {feeds[name].min()}..{feeds[name].max()}, expected 0..{high - 1}; "
+                    "do they come from this bundle's own tokenizer?"
+                )
+        return Bucket(sizes.get("batch", 1), sizes.get("sequence", 1))
+
+    def own_shape(self, shape: Bucket, bucket: Bucket) -> Bucket:
+        """``shape`` with the bucket's size in every dimension that the inputs do not have."""
+        if self._has_batch and self._has_sequence:
+            return shape
+        return Bucket(
+            shape.batch if self._has_batch else bucket.batch, shape.sequence if self._has_sequence else bucket.sequence
+        )
+
+    def filled(self, feeds: Mapping[str, Array], bucket: Bucket) -> dict[str, Array]:
+        """Copies of ``feeds`` at ``bucket``'s shape. Raises InputError for an input that cannot be padded."""
+        full: dict[str, Array] = {}
+        for spec, dtype in self._specs:
+            array, shape = feeds[spec.name], spec.shape(bucket)
+            if array.shape == shape:
+                full[spec.name] = array
+                continue
+            if spec.pad is None:
+                raise InputError(
+                    f"input {spec.name}: cannot be padded, and shape {list(array.shape)} is not the bucket's "
+                    f"{list(shape)}; send exactly that"
+                )
+            target = np.full(shape, spec.pad, dtype)
+            target[tuple(map(slice, array.shape))] = array
+            full[spec.name] = target
+        return full
+
+
+def cut_back(outputs: Sequence[Array], specs: Sequence[TensorSpec], given: Bucket) -> list[Array]:
+    """Outputs without the rows and steps that padding added, as arrays of their own."""
+    return [
+        output[tuple(slice(n) for n in spec.shape(given))].copy() if _elastic(spec) else output
+        for output, spec in zip(outputs, specs, strict=True)
+    ]
+
+
+def _elastic(spec: TensorSpec) -> bool:
+    return any(isinstance(dim, str) for dim in spec.dims)
+
+
+def _dims(spec: TensorSpec) -> str:
+    return f"{spec.dtype} [{', '.join(map(str, spec.dims))}]"
+
+
+def _names(names: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, names))) or "none"

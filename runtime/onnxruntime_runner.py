@@ -1,0 +1,163 @@
+"""Engines on ONNX Runtime's CPU provider, in three residencies.
+
+``shared``: weights stay mapped from the bundle's store and are read in place; opens in milliseconds, owns no weights.
+``packed``: weights are copied into ONNX Runtime's own layout; fastest, owns them all.
+``mapped``: the packed layout is mapped from a host-local cache (mapped_cache.py); as fast, owns no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import onnxruntime
+
+from ..errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from .bundle import Bundle
+from .feeds import random_feeds
+from .manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
+from .mapped_cache import mapped_engine
+from .runner import Array, Residency
+from .threads import process_wide_threads
+
+# Above BASIC, fusions gained nothing on transformer graphs (0 to 5 % slower, any residency) and took longer to open;
+# below it, constant arithmetic on masks and shapes stays in the graph. BASIC leaves every mapped weight in place.
+_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+_AS_SAVED = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+# Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
+_SILENT = 4
+
+_TYPES = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "int64": "tensor(int64)",
+    "int32": "tensor(int32)",
+    "int8": "tensor(int8)",
+    "uint8": "tensor(uint8)",
+    "bool": "tensor(bool)",
+}
+
+
+class OnnxRuntimeRunner:
+    """One engine as one session; see ``Runner``."""
+
+    def __init__(self, bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int) -> None:
+        self.engine = engine
+        self.residency: Residency = residency
+        self._bundle = bundle
+        self._threads = threads
+        self._outputs = [spec.name for spec in bundle.manifest.outputs]
+        self._session: Any = None
+
+    def __enter__(self) -> Self:
+        """Opens the session. Raises BundleCorruptError or BundleIncompatibleError."""
+        path = self._bundle.file(self.engine.file)
+        if self.residency == "mapped":
+            session = self._mapped_session(path)
+        else:
+            session = _session(path, _options(self._threads, _LEVEL, packed=self.residency == "packed"))
+        _check_interface(session, self.engine, self._bundle)
+        self._session = session
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session = None
+
+    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """See ``Runner.run``. Raises InputError where ONNX Runtime refuses the values, BundleError while inactive."""
+        session = self._session
+        if session is None:
+            raise BundleError(f"engine {self.engine.id}: not open; run it inside its `with` block")
+        try:
+            outputs: list[Array] = session.run(self._outputs, feeds)
+        except Exception as failure:
+            if type(failure).__module__ != _ORT_ERRORS:
+                raise
+            raise InputError(f"engine {self.engine.id}: {_first_line(failure)}") from failure
+        return outputs
+
+    def _mapped_session(self, path: Path) -> Any:
+        files = {entry.path: entry.sha256 for entry in self._bundle.manifest.files}
+        key = {
+            "engine": files[self.engine.file],
+            "weights": files.get(WEIGHTS_NAME, ""),
+            "onnxruntime": onnxruntime.__version__,
+            "level": str(_LEVEL),
+        }
+        as_saved = _options(self._threads, _AS_SAVED, packed=True)
+
+        def build(target: Path, weights_name: str) -> None:
+            options = _options(self._threads, _LEVEL, packed=True)
+            options.optimized_model_filepath = str(target)
+            options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights_name)
+            options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+            packed = _session(path, options)
+            feeds = random_feeds(self._bundle.manifest.inputs, self.engine.bucket)
+            pairs = zip(packed.run(None, feeds), _session(target, as_saved).run(None, feeds), strict=True)
+            if not all(np.array_equal(here, saved, equal_nan=True) for here, saved in pairs):
+                raise BundleIncompatibleError(
+                    f"engine {self.engine.id}: onnxruntime {onnxruntime.__version__} does not read its packed form "
+                    "back as it was; use residency 'packed' or 'shared'"
+                )
+
+        return _session(mapped_engine(key, build), as_saved)
+
+
+def _options(threads: int, level: Any, packed: bool) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _SILENT
+    options.graph_optimization_level = level
+    if process_wide_threads():
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+    # Idle pools of other engines must not spin on the cores that this one needs.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not packed:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def _session(path: Path, options: Any) -> Any:
+    """A CPU session. ``path`` is absolute: ONNX Runtime then confines the weights to its folder."""
+    provider = "CPUExecutionProvider"
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=[provider], enable_fallback=0)
+    except Exception as failure:
+        if type(failure).__module__ != _ORT_ERRORS and not isinstance(failure, (RuntimeError, OSError)):
+            raise
+        damaged = type(failure).__name__ in {"InvalidProtobuf", "NoSuchFile", "InvalidGraph"}
+        error = BundleCorruptError if damaged else BundleIncompatibleError
+        raise error(
+            f"{path}: onnxruntime {onnxruntime.__version__} cannot open it: {_first_line(failure)}"
+        ) from failure
+    if session.get_providers() != [provider]:
+        raise BundleIncompatibleError(f"{path}: expected {provider}, onnxruntime took {session.get_providers()}")
+    return session
+
+
+def _check_interface(session: Any, engine: EngineEntry, bundle: Bundle) -> None:
+    """The engine has exactly the manifest's inputs and outputs, at its bucket's shape."""
+    expected: tuple[tuple[str, Sequence[Any], tuple[TensorSpec, ...]], ...] = (
+        ("input", session.get_inputs(), bundle.manifest.inputs),
+        ("output", session.get_outputs(), bundle.manifest.outputs),
+    )
+    for kind, found, specs in expected:
+        have = {tensor.name: (tensor.type, tuple(tensor.shape)) for tensor in found}
+        want = {spec.name: (_TYPES[spec.dtype], spec.shape(engine.bucket)) for spec in specs}
+        if have != want:
+            raise BundleCorruptError(f"engine {engine.id}: {kind}s are {have}, the manifest says {want}")
+
+
+_ORT_ERRORS = "onnxruntime.capi.onnxruntime_pybind11_state"
+
+
+def _first_line(failure: Exception) -> str:
+    return next(iter(str(failure).strip().splitlines()), type(failure).__name__)[:300]

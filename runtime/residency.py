@@ -1,0 +1,100 @@
+"""Which residency each engine gets under a memory cap: a pure decision.
+
+The pages of the weight store count once for all shared engines, since a smaller submodel reads a prefix of what a
+larger one reads. A packed engine owns a copy of its weights, a mapped one maps a file of its own. Every engine
+besides holds its private initializers and its activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..errors import SelectionError
+from .runner import Residency
+
+
+@dataclass(frozen=True)
+class EngineNeed:
+    """What one engine asks of memory, in bytes, and how much it matters.
+
+    ``widths`` are the submodel's axis values in one fixed order; ``own_bytes`` are private initializers and
+    activations. ``latency_ms`` times ``importance`` weighs who is packed first.
+    """
+
+    engine: str
+    widths: tuple[int, ...]
+    weight_bytes: int
+    own_bytes: int
+    latency_ms: float
+    importance: float = 1.0
+
+
+def assign_residencies(
+    needs: Sequence[EngineNeed], memory_mb: float | None, requested: Residency | Literal["auto"] = "auto"
+) -> dict[str, Residency]:
+    """Residency per engine id, so that all of them open at once stay within ``memory_mb`` (10^6 bytes).
+
+    ``auto`` without a cap packs every engine. With one, it admits engines as shared, the important and the large
+    first, then packs those that save the most time per byte; an engine that does not fit is left out. ``mapped`` is
+    never chosen by itself, since it spends disk. Raises SelectionError if a requested residency does not fit, or
+    nothing does.
+    """
+    if memory_mb is None or requested != "auto":
+        residency: Residency = "packed" if requested == "auto" else requested
+        assigned = dict.fromkeys((need.engine for need in needs), residency)
+        if memory_mb is not None and (total := _Memory(needs).bytes(assigned)) > memory_mb * 1e6:
+            raise SelectionError(
+                f"memory_mb={memory_mb:g}: {len(needs)} engines as {residency} take {total / 1e6:.1f} MB; "
+                "raise the cap, or let residency='auto' choose"
+            )
+        return assigned
+
+    memory, cap = _Memory(needs), memory_mb * 1e6
+    assigned = {}
+    for need in sorted(needs, key=lambda n: (-n.importance, -n.weight_bytes, n.own_bytes, n.engine)):
+        if memory.bytes({**assigned, need.engine: "shared"}) <= cap:
+            assigned[need.engine] = "shared"
+    if not assigned:
+        least = min(needs, key=lambda n: n.weight_bytes + n.own_bytes)
+        raise SelectionError(
+            f"memory_mb={memory_mb:g}: no engine fits; the smallest, {least.engine}, takes "
+            f"{(least.weight_bytes + least.own_bytes) / 1e6:.1f} MB"
+        )
+    for need in sorted(needs, key=lambda n: (-n.latency_ms * n.importance / max(1, n.weight_bytes), n.engine)):
+        if need.engine in assigned and memory.bytes({**assigned, need.engine: "packed"}) <= cap:
+            assigned[need.engine] = "packed"
+    return assigned
+
+
+class _Memory:
+    """Bytes of a set of engines, by who reads a prefix of whose weights."""
+
+    def __init__(self, needs: Sequence[EngineNeed]) -> None:
+        self._needs = {need.engine: need for need in needs}
+        # Engines of one submodel read the same views, so they are one row here.
+        rows = sorted({(need.widths, need.weight_bytes) for need in needs}, key=lambda row: (-row[1], row[0]))
+        self._row = {need.engine: rows.index((need.widths, need.weight_bytes)) for need in needs}
+        self._bytes = [weight_bytes for _, weight_bytes in rows]
+        widths = np.array([row[0] for row in rows]).reshape(len(rows), -1)
+        within = np.all(widths[:, None] <= widths[None], axis=2).tolist()  # [row][other]: row is a prefix of other
+        # Rows go from large to small, so whoever contains a row stands before it.
+        self._containers = [sum(1 << j for j in range(i) if within[i][j]) for i in range(len(rows))]
+
+    def bytes(self, assigned: Mapping[str, Residency]) -> int:
+        """Upper bound with every engine of ``assigned`` open."""
+        total = 0
+        shared = 0
+        for engine, residency in assigned.items():
+            need = self._needs[engine]
+            total += need.own_bytes
+            if residency == "shared":
+                shared |= 1 << self._row[engine]
+            else:
+                total += need.weight_bytes
+        return total + sum(
+            self._bytes[i] for i, outer in enumerate(self._containers) if shared >> i & 1 and not outer & shared
+        )

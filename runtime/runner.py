@@ -1,0 +1,63 @@
+"""What the runtime asks of a backend: one protocol, and the door that opens an engine with the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import util
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+from numpy.typing import NDArray
+
+from ..errors import BundleIncompatibleError
+from .bundle import Bundle
+from .manifest import EngineEntry
+
+Array = NDArray[Any]
+Residency = Literal["shared", "packed", "mapped"]
+RESIDENCIES: tuple[Residency, ...] = ("shared", "packed", "mapped")
+
+# Backends that this release can run, and the package that each needs.
+BACKENDS = {"onnxruntime": "onnxruntime"}
+
+
+class Runner(Protocol):
+    """One engine on one backend. Entering it opens the engine; using it while inactive is an error."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """Outputs in the manifest's order, owned by the caller.
+
+        ``feeds`` has every input of the manifest at exactly the bucket's shape and the stated dtype. Thread-safe.
+        """
+        ...
+
+
+def runnable_engines(bundle: Bundle) -> tuple[EngineEntry, ...]:
+    """The engines that this host has a backend for. Raises BundleIncompatibleError if there is none."""
+    here = {backend for backend, package in BACKENDS.items() if util.find_spec(package)}
+    engines = tuple(engine for engine in bundle.manifest.engines if engine.backend in here)
+    if not engines:
+        needed = ", ".join(sorted({engine.backend for engine in bundle.manifest.engines}))
+        raise BundleIncompatibleError(
+            f"bundle {bundle.path}: its engines need {needed}, this host has "
+            f"{', '.join(sorted(here)) or 'no backend'}; install the extra that brings it, such as nestforge[cpu]"
+        )
+    return engines
+
+
+def runner_for(bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int) -> Runner:
+    """An inactive runner for one engine, on ``threads`` cores.
+
+    Raises BundleIncompatibleError for a backend that this release cannot run.
+    """
+    if engine.backend == "onnxruntime":
+        from .onnxruntime_runner import OnnxRuntimeRunner
+
+        return OnnxRuntimeRunner(bundle, engine, residency, threads)
+    raise BundleIncompatibleError(f"engine {engine.id}: backend {engine.backend} cannot run here; compile for another")
