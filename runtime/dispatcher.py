@@ -100,7 +100,8 @@ class Dispatcher:
     def _choose(self, request: Request, batch: int, sequence: int) -> Choice:
         limits = request.latency_ms is not None or request.memory_mb is not None
         if (request.budget is not None) + (request.submodel is not None) + limits > 1:
-            raise SelectionError(f"{request}: expected a budget, or a submodel, or limits, not several of these")
+            given = ", ".join(name for name, value in vars(request).items() if value is not None)
+            raise SelectionError(f"request with {given}: expected a budget, or a submodel, or limits, not several")
         self._buckets_for(batch, sequence)
         if request.budget is not None:
             budget = self._budgets.get(request.budget)
@@ -161,6 +162,11 @@ class Dispatcher:
     def _buckets_for(self, batch: int, sequence: int) -> list[Bucket]:
         buckets = sorted({c.engine.bucket for candidates in self._candidates.values() for c in candidates})
         holding = [bucket for bucket in buckets if _holds(bucket, batch, sequence)]
+        if not holding and any(_holds(engine.bucket, batch, sequence) for engine in self._manifest.engines):
+            raise SelectionError(
+                f"no engine takes {batch}x{sequence} here: memory_mb leaves out those that would, or they need another "
+                f"backend; there is {', '.join(bucket.label for bucket in buckets)}"
+            )
         if not holding:
             known = ", ".join(bucket.label for bucket in buckets)
             raise InputError(

@@ -86,13 +86,14 @@ def _build(folder: Path, build: Callable[[Path, str], None]) -> None:
     try:
         build(fresh / _ENGINE, _WEIGHTS)
         (fresh / _RECEIPT).write_text(json.dumps(_hashes(fresh)))
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            fresh.rename(folder)
-        except OSError:
-            # Another process was first; what it left is as good if it is whole.
-            if not _intact(folder):
-                raise
+        # Another process may have been first; what it left may be in use, and is as good if it is whole.
+        if not _intact(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                fresh.rename(folder)
+            except OSError:
+                if not _intact(folder):
+                    raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

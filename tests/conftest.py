@@ -1,0 +1,16 @@
+"""Shared by every test: the package under test is this checkout's, never another one on the path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nestforge
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure() -> None:
+    found = Path(nestforge.__file__).resolve().parent
+    if found != ROOT:
+        raise pytest.UsageError(f"nestforge is imported from {found}, not from {ROOT}: use `make test` in this folder")

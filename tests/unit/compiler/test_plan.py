@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nestforge.compiler.cost_model import Correction
+from nestforge.compiler.levels import levels
+from nestforge.compiler.plan import Candidate, Plan, ladder, make_plan
+from nestforge.elastic import Axis, Bucket, ElasticSpec, Submodel
+from nestforge.errors import PlanError
+from nestforge.profiles.device_profile import BudgetSpec, DeviceProfile
+from nestforge.profiles.load_profile import load_profile
+from nestforge.runtime.manifest import Limits
+from nestforge.strict import structure, unstructure
+from nestforge.workload import Op
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A bare encoder: attention and feed-forward without biases, nothing else."""
+
+    hidden: int
+    head_dim: int
+    spec: ElasticSpec
+    name: str = "encoder"
+    count: Callable[[Submodel], int] | None = None
+
+    def parameters(self, submodel: Submodel) -> int:
+        if self.count:
+            return self.count(submodel)
+        return sum(
+            self.hidden * (2 * value if axis.kind == "ffn" else 4 * value * self.head_dim)
+            for axis, value in submodel.values
+        )
+
+    def weight_bytes(self, submodel: Submodel) -> int:
+        return 4 * self.parameters(submodel)
+
+    def workload(self, submodel: Submodel, bucket: Bucket) -> list[Op]:
+        ops = []
+        for axis, value in submodel.values:
+            inner = value if axis.kind == "ffn" else value * self.head_dim
+            weights = self.hidden * inner * (2 if axis.kind == "ffn" else 4)
+            moved = 4 * bucket.tokens * (self.hidden + inner)
+            ops.append(Op(axis.name, "gemm", 2 * bucket.tokens * weights, 4 * weights, moved))
+            ops.append(Op(f"{axis.name}.norm", "elementwise", 0, 0, 8 * bucket.tokens * self.hidden))
+        return ops
+
+
+def encoder(layers: int = 3, ffn: int = 256, heads: int = 4, nested: bool = False) -> Encoder:
+    sizes = {"ffn": ffn, "heads": heads}
+    axes = tuple(Axis(f"layers.{i}.{kind}", size) for i in range(layers) for kind, size in sizes.items() if size)
+    return Encoder(64, 16, ElasticSpec(axes, (), nested))
+
+
+def device(budgets: Mapping[str, BudgetSpec], **changes: Any) -> DeviceProfile:
+    board = load_profile("raspberry-pi-5")
+    return replace(board, name="board", budgets=budgets, buckets=(Bucket(1, 32), Bucket(4, 32)), **changes)
+
+
+def plan_for(source: Encoder, profile: DeviceProfile, **options: Any) -> Plan:
+    return make_plan(source, profile, levels=levels(source.spec, profile.levels, profile.width_multiple), **options)
+
+
+def figures(candidate: Candidate, bucket: Bucket) -> dict[str, float]:
+    cost = next(cost for cost in candidate.costs if cost.bucket == bucket)
+    return {
+        "latency_ms": cost.latency_ms,
+        "memory_mb": candidate.memory_mb,
+        "parameters": candidate.parameters,
+        "flops": cost.flops,
+    }
+
+
+# The ladder.
+
+
+def test_last_layers_are_promoted_first_and_all_kinds_together() -> None:
+    spec = encoder(layers=3).spec
+    rungs = ladder(levels(spec, {"ffn": [0.25, 0.5, 1], "heads": [0.25, 0.5, 1]}, 8))
+    assert [rung.id for rung in rungs] == [
+        "ffn64-heads1",
+        "ffn64x2_128x1-heads1x2_2x1",
+        "ffn64x1_128x2-heads1x1_2x2",
+        "ffn128-heads2",
+        "ffn128x2_256x1-heads2x2_4x1",
+        "ffn128x1_256x2-heads2x1_4x2",
+        "ffn256-heads4",
+    ]
+
+
+def test_axis_outside_the_layers_moves_with_the_full_level() -> None:
+    spec = ElasticSpec((Axis("rank", 4), Axis("layers.0.ffn", 16), Axis("layers.1.ffn", 16)), ())
+    rungs = ladder(levels(spec, {"rank": [0.5, 1], "ffn": [0.5, 1]}, 8))
+    assert [rung.id for rung in rungs] == ["rank2-ffn8", "rank2-ffn8x1_16x1", "rank4-ffn16"]
+
+
+def test_rungs_that_rounding_makes_equal_appear_once() -> None:
+    source = encoder(layers=2, ffn=64, heads=1)
+    assert len(ladder(levels(source.spec, None, 64))) == 1
+    (candidate,) = plan_for(source, device({"full": BudgetSpec()}, width_multiple=64)).candidates
+    assert candidate.labels == ("S", "M", "L", "XL")
+
+
+@given(st.integers(1, 24), st.integers(1, 5))
+def test_ladder_length_and_growth(layers: int, count: int) -> None:
+    source = encoder(layers, ffn=640, heads=10)
+    steps = [(i + 1) / count for i in range(count)]
+    rungs = ladder(levels(source.spec, {"ffn": steps, "heads": steps}, 8))
+    assert len(rungs) == (count - 1) * layers + 1
+    parameters = [source.parameters(rung) for rung in rungs]
+    assert parameters == sorted(set(parameters))
+
+
+@pytest.mark.parametrize(
+    ("millions", "expected"),
+    [
+        (226.5, "ffn1536"),
+        (245.4, "ffn1536x12_3072x4"),
+        (278.4, "ffn1536x5_3072x11"),
+        (377.5, "ffn3072x8_6144x8"),
+    ],
+)
+def test_mix_n_match_of_the_matformer_paper(millions: float, expected: str) -> None:
+    """MatFormer 850M, Table 5 (row 4 as its own parameter count demands): 16 layers of 1536, non-embedding."""
+    spec = ElasticSpec(tuple(Axis(f"layers.{i}.ffn", 6144) for i in range(16)), (), trained_nested=True)
+    source = Encoder(1536, 96, spec, count=lambda submodel: sum(4 * 1536**2 + 2 * 1536 * v for _, v in submodel.values))
+    budget = BudgetSpec(parameters=round(millions * 1e6) + 50_000)  # the paper's figures are rounded to 0.1 million
+    (chosen,) = plan_for(source, device({"paper": budget}, memory_mb=1e6)).budgets
+    assert chosen.submodel == expected
+
+
+# Budgets.
+
+
+def test_budget_without_limits_takes_the_universal_model() -> None:
+    (budget,) = plan_for(encoder(), device({"full": BudgetSpec()})).budgets
+    assert (budget.submodel, budget.limits) == ("ffn256-heads4", Limits())
+    assert (budget.reason, budget.rejected) == ("no limits: the universal model", ())
+
+
+def test_limit_that_the_universal_model_keeps() -> None:
+    (budget,) = plan_for(encoder(), device({"roomy": BudgetSpec(parameters=10**6)})).budgets
+    assert budget.reason == "the universal model keeps parameters 147,456 of 1,000,000"
+
+
+def test_reason_and_rejections_name_limit_figure_and_unit() -> None:
+    (budget,) = plan_for(encoder(layers=2), device({"small": BudgetSpec(parameters=60_000)})).budgets
+    assert budget.submodel == "ffn128-heads2"
+    assert budget.reason == (
+        "rung 3 of 7 is the largest that keeps parameters 49,152 of 60,000; "
+        "in the next, ffn128x1_192x1-heads2x1_3x1, parameters 61,440 exceeds 60,000 by 1,440"
+    )
+    assert [(rejection.submodel, rejection.reason) for rejection in budget.rejected] == [
+        ("ffn128x1_192x1-heads2x1_3x1", "parameters 61,440 exceeds 60,000 by 1,440"),
+        ("ffn192-heads3", "parameters 73,728 exceeds 60,000 by 13,728"),
+        ("ffn192x1_256x1-heads3x1_4x1", "parameters 86,016 exceeds 60,000 by 26,016"),
+        ("ffn256-heads4", "parameters 98,304 exceeds 60,000 by 38,304"),
+    ]
+
+
+def test_shares_are_of_the_universal_models_own_figures() -> None:
+    budget = BudgetSpec(latency_ms="50 %", memory_mb="100 %", parameters="25 %", flops="10 %")
+    with pytest.raises(PlanError):  # the smallest level has 25 % of the FLOPs
+        plan_for(encoder(), device({"half": budget}))
+    plan = plan_for(encoder(), device({"half": replace(budget, flops="75 %")}))
+    full = figures(plan.candidates[-1], Bucket(4, 32))
+    assert plan.budgets[0].limits == Limits(
+        latency_ms=full["latency_ms"] / 2,
+        memory_mb=full["memory_mb"],
+        parameters=147_456 // 4,
+        flops=int(full["flops"] * 0.75),
+    )
+
+
+def test_latency_and_flops_are_judged_at_the_largest_bucket() -> None:
+    plan = plan_for(encoder(), device({"half": BudgetSpec(flops="50 %")}))
+    assert plan.budget_bucket == Bucket(4, 32)
+    assert plan.budgets[0].limits.flops == 2 * 128 * 147_456 // 2
+    assert "compute (b4-s32) 18.87 MFLOP of 18.87 MFLOP" in plan.budgets[0].reason
+
+
+def test_memory_of_the_device_limits_every_budget() -> None:
+    plan = plan_for(encoder(), device({"full": BudgetSpec()}, memory_mb=1.5))
+    (budget,) = plan.budgets
+    # 4 bytes for each of 110,592 parameters, and 8 times the operands (128 rows of 64 and 192) of the largest product.
+    assert plan.candidates[6].memory_mb == (4 * 110_592 + 8 * 4 * 128 * (64 + 192)) / 1e6
+    assert plan.candidates[7].memory_mb == (4 * 122_880 + 8 * 4 * 128 * (64 + 256)) / 1e6
+    assert (budget.submodel, budget.limits) == ("ffn192-heads3", Limits())
+    overrun = "memory of board 1.80 MB exceeds 1.50 MB by 0.30 MB"
+    assert budget.reason == (
+        "rung 7 of 10 is the largest that keeps the memory of the device; "
+        f"in the next, ffn192x2_256x1-heads3x2_4x1, {overrun}"
+    )
+    assert (budget.rejected[0].submodel, budget.rejected[0].reason) == ("ffn192x2_256x1-heads3x2_4x1", overrun)
+
+
+def test_budget_too_small_names_budget_limit_and_smallest_figure() -> None:
+    with pytest.raises(PlanError) as failure:
+        plan_for(encoder(), device({"full": BudgetSpec(), "tiny": BudgetSpec(parameters=1000)}))
+    assert str(failure.value) == (
+        "budget 'tiny': not even the smallest submodel ffn64-heads1 fits: parameters 36,864 exceeds 1,000 by 35,864; "
+        "raise the limit or add smaller levels"
+    )
+    with pytest.raises(PlanError, match=r"latency \(predicted, b4-s32\) 0\.\d{3} ms exceeds 0\.001 ms by 0\.\d{3} ms;"):
+        plan_for(encoder(), device({"tiny": BudgetSpec(latency_ms=0.001)}))
+
+
+share = st.none() | st.integers(40, 100).map("{} %".format)
+
+
+@given(st.builds(BudgetSpec, share, share, share, share), st.integers(1, 6))
+def test_chosen_rung_keeps_every_limit_and_the_next_does_not(budget: BudgetSpec, layers: int) -> None:
+    plan = plan_for(encoder(layers), device({"any": budget}))
+    (chosen,) = plan.budgets
+    index = [candidate.id for candidate in plan.candidates].index(chosen.submodel)
+    limits = {name: limit for name, limit in vars(chosen.limits).items() if limit is not None}
+
+    def keeps(candidate: Candidate) -> bool:
+        return all(figures(candidate, plan.budget_bucket)[name] <= limit for name, limit in limits.items())
+
+    assert [keeps(candidate) for candidate in plan.candidates[index : index + 2]] in ([True, False], [True])
+    assert [rejection.submodel for rejection in chosen.rejected] == [c.id for c in plan.candidates[index + 1 :]]
+
+
+@given(st.integers(1, 6), st.integers(1, 1024), st.integers(1, 16))
+def test_figures_never_fall_along_the_ladder(layers: int, ffn: int, heads: int) -> None:
+    plan = plan_for(encoder(layers, ffn, heads), device({"full": BudgetSpec()}))
+    for bucket in (Bucket(1, 32), Bucket(4, 32)):
+        rows = [figures(candidate, bucket) for candidate in plan.candidates]
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            assert values == sorted(values)
+
+
+# What a plan says beside its budgets.
+
+
+def test_plan_is_pure_json_and_the_same_every_time() -> None:
+    profile = device({"full": BudgetSpec(), "half": BudgetSpec(latency_ms="50 %")})
+    first, second = (plan_for(encoder(ffn=200), profile) for _ in range(2))
+    text = json.dumps(unstructure(first))
+    assert text == json.dumps(unstructure(second))
+    assert structure(Plan, json.loads(text), "plan", PlanError) == first
+
+
+def test_candidate_figures() -> None:
+    candidate = plan_for(encoder(layers=2), device({"full": BudgetSpec()})).candidates[1]
+    assert (candidate.id, candidate.rung, candidate.labels) == ("ffn64x1_128x1-heads1x1_2x1", 1, ())
+    assert candidate.values == {"ffn": (64, 128), "heads": (1, 2)}
+    assert candidate.parameters == 64 * 2 * (64 + 128) + 64 * 4 * 16 * (1 + 2)
+    assert candidate.weight_bytes == 4 * candidate.parameters
+    small, large = candidate.costs
+    assert (small.bucket, large.flops) == (Bucket(1, 32), 2 * 128 * candidate.parameters)
+    assert candidate.memory_mb == (candidate.weight_bytes + large.activation_bytes) / 1e6
+
+
+def test_labels_name_the_uniform_rungs() -> None:
+    plan = plan_for(encoder(layers=2), device({"full": BudgetSpec()}))
+    assert {candidate.id: candidate.labels for candidate in plan.candidates if candidate.labels} == {
+        "ffn64-heads1": ("S",),
+        "ffn128-heads2": ("M",),
+        "ffn192-heads3": ("L",),
+        "ffn256-heads4": ("XL",),
+    }
+
+
+def test_corrections_replace_predictions_and_the_plan_says_so() -> None:
+    profile = device({"fast": BudgetSpec(latency_ms=3.0)})
+    raw = plan_for(encoder(), profile)
+    slow = {bucket: Correction(10.0, 10.0, 10.0, rungs=3) for bucket in profile.buckets}
+    corrected = plan_for(encoder(), profile, corrections=slow)
+    assert (raw.latency_basis, corrected.latency_basis) == ("predicted", "corrected")
+    assert raw.candidates[0].costs[0].corrected_ms is None
+    for before, after in zip(raw.candidates, corrected.candidates, strict=True):
+        for old, new in zip(before.costs, after.costs, strict=True):
+            assert new.predicted_ms == old.predicted_ms
+            assert new.corrected_ms == pytest.approx(10 * old.predicted_ms)
+    assert raw.budgets[0].submodel == "ffn256-heads4"
+    assert "latency (corrected, b4-s32)" in corrected.budgets[0].reason
+    assert corrected.budgets[0].submodel != "ffn256-heads4"
+
+
+def test_corrections_cover_every_bucket_or_none() -> None:
+    with pytest.raises(ValueError, match="one for every bucket"):
+        plan_for(encoder(), device({"full": BudgetSpec()}), corrections={Bucket(1, 32): Correction(1, 1, 1, 1)})
+
+
+def test_submodels_asked_for_are_candidates_that_budgets_do_not_choose() -> None:
+    source = encoder(layers=2)
+    wanted = [source.spec.parse(text) for text in ("ffn256x1_192x1-heads4", "ffn72-heads1", "ffn64-heads1")]
+    plan = plan_for(source, device({"big": BudgetSpec(parameters="99 %")}), submodels=wanted)
+    # The last one is a rung already; the first would keep the limit and has more parameters than the chosen rung.
+    assert [candidate.id for candidate in plan.candidates if candidate.rung is None] == [
+        "ffn256x1_192x1-heads4",
+        "ffn72-heads1",
+    ]
+    assert plan.budgets[0].submodel == "ffn192x1_256x1-heads3x1_4x1"
+    assert plan.notes == (
+        "ffn256x1_192x1-heads4: ffn shrinks with depth, which rungs of the ladder never do",
+        "ffn72-heads1: on no level: layers.0.ffn 72, layers.1.ffn 72",
+    )
+
+
+def test_rounding_is_noted() -> None:
+    plan = plan_for(encoder(ffn=200), device({"full": BudgetSpec()}))
+    assert plan.notes == (
+        "S: ffn 50 of 200 rounded to 48 (a multiple of 8)",
+        "M: ffn 100 of 200 rounded to 104 (a multiple of 8)",
+        "L: ffn 150 of 200 rounded to 152 (a multiple of 8)",
+    )

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from nestforge.elastic import Bucket
+from nestforge.errors import ProfileError
+from nestforge.profiles.device_profile import BudgetSpec, profile_data, read_profile, resolve_limit
+
+DATA: dict[str, Any] = {
+    "schema_version": 1,
+    "name": "board",
+    "description": "a test board",
+    "backend": "onnxruntime",
+    "cores": 4,
+    "memory_mb": 4000,
+    "rates": {
+        "gemm_gflops": 100,
+        "batched_gemm_gflops": 50,
+        "elementwise_gb_s": 20,
+        "bandwidth_gb_s": 10,
+        "op_overhead_us": 0,
+    },
+    "width_multiple": 16,
+    "buckets": ["1x128", "8x32", "4x64"],
+    "budgets": {"full": {}, "fast": {"latency_ms": "50 %", "memory_mb": 100, "parameters": 1000, "flops": "12.5%"}},
+}
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """DATA with the value at ``path`` (dotted) replaced."""
+    head, _, rest = path.partition(".")
+    if not rest:
+        return {**DATA, head: value}
+    return {**DATA, head: {**DATA[head], rest: value}}
+
+
+def test_reads_units_buckets_and_defaults() -> None:
+    profile = read_profile(DATA, "here")
+    assert profile.buckets == (Bucket(1, 128), Bucket(8, 32), Bucket(4, 64))
+    assert (profile.precision, profile.opset, profile.levels, profile.memory_mb) == ("fp32", 20, None, 4000.0)
+    assert profile.budgets["full"] == BudgetSpec()
+    assert profile.budgets["fast"] == BudgetSpec("50 %", 100.0, 1000, "12.5%")
+
+
+def test_largest_bucket_has_most_tokens_then_the_longest_sequence() -> None:
+    assert read_profile(DATA, "here").largest_bucket == Bucket(4, 64)
+
+
+def test_data_round_trip() -> None:
+    profile = read_profile({**DATA, "levels": {"ffn": [0.5, 1]}}, "here")
+    assert read_profile(profile_data(profile), "there") == profile
+    assert profile_data(profile)["buckets"] == DATA["buckets"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("schema_version", 2, "here: schema_version 2, expected 1"),
+        ("name", "", "here: name: expected text, got an empty one"),
+        ("backend", "onnx-runtime", "here: backend: got 'onnx-runtime'; did you mean 'onnxruntime'?"),
+        ("precision", "fp16", "here: precision: got 'fp16'; expected one of fp32"),
+        ("cores", 0, "here: cores: expected at least 1, got 0"),
+        ("memory_mb", -1, "here: memory_mb: expected more than 0, got -1"),
+        ("width_multiple", 12, "here: width_multiple: got 12; expected one of 16, 64, 8"),
+        ("opset", 23, "here: opset: got 23; expected one of 20, 21, 22"),
+        ("rates.gemm_gflops", 0, "here: rates: gemm_gflops: expected more than 0, got 0"),
+        ("rates.op_overhead_us", -0.5, "here: rates: op_overhead_us: expected at least 0, got -0.5"),
+        ("rates.bandwith_gb_s", 1, "here: rates: unknown key 'bandwith_gb_s'; did you mean 'bandwidth_gb_s'?"),
+        ("buckets", [], "here: buckets: expected a list such as [1x32, 1x128], got []"),
+        ("buckets", ["128"], "here: buckets: bucket '128': expected BATCHxSEQUENCE, such as 1x128"),
+        ("buckets", ["1x8", "b1-s8"], "here: buckets: one stands twice in 1x8, b1-s8"),
+        ("budgets", {}, "here: budgets: expected at least one; full: {} asks for the universal model"),
+        (
+            "budgets.fast",
+            {"latency": 3},
+            "here: budgets.fast: unknown key 'latency'; did you mean 'latency_ms'?",
+        ),
+        (
+            "budgets.fast",
+            {"latency_ms": "110 %"},
+            "here: budgets.fast: latency_ms: expected a positive number or a share such as \"50 %\", got '110 %'",
+        ),
+        (
+            "budgets.fast",
+            {"flops": "1e6"},
+            "here: budgets.fast: flops: expected a positive number or a share such as \"50 %\", got '1e6'",
+        ),
+        ("budgets.fast", {"parameters": 0}, "here: budgets.fast: parameters: expected more than 0, got 0"),
+        (
+            "budgets.fast",
+            {"parameters": 1.5},
+            "here: budgets.fast: parameters: expected a whole number, got float 1.5",
+        ),
+        ("levels", {"ffn": 0.5}, "here: levels.ffn: expected a list, got float 0.5"),
+    ],
+)
+def test_refusals(path: str, value: object, message: str) -> None:
+    with pytest.raises(ProfileError) as failure:
+        read_profile(changed(path, value), "here")
+    assert str(failure.value) == message
+
+
+def test_missing_keys_are_named() -> None:
+    with pytest.raises(ProfileError, match=r"^here: missing key 'buckets'$"):
+        read_profile({key: value for key, value in DATA.items() if key != "buckets"}, "here")
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, None), (3.0, 3.0), (7, 7), ("50 %", 100.0), ("12.5%", 25.0), ("100 %", 200.0)]
+)
+def test_resolve_limit(limit: float | str | None, expected: float | None) -> None:
+    assert resolve_limit(limit, 200.0) == expected

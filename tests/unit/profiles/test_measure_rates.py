@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from nestforge.profiles import measure_rates
+from nestforge.profiles.measure_rates import CHAINS, measure_host_rates, numpy_run, onnxruntime_run
+
+
+@pytest.mark.parametrize("name", ["gemm", "batched_gemm", "tiny"])
+def test_both_ways_run_the_same_work(name: str) -> None:
+    np.testing.assert_allclose(
+        onnxruntime_run(CHAINS[name], cores=1)(), numpy_run(CHAINS[name])(), rtol=1e-3, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_keep_their_values_in_range(name: str) -> None:
+    for output in (numpy_run(CHAINS[name])(), onnxruntime_run(CHAINS[name], cores=1)()):
+        assert output.shape == CHAINS[name].shape
+        assert np.isfinite(output).all()
+        assert np.abs(output).max() > 1e-6  # far from the slow subnormal numbers
+
+
+@pytest.mark.parametrize("name", ["gemm", "batched_gemm"])
+def test_work_counts_a_multiply_add_as_two(name: str) -> None:
+    chain = CHAINS[name]
+    rows = int(np.prod(chain.shape[:-1]))
+    # Gemm's weights are [n, k], MatMul's operands [heads, k, n]: either way rows * k * n products.
+    assert chain.work == sum(2 * rows * int(np.prod(shape[-2:])) for shape in chain.operands.values())
+
+
+@pytest.mark.parametrize(("onnx_found", "source"), [(True, "onnxruntime"), (False, "numpy")])
+def test_every_rate_is_measured_and_the_source_said(
+    monkeypatch: pytest.MonkeyPatch, onnx_found: bool, source: str
+) -> None:
+    monkeypatch.setattr(measure_rates, "_SECONDS_A_ROUND", 0.0)
+    monkeypatch.setattr(measure_rates, "_READ_BYTES", 2**20)
+    monkeypatch.setattr(measure_rates, "util", SimpleNamespace(find_spec=lambda name: onnx_found))
+    rates = measure_host_rates(cores=1)
+    figures = [value for value in vars(rates).values() if isinstance(value, float)]
+    assert len(figures) == 5
+    assert min(figures) > 0
+    assert rates.source is not None
+    assert rates.source.startswith(f"measured on this host with {source} ")

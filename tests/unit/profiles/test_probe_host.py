@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from nestforge.errors import ProfileError
+from nestforge.profiles import measure_rates, probe_host
+from nestforge.profiles.device_profile import Rates
+from nestforge.profiles.load_profile import load_profile
+from nestforge.profiles.probe_host import HostFacts, cache_folder, host_profile, is_this_host
+from nestforge.profiles.probe_host import probe_host as probe
+
+RATES = Rates(100.0, 50.0, 20.0, 10.0, 0.5, "measured on paper")
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A cache of its own; the list grows by the number of threads at every measurement."""
+    calls: list[int] = []
+
+    def measure(cores: int) -> Rates:
+        calls.append(cores)
+        return RATES
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(measure_rates, "measure_host_rates", measure)
+    return calls
+
+
+@pytest.fixture
+def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict[str, str]], None]:
+    """Lays out control groups: this process's membership line and files below the mount."""
+
+    def lay_out(membership: str, files: dict[str, str]) -> None:
+        for name, text in files.items():
+            (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "fs" / name).write_text(text)
+        (tmp_path / "membership").write_text(membership)
+        monkeypatch.setattr(probe_host, "_CGROUP_ROOT", tmp_path / "fs")
+        monkeypatch.setattr(probe_host, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
+
+    return lay_out
+
+
+def test_facts_of_this_host(cgroup: Callable[[str, dict[str, str]], None]) -> None:
+    cgroup("0::/\n", {})
+    facts = probe()
+    assert facts.cpu
+    assert 1 <= facts.cores <= (os.cpu_count() or 1)
+    assert facts.memory_mb == psutil.virtual_memory().total / 1e6
+    assert "onnxruntime" in facts.backends
+
+
+def test_version_2_limits_of_a_parent_group_count(cgroup: Callable[[str, dict[str, str]], None]) -> None:
+    files = {
+        "a/memory.max": "3000000000\n",
+        "a/b/memory.max": "max\n",
+        "a/cpu.max": "100000 100000\n",
+        "cpu.max": "max",
+    }
+    cgroup("0::/a/b\n", files)
+    assert (probe().memory_mb, probe().cores) == (3000.0, 1)
+
+
+def test_version_1_limits(cgroup: Callable[[str, dict[str, str]], None]) -> None:
+    files = {
+        "memory/a/memory.limit_in_bytes": "2000000000\n",
+        "cpu/a/cpu.cfs_quota_us": "50000\n",
+        "cpu/a/cpu.cfs_period_us": "100000\n",
+    }
+    cgroup("4:memory:/a\n1:cpu,cpuacct:/a\n0::/\n", files)
+    assert (probe().memory_mb, probe().cores) == (2000.0, 1)
+
+
+def test_unlimited_groups_change_nothing(cgroup: Callable[[str, dict[str, str]], None]) -> None:
+    cgroup("0::/\n", {})
+    free = probe()
+    files = {
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "cpu/cpu.cfs_quota_us": "-1",
+        "cpu/cpu.cfs_period_us": "100000",
+        "memory.max": "max",
+    }
+    cgroup("4:memory:/\n1:cpu:/\n0::/\n", files)
+    assert probe() == free
+
+
+def test_rates_are_measured_once(measured: list[int]) -> None:
+    first = host_profile()
+    assert host_profile() == first == load_profile("host-cpu")
+    assert measured == [probe().cores]
+    assert host_profile(refresh=True) == first
+    assert len(measured) == 2
+
+
+def test_another_onnxruntime_is_measured_again(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    host_profile()
+    facts = probe()
+    newer = HostFacts(**{**vars(facts), "backends": {"onnxruntime": "99.0"}})
+    monkeypatch.setattr(probe_host, "probe_host", lambda: newer)
+    host_profile()
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"gemm_gflops": "fast"}', "\xff"])
+def test_damaged_cache_is_measured_again(measured: list[int], damage: str) -> None:
+    host_profile()
+    (entry,) = cache_folder().iterdir()
+    entry.write_text(damage, encoding="latin-1")
+    assert host_profile().rates == RATES
+    assert len(measured) == 2
+    assert host_profile().rates == RATES
+    assert len(measured) == 2
+
+
+def test_cache_is_private(measured: list[int], tmp_path: Path) -> None:
+    (tmp_path / "cache" / "nestforge").mkdir(parents=True, mode=0o755)
+    host_profile()
+    assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
+
+
+def test_cache_that_cannot_be_written_costs_only_time(
+    measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert host_profile().rates == host_profile().rates == RATES
+    assert len(measured) == 2
+
+
+def test_host_profile_is_what_the_probe_found(measured: list[int]) -> None:
+    profile, facts = host_profile(), probe()
+    assert (profile.name, profile.backend, profile.cores) == ("host-cpu", "onnxruntime", facts.cores)
+    assert profile.memory_mb == round(facts.memory_mb / 2)
+    assert [str(bucket.sequence) for bucket in profile.buckets] == ["32", "128"]
+    assert list(profile.budgets) == ["full", "balanced", "fast", "tiny"]
+
+
+def test_only_a_profile_probed_here_is_of_this_host(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = host_profile()
+    assert is_this_host(profile)
+    assert not is_this_host(load_profile("laptop-x86"))
+    elsewhere = HostFacts(**{**vars(probe()), "cpu": "another"})
+    monkeypatch.setattr(probe_host, "probe_host", lambda: elsewhere)
+    assert not is_this_host(profile)
+
+
+def test_without_onnxruntime_there_is_no_host_profile(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = HostFacts(**{**vars(probe()), "backends": {}})
+    monkeypatch.setattr(probe_host, "probe_host", lambda: bare)
+    with pytest.raises(ProfileError, match=r"onnxruntime is not installed; install nestforge\[cpu\]"):
+        host_profile()
+    assert measured == []
+
+
+def test_profiles_import_no_backend_and_no_compiler() -> None:
+    heavy = "torch transformers onnx onnxruntime nestforge.compiler nestforge.exporters nestforge.runtime"
+    code = (
+        "import sys, nestforge.profiles.load_profile, nestforge.profiles.measure_rates as _;"
+        "from nestforge.profiles.probe_host import probe_host; probe_host();"
+        f"print([name for name in {heavy.split()} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

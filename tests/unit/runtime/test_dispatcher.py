@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from nestforge.elastic import Bucket
+from nestforge.errors import InputError, SelectionError
+from nestforge.runtime.dispatcher import Dispatcher, Request
+from nestforge.runtime.manifest import BudgetEntry, EngineEntry, Latency, Limits, Manifest, SubmodelEntry
+from nestforge.runtime.runner import Residency
+
+MB = 10**6
+SIZES = {"small": 1, "medium": 2, "large": 4}
+BUCKETS = (Bucket(1, 32), Bucket(1, 128), Bucket(4, 32))
+
+
+def make(manifest: Manifest, sizes: dict[str, int], buckets: tuple[Bucket, ...]) -> Manifest:
+    """Submodels of 10 MB per step of size; every submodel at every bucket."""
+    return replace(
+        manifest,
+        submodels=tuple(
+            SubmodelEntry(name, (name[0].upper(),), {"ffn": (size,)}, size * 1000, size * 10 * MB)
+            for name, size in sizes.items()
+        ),
+        engines=tuple(
+            replace(
+                manifest.engines[0],
+                id=f"{name}@{bucket.label}",
+                submodel=name,
+                bucket=bucket,
+                private_bytes=0,
+                activation_bytes=MB,
+            )
+            for name in sizes
+            for bucket in buckets
+        ),
+        budgets=(BudgetEntry("edge", Limits(latency_ms=3), "medium", "largest within 3 ms"),),
+    )
+
+
+def predicted(manifest: Manifest) -> list[Latency]:
+    """1 ms per step of size and 32 tokens."""
+    return [Latency(e.id, SIZES[e.submodel] * e.bucket.tokens / 32) for e in manifest.engines]
+
+
+@pytest.fixture
+def three(manifest: Manifest) -> Manifest:
+    return make(manifest, SIZES, BUCKETS)
+
+
+def dispatcher(
+    manifest: Manifest, latencies: list[Latency] | None = None, residency: Residency = "packed"
+) -> Dispatcher:
+    residencies = dict.fromkeys((engine.id for engine in manifest.engines), residency)
+    return Dispatcher(manifest, residencies, predicted(manifest) if latencies is None else latencies)
+
+
+@pytest.mark.parametrize(
+    ("request_", "shape", "engine", "reason"),
+    [
+        (Request(), (1, 32), "large@b1-s32", "no limit asked: the largest submodel"),
+        (Request(), (1, 33), "large@b1-s128", "no limit asked: the largest submodel"),
+        (Request(), (2, 5), "large@b4-s32", "no limit asked: the largest submodel"),
+        (Request(budget="edge"), (1, 8), "medium@b1-s32", "budget edge: largest within 3 ms"),
+        (Request(submodel="S"), (3, 9), "small@b4-s32", "submodel S asked for"),
+        (Request(latency_ms=4), (1, 8), "large@b1-s32", "predicted 4 ms <= 4 ms"),
+        (
+            Request(latency_ms=3.9),
+            (1, 8),
+            "medium@b1-s32",
+            "predicted 2 ms <= 3.9 ms; next larger large (predicted 4 ms, 41.0 MB)",
+        ),
+        (Request(latency_ms=4), (1, 128), "small@b1-s128", "predicted 4 ms <= 4 ms; next larger medium"),
+        (Request(memory_mb=21), (1, 8), "medium@b1-s32", "21.0 MB <= 21 MB; next larger large"),
+        (Request(latency_ms=3, memory_mb=20), (1, 8), "small@b1-s32", "predicted 1 ms <= 3 ms, 11.0 MB <= 20 MB"),
+    ],
+)
+def test_chooses(three: Manifest, request_: Request, shape: tuple[int, int], engine: str, reason: str) -> None:
+    choice = dispatcher(three).choose(request_, *shape)
+    assert choice.engine.id == engine
+    assert choice.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("latencies", "residency", "reason"),
+    [
+        ([Latency("large@b1-s32", 1.0)], "packed", "predicted 1 ms <= 9 ms"),
+        ([Latency("large@b1-s32", 1.0, 2.0, 3.0, "packed")], "packed", "measured 2 ms <= 9 ms"),
+        ([Latency("large@b1-s32", 1.0, 2.0, 3.0)], "packed", "measured 2 ms <= 9 ms"),
+        ([Latency("large@b1-s32", 1.0, 2.0, 3.0, "packed")], "shared", "measured 2 ms as packed <= 9 ms"),
+        (
+            [Latency("large@b1-s32", 1.0, 2.0, 3.0, "packed"), Latency("large@b1-s32", 1.0, 5.0, 6.0, "shared")],
+            "shared",
+            "measured 5 ms <= 9 ms",
+        ),
+    ],
+)
+def test_says_how_a_latency_is_known(
+    three: Manifest, latencies: list[Latency], residency: Residency, reason: str
+) -> None:
+    assert dispatcher(three, latencies, residency).choose(Request(latency_ms=9), 1, 1).reason == reason
+
+
+def test_an_impossible_budget_lists_what_exists(three: Manifest) -> None:
+    with pytest.raises(SelectionError) as error:
+        dispatcher(three).choose(Request(latency_ms=0.5), 1, 8)
+    assert str(error.value) == (
+        "no submodel answers 1x8 with latency_ms <= 0.5; there is large (predicted 4 ms, 41.0 MB), "
+        "medium (predicted 2 ms, 21.0 MB), small (predicted 1 ms, 11.0 MB)"
+    )
+    with pytest.raises(SelectionError, match="latency_ms <= 5 and memory_mb <= 1; there is large"):
+        dispatcher(three).choose(Request(latency_ms=5, memory_mb=1), 1, 8)
+
+
+def test_an_engine_without_a_latency_never_satisfies_one(three: Manifest) -> None:
+    with pytest.raises(SelectionError, match=r"small \(no latency known, 11.0 MB\)"):
+        dispatcher(three, []).choose(Request(latency_ms=1e9), 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(budget="edgy"), "no budget 'edgy' in this bundle; did you mean 'edge'?"),
+        (Request(submodel="tiny"), "no submodel 'tiny' in this bundle; it has small (S), medium (M), large (L)"),
+        (
+            Request(budget="edge", latency_ms=1),
+            "request with budget, latency_ms: expected a budget, or a submodel, or limits, not several",
+        ),
+        (Request(budget="edge", submodel="small"), "expected a budget, or a submodel, or limits"),
+        (Request(latency_ms=0), "latency_ms: expected a positive number, got 0"),
+        (Request(latency_ms=float("nan")), "latency_ms: expected a positive number, got nan"),
+        (Request(memory_mb=float("inf")), "memory_mb: expected a positive number, got inf"),
+        (Request(latency_ms="8"), "latency_ms: expected a positive number, got '8'"),  # type: ignore[arg-type]
+    ],
+)
+def test_refuses_a_request(three: Manifest, request_: Request, message: str) -> None:
+    with pytest.raises(SelectionError) as error:
+        dispatcher(three).choose(request_, 1, 8)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (1, 129), (2, 33)])
+def test_beyond_every_bucket_is_an_input_error(three: Manifest, shape: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match=r"larger than every bucket of this bundle \(b1-s32, b1-s128, b4-s32\)"):
+        dispatcher(three).choose(Request(), *shape)
+
+
+def test_longest_sequence_follows_the_rows(three: Manifest) -> None:
+    assert [dispatcher(three).longest_sequence(rows) for rows in (1, 2, 4)] == [128, 32, 32]
+
+
+def test_engines_without_residency_do_not_take_part(three: Manifest) -> None:
+    shared: dict[str, Residency] = {"small@b1-s32": "shared", "medium@b1-s32": "shared"}
+    choose = Dispatcher(three, shared, predicted(three)).choose
+    assert choose(Request(), 1, 8).reason == "no limit asked: the largest submodel with an engine for this input here"
+    with pytest.raises(SelectionError, match=r"submodel large has no engine for 1x8 here .* there is medium \("):
+        choose(Request(submodel="large"), 1, 8)
+    with pytest.raises(SelectionError, match=r"no engine takes 4x8 here: memory_mb leaves out .* there is b1-s32"):
+        choose(Request(), 4, 8)
+
+
+def test_a_long_list_is_cut(manifest: Manifest) -> None:
+    many = make(manifest, {f"m{i:02}": 20 - i for i in range(20)}, (Bucket(1, 8),))
+    with pytest.raises(SelectionError) as error:
+        dispatcher(many, []).choose(Request(memory_mb=1), 1, 1)
+    assert str(error.value).endswith("m06 (no latency known, 141.0 MB), m19 (no latency known, 11.0 MB) and 12 more")
+
+
+def test_remembers_a_choice_across_threads(three: Manifest) -> None:
+    chooser = dispatcher(three)
+    first = chooser.choose(Request(latency_ms=3), 1, 8)
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(chooser.choose(Request(latency_ms=3), 1, 8))) for _ in "123"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(choice is first for choice in found)
+    assert len(found) == 3
+
+
+SMALL = st.integers(1, 6)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(SMALL, min_size=1, max_size=4, unique=True),
+    buckets=st.lists(st.builds(Bucket, SMALL, SMALL), min_size=1, max_size=4, unique=True),
+    latencies=st.lists(st.floats(0.1, 10), min_size=16, max_size=16),
+    limits=st.tuples(st.none() | st.floats(0.1, 10), st.none() | st.floats(1, 80)),
+    shape=st.tuples(SMALL, SMALL),
+)
+def test_the_choice_is_the_largest_that_fits_in_the_smallest_bucket(
+    manifest: Manifest,
+    sizes: list[int],
+    buckets: list[Bucket],
+    latencies: list[float],
+    limits: tuple[float | None, float | None],
+    shape: tuple[int, int],
+) -> None:
+    manifest = make(manifest, {f"m{size}": size for size in sizes}, tuple(buckets))
+    known = {engine.id: ms for engine, ms in zip(manifest.engines, latencies, strict=False)}
+    chooser = dispatcher(manifest, [Latency(name, ms) for name, ms in known.items()])
+    holding = [b for b in buckets if b.batch >= shape[0] and b.sequence >= shape[1]]
+    assume(holding)
+    bucket = min(holding, key=lambda b: (b.tokens, b))
+    latency_ms, memory_mb = limits
+
+    def fits(engine: EngineEntry) -> bool:
+        memory = int(engine.submodel[1:]) * 10 + 1
+        return (latency_ms is None or known[engine.id] <= latency_ms) and (memory_mb is None or memory <= memory_mb)
+
+    fitting = [engine for engine in manifest.engines if engine.bucket == bucket and fits(engine)]
+    request = Request(latency_ms=latency_ms, memory_mb=memory_mb)
+    if fitting:
+        assert chooser.choose(request, *shape).engine == max(fitting, key=lambda engine: int(engine.submodel[1:]))
+    else:
+        with pytest.raises(SelectionError, match="no submodel answers"):
+            chooser.choose(request, *shape)

@@ -1,0 +1,73 @@
+"""A device has numpy and a backend: nothing of the compiler may be needed, or even loaded where it is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nestforge
+import pytest
+
+FORBIDDEN = ["torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors"]
+FORBIDDEN += ["nestforge.compiler", "nestforge.exporters", "nestforge.tools"]
+
+HEADER = f"""
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in {FORBIDDEN!r}:
+            raise ImportError(name + " is not on this device")
+
+sys.meta_path.insert(0, Absent())
+"""
+
+PROGRAMS = {
+    "import": "import nestforge, nestforge.runtime",
+    "answer": """
+import nestforge, numpy as np
+with nestforge.load(sys.argv[1], check="full", preload=True) as model:
+    assert model("a nest of models", latency_ms=5).outputs
+    assert model({"input_ids": np.zeros((1, 3), np.int64), "attention_mask": np.ones((1, 3), np.int64)}).padding
+from nestforge.runtime.measure import memory_use, measure
+""",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_the_runtime_loads_nothing_of_the_compiler(tiny_bundle: Path, program: str) -> None:
+    footer = f"print([name for name in {FORBIDDEN!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{HEADER}\n{program}\n{footer}", str(tiny_bundle)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_import_alone_loads_no_backend_either() -> None:
+    program = (
+        "import sys, nestforge, nestforge.runtime; print([m for m in ('numpy', 'onnxruntime') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_public_names_are_exactly_these() -> None:
+    assert sorted(nestforge.__all__) == [
+        "Answer",
+        "Bundle",
+        "ElasticModel",
+        "__version__",
+        "compile",
+        "load",
+        "open_bundle",
+        "use_process_wide_threads",
+    ]
+    assert set(nestforge.__all__) <= set(dir(nestforge))
+    for name in set(nestforge.__all__) - {"compile"}:  # compile needs the extra that brings torch
+        assert getattr(nestforge, name) is not None
+    with pytest.raises(AttributeError, match="module 'nestforge' has no attribute 'loads'"):
+        nestforge.loads  # noqa: B018 - the access is the test

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import numpy as np
+import pytest
+from nestforge.elastic import Bucket
+from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
+from nestforge.runtime import engine_pool
+from nestforge.runtime.answer import Padding
+from nestforge.runtime.manifest import WEIGHTS_NAME
+
+Feeds = Callable[..., dict[str, Any]]
+Reference = Callable[..., dict[str, Any]]
+
+
+def test_an_exact_input_is_answered_by_the_largest(tiny_bundle: Path, feeds: Feeds, expected: Reference) -> None:
+    inputs = feeds(1, 8)
+    with nestforge.load(tiny_bundle, threads=1) as model:
+        answer = model(inputs)
+    want = expected(32, inputs["input_ids"], inputs["attention_mask"])
+    assert list(answer.outputs) == ["hidden", "total"]
+    np.testing.assert_allclose(answer["hidden"], want["hidden"], rtol=1e-5, atol=1e-5)
+    assert (answer.submodel, answer.engine, answer.bucket) == ("ffn32", "ffn32@b1-s8", Bucket(1, 8))
+    assert (answer.padding, answer.truncated, answer.residency) == (None, (), "packed")
+    assert answer.reason == "no limit asked: the largest submodel"
+    assert answer.timings.run > 0
+    assert answer.timings.encode >= 0
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (1, 9), (2, 1), (2, 8), (2, 15)])
+def test_a_smaller_input_is_padded_said_so_and_cut_back(
+    tiny_bundle: Path, feeds: Feeds, expected: Reference, shape: tuple[int, int]
+) -> None:
+    inputs = feeds(*shape)
+    before = {name: array.copy() for name, array in inputs.items()}
+    bucket = Bucket(1, 8) if shape[0] == 1 and shape[1] <= 8 else Bucket(2, 16)
+    with nestforge.load(tiny_bundle, threads=1) as model:
+        answer = model(inputs, submodel="S")
+    want = expected(16, inputs["input_ids"], inputs["attention_mask"])
+    assert answer.padding == Padding(Bucket(*shape), bucket)
+    assert {name: array.shape for name, array in answer.outputs.items()} == {
+        "hidden": (*shape, 16),
+        "total": (shape[0], 16),
+    }
+    for name, array in answer.outputs.items():
+        np.testing.assert_allclose(array, want[name], rtol=1e-5, atol=1e-5)
+        assert array.base is None  # the caller's own
+    for name, array in before.items():
+        assert np.array_equal(inputs[name], array)
+
+
+def test_padding_does_not_change_a_bit(tiny_bundle: Path, feeds: Feeds) -> None:
+    exact = feeds(1, 8)
+    short = {name: array[:, :5] for name, array in exact.items()}
+    masked = {name: array.copy() for name, array in exact.items()}
+    masked["attention_mask"][:, 5:] = 0
+    with nestforge.load(tiny_bundle, threads=1) as model:
+        assert np.array_equal(model(short)["hidden"], model(masked)["hidden"][:, :5])
+        assert np.array_equal(model(short)["total"], model(masked)["total"])
+
+
+def test_limits_budget_and_label_choose(tiny_bundle: Path, feeds: Feeds) -> None:
+    with nestforge.load(tiny_bundle, threads=1) as model:
+        assert model(feeds(1, 8), latency_ms=1).reason.startswith(
+            "measured 0.4 ms <= 1 ms; next larger ffn32 (measured"
+        )
+        assert model(feeds(2, 16), latency_ms=3).reason.startswith("predicted 3 ms <= 3 ms; next larger ffn32")
+        assert model(feeds(1, 8), budget="edge").reason == "budget edge: the largest within 1 ms"
+        assert model(feeds(1, 8), submodel="XL").submodel == "ffn32"
+        with pytest.raises(SelectionError, match=r"latency_ms <= 0.1; there is ffn32 \(measured 2.5 ms"):
+            model(feeds(1, 8), latency_ms=0.1)
+
+
+def test_text_goes_in_and_truncation_is_said(tiny_bundle: Path, expected: Reference) -> None:
+    with nestforge.load(tiny_bundle, threads=1) as model:
+        answer = model(["a nest of models", "nest"])
+        ids = np.array([[1, 4, 5, 6, 7, 2], [1, 5, 2, 0, 0, 0]])
+        want = expected(32, ids, np.array([[1] * 6, [1, 1, 1, 0, 0, 0]]))
+        np.testing.assert_allclose(answer["total"], want["total"], rtol=1e-5, atol=1e-5)
+        assert str(answer.padding) == "b2-s6 -> b2-s16"
+
+        long = "a nest " * 10
+        with pytest.raises(InputError, match="text 0: 22 tokens, the largest bucket takes 16"):
+            model(long)
+        answer = model(["nest", long], truncate=True)
+        assert (answer.truncated, answer["hidden"].shape) == ((1,), (2, 16, 16))
+        assert "1 truncated" in repr(answer)
+
+
+def test_repr_is_short(tiny_bundle: Path, feeds: Feeds) -> None:
+    with nestforge.load(tiny_bundle, threads=1) as model:
+        text = repr(model(feeds(1, 5)))
+        assert repr(model).endswith("tiny, 2 submodels, 4 engines), 1 threads)")
+    assert text.startswith("Answer(hidden float32[1, 5, 16], total float32[1, 16]; ffn32@b1-s8, ")
+    assert text.endswith(" ms, padded b1-s5 -> b1-s8; no limit asked: the largest submodel)")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        ({"input_ids": np.zeros((1, 4), np.int64)}, {}, "inputs input_ids: expected exactly attention_mask, input_ids"),
+        (3, {}, "inputs: expected arrays by name, a text or texts, got int"),
+        ([], {}, "text: expected a text or a non-empty list"),
+        (["a"] * 3, {}, "input of 3 rows x 1 is larger than every bucket"),
+        ({}, {"truncate": True}, "truncate: applies to text only"),
+    ],
+)
+def test_refuses(tiny_bundle: Path, inputs: Any, options: dict[str, Any], message: str) -> None:
+    with nestforge.load(tiny_bundle, threads=1) as model, pytest.raises(InputError) as error:
+        model(inputs, **options)
+    assert str(error.value).startswith(message)
+
+
+def test_more_rows_than_any_bucket_are_not_split(tiny_bundle: Path, feeds: Feeds) -> None:
+    with (
+        nestforge.load(tiny_bundle, threads=1) as model,
+        pytest.raises(
+            InputError, match=r"input of 3 rows x 4 is larger than every bucket of this bundle \(b1-s8, b2-s16\)"
+        ),
+    ):
+        model(feeds(3, 4))
+
+
+def test_a_closed_model_says_so(tiny_bundle: Path, feeds: Feeds) -> None:
+    model = nestforge.load(tiny_bundle, threads=1)
+    with model:
+        model(feeds(1, 8))
+    for submodel in ("ffn16", "ffn32"):
+        with pytest.raises(BundleError, match="the model is closed"):
+            model(feeds(1, 8), submodel=submodel)
+
+
+def test_a_bundle_without_tokenizer_takes_arrays_only(
+    own_bundle: Path, edit_manifest: Callable[[Path, Callable[[dict[str, Any]], object]], None], feeds: Feeds
+) -> None:
+    edit_manifest(own_bundle, lambda data: data.pop("text"))
+    with nestforge.load(own_bundle, threads=1) as model:
+        model(feeds(1, 8))
+        with pytest.raises(InputError, match="has no tokenizer; pass arrays by input name"):
+            model("a nest")
+
+
+@pytest.mark.parametrize("residency", ["shared", "packed"])
+def test_many_threads_get_their_own_answers_and_open_each_engine_once(
+    tiny_bundle: Path, feeds: Feeds, expected: Reference, residency: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    real = engine_pool.runner_for
+
+    def counting(bundle: Any, engine: Any, *rest: Any) -> Any:
+        opened.append(engine.id)
+        return real(bundle, engine, *rest)
+
+    monkeypatch.setattr(engine_pool, "runner_for", counting)
+    start = threading.Barrier(8)
+    with nestforge.load(tiny_bundle, threads=1, residency=residency) as model:
+
+        def work(seed: int) -> None:
+            if seed < 8:
+                start.wait(10)
+            shape = (1 + seed % 2, 1 + seed % 8)
+            inputs = feeds(*shape, seed=seed)
+            width = 16 if seed % 3 else 32
+            answer = model(inputs, submodel=f"ffn{width}")
+            want = expected(width, inputs["input_ids"], inputs["attention_mask"])
+            np.testing.assert_allclose(answer["hidden"], want["hidden"], rtol=1e-5, atol=1e-5)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(200)))
+    assert sorted(opened) == ["ffn16@b1-s8", "ffn16@b2-s16", "ffn32@b1-s8", "ffn32@b2-s16"]
+
+
+def test_preload_opens_everything_now(own_bundle: Path, feeds: Feeds) -> None:
+    (own_bundle / "ffn16.b1-s8.onnx").write_bytes(b"\xff" * (own_bundle / "ffn16.b1-s8.onnx").stat().st_size)
+    with nestforge.load(own_bundle, threads=1) as model:
+        model(feeds(1, 8), submodel="ffn32")
+        with pytest.raises(BundleError, match="cannot open it"):
+            model(feeds(1, 8), submodel="ffn16")
+    with pytest.raises(BundleError, match="cannot open it"):
+        nestforge.load(own_bundle, threads=1, preload=True)
+    with pytest.raises(BundleCorruptError, match="sha256"):
+        nestforge.load(own_bundle, threads=1, check="full")
+
+
+def test_a_memory_cap_decides_residencies(tiny_bundle: Path, feeds: Feeds) -> None:
+    with nestforge.load(tiny_bundle, threads=1) as model:
+        assert set(model.residencies.values()) == {"packed"}
+    # Bytes: weights 3200 and 5312; private and activations of all four engines 30976.
+    with nestforge.load(tiny_bundle, threads=1, memory_mb=0.0363) as model:
+        assert set(model.residencies.values()) == {"shared"}
+        assert model(feeds(1, 8)).residency == "shared"
+    with nestforge.load(tiny_bundle, threads=1, memory_mb=0.03) as model:
+        assert "ffn32@b2-s16" not in model.residencies
+        with pytest.raises(SelectionError, match="submodel ffn32 has no engine for 2x16 here"):
+            model(feeds(2, 16), submodel="ffn32")
+    with pytest.raises(SelectionError, match=r"memory_mb=0.0479: 4 engines as packed take 0.0 MB"):
+        nestforge.load(tiny_bundle, memory_mb=0.0479, residency="packed")
+
+
+def test_refuses_bad_settings(tiny_bundle: Path) -> None:
+    with pytest.raises(InputError, match="residency 'fast': expected one of auto, shared, packed, mapped"):
+        nestforge.load(tiny_bundle, residency="fast")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="threads: expected at least 1, got 0"):
+        nestforge.load(tiny_bundle, threads=0)
+
+
+def test_shared_engines_map_the_store_and_copy_no_weight(tiny_bundle: Path, feeds: Feeds) -> None:
+    with nestforge.load(tiny_bundle, threads=1, residency="shared") as model:
+        model(feeds(1, 8))
+        assert str(tiny_bundle / WEIGHTS_NAME) in Path("/proc/self/maps").read_text()

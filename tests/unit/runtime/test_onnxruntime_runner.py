@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.feeds import random_feeds
+from nestforge.runtime.manifest import WEIGHTS_NAME
+from nestforge.runtime.onnxruntime_runner import OnnxRuntimeRunner
+from nestforge.runtime.runner import RESIDENCIES, Residency, runnable_engines, runner_for
+
+Reference = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "nestforge" / "mapped"
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES)
+def test_every_engine_equals_numpy_in_every_residency(
+    tiny_bundle: Path, expected: Reference, residency: Residency
+) -> None:
+    bundle = open_bundle(tiny_bundle)
+    for engine in bundle.manifest.engines:
+        feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+        with runner_for(bundle, engine, residency, 1) as runner:
+            hidden, total = runner.run(feeds)
+        want = expected(int(engine.submodel[3:]), feeds["input_ids"], feeds["attention_mask"])
+        np.testing.assert_allclose(hidden, want["hidden"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(total, want["total"], rtol=1e-5, atol=1e-5)
+
+
+def test_only_an_open_runner_runs(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    engine = bundle.manifest.engines[0]
+    runner = runner_for(bundle, engine, "shared", 1)
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    with pytest.raises(BundleError, match="engine ffn16@b1-s8: not open"):
+        runner.run(feeds)
+    with runner:
+        runner.run(feeds)
+    with pytest.raises(BundleError, match="engine ffn16@b1-s8: not open"):
+        runner.run(feeds)
+
+
+def test_what_onnxruntime_refuses_is_one_line(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    engine = bundle.manifest.engines[0]
+    feeds = {"input_ids": np.full((1, 8), 99), "attention_mask": np.ones((1, 8), np.int64)}
+    with runner_for(bundle, engine, "shared", 1) as runner, pytest.raises(InputError) as error:
+        runner.run(feeds)
+    assert "indices element out of data bounds, idx=99" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["half", "empty", "noise"])
+def test_a_damaged_engine_is_named(own_bundle: Path, damage: str) -> None:
+    bundle = open_bundle(own_bundle)
+    engine = bundle.manifest.engines[0]
+    path = bundle.file(engine.file)
+    raw = path.read_bytes()
+    path.write_bytes({"half": raw[: len(raw) // 2], "empty": b"", "noise": b"\xff" * 100}[damage])
+    with pytest.raises(BundleError, match=r"ffn16.b1-s8.onnx: onnxruntime 1\.\S+ cannot open it: ") as error:
+        runner_for(bundle, engine, "shared", 1).__enter__()
+    assert "\n" not in str(error.value)
+
+
+def test_a_short_weight_store_is_refused_at_open(own_bundle: Path) -> None:
+    bundle = open_bundle(own_bundle)
+    os.truncate(own_bundle / WEIGHTS_NAME, 100)
+    with pytest.raises(BundleError, match="cannot open it"):
+        runner_for(bundle, bundle.manifest.engines[0], "shared", 1).__enter__()
+
+
+def test_weights_outside_the_bundle_are_refused(own_bundle: Path, tmp_path: Path) -> None:
+    bundle = open_bundle(own_bundle)
+    (own_bundle / WEIGHTS_NAME).rename(tmp_path / WEIGHTS_NAME)
+    (own_bundle / WEIGHTS_NAME).symlink_to(tmp_path / WEIGHTS_NAME)
+    with pytest.raises(BundleError, match="cannot open it"):
+        runner_for(bundle, bundle.manifest.engines[0], "shared", 1).__enter__()
+
+
+def test_an_engine_of_another_shape_is_refused(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    first, second = bundle.manifest.engines[:2]
+    with pytest.raises(BundleCorruptError, match=r"engine ffn16@b1-s8: inputs are .* the manifest says"):
+        runner_for(bundle, replace(first, file=second.file), "shared", 1).__enter__()
+
+
+def test_a_backend_that_is_not_here(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    foreign = tuple(replace(engine, backend="tensorrt") for engine in bundle.manifest.engines)
+    mixed = replace(bundle, manifest=replace(bundle.manifest, engines=(*foreign, bundle.manifest.engines[0])))
+    assert runnable_engines(mixed) == (bundle.manifest.engines[0],)
+    with pytest.raises(BundleIncompatibleError, match="its engines need tensorrt, this host has onnxruntime"):
+        runnable_engines(replace(bundle, manifest=replace(bundle.manifest, engines=foreign)))
+    with pytest.raises(BundleIncompatibleError, match="backend tensorrt cannot run here"):
+        runner_for(bundle, foreign[0], "shared", 1)
+
+
+def saved_files(cache: Path) -> dict[str, bytes]:
+    (entry,) = cache.iterdir()
+    return {path.name: path.read_bytes() for path in entry.iterdir()}
+
+
+def run_mapped(bundle_path: Path) -> list[Any]:
+    bundle = open_bundle(bundle_path)
+    engine = bundle.manifest.engines[-1]
+    with OnnxRuntimeRunner(bundle, engine, "mapped", 1) as runner:
+        return runner.run(random_feeds(bundle.manifest.inputs, engine.bucket))
+
+
+@pytest.mark.parametrize("name", ["engine.onnx", "engine.bin", "receipt.json"])
+def test_a_changed_cache_never_answers(tiny_bundle: Path, private_cache: Path, name: str) -> None:
+    first = run_mapped(tiny_bundle)
+    (entry,) = private_cache.iterdir()
+    assert entry.stat().st_mode & 0o077 == 0
+    assert json.loads((entry / "receipt.json").read_text()).keys() == {"engine.onnx", "engine.bin"}
+    good = saved_files(private_cache)
+    raw = bytearray((entry / name).read_bytes())
+    raw[len(raw) // 2] ^= 0x40
+    (entry / name).write_bytes(raw)
+    second = run_mapped(tiny_bundle)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    assert saved_files(private_cache) == good
+
+
+def test_another_engine_gets_another_entry(tiny_bundle: Path, private_cache: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    for engine in bundle.manifest.engines[:2]:
+        for _ in range(2):
+            with OnnxRuntimeRunner(bundle, engine, "mapped", 1):
+                pass
+    assert len(list(private_cache.iterdir())) == 2

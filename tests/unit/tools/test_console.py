@@ -1,0 +1,54 @@
+"""Tables, facts and progress as text."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from nestforge.elastic import Bucket
+from nestforge.tools.console import print_facts, print_json, print_table, working
+
+
+def test_plain_table_aligns_numbers_right_and_text_left(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name", "ms", "share"], [["a", "1.50", "5 %"], ["longer", "12.25", "-"]], title="Times")
+    assert capsys.readouterr().out == ("Times\nname       ms  share\na        1.50    5 %\nlonger  12.25      -\n")
+
+
+def test_plain_table_without_rows_is_its_header(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name", "ms"], [])
+    assert capsys.readouterr().out == "name  ms\n"
+
+
+def test_terminal_table_prints_brackets_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_table(["hint"], [["pip install 'nestforge[cpu]'"]])
+    out = capsys.readouterr().out
+    assert "pip install 'nestforge[cpu]'" in out
+    assert "─" in out
+
+
+def test_facts_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    print_facts([("a", "1"), ("long", "2")])
+    assert capsys.readouterr().out == "a     1\nlong  2\n"
+
+
+def test_json_reads_dataclasses_and_refuses_what_json_cannot_say(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"bucket": Bucket(1, 128)})
+    assert json.loads(capsys.readouterr().out) == {"bucket": {"batch": 1, "sequence": 128}}
+    with pytest.raises(ValueError, match="Out of range float"):
+        print_json(float("nan"))
+
+
+def test_a_long_job_keeps_stdout_clean_and_reports_each_stage_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with working() as progress:
+        print("a library talks")
+        progress("trace", 0, 1)
+        progress("trace", 1, 2)
+        progress("trace", 1, 1)
+        progress("trace", 1, 1)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "a library talks\ntrace: 2/2\n"

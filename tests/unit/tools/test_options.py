@@ -1,0 +1,24 @@
+"""Values of shared options, as click reads them."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from nestforge.elastic import Bucket
+from nestforge.tools.options import BucketType, LevelsType
+
+
+def test_bucket() -> None:
+    assert BucketType()("1x128") == Bucket(1, 128)
+    with pytest.raises(click.BadParameter, match="bucket '0x1': expected BATCHxSEQUENCE, such as 1x128"):
+        BucketType()("0x1")
+
+
+def test_levels() -> None:
+    assert LevelsType()("ffn=0.25,0.5,1") == ("ffn", (0.25, 0.5, 1.0))
+
+
+@pytest.mark.parametrize("text", ["ffn", "=1", "ffn=", "ffn=a,1", "ffn=0.5;1"])
+def test_levels_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="expected an axis kind and fractions"):
+        LevelsType()(text)

@@ -1,0 +1,38 @@
+"""What a wheel holds and what a fresh clone installs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_every_package_is_listed_and_nothing_else() -> None:
+    outside = {"tests", "docs", "build", "dist", "demo"}
+    folders = {
+        path.parent.relative_to(ROOT)
+        for path in ROOT.rglob("__init__.py")
+        if path.relative_to(ROOT).parts[0] not in outside
+        and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+    }
+    shipped = folders - {Path("tools/demo"), Path("tools/bench")}
+    names = {".".join(("nestforge", *folder.parts)) for folder in shipped}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == names
+
+
+def test_constraints_pin_every_requirement_exactly_and_name_no_local_build() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    pins = {re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines}
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9a-z.]*", line) for line in lines)
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted = [*PROJECT["project"]["dependencies"], *extras["cpu"], *extras["compile"], *extras["dev"]]
+    names = {re.sub(r"[-_.]+", "-", re.match(r"[A-Za-z0-9._-]+", text)[0]).lower() for text in wanted}
+    assert names <= pins
+
+
+def test_continuous_integration_runs_exactly_make_test() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert [line for line in script.splitlines() if line.startswith(("exec", "make"))] == ["exec make test"]
