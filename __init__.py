@@ -1,3 +1,52 @@
-"""nestforge: one trained elastic model, one verified engine per device budget."""
+"""nestforge: one trained elastic model, one verified engine per device budget.
+
+Names are imported on first use, so that ``import nestforge`` costs nothing and a device never loads the compiler.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .compiler.compile import compile_bundle as compile
+    from .runtime.answer import Answer
+    from .runtime.bundle import Bundle, open_bundle
+    from .runtime.model import ElasticModel, load
+    from .runtime.threads import use_process_wide_threads
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "Bundle",
+    "ElasticModel",
+    "__version__",
+    "compile",
+    "load",
+    "open_bundle",
+    "use_process_wide_threads",
+]
+
+_HOMES = {
+    "Answer": ("runtime.answer", "Answer"),
+    "Bundle": ("runtime.bundle", "Bundle"),
+    "ElasticModel": ("runtime.model", "ElasticModel"),
+    "compile": ("compiler.compile", "compile_bundle"),
+    "load": ("runtime.model", "load"),
+    "open_bundle": ("runtime.bundle", "open_bundle"),
+    "use_process_wide_threads": ("runtime.threads", "use_process_wide_threads"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    value = getattr(import_module(f".{module}", __name__), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -29,7 +29,7 @@ from .template import Template, emit, traced_template
 
 @dataclass(frozen=True)
 class EngineBuilder:
-    """Builds verified engines of one universal model for one profile; ``draft`` is the bundle so far, without engines."""
+    """Builds verified engines of one universal model for one profile; ``draft`` is the bundle that they go into."""
 
     universal: UniversalModel
     profile: DeviceProfile
@@ -89,7 +89,7 @@ class EngineBuilder:
             feeds = next(case.feeds for case in cases if case.name == broken.failed_case)
             where = first_divergence(template, self.store, submodel, module, feeds, self.tolerance, self.stage.folder)
             raise ParityError(
-                f"engine {engine.id}: {broken.describe()}; allowed {self.tolerance.rule}; first diverging module: {where}"
+                f"engine {engine.id}: {broken.describe()}; allowed {self.tolerance.rule}; first to diverge: {where}"
             )
         difference = None
         if not submodel.is_universal:

@@ -118,9 +118,7 @@ def _require_buildable(source: ModelSource, device: DeviceProfile) -> None:
     longest = source.signature.max_sequence
     for bucket in device.buckets:
         if bucket.sequence > longest:
-            raise ExportError(
-                f"bucket {bucket.label}: {source.name} takes at most {longest} tokens; choose a shorter one"
-            )
+            raise ExportError(f"bucket {bucket.label}: {source.name} takes at most {longest} tokens; choose a shorter")
 
 
 def _key(

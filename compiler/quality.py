@@ -71,7 +71,8 @@ def _nearest(embeddings: np.ndarray, k: int) -> list[list[int]]:
 
 def _unit(rows: np.ndarray) -> np.ndarray:
     wide = rows.astype(np.float64)
-    return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
+    unit: np.ndarray = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
+    return unit
 
 
 def _embeddings(builder: EngineBuilder, encoder: TextEncoder, engine: EngineEntry, texts: Sequence[str]) -> np.ndarray:

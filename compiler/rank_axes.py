@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from ..errors import CheckpointError
 from ..exporters.ranking import Scores, magnitude_scores, rank, taylor_scores
@@ -40,15 +40,12 @@ def rank_axes(model: UniversalModel, corpus: Corpus | None, stage: Stage, clock:
         return Ranking("none")
     if corpus is None:
         return rank(model, magnitude_scores(model), "magnitude")
-    path = stage.once(stage.work / "scores.npz", partial(_save_taylor_scores, model, corpus, clock))
-    with np.load(path, allow_pickle=False) as scores:
-        return rank(model, {name: torch.from_numpy(scores[name]) for name in scores}, "taylor", corpus.calibration)
+    path = stage.once(stage.work / "scores.safetensors", partial(_save_taylor_scores, model, corpus, clock))
+    return rank(model, load_file(path), "taylor", corpus.calibration)
 
 
 def _save_taylor_scores(model: UniversalModel, corpus: Corpus, clock: Clock, path: Path) -> None:
-    scores = _taylor_scores(model, corpus, clock)
-    with path.open("wb") as stream:
-        np.savez(stream, **{name: values.numpy() for name, values in scores.items()})
+    save_file(dict(_taylor_scores(model, corpus, clock)), path)
 
 
 def _taylor_scores(model: UniversalModel, corpus: Corpus, clock: Clock) -> Scores:

@@ -124,7 +124,7 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
 
 
 def _parameter(file: Any, name: str, spec: ElasticSpec) -> torch.Tensor:
-    stored = file.get_tensor(stored_name(name, spec))
+    stored: torch.Tensor = file.get_tensor(stored_name(name, spec))
     return stored.T if name in transposed_parameters(spec) else stored
 
 

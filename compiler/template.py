@@ -104,7 +104,8 @@ def emit(template: Template, store: Store, submodel: Submodel) -> bytes:
             place = {"location": WEIGHTS_NAME, "offset": str(stored.offset), "length": str(stored.length(submodel))}
             for key, value in place.items():
                 tensor.external_data.add(key=key, value=value)
-    return model.SerializeToString(deterministic=True)
+    raw: bytes = model.SerializeToString(deterministic=True)
+    return raw
 
 
 def _reads_any(node: ir.Node, parameters: Collection[str]) -> bool | None:
@@ -146,7 +147,7 @@ def _without_weights(model: ir.Model, weights: Collection[str]) -> onnx.ModelPro
         if value is not None and value.const_value is not None:
             tensor = value.const_value
             value.const_value = ir.ExternalTensor(
-                WEIGHTS_NAME, None, None, tensor.dtype, shape=tensor.shape, name=name, base_dir=""
+                WEIGHTS_NAME, None, None, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=""
             )
     model.producer_name, model.producer_version = "nestforge", None
     proto = ir.to_proto(model)

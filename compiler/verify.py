@@ -60,7 +60,7 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
             universal = load_universal(open_source(against))
             if universal.spec.axes != bundle.manifest.axes:
                 raise CheckpointError(
-                    f"{against}: its axes are not those of bundle {path}; it was made from another model"
+                    f"{against}: its axes are not those of {path}; the bundle was made from another model"
                 )
             orders = recover_order(bundle.path / WEIGHTS_NAME, universal)
         with clock("parity"):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from ..elastic import Submodel
@@ -61,7 +62,7 @@ def draft_bundle(
     signature = source.signature
     if signature.text is not None:
         tokenizer = source.checkpoint.folder / signature.text.file
-        stage.once(stage.folder / signature.text.file, lambda path: shutil.copyfile(tokenizer, path) and None)
+        stage.once(stage.folder / signature.text.file, partial(_copy, tokenizer))
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         name=source.name,
@@ -127,6 +128,10 @@ def write_build_record(
     )
     write_synced(stage.folder / BUILD_NAME, to_json(unstructure(record)))
     return record
+
+
+def _copy(source: Path, target: Path) -> None:
+    write_synced(target, source.read_bytes())
 
 
 def _listed(name: str) -> bool:

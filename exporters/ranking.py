@@ -36,7 +36,7 @@ def magnitude_scores(model: UniversalModel) -> Scores:
 def taylor_scores(
     model: UniversalModel,
     batches: Sequence[tuple[torch.Tensor, ...]],
-    on_batch: Callable[[int, int], None],
+    on_batch: Callable[[int, int], None] | None = None,
 ) -> Scores:
     """First-order Taylor importance ``[n]`` per axis, without labels.
 
@@ -68,9 +68,11 @@ def taylor_scores(
                     gradients = torch.autograd.grad(objective, hidden, retain_graph=keep)
                     for (cut, _), h, gradient in zip(consumers, hidden, gradients, strict=True):
                         # [B, S, n * unit] -> change of the objective per text and step [B, n]
-                        change = (h * gradient).detach().flatten(1, -2).sum(1).unflatten(-1, (-1, cut.unit)).sum(-1)
+                        change = (h * gradient).detach().flatten(1, -2).sum(1)
+                        change = change.reshape(len(change), -1, cut.unit).sum(-1)
                         scores[cut.axis] += change.double().square().sum(0)
-                on_batch(index + 1, len(batches))
+                if on_batch:
+                    on_batch(index + 1, len(batches))
     finally:
         for hook in hooks:
             hook.remove()
@@ -107,7 +109,8 @@ def permute_axis(model: UniversalModel, axis: str, order: torch.Tensor) -> None:
 
 def step_blocks(data: torch.Tensor, cut: PrefixSlice) -> torch.Tensor:
     """The steps of an axis in front: ``[n, unit, ...]``."""
-    return data.movedim(cut.dim, 0).unflatten(0, (-1, cut.unit))
+    steps = data.movedim(cut.dim, 0)
+    return steps.reshape(-1, cut.unit, *steps.shape[1:])
 
 
 def _consumers(model: UniversalModel) -> list[tuple[PrefixSlice, torch.nn.Module]]:

@@ -52,8 +52,8 @@ def load_transformers(checkpoint: Checkpoint, without_pooler: bool) -> torch.nn.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
     name = (config.architectures or [None])[0]
     cls: Any = getattr(transformers, name, None) if name else transformers.AutoModel

@@ -47,7 +47,7 @@ def linear_to_gemm(model: ir.Model, store_transposed: Collection[str]) -> bool:
 
 def _linear_weight(node: ir.Node) -> ir.Value | None:
     """The ``[out, in]`` parameter if ``node`` is ``MatMul(x, Transpose(W))`` or ``Gemm(x, W, transB=1)``."""
-    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) and not node.attributes.get_int("transA", 0):
+    if node.op_type == "Gemm" and node.attributes.get_int("transB") and not node.attributes.get_int("transA"):
         weight = node.inputs[1]
         return weight if weight is not None and weight.is_initializer() else None
     if node.op_type != "MatMul" or node.inputs[1] is None:

@@ -16,7 +16,7 @@ _UNARY = {"Gelu", "Relu", "Tanh", "Erf", "Sigmoid", "Identity"}
 def merge_reshapes(model: ir.Model) -> bool:
     """Applies the three rules until none does; Reshapes left unused stay for the caller's dead-code removal."""
     changed = False
-    while any([_apply(node) for node in model.graph]):  # every node, not only the first that changes
+    while sum(_apply(node) for node in model.graph):  # a sum visits every node, where any() stops at the first
         changed = True
     return changed
 
