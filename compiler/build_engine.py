@@ -26,6 +26,8 @@ from .staging import Stage, write_synced
 from .store import Store
 from .template import Template, emit, traced_template
 
+_MAX_STEM = 120
+
 
 @dataclass(frozen=True)
 class EngineBuilder:
@@ -47,7 +49,9 @@ class EngineBuilder:
         Raises ParityError naming the first module that diverges.
         """
         name = f"{submodel.id}@{bucket.label}"
-        data = self.stage.once_json(f"{name}.json", lambda: unstructure(self._build(name, submodel, bucket)))
+        data = self.stage.once_json(
+            f"{_short(submodel.id)}.{bucket.label}.json", lambda: unstructure(self._build(name, submodel, bucket))
+        )
         return structure(EngineEntry, data, name, ParityError)
 
     @cached_property
@@ -60,7 +64,7 @@ class EngineBuilder:
             narrowed = self.universal.narrow(submodel)
             template, emitted = traced_template(self.universal, narrowed, bucket, self.profile.opset), "traced"
         graph = emit(template, self.store, submodel)
-        file = f"{submodel.id}.{bucket.label}.onnx"
+        file = f"{_short(submodel.id)}.{bucket.label}.onnx"
         write_synced(self.stage.folder / file, graph)
         cost = predict(self.universal.source.workload(submodel, bucket), self.profile)
         engine = EngineEntry(
@@ -115,6 +119,13 @@ class EngineBuilder:
     @property
     def _output_names(self) -> list[str]:
         return [spec.name for spec in self.universal.source.signature.outputs]
+
+
+def _short(submodel_id: str) -> str:
+    """The id as part of a file name: ids with many different widths would not fit one."""
+    if len(submodel_id) <= _MAX_STEM:
+        return submodel_id
+    return f"{submodel_id[:_MAX_STEM]}-{hashlib.sha256(submodel_id.encode()).hexdigest()[:8]}"
 
 
 def reference_outputs(module: torch.nn.Module, names: Sequence[str], cases: Sequence[Case]) -> list[Arrays]:

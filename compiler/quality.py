@@ -46,7 +46,7 @@ def measure_quality(
             cosine, recall = mean_cosine(reference, found), recall_at(reference, found, _NEIGHBOURS)
             return unstructure(Quality(len(corpus.held_out), cosine, recall, digest))  # type: ignore[no-any-return]
 
-        data = builder.stage.once_json(f"quality-{engine.submodel}.json", assess)
+        data = builder.stage.once_json(f"quality-{engine.file}.json", assess)
         quality[engine.submodel] = structure(Quality, data, f"quality of {engine.submodel}", RuntimeError)
     return quality
 
