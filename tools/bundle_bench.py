@@ -1,0 +1,78 @@
+"""What every engine of a bundle costs on this host, in each residency, beside what was predicted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import SelectionError
+from ..profiles.device_profile import read_profile
+from ..profiles.probe_host import is_this_host
+from ..runtime.bundle import Bundle
+from ..runtime.feeds import random_feeds
+from ..runtime.manifest import EngineEntry
+from ..runtime.measure import LatencyStats, MemoryUse, measure, memory_use
+from ..runtime.runner import RESIDENCIES, Residency, runnable_engines, runner_for
+from ..runtime.threads import threads_or_default
+from .console import Progress
+
+_SECONDS = 1.0  # of timed runs per engine and residency
+_PREDICTED: Residency = "packed"  # what predictions are made for
+
+
+@dataclass(frozen=True)
+class EngineBench:
+    """One engine in one residency. ``predicted_ms`` and ``error`` stand where a prediction was made for this case:
+    ``error`` is predicted over measured p50, minus 1."""
+
+    engine: str
+    residency: Residency
+    latency_ms: LatencyStats
+    memory_bytes: MemoryUse
+    predicted_ms: float | None = None
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class BundleBench:
+    """All measurements; predictions are left out where the bundle was compiled for another device than this host."""
+
+    bundle: str
+    profile: str
+    compiled_for_this_host: bool
+    threads: int
+    engines: tuple[EngineBench, ...]
+
+
+def bench_bundle(bundle: Bundle, submodels: Sequence[str], progress: Progress) -> BundleBench:
+    """Measures the engines of ``submodels`` (ids or levels; none means all), one at a time, memory in own processes.
+
+    Raises SelectionError for a submodel that the bundle does not have.
+    """
+    wanted = {bundle.manifest.submodel(name).id for name in submodels}
+    engines = [engine for engine in runnable_engines(bundle) if not wanted or engine.submodel in wanted]
+    if not engines:
+        raise SelectionError(f"bundle {bundle.path}: no engine of {', '.join(submodels)} can run here")
+    profile = read_profile(bundle.manifest.provenance.profile, "profile in the manifest")
+    here = is_this_host(profile)
+    threads = threads_or_default(None)
+    predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies} if here else {}
+    jobs = [(engine, residency) for engine in engines for residency in RESIDENCIES]
+    rows = []
+    for index, (engine, residency) in enumerate(jobs):
+        progress("bench", index, len(jobs))
+        rows.append(_bench(bundle, engine, residency, threads, predicted.get(engine.id)))
+    progress("bench", len(jobs), len(jobs))
+    return BundleBench(str(bundle.path), profile.name, here, threads, tuple(rows))
+
+
+def _bench(
+    bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int, predicted_ms: float | None
+) -> EngineBench:
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    with runner_for(bundle, engine, residency, threads) as runner:
+        stats = measure(runner, feeds, max_seconds=_SECONDS)
+    memory = memory_use(bundle.path, [engine.id], residency, threads)
+    if residency != _PREDICTED or predicted_ms is None:
+        return EngineBench(engine.id, residency, stats, memory)
+    return EngineBench(engine.id, residency, stats, memory, predicted_ms, predicted_ms / stats.p50 - 1)

@@ -1,0 +1,66 @@
+"""``nestforge bench``: latency and memory of every engine, predicted beside measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import click
+
+from ..console import print_facts, print_json, print_table, working
+from ..options import bundle_argument, json_option
+
+if TYPE_CHECKING:
+    from ..bundle_bench import BundleBench
+
+EXAMPLES = "\b\nExamples:\n  nestforge bench my.bundle\n  nestforge bench my.bundle --submodel S --submodel XL --json"
+
+
+@click.command(epilog=EXAMPLES)
+@bundle_argument
+@click.option("--submodel", "submodels", multiple=True, metavar="ID", help="Only this one, by id or level; repeatable.")
+@json_option
+def command(bundle: Path, submodels: tuple[str, ...], as_json: bool) -> None:
+    """Measure latency and memory of every engine.
+
+    Each residency is measured, predicted latency stands beside measured. Memory is what one engine adds to a fresh
+    process: private belongs to it alone; resident also counts mapped pages, which other processes share and the
+    system may drop.
+    """
+    from ...runtime.bundle import open_bundle
+    from ..bundle_bench import bench_bundle
+
+    opened = open_bundle(bundle)
+    with working() as progress:
+        result = bench_bundle(opened, submodels, progress)
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+def _print(result: BundleBench) -> None:
+    print_facts([("bundle", result.bundle), ("compiled for", result.profile), ("threads", str(result.threads))])
+    click.echo()
+    rows = [
+        [
+            row.engine,
+            row.residency,
+            f"{row.latency_ms.p50:.2f}",
+            f"{row.latency_ms.p95:.2f}",
+            f"{row.latency_ms.p99:.2f}",
+            "-" if row.predicted_ms is None else f"{row.predicted_ms:.2f}",
+            "-" if row.error is None else f"{row.error:+.1%}",
+            f"{row.memory_bytes.private / 1e6:.1f}",
+            f"{row.memory_bytes.resident / 1e6:.1f}",
+        ]
+        for row in result.engines
+    ]
+    columns = ["engine", "weights", "p50 ms", "p95 ms", "p99 ms", "predicted ms", "error", "private MB", "resident MB"]
+    print_table(columns, rows)
+    errors = [abs(row.error) for row in result.engines if row.error is not None]
+    if errors:
+        click.echo(f"\nerror of the predictions: median {median(errors):.1%}, worst {max(errors):.1%}")
+    elif not result.compiled_for_this_host:
+        click.echo(f"\nno predictions to compare: the bundle was compiled for {result.profile}, not for this host")

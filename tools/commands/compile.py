@@ -1,0 +1,84 @@
+"""``nestforge compile``: the main job, one checkpoint to one bundle."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ...elastic import Bucket
+from ...runtime.bundle import open_bundle
+from ..bundle_view import bundle_data, print_submodels
+from ..console import print_json, working
+from ..options import bucket_option, json_option, levels_option, model_argument, profile_option
+
+if TYPE_CHECKING:
+    from ...compiler.compile import Include
+
+EXAMPLES = """\b
+Examples:
+  nestforge compile MODEL --profile host-cpu --output my.bundle
+  nestforge compile MODEL --text calibration.txt --levels ffn=0.25,0.5,1 --levels heads=0.5,1,1 --output my.bundle
+  nestforge compile MODEL --submodel ffn768-heads6 --bucket 1x64 --bucket 8x128 --output my.bundle
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@model_argument
+@profile_option
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    help="UTF-8 text, one example a line: ranks the axes and measures quality. Without it: magnitude, no quality.",
+)
+@levels_option
+@click.option("--submodel", "submodels", multiple=True, metavar="ID", help="Build this one too; repeatable.")
+@bucket_option
+@click.option(
+    "--include",
+    type=click.Choice(["budgets", "levels", "ladder"]),
+    default="levels",
+    show_default=True,
+    help="Submodels to build: those the budgets chose; also every level; also every rung between.",
+)
+@json_option
+def command(
+    model: Path,
+    profile: str,
+    output: Path,
+    text: Path | None,
+    levels: tuple[tuple[str, tuple[float, ...]], ...],
+    submodels: tuple[str, ...],
+    buckets: tuple[Bucket, ...],
+    include: Include,
+    as_json: bool,
+) -> None:
+    """Compile a checkpoint into a bundle of verified engines.
+
+    MODEL is a Hugging Face folder. An interrupted compile is resumed by the same command. Nothing is published
+    unless every parity gate passes.
+    """
+    from ...compiler.compile import compile_bundle
+
+    with working() as progress:
+        path = compile_bundle(
+            model,
+            profile,
+            output,
+            text=text,
+            levels=dict(levels) or None,
+            submodels=submodels,
+            buckets=buckets or None,
+            include=include,
+            command=("nestforge", *sys.argv[1:]),
+            progress=progress,
+        )
+    bundle = open_bundle(path)
+    if as_json:
+        print_json(bundle_data(bundle))
+        return
+    print_submodels(bundle)
+    click.echo(f"\nwrote {path}")

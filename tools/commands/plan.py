@@ -1,0 +1,96 @@
+"""``nestforge plan``: which submodel each budget gets, and why not a larger one. Nothing is traced."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ...elastic import Bucket
+from ...profiles.load_profile import load_profile
+from ..console import print_facts, print_json, print_table, working
+from ..options import bucket_option, json_option, levels_option, model_argument, profile_option
+
+if TYPE_CHECKING:
+    from ...compiler.plan import Plan
+
+_LISTED = 4  # rejected candidates shown per budget
+
+EXAMPLES = """\b
+Examples:
+  nestforge plan MODEL --profile host-cpu
+  nestforge plan MODEL --profile raspberry-pi-5 --levels ffn=0.25,0.5,1 --json
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@model_argument
+@profile_option
+@levels_option
+@bucket_option
+@json_option
+def command(
+    model: Path,
+    profile: str,
+    levels: tuple[tuple[str, tuple[float, ...]], ...],
+    buckets: tuple[Bucket, ...],
+    as_json: bool,
+) -> None:
+    """Show which submodel each budget gets, and why.
+
+    Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
+    the profile's figures; a compile on the target itself corrects them by measuring.
+    """
+    from ...compiler.levels import levels as make_levels
+    from ...compiler.plan import make_plan
+    from ...exporters.source import open_source
+
+    source = open_source(model)
+    with working():  # the first use of host-cpu measures this host
+        device = load_profile(profile)
+    device = replace(device, levels=dict(levels) or device.levels, buckets=buckets or device.buckets)
+    steps = make_levels(source.spec, device.levels, device.width_multiple)
+    made = make_plan(source, device, levels=steps)
+    if as_json:
+        print_json(made)
+    else:
+        _print_plan(made)
+
+
+def _print_plan(plan: Plan) -> None:
+    at = plan.budget_bucket
+    facts = [("model", plan.model), ("profile", plan.profile), ("limits hold at", f"{at.batch}x{at.sequence}")]
+    print_facts(facts)
+    click.echo()
+    verdicts = {
+        budget.name: {budget.submodel: "chosen"} | {rejection.submodel: "no" for rejection in budget.rejected}
+        for budget in plan.budgets
+    }
+    rows = []
+    for candidate in plan.candidates:
+        cost = next(cost for cost in candidate.costs if cost.bucket == at)
+        rows.append(
+            [
+                "/".join(candidate.labels) or "-",
+                candidate.id,
+                f"{candidate.parameters / 1e6:.2f}",
+                f"{candidate.memory_mb:.1f}",
+                f"{cost.flops / 1e9:.3f}",
+                f"{cost.latency_ms:.2f}",
+                *(verdicts[budget.name].get(candidate.id, "fits") for budget in plan.budgets),
+            ]
+        )
+    columns = ["level", "submodel", "M params", "memory MB", "GFLOPs", f"{plan.latency_basis} ms"]
+    print_table([*columns, *(budget.name for budget in plan.budgets)], rows)
+    for budget in plan.budgets:
+        limits = [f"{f.name} {value:g}" for f in fields(budget.limits) if (value := getattr(budget.limits, f.name))]
+        click.echo(f"\nbudget {budget.name} ({', '.join(limits) or 'no limits'}): {budget.submodel}")
+        click.echo(f"  {budget.reason}")
+        for rejection in budget.rejected[:_LISTED]:
+            click.echo(f"  rejected {rejection.submodel}: {rejection.reason}")
+        if len(budget.rejected) > _LISTED:
+            click.echo(f"  and {len(budget.rejected) - _LISTED} larger ones, listed by --json")
+    for note in plan.notes:
+        click.echo(f"\nnote: {note}")

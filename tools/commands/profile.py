@@ -1,0 +1,39 @@
+"""``nestforge profile``: measure this host and write its device profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...errors import OutputError
+from ...profiles.device_profile import profile_data
+from ...profiles.load_profile import dump_profile
+from ...profiles.probe_host import host_profile
+from ..console import print_json, working
+from ..options import json_option
+
+
+@click.command(epilog="\b\nExamples:\n  nestforge profile --output my.yaml\n  nestforge profile --json")
+@click.option("--output", type=click.Path(path_type=Path), help="YAML file to write; without it the YAML is printed.")
+@json_option
+def command(output: Path | None, as_json: bool) -> None:
+    """Measure this host and write its device profile.
+
+    The result is what --profile accepts. Edit the copy: its name, its buckets and above all its budgets are yours
+    to choose.
+    """
+    if output is not None and output.exists():
+        raise OutputError(f"{output}: exists already; choose another file")
+    with working():
+        profile = host_profile(refresh=True)
+    if output is not None:
+        try:
+            output.write_text(dump_profile(profile), encoding="utf-8")
+        except OSError as failure:
+            raise OutputError(f"{output}: cannot be written ({failure.strerror})") from failure
+        click.echo(f"wrote {output}", err=True)
+    if as_json:
+        print_json(profile_data(profile))
+    elif output is None:
+        click.echo(dump_profile(profile), nl=False)

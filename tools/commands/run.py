@@ -1,0 +1,134 @@
+"""``nestforge run``: one request through the runtime."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError, OutputError
+from ...runtime.answer import Answer
+from ..console import print_facts, print_json, print_table
+from ..options import bundle_argument, json_option
+
+_SHOWN = 6  # first values of each output
+
+EXAMPLES = """\b
+Examples:
+  nestforge run my.bundle --text "A submodel is a view." --budget fast
+  nestforge run my.bundle --text "one row" --text "another row" --latency-ms 8 --output answer.npz
+  nestforge run my.bundle --inputs inputs.npz --submodel ffn768-heads6 --json
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@bundle_argument
+@click.option("--text", "texts", multiple=True, help="Text to answer; repeatable, each is one row.")
+@click.option("--inputs", type=click.Path(path_type=Path), help="NPZ file with one array per input, by name.")
+@click.option("--budget", help="A named budget of the bundle.")
+@click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="The most that the run may take.")
+@click.option("--submodel", metavar="ID", help="This submodel, by id or level.")
+@click.option("--output", type=click.Path(path_type=Path), help="NPZ file to write all outputs to.")
+@json_option
+def command(
+    bundle: Path,
+    texts: tuple[str, ...],
+    inputs: Path | None,
+    budget: str | None,
+    latency_ms: float | None,
+    submodel: str | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Answer one request with the submodel that fits it.
+
+    Without --budget, --latency-ms or --submodel the largest submodel answers. Prints which one did,
+    why, and how long it took.
+    """
+    from ...runtime.model import load
+
+    if bool(texts) == (inputs is not None):
+        raise click.UsageError("expected either --text or --inputs")
+    if sum(limit is not None for limit in (budget, latency_ms, submodel)) > 1:
+        raise click.UsageError("expected at most one of --budget, --latency-ms and --submodel")
+    if output is not None and output.exists():
+        raise OutputError(f"{output}: exists already; choose another file")
+    with load(bundle) as model:
+        feeds = _read_arrays(inputs) if inputs is not None else list(texts)
+        answer = model(feeds, budget=budget, latency_ms=latency_ms, submodel=submodel)
+    if output is not None:
+        _write_arrays(output, answer.outputs)
+    if as_json:
+        print_json(_answer_data(answer))
+    else:
+        _print_answer(answer)
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Raises InputError for anything but a plain NPZ file."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except OSError as failure:
+        raise InputError(f"{path}: cannot be read ({failure.strerror or failure})") from failure
+    except (ValueError, TypeError, AttributeError, zipfile.BadZipFile, EOFError) as failure:
+        raise InputError(f"{path}: expected an NPZ file of plain arrays, as numpy.savez writes it") from failure
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    try:
+        with path.open("xb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # the stubs take a flag by keyword too
+    except OSError as failure:
+        raise OutputError(f"{path}: cannot be written ({failure.strerror})") from failure
+
+
+def _answer_data(answer: Answer) -> dict[str, Any]:
+    return {
+        "submodel": answer.submodel,
+        "engine": answer.engine,
+        "bucket": answer.bucket,
+        "residency": answer.residency,
+        "reason": answer.reason,
+        "padding": answer.padding,
+        "truncated": answer.truncated,
+        "timings_ms": answer.timings,
+        "outputs": {
+            name: {"dtype": str(array.dtype), "shape": array.shape, "first": _first(array)}
+            for name, array in answer.outputs.items()
+        },
+    }
+
+
+def _first(array: NDArray[Any]) -> list[float | None]:
+    """The first values in memory order; None where a value is not finite, which JSON cannot say."""
+    values = (float(value) for value in array.ravel()[:_SHOWN])
+    return [value if math.isfinite(value) else None for value in values]
+
+
+def _print_answer(answer: Answer) -> None:
+    timings = answer.timings
+    facts = [
+        ("submodel", answer.submodel),
+        ("because", answer.reason),
+        ("engine", f"{answer.engine}, weights {answer.residency}"),
+        ("padding", str(answer.padding) if answer.padding else "none"),
+        (
+            "timings",
+            f"encode {timings.encode:.2f} ms, dispatch {timings.dispatch:.2f} ms, "
+            f"open {timings.open:.2f} ms, run {timings.run:.2f} ms",
+        ),
+    ]
+    print_facts(facts)
+    click.echo()
+    rows = []
+    for name, array in answer.outputs.items():
+        values = " ".join(f"{value:.4f}" for value in array.ravel()[:_SHOWN])
+        rows.append([name, str(array.dtype), "x".join(map(str, array.shape)), values])
+    print_table(["output", "dtype", "shape", "first values"], rows)

@@ -1,0 +1,79 @@
+"""``nestforge verify``: every byte of a bundle, and with a model every engine against PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ...errors import ParityError
+from ..console import print_json, print_table, working
+from ..options import bundle_argument, json_option
+
+if TYPE_CHECKING:
+    from ...compiler.verify import EngineVerdict
+
+EXAMPLES = "\b\nExamples:\n  nestforge verify my.bundle\n  nestforge verify my.bundle --against MODEL --json"
+
+
+@click.command(epilog=EXAMPLES)
+@bundle_argument
+@click.option(
+    "--against",
+    metavar="MODEL",
+    type=click.Path(path_type=Path),
+    help="Model folder: compare the written engines, run through the runtime, with its PyTorch submodels again.",
+)
+@json_option
+def command(bundle: Path, against: Path | None, as_json: bool) -> None:
+    """Check a bundle's bytes, and its parity with a model.
+
+    Without --against the hash of every file is checked, with it every engine is run and compared as well.
+    """
+    if against is None:
+        _verify_bytes(bundle, as_json)
+    else:
+        _verify_parity(bundle, against, as_json)
+
+
+def _verify_bytes(path: Path, as_json: bool) -> None:
+    from ...runtime.bundle import open_bundle  # a device checks bytes without torch
+
+    bundle = open_bundle(path, check="full")
+    files = bundle.manifest.files
+    total = sum(entry.bytes for entry in files)
+    if as_json:
+        print_json({"bundle": str(bundle.path), "files": len(files), "bytes": total, "engines": []})
+    else:
+        click.echo(f"{path}: {len(files)} files, {total / 1e6:.1f} MB, every hash as the manifest says")
+
+
+def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
+    from ...compiler.verify import verify_bundle
+
+    with working() as progress:
+        report = verify_bundle(path, against, progress)
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(f"{path}: {report.files} files, {report.bytes / 1e6:.1f} MB, every hash as the manifest says\n")
+        columns = ["engine", "parity", "max abs", "max rel", "min cosine"]
+        print_table(columns, [_row(verdict) for verdict in report.engines])
+    broken = [verdict for verdict in report.engines if verdict.problem]
+    if broken:
+        raise ParityError(
+            f"bundle {path}: {len(broken)} of {len(report.engines)} engines differ from {against}: "
+            f"{broken[0].engine}: {broken[0].problem}"
+        )
+
+
+def _row(verdict: EngineVerdict) -> list[str]:
+    """The worst figures over all outputs."""
+    return [
+        verdict.engine,
+        "differs" if verdict.problem else "equal",
+        f"{max(output.max_abs for output in verdict.outputs):.1e}",
+        f"{max(output.max_rel for output in verdict.outputs):.1e}",
+        f"{min(output.min_cosine for output in verdict.outputs):.7f}",
+    ]

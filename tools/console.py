@@ -1,0 +1,97 @@
+"""How commands speak: results on stdout, as JSON, plain text or Rich; progress and remarks on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import click
+
+from ..strict import unstructure
+
+# (stage, done, total): a stage counts its parts, and ends with done == total, where total may be 1 for the whole.
+Progress = Callable[[str, int, int], None]
+
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*( ?%)?|-|")
+
+
+def print_json(value: object) -> None:
+    """Dataclasses, mappings, lists and scalars as JSON on stdout."""
+    click.echo(json.dumps(unstructure(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Name and value, one a line, values aligned."""
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        click.echo(f"{name:<{width}}  {value}")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    """A table on stdout: drawn with Rich on a terminal, aligned plain text when piped. Number columns align right."""
+    numeric = [bool(rows) and all(_NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(columns))]
+    if sys.stdout.isatty():
+        _print_rich_table(columns, rows, title, numeric)
+        return
+    if title:
+        click.echo(title)
+    widths = [max([len(column), *(len(row[i]) for row in rows)]) for i, column in enumerate(columns)]
+    for row in [columns, *rows]:
+        cells = (cell.rjust(w) if right else cell.ljust(w) for cell, w, right in zip(row, widths, numeric, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+@contextlib.contextmanager
+def working() -> Iterator[Progress]:
+    """Runs a long job: yields its progress callback, and keeps what libraries print away from stdout."""
+    with contextlib.redirect_stdout(sys.stderr):
+        if not sys.stderr.isatty():
+            yield _plain_progress()
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Bars(*columns, console=Console(stderr=True)) as bars:
+            tasks: dict[str, TaskID] = {}
+            totals: dict[str, int] = {}
+
+            def report(stage: str, done: int, total: int) -> None:
+                if stage not in tasks:
+                    tasks[stage] = bars.add_task(stage, total=total)
+                parts = totals[stage] = max(total, totals.get(stage, 0))
+                bars.update(tasks[stage], completed=parts if done >= total else done, total=parts)
+
+            yield report
+
+
+def _plain_progress() -> Progress:
+    totals: dict[str, int] = {}
+    finished: set[str] = set()
+
+    def report(stage: str, done: int, total: int) -> None:
+        parts = totals[stage] = max(total, totals.get(stage, 0))
+        if done >= total and stage not in finished:
+            finished.add(stage)
+            click.echo(f"{stage}: {parts}/{parts}", err=True)
+
+    return report
+
+
+def _print_rich_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, numeric: Sequence[bool]
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for column, right in zip(columns, numeric, strict=True):
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)

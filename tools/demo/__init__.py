@@ -1,0 +1,1 @@
+"""The demo: a real checkpoint compiled for this machine. Not part of the wheel."""

@@ -1,0 +1,66 @@
+"""Options and value types that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..elastic import Bucket
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
+
+
+class BucketType(click.ParamType):  # type: ignore[type-arg]  # generic in new releases of click only
+    """``1x128``: batch and sequence."""
+
+    name = "BATCHxSEQUENCE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Bucket:
+        try:
+            return value if isinstance(value, Bucket) else Bucket.parse(value)
+        except ValueError as failure:
+            self.fail(str(failure), param, ctx)
+
+
+class LevelsType(click.ParamType):  # type: ignore[type-arg]  # as above
+    """``ffn=0.25,0.5,1``: an axis kind and its granularities as fractions of the full size."""
+
+    name = "KIND=F,F,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[float, ...]]:
+        kind, equals, listed = str(value).partition("=")
+        try:
+            fractions = tuple(float(item) for item in listed.split(","))
+        except ValueError:
+            fractions = ()
+        if not kind or not equals or not fractions:
+            self.fail(f"{value!r}: expected an axis kind and fractions, such as ffn=0.25,0.5,1", param, ctx)
+        return kind.strip(), fractions
+
+
+bucket_option = click.option(
+    "--bucket",
+    "buckets",
+    type=BucketType(),
+    multiple=True,
+    help="Static input shape, such as 1x128; repeatable. Default: the profile's.",
+)
+levels_option = click.option(
+    "--levels",
+    type=LevelsType(),
+    multiple=True,
+    help="Granularities of an axis kind, such as ffn=0.25,0.5,1; repeatable. Default: the profile's, else S/M/L/XL.",
+)
+profile_option = click.option(
+    "--profile",
+    metavar="NAME|FILE",
+    default="host-cpu",
+    show_default=True,
+    help="Built-in device profile or a YAML file; an unknown name lists the built-in ones.",
+)
+model_argument = click.argument("model", type=click.Path(path_type=Path))
+bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
