@@ -22,6 +22,7 @@ from ..runtime.manifest import WEIGHTS_NAME
 from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
 from .passes.linear_to_gemm import linear_to_gemm
 from .passes.merge_reshapes import merge_reshapes
+from .passes.weights_as_inputs import weights_as_inputs
 from .store import Store, stored_name, transposed_parameters, unshared_parameters
 
 _FACTS = "nestforge.template"
@@ -55,7 +56,8 @@ class Template:
 def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: Collection[str]) -> Template:
     """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external."""
     model = traced.model
-    optimize_ir(model, should_fold=lambda node: _reads_any(node, parameters))  # shape arithmetic; never a weight
+    with weights_as_inputs(model, parameters):
+        optimize_ir(model)  # shape arithmetic is folded
     linear_to_gemm(model, transposed_parameters(spec))  # the layout that makes a slice a prefix
     merge_reshapes(model)  # layers meet without detours
     problem = None
@@ -63,7 +65,8 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
         free_elastic_dims(model, _seeds(spec))  # a submodel differs in extents alone
     except SliceError as failure:
         problem = str(failure)
-    _tidy(model)  # unused nodes out, duplicates merged, no traces of this machine in metadata
+    with weights_as_inputs(model, {*parameters, *(stored_name(name, spec) for name in parameters)}):
+        _tidy(model)  # unused nodes out, duplicates merged, no traces of this machine in metadata
     values = {value.name for node in model.graph for value in node.outputs}
     kept = {module: value for module, value in traced.module_outputs.items() if value in values}
     shareable = {stored_name(name, spec) for name in parameters} - unshared_parameters(spec)
@@ -106,11 +109,6 @@ def emit(template: Template, store: Store, submodel: Submodel) -> bytes:
                 tensor.external_data.add(key=key, value=value)
     raw: bytes = model.SerializeToString(deterministic=True)
     return raw
-
-
-def _reads_any(node: ir.Node, parameters: Collection[str]) -> bool | None:
-    """False (never fold) where a weight is read; None leaves the choice to the optimizer."""
-    return False if any(value is not None and value.name in parameters for value in node.inputs) else None
 
 
 def _seeds(spec: ElasticSpec) -> dict[str, Dim]:

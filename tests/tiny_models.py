@@ -9,7 +9,30 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-WORDS = "the a quick brown fox jumps over lazy dog model engine budget shape time compile run test of to and".split()
+WORDS = tuple(
+    "the a quick brown fox jumps over lazy dog model engine budget shape time compile run test of to and".split()  # noqa: SIM905  (a list of twenty quoted words reads worse)
+)
+    "the",
+    "a",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "lazy",
+    "dog",
+    "model",
+    "engine",
+    "budget",
+    "shape",
+    "time",
+    "compile",
+    "run",
+    "test",
+    "of",
+    "to",
+    "and",
+]
 
 
 def save_tiny_encoder(folder: Path, model_type: str = "bert", task: str = "Model", **overrides: Any) -> Path:
@@ -33,8 +56,12 @@ def save_tiny_encoder(folder: Path, model_type: str = "bert", task: str = "Model
         },
     )
     torch.manual_seed(0)
-    factory = {"Model": "AutoModel", "ForSequenceClassification": "AutoModelForSequenceClassification",
-               "ForTokenClassification": "AutoModelForTokenClassification", "ForMaskedLM": "AutoModelForMaskedLM"}[task]
+    factory = {
+        "Model": "AutoModel",
+        "ForSequenceClassification": "AutoModelForSequenceClassification",
+        "ForTokenClassification": "AutoModelForTokenClassification",
+        "ForMaskedLM": "AutoModelForMaskedLM",
+    }[task]
     model = getattr(transformers, factory).from_config(config)
     for parameter in model.parameters():  # biases and norms start at constants; make every one matter
         parameter.data += 0.05 * torch.randn_like(parameter)
@@ -64,7 +91,7 @@ def corpus(path: Path, texts: int = 400) -> Path:
 def _tokenizer(vocabulary: int) -> Tokenizer:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     words = {word: index for index, word in enumerate([*special, *WORDS][:vocabulary])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))  # noqa: S106  (a token, not a password)
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(

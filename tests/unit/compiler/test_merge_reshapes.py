@@ -18,8 +18,9 @@ def _merged(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
 
 def _same(before: onnx.ModelProto, after: onnx.ModelProto, *shape: int) -> None:
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    np.testing.assert_array_equal(ReferenceEvaluator(after).run(None, {"x": x})[0],
-                                  ReferenceEvaluator(before).run(None, {"x": x})[0])
+    np.testing.assert_array_equal(
+        ReferenceEvaluator(after).run(None, {"x": x})[0], ReferenceEvaluator(before).run(None, {"x": x})[0]
+    )
 
 
 def test_two_reshapes_are_one() -> None:
@@ -43,9 +44,13 @@ def test_the_way_there_and_back_around_an_activation_disappears() -> None:
 
 
 def test_an_activation_that_others_read_in_shape_stays_in_shape() -> None:
-    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model("""
+    model = ir.from_proto(
+        onnx.shape_inference.infer_shapes(
+            onnx.parser.parse_model("""
     <ir_version: 10, opset_import: ["" : 20]>
     graph (float[6, 8] x) => (float[2, 3, 8] y) <int64[3] a = {2, 3, -1}>
     { r = Reshape (x, a)  g = Tanh (r)  y = Softmax <axis=1> (g) }
-    """)))
+    """)
+        )
+    )
     assert not merge_reshapes(model)

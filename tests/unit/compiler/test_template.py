@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,9 +113,14 @@ def test_a_traced_submodel_is_views_of_the_same_store(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "task"), [("roberta", "ForMaskedLM"), ("xlm-roberta", "ForTokenClassification"),
-                             ("electra", "ForSequenceClassification"), ("bert", "ForMaskedLM"),
-                             ("camembert", "ForMaskedLM")],
+    ("model_type", "task"),
+    [
+        ("roberta", "ForMaskedLM"),
+        ("xlm-roberta", "ForTokenClassification"),
+        ("electra", "ForSequenceClassification"),
+        ("bert", "ForMaskedLM"),
+        ("camembert", "ForMaskedLM"),
+    ],
 )
 def test_other_layouts_slice_too(tmp_path: Path, model_type: str, task: str) -> None:
     bench = Workbench(tmp_path, load_universal(open_source(save_tiny_encoder(tmp_path / "m", model_type, task))))
@@ -138,7 +144,9 @@ def test_a_parameter_sliced_twice_cannot_be_shared_and_says_so(bench: Workbench)
     spec = bench.model.spec
     cut = next(cut for cut in spec.slices if cut.parameter == "encoder.layer.0.intermediate.dense.weight")
     twice = ElasticSpec(spec.axes, (*spec.slices, type(cut)(cut.parameter, 1, "layers.1.ffn")))
-    source = type(bench.model.source)(bench.model.source.checkpoint, bench.model.source.family, bench.model.source.shapes)
+    source = type(bench.model.source)(
+        bench.model.source.checkpoint, bench.model.source.family, bench.model.source.shapes
+    )
     object.__setattr__(source, "spec", twice)
     template = traced_template(UniversalModel(source, bench.model.module), bench.model.module, BUCKET, opset=20)
     assert "sliced in two dimensions" in (template.slice_problem or "")

@@ -13,7 +13,10 @@ from tiny_models import add_pooling, save_tiny_encoder
 
 def test_axes_of_a_bert(source) -> None:
     assert [axis.name for axis in source.spec.axes[:4]] == [
-        "layers.0.ffn", "layers.0.heads", "layers.1.ffn", "layers.1.heads",
+        "layers.0.ffn",
+        "layers.0.heads",
+        "layers.1.ffn",
+        "layers.1.heads",
     ]
     assert source.spec.universal().id == "ffn64-heads4"
 
@@ -84,7 +87,9 @@ def test_an_architecture_that_is_not_ours(tmp_path: Path) -> None:
 
 def test_flops_of_one_layer_by_hand(source) -> None:
     tokens, hidden = 16, 32
-    flops = sum(op.flops for op in source.workload(source.spec.universal(), Bucket(1, tokens)) if op.kind != "elementwise")
+    flops = sum(
+        op.flops for op in source.workload(source.spec.universal(), Bucket(1, tokens)) if op.kind != "elementwise"
+    )
     linear = 2 * tokens * (4 * hidden * hidden + 2 * hidden * 64)
     attention = 2 * 2 * tokens * tokens * hidden
     assert flops == 3 * (linear + attention)
