@@ -10,29 +10,8 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 WORDS = tuple(
-    "the a quick brown fox jumps over lazy dog model engine budget shape time compile run test of to and".split()  # noqa: SIM905  (a list of twenty quoted words reads worse)
+    "the a quick brown fox jumps over lazy dog model engine budget shape time compile run test of to and".split()  # noqa: SIM905
 )
-    "the",
-    "a",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "lazy",
-    "dog",
-    "model",
-    "engine",
-    "budget",
-    "shape",
-    "time",
-    "compile",
-    "run",
-    "test",
-    "of",
-    "to",
-    "and",
-]
 
 
 def save_tiny_encoder(folder: Path, model_type: str = "bert", task: str = "Model", **overrides: Any) -> Path:

@@ -144,9 +144,7 @@ def test_a_parameter_sliced_twice_cannot_be_shared_and_says_so(bench: Workbench)
     spec = bench.model.spec
     cut = next(cut for cut in spec.slices if cut.parameter == "encoder.layer.0.intermediate.dense.weight")
     twice = ElasticSpec(spec.axes, (*spec.slices, type(cut)(cut.parameter, 1, "layers.1.ffn")))
-    source = type(bench.model.source)(
-        bench.model.source.checkpoint, bench.model.source.family, bench.model.source.shapes
-    )
+    source = replace(bench.model.source)
     object.__setattr__(source, "spec", twice)
     template = traced_template(UniversalModel(source, bench.model.module), bench.model.module, BUCKET, opset=20)
     assert "sliced in two dimensions" in (template.slice_problem or "")
