@@ -90,8 +90,8 @@ def compile_bundle(
             quality = measure_quality(builder, text_encoder(universal), engines, corpus, clock)
         with clock("bench"):  # what the dispatcher will go by
             latencies = measure_engines(builder, engines, plan, clock)
-        write_manifest(stage, draft, plan, chosen, engines, quality)
-        write_build_record(stage, command, clock.seconds, latencies)
+        manifest = write_manifest(stage, draft, plan, chosen, engines, quality)
+        write_build_record(stage, manifest, command, clock.seconds, latencies)
         with clock("verify"):  # the written files, through the runtime
             _verify_written(stage, universal, clock)
     return Path(output)

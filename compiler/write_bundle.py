@@ -21,6 +21,7 @@ from ..runtime.bundle import Bundle
 from ..runtime.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
+    REPORT_NAME,
     SCHEMA_VERSION,
     UNLISTED,
     BudgetEntry,
@@ -36,6 +37,7 @@ from ..runtime.manifest import (
 )
 from ..strict import unstructure
 from .plan import Plan
+from .report import render_report
 from .staging import Stage, to_json, write_synced
 
 _TOOLS = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
@@ -114,9 +116,13 @@ def write_manifest(
 
 
 def write_build_record(
-    stage: Stage, command: Sequence[str], seconds: Mapping[str, float], latencies: Sequence[Latency]
-) -> BuildRecord:
-    """Writes what differs between two compiles of the same inputs."""
+    stage: Stage,
+    manifest: Manifest,
+    command: Sequence[str],
+    seconds: Mapping[str, float],
+    latencies: Sequence[Latency],
+) -> None:
+    """Writes what differs between two compiles of the same inputs: the build record and its rendering."""
     record = BuildRecord(
         schema_version=SCHEMA_VERSION,
         manifest_sha256=hashlib.sha256((stage.folder / MANIFEST_NAME).read_bytes()).hexdigest(),
@@ -127,7 +133,7 @@ def write_build_record(
         latencies=tuple(latencies),
     )
     write_synced(stage.folder / BUILD_NAME, to_json(unstructure(record)))
-    return record
+    write_synced(stage.folder / REPORT_NAME, render_report(manifest, record).encode())
 
 
 def _copy(source: Path, target: Path) -> None:

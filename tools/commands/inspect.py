@@ -10,7 +10,8 @@ import click
 from ...elastic import Axis, Bucket
 from ...runtime.bundle import open_bundle
 from ...runtime.manifest import MANIFEST_NAME
-from ..bundle_view import bundle_data, describe_axes, print_bundle
+from ...runtime.tables import describe_axes
+from ..bundle_view import bundle_data, print_bundle
 from ..console import print_facts, print_json, print_table
 from ..options import bucket_option, json_option, levels_option
 

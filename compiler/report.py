@@ -1,0 +1,40 @@
+"""``report.md``: the build record for people, made from the manifest and the record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..runtime.manifest import BuildRecord, Manifest
+from ..runtime.tables import Table, bundle_facts, engine_table, submodel_table
+
+
+def render_report(manifest: Manifest, build: BuildRecord) -> str:
+    """Markdown: facts, submodels with their quality, engines with their parity, and the seconds of each stage."""
+    seconds = Table(["stage", "seconds"], [[stage, f"{value:.1f}"] for stage, value in build.seconds.items()])
+    sections = [
+        f"# {manifest.name}",
+        _markdown(Table(["", ""], bundle_facts(manifest, build))),
+        "## Submodels",
+        _quality_note(manifest),
+        _markdown(submodel_table(manifest, build)),
+        "## Engines",
+        _markdown(engine_table(manifest, build)),
+        "## Compile",
+        _markdown(seconds),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _quality_note(manifest: Manifest) -> str:
+    measured = [entry.quality for entry in manifest.submodels if entry.quality]
+    if not measured:
+        return "Quality was not measured: the compile was given no text."
+    return (
+        f"Mean cosine and recall@10 are agreement with the universal model on {measured[0].texts} texts that took no "
+        "part in the ranking."
+    )
+
+
+def _markdown(table: Table) -> str:
+    rows: list[Sequence[str]] = [table.columns, ["---"] * len(table.columns), *table.rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)

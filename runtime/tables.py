@@ -1,0 +1,106 @@
+"""What a bundle holds, as facts and tables of text: the command line prints them, report.md keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..elastic import Axis
+from .manifest import BuildRecord, EngineEntry, Latency, Manifest
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column headings, with units, and rows of text."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]]:
+    """Name and value of what holds for the whole bundle."""
+    total = sum(entry.bytes for entry in manifest.files)
+    host = ", ".join(str(build.host[key]) for key in ("cpu", "system") if key in build.host)
+    return [
+        ("model", f"{manifest.name} ({manifest.family})"),
+        ("axes", describe_axes(manifest.axes)),
+        ("order", _ranking(manifest)),
+        ("files", f"{len(manifest.files)}, {total / 1e6:.1f} MB in all"),
+        ("profile", str(manifest.provenance.profile.get("name", "-"))),
+        ("created", f"{build.created} by nestforge {manifest.provenance.tools.get('nestforge', '?')} on {host or '?'}"),
+        *((f"budget {budget.name}", f"{budget.submodel}: {budget.reason}") for budget in manifest.budgets),
+    ]
+
+
+def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
+    """One row a submodel: size, quality, and the latency of its largest bucket."""
+    largest = max((engine.bucket for engine in manifest.engines), key=lambda bucket: (bucket.tokens, bucket.sequence))
+    engines = {engine.submodel: engine for engine in manifest.engines if engine.bucket == largest}
+    latencies = {latency.engine: latency for latency in build.latencies}
+    budgets: dict[str, list[str]] = {}
+    for budget in manifest.budgets:
+        budgets.setdefault(budget.submodel, []).append(budget.name)
+    rows = []
+    for entry in manifest.submodels:
+        quality = entry.quality
+        rows.append(
+            [
+                "/".join(entry.labels) or "-",
+                entry.id,
+                f"{entry.parameters / 1e6:.2f}",
+                f"{entry.weight_bytes / 1e6:.1f}",
+                *_latency_cells(engines.get(entry.id), latencies),
+                f"{quality.mean_cosine:.4f}" if quality else "-",
+                f"{quality.recall_at_10:.3f}" if quality else "-",
+                ", ".join(budgets.get(entry.id, [])) or "-",
+            ]
+        )
+    at = f"ms at {largest.batch}x{largest.sequence}"
+    columns = ["level", "submodel", "M params", "weights MB", f"predicted {at}", f"measured {at}"]
+    return Table([*columns, "mean cosine", "recall@10", "budgets"], rows)
+
+
+def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
+    """One row an engine: how it came about, its costs, and its parity figures (worst over outputs and cases)."""
+    latencies = {latency.engine: latency for latency in build.latencies}
+    rows = []
+    for engine in manifest.engines:
+        outputs = engine.parity.outputs if engine.parity else ()
+        rows.append(
+            [
+                engine.id,
+                engine.backend,
+                engine.emitted,
+                f"{engine.private_bytes / 1e3:.1f}",
+                f"{engine.flops / 1e9:.3f}",
+                *_latency_cells(engine, latencies),
+                f"{max(o.max_abs for o in outputs):.1e}" if outputs else "-",
+                f"{min(o.min_cosine for o in outputs):.7f}" if outputs else "-",
+            ]
+        )
+    columns = ["engine", "backend", "emitted", "own kB", "GFLOPs", "predicted ms", "measured ms"]
+    return Table([*columns, "parity max abs", "parity cosine"], rows)
+
+
+def describe_axes(axes: Iterable[Axis]) -> str:
+    """``6 x ffn 1536, 6 x heads 12``."""
+    sizes: dict[tuple[str, int], int] = {}
+    for axis in axes:
+        sizes[axis.kind, axis.size] = sizes.get((axis.kind, axis.size), 0) + 1
+    return ", ".join(f"{count} x {kind} {size}" for (kind, size), count in sizes.items())
+
+
+def _ranking(manifest: Manifest) -> str:
+    ranking = manifest.ranking
+    if ranking.method == "none":
+        return "as stored; the model was trained nested" if manifest.trained_nested else "as stored"
+    return f"ranked by {ranking.method}" + (f" on {ranking.texts} texts" if ranking.texts else "")
+
+
+def _latency_cells(engine: EngineEntry | None, latencies: Mapping[str, Latency]) -> tuple[str, str]:
+    """Predicted and measured p50, or dashes: neither stands in for the other."""
+    latency = latencies.get(engine.id) if engine else None
+    if latency is None:
+        return "-", "-"
+    measured = latency.measured_p50_ms
+    return f"{latency.predicted_ms:.2f}", "-" if measured is None else f"{measured:.2f}"
