@@ -22,6 +22,7 @@ from ..runtime.manifest import WEIGHTS_NAME
 from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
 from .passes.linear_to_gemm import linear_to_gemm
 from .passes.merge_reshapes import merge_reshapes
+from .passes.simplify_attention import simplify_attention
 from .passes.weights_as_inputs import weights_as_inputs
 from .store import Store, stored_name, transposed_parameters, unshared_parameters
 
@@ -59,6 +60,8 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
     with weights_as_inputs(model, parameters):
         optimize_ir(model)  # shape arithmetic is folded
     linear_to_gemm(model, transposed_parameters(spec))  # the layout that makes a slice a prefix
+    returned = _returned_values(model, traced.module_outputs)
+    simplify_attention(model)  # no detours around queries, keys and probabilities
     merge_reshapes(model)  # layers meet without detours
     problem = None
     try:
@@ -67,8 +70,8 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
         problem = str(failure)
     with weights_as_inputs(model, {*parameters, *(stored_name(name, spec) for name in parameters)}):
         _tidy(model)  # unused nodes out, duplicates merged, no traces of this machine in metadata
-    values = {value.name for node in model.graph for value in node.outputs}
-    kept = {module: value for module, value in traced.module_outputs.items() if value in values}
+    left = {value: value.name or "" for node in model.graph for value in node.outputs}
+    kept = {module: left[value] for module, value in returned.items() if value in left}
     shareable = {stored_name(name, spec) for name in parameters} - unshared_parameters(spec)
     return Template(bucket, _without_weights(model, shareable), kept, problem)
 
@@ -109,6 +112,17 @@ def emit(template: Template, store: Store, submodel: Submodel) -> bytes:
                 tensor.external_data.add(key=key, value=value)
     raw: bytes = model.SerializeToString(deterministic=True)
     return raw
+
+
+def _returned_values(model: ir.Model, module_outputs: Mapping[str, str]) -> dict[str, ir.Value]:
+    """Per module the value with its numbers, before any Reshape: later passes move and remove those."""
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    returned = {module: values[name] for module, name in module_outputs.items() if name in values}
+    for module, value in returned.items():
+        while (producer := value.producer()) and producer.op_type == "Reshape" and producer.inputs[0]:
+            value = producer.inputs[0]
+        returned[module] = value
+    return returned
 
 
 def _seeds(spec: ElasticSpec) -> dict[str, Dim]:

@@ -1,0 +1,100 @@
+"""Attention without the detours that the exporter's decomposition of scaled-dot-product attention takes.
+
+1. Keys: ``Transpose -> Reshape (fold batch and heads) -> Transpose -> Reshape (unfold)`` is one Transpose.
+2. Scale: ``(q * c) @ (k * c)`` is ``(q * c^2) @ k``, one pass over a tensor less.
+3. NaN guard: ``Where(IsNaN(p), 0, p)`` after a Softmax exists for rows whose every score is minus infinity. With a
+   finite mask there is no such row, and a NaN that comes from elsewhere should be seen.
+
+Requires: constants folded, static shapes. Ensures: the same function up to the rounding of ``c^2``. Nodes left unused
+stay for the caller's dead-code removal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+
+def simplify_attention(model: ir.Model) -> bool:
+    """Applies the three rules wherever they match."""
+    changed = False
+    for node in list(model.graph):
+        changed |= _transpose_keys(node) or _merge_scales(node) or _drop_nan_guard(node)
+    return changed
+
+
+def _transpose_keys(node: ir.Node) -> bool:
+    """Rule 1, at the last Reshape."""
+    swap = _producer(node, 0, "Transpose") if node.op_type == "Reshape" else None
+    fold = _producer(swap, 0, "Reshape") if swap else None
+    first = _producer(fold, 0, "Transpose") if fold else None
+    if swap is None or fold is None or first is None or first.inputs[0] is None:
+        return False
+    start, end = _extents(first.outputs[0]), _extents(node.outputs[0])
+    unfolds = len(start) == 4 and end == [*start[:2], start[3], start[2]]
+    if not unfolds or tuple(swap.attributes.get_ints("perm") or ()) != (0, 2, 1):
+        return False
+    a, b, c, d = first.attributes.get_ints("perm") or (3, 2, 1, 0)
+    _replace(node, ir.node("Transpose", [first.inputs[0]], attributes={"perm": [a, b, d, c]}))
+    return True
+
+
+def _merge_scales(node: ir.Node) -> bool:
+    """Rule 2, at the product of queries and keys."""
+    queries, keys = (_producer(node, side, "Mul") if node.op_type == "MatMul" else None for side in (0, 1))
+    if queries is None or keys is None:
+        return False
+    scales = [_scalar(part.inputs[1]) for part in (queries, keys)]
+    if scales[0] is None or scales[1] is None or len(queries.outputs[0].uses()) != 1:
+        return False
+    product = np.array(scales[0] * scales[1], np.float32)
+    constant = ir.node("Constant", [], attributes={"value": ir.tensor(product)})
+    constant.outputs[0].shape, constant.outputs[0].type = ir.Shape([]), ir.TensorType(ir.DataType.FLOAT)
+    queries.prepend(constant)
+    queries.replace_input_with(1, constant.outputs[0])
+    node.replace_input_with(1, keys.inputs[0])
+    return True
+
+
+def _drop_nan_guard(node: ir.Node) -> bool:
+    """Rule 3, at the Where."""
+    test = _producer(node, 0, "IsNaN") if node.op_type == "Where" else None
+    softmax = _producer(node, 2, "Softmax") if test else None
+    if test is None or softmax is None or test.inputs[0] is not node.inputs[2] or _scalar(node.inputs[1]) != 0:
+        return False
+    if not _finite_mask(softmax) or node.outputs[0].is_graph_output():
+        return False
+    ir.convenience.replace_all_uses_with(node.outputs[0], softmax.outputs[0])
+    return True
+
+
+def _finite_mask(softmax: ir.Node) -> bool:
+    """Whether what is added to the scores is a choice between finite constants, or nothing is added."""
+    add = _producer(softmax, 0, "Add")
+    if add is None:
+        return True
+    masks = [mask for mask in (_producer(add, side, "Where") for side in (0, 1)) if mask is not None]
+    values = [_scalar(value) for mask in masks for value in mask.inputs[1:]]
+    return bool(values) and all(value is not None and np.isfinite(value) for value in values)
+
+
+def _producer(node: ir.Node, index: int, kind: str) -> ir.Node | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    producer = value.producer() if value is not None else None
+    return producer if producer is not None and producer.op_type == kind else None
+
+
+def _scalar(value: ir.Value | None) -> float | None:
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
+
+
+def _extents(value: ir.Value) -> list[int]:
+    return [int(extent) for extent in value.shape.numpy()] if value.shape is not None else []
+
+
+def _replace(old: ir.Node, new: ir.Node) -> None:
+    old.prepend(new)
+    value, result = old.outputs[0], new.outputs[0]
+    result.name, result.shape, result.type = value.name, value.shape, value.type
+    ir.convenience.replace_all_uses_with(value, result, replace_graph_outputs=True)
