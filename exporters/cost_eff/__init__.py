@@ -1,0 +1,1 @@
+"""Multi-exit, slenderised encoders: the folder format, the reference model and what one pass costs."""

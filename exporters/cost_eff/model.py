@@ -1,0 +1,197 @@
+"""The reference model: a post-norm BERT encoder of any width per layer, with an exit after some of its layers.
+
+Parameters carry BERT's names. The number of heads is read off the weights, so a narrowed copy needs no attributes
+mended; the head size and with it the scale ``1 / sqrt(head_size)`` never change.
+Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden, ``A`` heads of size ``D``, ``F`` FFN channels, ``C`` classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from .architecture import Architecture, Widths, entropy_name, logits_name
+from .entropy import entropy
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+class CostEffModel(torch.nn.Module):
+    """Embeddings, layers and exits. Dropout and gradient scaling belong to training and are not here."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.embeddings = Embeddings(architecture)
+        self.encoder = Encoder(architecture)
+        classes = architecture.exits.classes
+        heads = {str(layer): torch.nn.Linear(architecture.hidden, classes) for layer in architecture.exits.layers}
+        self.exits = torch.nn.ModuleDict(heads)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Ids, mask and types ``[B, S]`` to the logits ``[B, C]`` and, where it is defined, the entropy ``[B]`` of
+        every exit, by output name; nothing leaves early here."""
+        states = self.hidden_states(input_ids, attention_mask, token_type_ids)
+        outputs: dict[str, torch.Tensor] = {}
+        for layer in self.architecture.exits.layers:
+            logits = self.exit_logits(layer, states[layer], attention_mask)
+            outputs[logits_name(layer)] = logits
+            if self.architecture.has_entropy:
+                outputs[entropy_name(layer)] = entropy(logits)
+        return outputs
+
+    def hidden_states(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """``[B, S, H]`` of the embeddings and of every layer: index ``i`` is the state after ``i`` layers."""
+        states = [self.embeddings(input_ids, token_type_ids)]
+        # The lowest finite number and not minus infinity: a row without any real token stays free of NaN.
+        keys = torch.where(attention_mask[:, None, None, :].bool(), 0.0, torch.finfo(states[0].dtype).min)
+        for layer in self.encoder.layer:
+            states.append(layer(states[-1], keys))
+        return states
+
+    def exit_logits(self, layer: int, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """``[B, C]`` of the exit after ``layer`` layers, from the state ``[B, S, H]`` there."""
+        exits = self.architecture.exits
+        if exits.pool == "cls":
+            pooled = hidden[:, 0]  # [B, H]
+        elif exits.pool == "mean":
+            real = attention_mask.unsqueeze(-1).to(hidden.dtype)  # [B, S, 1]
+            pooled = (hidden * real).sum(1) / real.sum(1).clamp(min=1)
+        else:
+            pooled = hidden.mean(1)
+        head: torch.nn.Module = self.exits[str(layer)]
+        logits: torch.Tensor = head(pooled.tanh() if exits.activation == "tanh" else pooled)
+        return logits
+
+
+class Embeddings(torch.nn.Module):
+    """Word (dense, or factorised through a bias-free projection), position and type embeddings, then LayerNorm."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        hidden, rank = architecture.hidden, architecture.rank
+        self.word_embeddings = torch.nn.Embedding(architecture.vocabulary, rank or hidden)
+        self.word_projection = torch.nn.Linear(rank, hidden, bias=False) if rank else None
+        self.position_embeddings = torch.nn.Embedding(architecture.positions, hidden)
+        self.token_type_embeddings = torch.nn.Embedding(architecture.types, hidden)
+        self.LayerNorm = torch.nn.LayerNorm(hidden, architecture.norm_eps)
+
+    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor:
+        words = self.word_embeddings(input_ids)  # [B, S, R or H]
+        if self.word_projection is not None:
+            words = self.word_projection(words)  # [B, S, H]
+        types = (
+            self.token_type_embeddings.weight[0]
+            if token_type_ids is None
+            else self.token_type_embeddings(token_type_ids)
+        )
+        positions = self.position_embeddings.weight[: input_ids.shape[1]]  # [S, H]
+        embedded: torch.Tensor = self.LayerNorm(words + types + positions)
+        return embedded
+
+
+class Encoder(torch.nn.Module):
+    """The layers, under BERT's name for them."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.layer = torch.nn.ModuleList(Layer(architecture, widths) for widths in architecture.layers)
+
+
+class Layer(torch.nn.Module):
+    """Attention and FFN, each with its residual and LayerNorm; a sub-layer of width 0 adds its output bias alone."""
+
+    def __init__(self, architecture: Architecture, widths: Widths) -> None:
+        super().__init__()
+        self.attention = Attention(architecture, widths.heads)
+        self.intermediate = Intermediate(architecture, widths.ffn) if widths.ffn else None
+        self.output = Residual(widths.ffn, architecture)
+
+    def forward(self, hidden: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        hidden = self.attention(hidden, keys)
+        updated: torch.Tensor = self.output(self.intermediate(hidden) if self.intermediate else None, hidden)
+        return updated
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, architecture: Architecture, heads: int) -> None:
+        super().__init__()
+        self.self = SelfAttention(architecture, heads) if heads else None
+        self.output = Residual(heads * architecture.head_size, architecture)
+
+    def forward(self, hidden: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        updated: torch.Tensor = self.output(self.self(hidden, keys) if self.self else None, hidden)
+        return updated
+
+
+class SelfAttention(torch.nn.Module):
+    def __init__(self, architecture: Architecture, heads: int) -> None:
+        super().__init__()
+        self.head_size = architecture.head_size
+        self.query, self.key, self.value = (
+            torch.nn.Linear(architecture.hidden, heads * architecture.head_size) for _ in range(3)
+        )
+
+    def forward(self, hidden: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """``hidden`` [B, S, H] and what ``keys`` [B, 1, 1, S] adds to every score, to ``[B, S, A * D]``."""
+        query, key, value = (
+            part(hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A, S, D]
+            for part in (self.query, self.key, self.value)
+        )
+        context = functional.scaled_dot_product_attention(query, key, value, keys, scale=self.head_size**-0.5)
+        return context.transpose(1, 2).flatten(2)
+
+
+class Intermediate(torch.nn.Module):
+    def __init__(self, architecture: Architecture, width: int) -> None:
+        super().__init__()
+        self.dense = torch.nn.Linear(architecture.hidden, width)
+        self.activation = _ACTIVATIONS[architecture.activation]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.dense(hidden))
+
+
+class Residual(torch.nn.Module):
+    """``LayerNorm(dense(inner) + residual)``; without an inner width, ``dense`` is its bias."""
+
+    def __init__(self, inner: int, architecture: Architecture) -> None:
+        super().__init__()
+        hidden = architecture.hidden
+        self.dense = torch.nn.Linear(inner, hidden) if inner else OutputBias(hidden)
+        self.LayerNorm = torch.nn.LayerNorm(hidden, architecture.norm_eps)
+
+    def forward(self, inner: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        update = self.dense(inner) if inner is not None else self.dense.bias
+        updated: torch.Tensor = self.LayerNorm(update + residual)
+        return updated
+
+
+class OutputBias(torch.nn.Module):
+    """What is left of a linear layer that has no inputs: the bias ``[H]``, under its name."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(width))
+
+
+class EveryExit(torch.nn.Module):
+    """``model`` with its outputs as a tuple, exit by exit: what the compiler traces and holds engines against."""
+
+    def __init__(self, model: CostEffModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(self.model(*inputs).values())
