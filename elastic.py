@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby, islice, repeat
 
 from .errors import PlanError
 
 _LAYER_AXIS = re.compile(r"layers\.(\d+)\.(.+)")
-_ID_PART = re.compile(r"(?P<kind>[a-z][a-z_.]*)(?P<runs>\d+(?:x\d+)?(?:_\d+(?:x\d+)?)*)")
-_BUCKET = re.compile(r"b?(\d+)(?:xs?|-s)(\d+)")
+_ID_PART = re.compile(r"(?P<kind>[a-z][a-z_.]*)(?P<runs>\d{1,9}(?:x\d{1,9})?(?:_\d{1,9}(?:x\d{1,9})?)*)", re.ASCII)
+_BUCKET = re.compile(r"b?(\d{1,9})(?:xs?|-s)(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -120,27 +120,28 @@ class ElasticSpec:
         values: dict[str, int] = {}
         for kind, widths in table.items():
             axes = [axis for axis in self.axes if axis.kind == kind]
-            widths = list(widths)
             if not axes:
                 raise PlanError(f"unknown axis kind {kind!r}: this model has {', '.join(self.kinds)}")
+            widths = list(islice(widths, len(axes) + 1))  # an id may name billions
             if len(widths) == 1:
                 widths *= len(axes)
             if len(widths) != len(axes):
-                raise PlanError(f"axis kind {kind}: expected {len(axes)} values, one per layer, got {len(widths)}")
+                got = len(widths) if len(widths) < len(axes) else "more"
+                raise PlanError(f"axis kind {kind}: expected {len(axes)} values, one per layer, got {got}")
             values.update({axis.name: width for axis, width in zip(axes, widths, strict=True)})
         return self.submodel(values)
 
     def parse(self, submodel_id: str) -> Submodel:
         """The submodel that ``submodel_id`` names; kinds left out keep their full size."""
-        table = {}
+        table: dict[str, Iterable[int]] = {}
         for part in submodel_id.split("-"):
             match = _ID_PART.fullmatch(part)
-            if not match:
+            if not match or match["kind"] in table:
                 raise PlanError(
-                    f"submodel {submodel_id!r}: cannot read {part!r}; expected ids like {self.universal().id}"
+                    f"submodel {submodel_id[:80]!r}: cannot read {part[:80]!r}; expected ids like {self.universal().id}"
                 )
-            runs = [run.split("x") for run in match["runs"].split("_")]
-            table[match["kind"]] = [int(run[0]) for run in runs for _ in range(int(run[1]) if len(run) == 2 else 1)]
+            runs = [run.partition("x") for run in match["runs"].split("_")]
+            table[match["kind"]] = chain.from_iterable(repeat(int(value), int(n or 1)) for value, _, n in runs)
         return self.from_kinds(table)
 
     def shape_of(self, parameter: str, full_shape: tuple[int, ...], submodel: Submodel) -> tuple[int, ...]:

@@ -16,6 +16,9 @@ from typing import Any, Literal, TypeVar, Union
 
 T = TypeVar("T")
 
+# Of a whole number in a file; larger ones overflow floats, arrays and even printing.
+_MAX_BITS = 63
+
 
 def structure(cls: type[T], data: object, where: str, error: Callable[[str], Exception]) -> T:
     """Reads ``data`` (plain dicts, lists and scalars) as dataclass ``cls``; ``error(message)`` is raised on misfit.
@@ -50,7 +53,7 @@ def _dataclass(cls: Any, data: object, where: str, error: Callable[[str], Except
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     for key in data:
         if key not in fields:
-            raise error(f"{where}: unknown key {key!r}{nearest(str(key), fields)}")
+            raise error(f"{where}: unknown key {_shown(key)}{_nearest(key, fields)}")
     hints = typing.get_type_hints(cls)
     values = {}
     for name, f in fields.items():
@@ -66,9 +69,11 @@ def _value(hint: Any, data: object, where: str, error: Callable[[str], Exception
     if origin in (Union, types.UnionType):
         return _union(arguments, data, where, error, bounds)
     if origin is Literal:
-        if data not in arguments or isinstance(data, bool) != any(isinstance(a, bool) for a in arguments):
-            raise error(f"{where}: got {data!r}{nearest(str(data), map(str, arguments))}")
-        return data
+        for argument in arguments:
+            if type(data) is type(argument) and data == argument:  # 20.0 and True equal whole numbers, but are none
+                return data
+        same_kind = data if any(type(data) is type(argument) for argument in arguments) else _shown(data)
+        raise error(f"{where}: got {_shown(data)}{_nearest(same_kind, map(str, arguments))}")
     if origin in (tuple, list):
         if not isinstance(data, (list, tuple)):
             raise error(f"{where}: expected a list, got {_kind(data)}")
@@ -76,7 +81,7 @@ def _value(hint: Any, data: object, where: str, error: Callable[[str], Exception
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
             raise error(f"{where}: expected a mapping with names as keys, got {_kind(data)}")
-        return {key: _value(arguments[1], item, f"{where}.{key}", error, bounds) for key, item in data.items()}
+        return {key: _value(arguments[1], item, f"{where}.{_plain(key)}", error, bounds) for key, item in data.items()}
     if dataclasses.is_dataclass(hint):
         return _dataclass(hint, data, where, error)
     return _scalar(hint, data, where, error, bounds)
@@ -102,6 +107,8 @@ def _union(
 def _scalar(
     hint: Any, data: object, where: str, error: Callable[[str], Exception], bounds: Mapping[str, Any]
 ) -> object:
+    if isinstance(data, int) and data.bit_length() > _MAX_BITS:
+        raise error(f"{where}: expected a number below 2^{_MAX_BITS}, got {_kind(data)}")
     if hint is float and isinstance(data, int) and not isinstance(data, bool):
         data = float(data)
     if hint is not Any and (not isinstance(data, hint) or (isinstance(data, bool) and hint is not bool)):
@@ -112,7 +119,7 @@ def _scalar(
     if "min" in bounds and isinstance(data, (int, float)) and data < bounds["min"]:
         raise error(f"{where}: expected at least {bounds['min']}, got {data}")
     if "choices" in bounds and data not in bounds["choices"]:
-        raise error(f"{where}: got {data!r}{nearest(str(data), bounds['choices'])}")
+        raise error(f"{where}: got {_shown(data)}{_nearest(data, map(str, bounds['choices']))}")
     return data
 
 
@@ -121,4 +128,19 @@ def _kind(data: object) -> str:
         return "a mapping"
     if isinstance(data, (list, tuple)):
         return "a list"
-    return "nothing" if data is None else f"{type(data).__name__} {data!r}"[:80]
+    return "nothing" if data is None else f"{type(data).__name__} {_shown(data)}"
+
+
+def _shown(data: object) -> str:
+    """A value inside a message: one line, and short whatever the file holds."""
+    if isinstance(data, int) and data.bit_length() > _MAX_BITS:
+        return f"of {data.bit_length()} bits"
+    return repr(data)[:80]
+
+
+def _plain(key: str) -> str:
+    return key if key.isprintable() and len(key) <= 80 else _shown(key)
+
+
+def _nearest(data: object, known: typing.Iterable[str]) -> str:
+    return nearest(data[:80] if isinstance(data, str) else _shown(data), known)

@@ -21,7 +21,7 @@ from ..strict import structure, unstructure
 from .cases import Case
 from .cost_model import predict
 from .divergence import first_divergence
-from .parity import Arrays, Tolerance, compare, max_difference, tolerance_for
+from .parity import Arrays, Comparison, Tolerance, compare, max_difference, tolerance_for
 from .staging import Stage, write_synced
 from .store import Store
 from .template import Template, emit, traced_template
@@ -48,23 +48,23 @@ class EngineBuilder:
 
         Raises ParityError naming the first module that diverges.
         """
-        name = f"{submodel.id}@{bucket.label}"
-        data = self.stage.once_json(
-            f"{_short(submodel.id)}.{bucket.label}.json", lambda: unstructure(self._build(name, submodel, bucket))
-        )
+        name, stem = f"{submodel.id}@{bucket.label}", f"{_short(submodel.id)}.{bucket.label}"
+        receipt = f"{stem}.json"
+        if not (self.stage.folder / f"{stem}.onnx").exists():  # the manifest's stage removes engines that it leaves out
+            (self.stage.work / receipt).unlink(missing_ok=True)
+        data = self.stage.once_json(receipt, lambda: unstructure(self._build(name, f"{stem}.onnx", submodel, bucket)))
         return structure(EngineEntry, data, name, ParityError)
 
     @cached_property
     def tolerance(self) -> Tolerance:
         return tolerance_for(self.profile.precision, self.universal.spec.layers)
 
-    def _build(self, name: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
+    def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         template, emitted = self.templates[bucket], "sliced"
         if template.slice_problem and not submodel.is_universal:
             narrowed = self.universal.narrow(submodel)
             template, emitted = traced_template(self.universal, narrowed, bucket, self.profile.opset), "traced"
         graph = emit(template, self.store, submodel)
-        file = f"{_short(submodel.id)}.{bucket.label}.onnx"
         write_synced(self.stage.folder / file, graph)
         cost = predict(self.universal.source.workload(submodel, bucket), self.profile)
         engine = EngineEntry(
@@ -87,7 +87,7 @@ class EngineBuilder:
         module = self.universal.narrow(submodel)
         reference = reference_outputs(module, self._output_names, cases)
         found = self._run(engine, cases)
-        comparisons = compare(reference, found, [case.name for case in cases], self.tolerance)
+        comparisons = self._compare(reference, found, cases)
         broken = next((comparison for comparison in comparisons if not comparison), None)
         if broken is not None:
             feeds = next(case.feeds for case in cases if case.name == broken.failed_case)
@@ -98,7 +98,7 @@ class EngineBuilder:
         difference = None
         if not submodel.is_universal:
             difference = max_difference(self.universal_outputs[engine.bucket], found)
-            if difference == 0.0:
+            if self._cuts_nothing(submodel) and all(self._compare(self.universal_outputs[engine.bucket], found, cases)):
                 raise ParityError(f"engine {engine.id}: returns the universal model's outputs; the slice has no effect")
         return ParityReceipt(
             reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}",
@@ -111,6 +111,14 @@ class EngineBuilder:
             weights_sha256=self.weights_sha256,
             difference_to_universal=difference,
         )
+
+    def _compare(self, reference: Sequence[Arrays], found: Sequence[Arrays], cases: Sequence[Case]) -> list[Comparison]:
+        return compare(reference, found, [case.name for case in cases], self.tolerance)
+
+    def _cuts_nothing(self, submodel: Submodel) -> bool:
+        # Equal outputs alone prove nothing: what was cut may be zero in a model that was pruned.
+        source = self.universal.source
+        return source.parameters(submodel) == source.parameters(self.universal.spec.universal())
 
     def _run(self, engine: EngineEntry, cases: Sequence[Case]) -> list[Arrays]:
         with runner_for(self.draft, engine, "shared", self.profile.cores) as runner:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..elastic import Bucket
+from ..errors import InputError
 from ..exporters.family import Signature
 from ..runtime.feeds import random_feeds
 from ..runtime.inputs import InputChecker
+from ..runtime.manifest import TensorSpec
 from ..runtime.text import TextEncoder
 
 # Everyday text in several scripts, so that a real tokenizer is exercised even where the user gives no corpus.
@@ -40,9 +42,24 @@ def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | No
     )
     if encoder is not None:
         texts = [_SENTENCES[row % len(_SENTENCES)] for row in range(bucket.batch)]
-        feeds = encoder.encode(texts, bucket.sequence, truncate=True).feeds
-        cases.append(Case("text", InputChecker(signature.inputs).filled(feeds, bucket)))
+        cases.append(Case("text", text_feeds(encoder, signature.inputs, texts, bucket)))
     return cases
+
+
+def text_feeds(
+    encoder: TextEncoder, inputs: Sequence[TensorSpec], texts: Sequence[str], bucket: Bucket
+) -> dict[str, np.ndarray]:
+    """At most ``bucket.batch`` texts at the bucket's shape: truncated to it, and padded.
+
+    Raises InputError if the tokenizer does not fit the model, or the bucket is too short for any text.
+    """
+    checker = InputChecker(inputs)
+    feeds = encoder.encode(texts, bucket.sequence, truncate=True).feeds
+    if checker.shape_of(feeds).sequence > bucket.sequence:
+        raise InputError(
+            f"bucket {bucket.label}: too short for text, the tokenizer alone adds more tokens; choose a longer bucket"
+        )
+    return checker.filled(feeds, bucket)
 
 
 def _whole(signature: Signature, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

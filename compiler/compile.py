@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..elastic import Bucket, Submodel
-from ..errors import BuildError, ExportError, ParityError
+from ..errors import BuildError, ExportError, ParityError, PlanError
 from ..exporters.checkpoint import sha256_of
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
@@ -59,6 +59,8 @@ def compile_bundle(
     Raises a NestforgeError and publishes nothing if an input is bad or a gate fails; an interrupted compile goes on
     where it was when called again with the same arguments.
     """
+    if include not in get_args(Include):
+        raise PlanError(f"include {include!r}: expected one of {', '.join(get_args(Include))}")
     source, device = open_source(model), _device(profile, buckets, levels)
     _require_buildable(source, device)
     steps = make_levels(source.spec, device.levels, device.width_multiple)

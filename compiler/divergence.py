@@ -71,7 +71,8 @@ def _graph_values(
 ) -> dict[str, np.ndarray]:
     """The value of every module that the graph still has, in the order in which the graph computes them."""
     model = onnx.shape_inference.infer_shapes(onnx.ModelProto.FromString(emit(template, store, submodel)))
-    kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}
+    known = (*model.graph.value_info, *model.graph.output)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in known}
     modules: dict[str, list[str]] = {}
     for module, value in template.module_outputs.items():
         modules.setdefault(value, []).append(module)

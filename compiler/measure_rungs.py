@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from ..elastic import Bucket
+from ..elastic import Bucket, Submodel
 from ..profiles.probe_host import is_this_host
 from ..runtime.feeds import random_feeds
 from ..runtime.manifest import EngineEntry, Latency
-from ..runtime.measure import LatencyStats, measure
+from ..runtime.measure import measure
 from ..runtime.runner import Residency, Runner, runner_for
 from .build_engine import EngineBuilder
 from .clock import Clock
@@ -35,7 +35,7 @@ def fit_rungs(builder: EngineBuilder, levels: Sequence[Level], clock: Clock) -> 
     return {
         bucket: fit_correction(
             [predict(builder.universal.source.workload(rungs[i], bucket), builder.profile) for i in picked],
-            _best_of_rounds(builder, [builder.build(rungs[i], bucket) for i in picked]),
+            _measured_rungs(builder, [rungs[i] for i in picked], bucket),
         )
         for bucket in clock.each(builder.profile.buckets)
     }
@@ -49,17 +49,26 @@ def measure_engines(
     here = is_this_host(builder.profile)
     latencies = []
     for engine in clock.each(engines):
-        stats = _measured(builder, engine) if here else None
+        p50, p95 = _measured(builder, engine) if here else (None, None)
         latencies.append(
             Latency(
                 engine=engine.id,
                 predicted_ms=costs[engine.submodel, engine.bucket].latency_ms,
-                measured_p50_ms=stats.p50 if stats else None,
-                measured_p95_ms=stats.p95 if stats else None,
-                residency=_RESIDENCY if stats else None,
+                measured_p50_ms=p50,
+                measured_p95_ms=p95,
+                residency=_RESIDENCY if here else None,
             )
         )
     return tuple(latencies)
+
+
+def _measured_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], bucket: Bucket) -> list[float]:
+    """Latency of each rung in milliseconds; an interrupted compile measures once, so that its plan stays the same."""
+
+    def measure_now() -> list[float]:
+        return _best_of_rounds(builder, [builder.build(rung, bucket) for rung in rungs])
+
+    return builder.stage.once_json(f"rungs-{bucket.label}.json", measure_now)  # type: ignore[no-any-return]
 
 
 def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> list[float]:
@@ -80,9 +89,17 @@ def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> l
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
-def _measured(builder: EngineBuilder, engine: EngineEntry) -> LatencyStats:
-    with _runner(builder, engine) as runner:
-        return measure(runner, random_feeds(builder.draft.manifest.inputs, engine.bucket), max_seconds=_SECONDS)
+def _measured(builder: EngineBuilder, engine: EngineEntry) -> tuple[float, float]:
+    """Median and 95th percentile in milliseconds."""
+
+    def measure_now() -> list[float]:
+        with _runner(builder, engine) as runner:
+            feeds = random_feeds(builder.draft.manifest.inputs, engine.bucket)
+            stats = measure(runner, feeds, max_seconds=_SECONDS)
+        return [stats.p50, stats.p95]
+
+    p50, p95 = builder.stage.once_json(f"latency-{engine.file}.json", measure_now)
+    return p50, p95
 
 
 def _runner(builder: EngineBuilder, engine: EngineEntry) -> Runner:

@@ -77,7 +77,7 @@ def compare(
 
 def within(reference: np.ndarray, found: np.ndarray, limit: Tolerance) -> bool:
     """Whether one array satisfies the rule."""
-    if reference.shape != found.shape or not (np.isfinite(reference).all() and np.isfinite(found).all()):
+    if not _comparable(reference, found):
         return False
     r, f = reference.astype(np.float64), found.astype(np.float64)
     scale = max(1.0, float(np.sqrt(np.mean(r * r))))
@@ -97,20 +97,20 @@ def _compare_output(
     # On failure the figures are those of the failed case, so that the message shows what broke the rule.
     chosen = range(len(cases)) if all(verdicts) else [verdicts.index(False)]
     pairs = [(reference[i].astype(np.float64), found[i].astype(np.float64)) for i in chosen]
-    if any(r.shape != f.shape for r, f in pairs):
+    if not all(_comparable(r, f) for r, f in pairs):
         worst = ParityOutput(name, float("inf"), float("inf"), -1.0)
     else:
         worst = ParityOutput(
             name,
-            max(_finite(np.abs(f - r).max()) for r, f in pairs),
-            max(_finite((np.abs(f - r) / np.maximum(np.abs(r), 1e-3)).max()) for r, f in pairs),
+            max(float(np.abs(f - r).max()) for r, f in pairs),
+            max(float((np.abs(f - r) / np.maximum(np.abs(r), 1e-3)).max()) for r, f in pairs),
             min(_cosine(r, f) for r, f in pairs),
         )
     return Comparison(worst, None if all(verdicts) else cases[verdicts.index(False)])
 
 
-def _finite(value: float) -> float:
-    return float(value) if np.isfinite(value) else float("inf")
+def _comparable(r: np.ndarray, f: np.ndarray) -> bool:
+    return r.shape == f.shape and bool(np.isfinite(r).all() and np.isfinite(f).all())
 
 
 def _cosine(r: np.ndarray, f: np.ndarray) -> float:

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..elastic import Bucket
-from ..runtime.inputs import InputChecker
 from ..runtime.manifest import EngineEntry, Quality
 from ..runtime.runner import runner_for
 from ..runtime.text import TextEncoder
 from ..strict import structure, unstructure
 from .build_engine import EngineBuilder
+from .cases import text_feeds
 from .clock import Clock
 from .corpus import Corpus
 
@@ -81,13 +80,12 @@ def _embeddings(builder: EngineBuilder, encoder: TextEncoder, engine: EngineEntr
     names = [spec.name for spec in manifest.outputs]
     wanted = manifest.text.embedding if manifest.text and manifest.text.embedding else names[0]
     spec = manifest.outputs[names.index(wanted)]
-    checker, batch = InputChecker(manifest.inputs), engine.bucket.batch
+    batch = engine.bucket.batch
     rows = []
     with runner_for(builder.draft, engine, "packed", builder.profile.cores) as runner:
         for start in range(0, len(texts), batch):
             part = texts[start : start + batch]
-            feeds = encoder.encode(part, engine.bucket.sequence, truncate=True).feeds
-            full = checker.filled(feeds, Bucket(batch, engine.bucket.sequence))
+            full = text_feeds(encoder, manifest.inputs, part, engine.bucket)
             output = runner.run(full)[names.index(wanted)][: len(part)]
             if "sequence" in spec.dims:
                 mask = full[manifest.text.mask] if manifest.text and manifest.text.mask else np.ones(output.shape[:2])

@@ -6,16 +6,18 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ..errors import CheckpointError
 from ..exporters.ranking import Scores, magnitude_scores, rank, taylor_scores
 from ..exporters.universal import UniversalModel
+from ..runtime.inputs import InputChecker
 from ..runtime.manifest import Ranking
 from ..runtime.text import TextEncoder
 from .clock import Clock
 from .corpus import Corpus
 from .staging import Stage
+from .store import save_tensors
 
 # Long texts cost time quadratically and change the order little.
 _LONGEST = 64
@@ -34,8 +36,12 @@ def rank_axes(model: UniversalModel, corpus: Corpus | None, stage: Stage, clock:
     """Orders the model's axes in place: not at all if it was trained nested, by first-order Taylor importance on the
     calibration texts if there are any, else by weight magnitude.
 
-    Raises CheckpointError if texts are given and the model has no tokenizer.
+    Raises CheckpointError if texts are given and the model has no tokenizer, InputError if its tokenizer does not fit.
     """
+    if corpus is not None and text_encoder(model) is None:
+        raise CheckpointError(
+            f"{model.source.checkpoint.folder}: no tokenizer.json, so the text file cannot be read by this model"
+        )
     if model.spec.trained_nested:
         return Ranking("none")
     if corpus is None:
@@ -45,20 +51,18 @@ def rank_axes(model: UniversalModel, corpus: Corpus | None, stage: Stage, clock:
 
 
 def _save_taylor_scores(model: UniversalModel, corpus: Corpus, clock: Clock, path: Path) -> None:
-    save_file(dict(_taylor_scores(model, corpus, clock)), path)
+    save_tensors({name: scores.numpy() for name, scores in _taylor_scores(model, corpus, clock).items()}, path)
 
 
 def _taylor_scores(model: UniversalModel, corpus: Corpus, clock: Clock) -> Scores:
-    encoder = text_encoder(model)
-    if encoder is None:
-        raise CheckpointError(
-            f"{model.source.checkpoint.folder}: no tokenizer.json, so the text file cannot be read by this model"
-        )
+    encoder, checker = text_encoder(model), InputChecker(model.source.signature.inputs)
+    assert encoder is not None
     longest = min(_LONGEST, model.source.signature.max_sequence)
     # Neighbours of like length need little padding.
     texts = sorted(corpus.calibration, key=len)
     batches = []
     for start in range(0, len(texts), _BATCH):
         feeds = encoder.encode(texts[start : start + _BATCH], longest, truncate=True).feeds
+        checker.shape_of(feeds)
         batches.append(tuple(torch.from_numpy(feeds[spec.name]) for spec in model.source.signature.inputs))
     return taylor_scores(model, batches, clock.tick)

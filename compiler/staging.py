@@ -20,6 +20,14 @@ from typing import Any
 from ..errors import NestforgeError, OutputError
 
 _KEY = "key.json"
+_LOCK = ".lock"
+# safetensors writes into a file of the second form, which a killed process leaves.
+_UNFINISHED = ("*.writing", ".tmp*")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNWRITABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG),
+    *(errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP),
+)
 
 
 @dataclass(frozen=True)
@@ -64,24 +72,31 @@ def staged(output: Path, key: Mapping[str, Any]) -> Iterator[Stage]:
 
     Raises OutputError if ``output`` exists, cannot be written, or another compile works on it.
     """
-    if output.exists() or output.is_symlink():
-        raise OutputError(f"{output}: exists already; choose another --output or remove it")
     folder = output.with_name(output.name + ".partial")
     with _disk_errors(output):
+        if output.exists() or output.is_symlink():
+            raise OutputError(f"{output}: exists already; choose another --output or remove it")
+        if folder.is_symlink() or (folder.exists() and not _is_staging(folder)):
+            raise OutputError(f"{folder}: not a folder that a compile left; remove it or choose another --output")
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("w") as lock:
+        with (folder / _LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OutputError(f"{folder}: another compile is working on this output") from None
             stage = Stage(folder)
-            _resume_or_clear(stage, to_json(key))
             try:
+                _resume_or_clear(stage, to_json(key))
                 yield stage
                 _publish(stage, output)
             except (NestforgeError, OSError):
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
+
+
+def _is_staging(folder: Path) -> bool:
+    """Whether clearing ``folder`` cannot take a user's own files."""
+    return folder.is_dir() and ((folder / _LOCK).is_file() or not any(folder.iterdir()))
 
 
 def _resume_or_clear(stage: Stage, key: bytes) -> None:
@@ -90,17 +105,19 @@ def _resume_or_clear(stage: Stage, key: bytes) -> None:
         for entry in stage.folder.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry)
-            elif entry.name != ".lock":
+            elif entry.name != _LOCK:
                 entry.unlink()
         stage.work.mkdir()
         write_synced(known, key)
-    for unfinished in [*stage.folder.glob("*.writing"), *stage.work.glob("*.writing")]:
-        unfinished.unlink()
+    for place in (stage.folder, stage.work):
+        for pattern in _UNFINISHED:
+            for unfinished in place.glob(pattern):
+                unfinished.unlink()
 
 
 def _publish(stage: Stage, output: Path) -> None:
     shutil.rmtree(stage.work)
-    (stage.folder / ".lock").unlink()
+    (stage.folder / _LOCK).unlink()
     for folder in (stage.folder, output.parent):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -116,8 +133,8 @@ def _disk_errors(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as failure:
-        if failure.errno in (errno.ENOSPC, errno.EDQUOT):
+        if failure.errno in _FULL:
             raise OutputError(f"{output}: the disk is full; nothing was published") from failure
-        if failure.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EPERM, errno.ENAMETOOLONG):
+        if failure.errno in _UNWRITABLE:
             raise OutputError(f"{output}: cannot be written ({failure.strerror})") from failure
         raise

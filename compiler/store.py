@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,13 +19,15 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from ..elastic import ElasticSpec, PrefixSlice, Submodel
 from ..errors import CheckpointError
 from ..exporters.ranking import step_blocks
 from ..exporters.universal import UniversalModel
 from .passes.linear_to_gemm import TRANSPOSED
+
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,21 @@ def write_store(model: UniversalModel, names: Collection[str], path: Path) -> No
     for name in sorted(names):
         data = parameters[name.removesuffix(TRANSPOSED)].detach().numpy()
         tensors[name] = np.ascontiguousarray(data.T if name.endswith(TRANSPOSED) else data)
-    safetensors.numpy.save_file(tensors, path, metadata={"format": "nestforge"})
+    save_tensors(tensors, path)
+
+
+def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
+    """Writes a safetensors file and waits until it has reached the disk. Raises OSError as every other write does."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        safetensors.numpy.save_file(dict(tensors), path, metadata={"format": "nestforge"})
+        path.chmod(mode)  # safetensors leaves a file that no other user may read, whatever the umask
+    except SafetensorError as failure:  # keeps the system's error only in its text
+        number = _SYSTEM_ERROR.search(str(failure))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from failure
     with path.open("rb") as stream:
         os.fsync(stream.fileno())
 
@@ -109,18 +126,22 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
         for axis in model.spec.axes:
             cuts = [cut for cut in model.spec.slices if cut.axis == axis.name]
             ours = _step_keys([(parameters[cut.parameter].data, cut) for cut in cuts])
-            stored = _step_keys([(_parameter(file, cut.parameter, model.spec), cut) for cut in cuts])
+            try:
+                stored = _step_keys([(_parameter(file, cut.parameter, model.spec), cut) for cut in cuts])
+            except SafetensorError:
+                raise _other_model(model, f"weights of {axis.name} have other names in {path}") from None
             places: dict[bytes, list[int]] = {}
             for place, key in enumerate(ours):
                 places.setdefault(key, []).append(place)
             try:
                 orders[axis.name] = torch.tensor([places[key].pop(0) for key in stored])
             except (KeyError, IndexError):
-                raise CheckpointError(
-                    f"{model.source.checkpoint.folder}: weights of {axis.name} are not those in {path}; "
-                    "the bundle was made from another model"
-                ) from None
+                raise _other_model(model, f"weights of {axis.name} are not those in {path}") from None
     return orders
+
+
+def _other_model(model: UniversalModel, problem: str) -> CheckpointError:
+    return CheckpointError(f"{model.source.checkpoint.folder}: {problem}; the bundle was made from another model")
 
 
 def _parameter(file: Any, name: str, spec: ElasticSpec) -> torch.Tensor:

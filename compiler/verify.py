@@ -58,10 +58,7 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
     if against is not None:
         with clock("model"):
             universal = load_universal(open_source(against))
-            if universal.spec.axes != bundle.manifest.axes:
-                raise CheckpointError(
-                    f"{against}: its axes are not those of {path}; the bundle was made from another model"
-                )
+            _require_same_interface(universal, bundle)
             orders = recover_order(bundle.path / WEIGHTS_NAME, universal)
         with clock("parity"):
             verdicts = _verify(bundle, universal, orders, clock)
@@ -69,6 +66,20 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
     return VerifyReport(
         str(bundle.path), len(bundle.manifest.files), total, str(against) if against else None, verdicts
     )
+
+
+def _require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
+    signature, manifest = universal.source.signature, bundle.manifest
+    for what, found, expected in (
+        ("axes", universal.spec.axes, manifest.axes),
+        ("inputs", signature.inputs, manifest.inputs),
+        ("outputs", signature.outputs, manifest.outputs),
+    ):
+        if found != expected:
+            raise CheckpointError(
+                f"{universal.source.checkpoint.folder}: its {what} are not those of {bundle.path}; the bundle was made "
+                "from another model"
+            )
 
 
 def verify_engines(bundle: Bundle, universal: UniversalModel, clock: Clock) -> tuple[EngineVerdict, ...]:

@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
+
 from ..elastic import Submodel
 from ..exporters.checkpoint import sha256_of
 from ..exporters.source import ModelSource
@@ -40,12 +42,14 @@ from .plan import Plan
 from .report import render_report
 from .staging import Stage, to_json, write_synced
 
-_TOOLS = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
+_TOOLS = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
 
 
 def tool_versions() -> dict[str, str]:
     """Versions of everything that shapes a bundle's bytes."""
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in _TOOLS}}
+    # Several distributions bring ONNX Runtime, so the module is asked.
+    own = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
+    return {**own, **{name: metadata.version(name) for name in _TOOLS}}
 
 
 def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:

@@ -54,14 +54,14 @@ def load_transformers(checkpoint: Checkpoint, without_pooler: bool) -> torch.nn.
 
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
-    name = (config.architectures or [None])[0]
+    name = (checkpoint.config.get("architectures") or [None])[0]
     cls: Any = getattr(transformers, name, None) if name else transformers.AutoModel
     if cls is None:
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r}")
     has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
     options = {"add_pooling_layer": False} if without_pooler and has_pooler else {}
     try:
+        config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
         model, report = cls.from_pretrained(
             checkpoint.folder,
             config=config,
@@ -73,8 +73,8 @@ def load_transformers(checkpoint: Checkpoint, without_pooler: bool) -> torch.nn.
             ignore_mismatched_sizes=True,
             **options,
         )
-    except (OSError, RuntimeError, ValueError) as failure:
-        raise CheckpointError(f"{checkpoint.folder}: transformers cannot load it ({_first_line(failure)})") from failure
+    except Exception as failure:  # transformers raises many unrelated types for a config.json that makes no sense
+        raise CheckpointError(f"{checkpoint.folder}: transformers cannot load it ({_one_line(failure)})") from failure
     _refuse_misfits(checkpoint, report)
     for parameter_name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
@@ -91,5 +91,5 @@ def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing from the weights")
 
 
-def _first_line(failure: Exception) -> str:
-    return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+def _one_line(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:300]

@@ -62,7 +62,7 @@ class BertFamily(Family):
         for cut in slices:
             expected = next(axis.size for axis in axes if axis.name == cut.axis) * cut.unit
             found = _shape(checkpoint, cut.parameter)
-            if found[cut.dim] != expected:
+            if found[cut.dim : cut.dim + 1] != (expected,):
                 raise CheckpointError(
                     f"{checkpoint.folder}: tensor {cut.parameter} has shape {list(found)}; expected {expected} in "
                     f"dimension {cut.dim} for {cut.axis}; the weights do not fit config.json"
@@ -72,14 +72,15 @@ class BertFamily(Family):
     def signature(self, checkpoint: Checkpoint) -> Signature:
         config = checkpoint.config
         vocabulary = _shape(checkpoint, f"{_layout(checkpoint)[0]}embeddings.word_embeddings.weight")[0]
-        pad = int(config.get("pad_token_id") or 0)
+        pad = 0 if config.get("pad_token_id") is None else _number(checkpoint, "pad_token_id", at_least=0)
         tokens = ("batch", "sequence")
         inputs = [
             TensorSpec("input_ids", "int64", tokens, pad=pad, high=vocabulary),
             TensorSpec("attention_mask", "int64", tokens, pad=0, high=2),
         ]
-        if int(config.get("type_vocab_size", 2)) > 1:
-            inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=int(config["type_vocab_size"])))
+        types = _number(checkpoint, "type_vocab_size", default=2, at_least=0)
+        if types > 1:
+            inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=types))
         outputs = tuple(_outputs(checkpoint))
         embedding = next((spec.name for spec in outputs if spec.name == "sentence_embedding"), None)
         # RoBERTa numbers positions from pad_token_id + 1, so that many entries of its table are never reached.
@@ -88,10 +89,10 @@ class BertFamily(Family):
         if (checkpoint.folder / "tokenizer.json").is_file():
             type_ids = "token_type_ids" if len(inputs) == 3 else None
             text = TextEntry("tokenizer.json", "input_ids", "attention_mask", type_ids, embedding)
-        return Signature(tuple(inputs), outputs, int(config["max_position_embeddings"]) - reserved, text)
+        return Signature(tuple(inputs), outputs, _number(checkpoint, "max_position_embeddings") - reserved, text)
 
     def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
-        hidden = int(checkpoint.config["hidden_size"])
+        hidden = _number(checkpoint, "hidden_size")
         head_dim = _heads(checkpoint)[1]
         t, s = bucket.tokens, bucket.sequence
         ops = [
@@ -147,7 +148,7 @@ FAMILY = BertFamily()
 def _layout(checkpoint: Checkpoint) -> tuple[str, int]:
     """Prefix of the encoder's tensor names (``bert.`` under a task head) and the number of layers."""
     matches = [match for match in map(_QUERY.fullmatch, checkpoint.tensors) if match]
-    layers = int(checkpoint.config.get("num_hidden_layers", 0))
+    layers = _number(checkpoint, "num_hidden_layers")
     if not matches or len(matches) != layers:
         raise CheckpointError(
             f"{checkpoint.folder}: expected {layers} tensors encoder.layer.N.attention.self.query.weight, as "
@@ -158,13 +159,23 @@ def _layout(checkpoint: Checkpoint) -> tuple[str, int]:
 
 def _heads(checkpoint: Checkpoint) -> tuple[int, int]:
     """Number of heads and head size, which no slice changes: attention keeps its scale ``1 / sqrt(head_dim)``."""
-    heads, hidden = int(checkpoint.config["num_attention_heads"]), int(checkpoint.config["hidden_size"])
-    return heads, hidden // heads
+    heads = _number(checkpoint, "num_attention_heads")
+    return heads, _number(checkpoint, "hidden_size") // heads
+
+
+def _number(checkpoint: Checkpoint, key: str, default: int | None = None, at_least: int = 1) -> int:
+    value = checkpoint.config.get(key, default)
+    if type(value) is not int or value < at_least:
+        where = f"{checkpoint.folder / 'config.json'}: {key}"
+        raise CheckpointError(f"{where}: expected a whole number of at least {at_least}, got {value!r:.80}")
+    return value
 
 
 def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
     if name not in checkpoint.tensors:
         raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing from the weights")
+    if not checkpoint.tensors[name].shape:
+        raise CheckpointError(f"{checkpoint.folder}: tensor {name} is a single number; expected at least one dimension")
     return checkpoint.tensors[name].shape
 
 
@@ -183,7 +194,8 @@ def _pooling(checkpoint: Checkpoint) -> dict[str, bool]:
 
 def _task(checkpoint: Checkpoint) -> str:
     """What follows the model's name in the class that config.json names: ``Model``, ``ForMaskedLM``..."""
-    architecture = str((checkpoint.config.get("architectures") or ["Model"])[0])
+    named = checkpoint.config.get("architectures") or ["Model"]
+    architecture = str(named[0] if isinstance(named, list) else named)
     task = next((name for name in _TASKS if architecture.endswith(name)), None)
     if task is None:
         raise CheckpointError(
@@ -195,7 +207,7 @@ def _task(checkpoint: Checkpoint) -> str:
 
 def _outputs(checkpoint: Checkpoint) -> list[TensorSpec]:
     """What the class that config.json names returns, and the sentence embedding if the folder defines one."""
-    task, hidden = _task(checkpoint), int(checkpoint.config["hidden_size"])
+    task, hidden = _task(checkpoint), _number(checkpoint, "hidden_size")
     if task != "Model":
         table = next((t for t in _TASKS[task] if t in checkpoint.tensors), _TASKS[task][0])
         dims = ("batch",) if task == "ForSequenceClassification" else ("batch", "sequence")

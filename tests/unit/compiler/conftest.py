@@ -3,9 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from nestforge.compiler.build_engine import EngineBuilder
+from nestforge.compiler.template import Template
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from tiny_models import save_tiny_encoder
+from tiny_compile import board, builder_in, save_tiniest, template_of
+from tiny_models import add_pooling, save_tiny_encoder
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +24,22 @@ def source(tiny_folder: Path) -> ModelSource:
 @pytest.fixture
 def universal(source: ModelSource) -> UniversalModel:
     return load_universal(source)
+
+
+@pytest.fixture(scope="session")
+def tiniest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of two layers with pooling and a tokenizer."""
+    folder = save_tiniest(tmp_path_factory.mktemp("tiniest") / "bert")
+    add_pooling(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def template(tiniest: Path) -> Template:
+    return template_of(load_universal(open_source(tiniest)))
+
+
+@pytest.fixture
+def builder(tiniest: Path, template: Template, tmp_path: Path) -> EngineBuilder:
+    """An engine builder with a staging folder of its own, for a device that is not this host."""
+    return builder_in(tmp_path / "stage", load_universal(open_source(tiniest)), template, board())

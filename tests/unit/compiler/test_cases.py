@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nestforge.compiler.cases import parity_cases, text_feeds
+from nestforge.compiler.rank_axes import text_encoder
+from nestforge.elastic import Bucket
+from nestforge.errors import InputError
+from nestforge.exporters.family import Signature
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.runtime.inputs import InputChecker
+from nestforge.runtime.manifest import TensorSpec
+from nestforge.runtime.text import TextEncoder
+from tiny_compile import save_tiniest
+from tiny_models import _tokenizer
+
+
+@pytest.fixture
+def model(tiniest: Path) -> UniversalModel:
+    return load_universal(open_source(tiniest))
+
+
+@pytest.mark.parametrize("bucket", [Bucket(1, 2), Bucket(1, 3), Bucket(5, 16), Bucket(7, 2)], ids=lambda b: b.label)
+def test_every_case_is_a_request_that_fills_its_bucket(model: UniversalModel, bucket: Bucket) -> None:
+    signature = model.source.signature
+    cases = parity_cases(signature, bucket, text_encoder(model))
+    assert [case.name for case in cases] == ["random-0", "random-1", "whole", "padded", "text"]
+    for case in cases:
+        assert list(case.feeds) == [spec.name for spec in signature.inputs], (
+            "reference and engine take them by position"
+        )
+        assert InputChecker(signature.inputs).shape_of(case.feeds) == bucket
+
+
+def test_masks_are_what_the_names_say(model: UniversalModel) -> None:
+    cases = {c.name: c.feeds for c in parity_cases(model.source.signature, Bucket(3, 12), text_encoder(model))}
+    assert cases["whole"]["attention_mask"].all()
+    holes = cases["random-0"]["attention_mask"]
+    assert (np.diff(holes, axis=1) > 0).any(), "a mask that is 0 and then 1 again"
+    padded = cases["padded"]
+    # a third of the first row, less of the later ones
+    assert padded["attention_mask"].sum(1).tolist() == [8, 9, 10]
+    for row, length in enumerate([8, 9, 10]):
+        assert padded["attention_mask"][row, :length].all()
+        assert not padded["input_ids"][row, length:].any()
+    assert not np.array_equal(cases["random-0"]["input_ids"], cases["random-1"]["input_ids"])
+    assert {0, 1} == set(cases["random-0"]["token_type_ids"].flatten())
+
+
+def test_text_is_read_by_the_models_own_tokenizer(model: UniversalModel) -> None:
+    feeds = parity_cases(model.source.signature, Bucket(2, 16), text_encoder(model))[-1].feeds
+    assert feeds["input_ids"][:, 0].tolist() == [2, 2], "every row begins with [CLS]"
+    assert feeds["input_ids"][0, :5].tolist() == [2, 4, 6, 7, 8], "[CLS] the quick brown fox"
+    assert feeds["attention_mask"].sum() == (feeds["input_ids"] != 0).sum()
+
+
+def test_cases_are_the_same_every_time(model: UniversalModel) -> None:
+    once, again = (parity_cases(model.source.signature, Bucket(2, 8), text_encoder(model)) for _ in range(2))
+    for one, other in zip(once, again, strict=True):
+        assert all(np.array_equal(array, other.feeds[name]) for name, array in one.feeds.items())
+
+
+def test_a_model_without_text_has_no_text_case() -> None:
+    signature = Signature(
+        (TensorSpec("pixels", "float32", ("batch", 3, 4)),), (TensorSpec("y", "float32", ("batch",)),), 1
+    )
+    cases = parity_cases(signature, Bucket(2, 1), None)
+    assert [case.name for case in cases] == ["random-0", "random-1", "whole", "padded"]
+    assert all(case.feeds["pixels"].shape == (2, 3, 4) for case in cases)
+
+
+def test_fewer_texts_than_rows_are_padded_with_empty_rows(model: UniversalModel) -> None:
+    feeds = text_feeds(_encoder(model), model.source.signature.inputs, ["the fox"], Bucket(3, 6))
+    assert feeds["input_ids"].tolist() == [[2, 4, 8, 3, 0, 0], [0] * 6, [0] * 6]
+
+
+def test_a_bucket_too_short_for_any_text_is_refused(model: UniversalModel) -> None:
+    """Tokenizers do not truncate below the tokens that they add themselves."""
+    with pytest.raises(InputError, match=r"^bucket b1-s1: too short for text"):
+        parity_cases(model.source.signature, Bucket(1, 1), _encoder(model))
+
+
+def test_a_tokenizer_that_knows_more_than_the_model_is_refused(tmp_path: Path) -> None:
+    """PyTorch would fail deep in its embedding, or read beyond it on another device."""
+    folder = save_tiniest(tmp_path / "m", vocab_size=10)
+    _tokenizer(64).save(str(folder / "tokenizer.json"))
+    model = load_universal(open_source(folder))
+    with pytest.raises(InputError, match=r"^input input_ids: values 2\.\.21, expected 0\.\.9"):
+        text_feeds(_encoder(model), model.source.signature.inputs, ["the test of time"], Bucket(2, 8))
+
+
+def _encoder(model: UniversalModel) -> TextEncoder:
+    encoder = text_encoder(model)
+    assert encoder is not None
+    return encoder

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from nestforge.compiler import rank_axes as module
+from nestforge.compiler.clock import Clock, silent
+from nestforge.compiler.corpus import Corpus
+from nestforge.compiler.rank_axes import rank_axes, text_encoder
+from nestforge.compiler.staging import Stage
+from nestforge.errors import BundleCorruptError, CheckpointError, InputError
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import UniversalModel, load_universal
+from tiny_compile import save_tiniest
+from tiny_models import WORDS, _tokenizer
+
+CORPUS = Corpus(tuple(f"the {a} jumps over {b}" for a, b in pairwise(WORDS)), ("held out",))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    stage = Stage(tmp_path / "stage")
+    stage.work.mkdir(parents=True)
+    return stage
+
+
+@pytest.fixture
+def copy(tiniest: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiniest, tmp_path / "model"))
+
+
+def weights(model: UniversalModel) -> list[torch.Tensor]:
+    return [parameter.clone() for parameter in model.parameters().values()]
+
+
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def load(folder: Path) -> UniversalModel:
+    return load_universal(open_source(folder))
+
+
+@pytest.mark.parametrize("corpus", [None, CORPUS], ids=["no text", "text"])
+def test_a_nested_model_keeps_its_order(copy: Path, stage: Stage, corpus: Corpus | None) -> None:
+    config = json.loads((copy / "config.json").read_text()) | {"nested": True}
+    (copy / "config.json").write_text(json.dumps(config))
+    model = load(copy)
+    before = weights(model)
+    ranking = rank_axes(model, corpus, stage, Clock(silent))
+    assert (ranking.method, ranking.order_sha256, ranking.texts) == ("none", None, None)
+    assert same(before, weights(model))
+
+
+def test_without_text_magnitude_decides(tiniest: Path, stage: Stage) -> None:
+    model = load(tiniest)
+    ranking = rank_axes(model, None, stage, Clock(silent))
+    assert (ranking.method, ranking.data_sha256, ranking.texts) == ("magnitude", None, None)
+    assert len(ranking.order_sha256 or "") == 64
+
+
+def test_with_text_taylor_decides_and_says_from_what(tiniest: Path, stage: Stage) -> None:
+    events: list[tuple[int, int]] = []
+    model = load(tiniest)
+    ranking = rank_axes(model, CORPUS, stage, Clock(lambda _, done, total: events.append((done, total))))
+    assert (ranking.method, ranking.texts) == ("taylor", len(CORPUS.calibration))
+    assert events == [(1, 2), (2, 2)], "23 texts are two batches of at most 16"
+    other = rank_axes(load(tiniest), Corpus(CORPUS.calibration[:-1], ()), Stage(_fresh(stage)), Clock(silent))
+    assert other.data_sha256 != ranking.data_sha256
+    assert rank_axes(load(tiniest), None, stage, Clock(silent)).order_sha256 != ranking.order_sha256
+
+
+def test_ranking_is_the_same_every_time(tiniest: Path, stage: Stage) -> None:
+    one, other = load(tiniest), load(tiniest)
+    assert rank_axes(one, CORPUS, stage, Clock(silent)) == rank_axes(other, CORPUS, Stage(_fresh(stage)), Clock(silent))
+    assert same(weights(one), weights(other))
+
+
+def test_scores_of_an_interrupted_compile_are_used(
+    tiniest: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = load(tiniest), load(tiniest)
+    first = rank_axes(one, CORPUS, stage, Clock(silent))
+    monkeypatch.setattr(module, "taylor_scores", lambda *_: pytest.fail("computed again"))
+    assert rank_axes(other, CORPUS, stage, Clock(silent)) == first
+    assert same(weights(one), weights(other))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_text_for_a_model_without_tokenizer_is_refused(copy: Path, stage: Stage, nested: bool) -> None:
+    """Also where no ranking needs it: the user expects to see quality."""
+    config = json.loads((copy / "config.json").read_text()) | {"nested": nested}
+    (copy / "config.json").write_text(json.dumps(config))
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"model: no tokenizer.json, so the text file cannot be read"):
+        rank_axes(load(copy), CORPUS, stage, Clock(silent))
+    assert text_encoder(load(copy)) is None
+
+
+def test_a_tokenizer_that_knows_more_than_the_model(tmp_path: Path, stage: Stage) -> None:
+    folder = save_tiniest(tmp_path / "small", vocab_size=10)
+    _tokenizer(64).save(str(folder / "tokenizer.json"))
+    with pytest.raises(InputError, match=r"^input input_ids: values 2\.\.23, expected 0\.\.9"):
+        rank_axes(load(folder), CORPUS, stage, Clock(silent))
+
+
+def test_a_damaged_tokenizer(copy: Path) -> None:
+    (copy / "tokenizer.json").write_text('{"version":\n 1')
+    with pytest.raises(BundleCorruptError, match=r"model/tokenizer.json: not a tokenizer file") as refusal:
+        text_encoder(load(copy))
+    assert "\n" not in str(refusal.value)
+
+
+def test_long_texts_are_cut_to_what_the_model_takes(tmp_path: Path, stage: Stage) -> None:
+    folder = save_tiniest(tmp_path / "short", max_position_embeddings=6)
+    long = Corpus((" ".join(WORDS), "the fox"), ())
+    assert rank_axes(load(folder), long, stage, Clock(silent)).texts == 2
+
+
+def _fresh(stage: Stage) -> Path:
+    folder = stage.folder.with_name("fresh")
+    (folder / "work").mkdir(parents=True)
+    return folder

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nestforge.elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
+from nestforge.errors import PlanError
+
+AXES = tuple(Axis(f"layers.{i}.{kind}", size) for i in range(3) for kind, size in (("ffn", 64), ("heads", 4)))
+SPEC = ElasticSpec(AXES, (PrefixSlice("up", 0, "layers.1.ffn"), PrefixSlice("query", 0, "layers.1.heads", 8)))
+
+
+@st.composite
+def points(draw: st.DrawFn) -> tuple[ElasticSpec, Submodel]:
+    """A spec with any number of layers and kinds, axes of one kind even of different sizes, and a point in it."""
+    kinds = draw(st.lists(st.from_regex(r"[a-z][a-z_.]{0,6}", fullmatch=True), min_size=1, max_size=3, unique=True))
+    layers = draw(st.integers(1, 6))
+    axes = tuple(Axis(f"layers.{i}.{kind}", draw(st.integers(1, 40))) for i in range(layers) for kind in kinds)
+    spec = ElasticSpec(axes, ())
+    return spec, spec.submodel({axis.name: draw(st.integers(1, axis.size)) for axis in axes})
+
+
+@given(points())
+def test_an_id_names_its_submodel(point: tuple[ElasticSpec, Submodel]) -> None:
+    spec, submodel = point
+    assert spec.parse(submodel.id) == submodel
+    assert spec.from_kinds(submodel.by_kind()) == submodel
+
+
+@given(points(), st.data())
+def test_different_submodels_have_different_ids(point: tuple[ElasticSpec, Submodel], data: st.DataObject) -> None:
+    spec, one = point
+    other = spec.submodel({axis.name: data.draw(st.integers(1, axis.size)) for axis in spec.axes})
+    assert (one.id == other.id) == (one == other)
+
+
+def test_ids_by_hand() -> None:
+    assert SPEC.universal().id == "ffn64-heads4"
+    mixed = SPEC.from_kinds({"ffn": [16, 16, 64], "heads": [1, 2, 2]})
+    assert mixed.id == "ffn16x2_64x1-heads1x1_2x2"
+    assert mixed.by_kind() == {"ffn": [16, 16, 64], "heads": [1, 2, 2]}
+    assert not mixed.is_universal
+    assert SPEC.parse("ffn16_16_64-heads1_2x2") == mixed
+
+
+def test_what_an_id_leaves_out_keeps_its_full_size() -> None:
+    assert SPEC.parse("heads2") == SPEC.from_kinds({"ffn": [64], "heads": [2]})
+    assert SPEC.parse("ffn64") == SPEC.universal()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "submodel '': cannot read ''; expected ids like ffn64-heads4"),
+        ("S", "submodel 'S': cannot read 'S'; expected ids like ffn64-heads4"),
+        ("ffn", "submodel 'ffn': cannot read 'ffn'; expected ids like ffn64-heads4"),
+        ("ffn16-", "submodel 'ffn16-': cannot read ''; expected ids like ffn64-heads4"),
+        ("ffn-16", "submodel 'ffn-16': cannot read 'ffn'; expected ids like ffn64-heads4"),
+        ("ffn\u0663", "submodel 'ffn\u0663': cannot read 'ffn\u0663'; expected ids like ffn64-heads4"),
+        ("ffn16-ffn64", "submodel 'ffn16-ffn64': cannot read 'ffn64'; expected ids like ffn64-heads4"),
+        ("rank8", "unknown axis kind 'rank': this model has ffn, heads"),
+        ("ffn0", "axis layers.0.ffn: expected 1..64, got 0"),
+        ("ffn64_65_64", "axis layers.1.ffn: expected 1..64, got 65"),
+        ("heads4-ffn8x2", "axis kind ffn: expected 3 values, one per layer, got 2"),
+        ("ffn8x4", "axis kind ffn: expected 3 values, one per layer, got more"),
+        ("ffn8x0", "axis kind ffn: expected 3 values, one per layer, got 0"),
+        ("ffn8x999999999", "axis kind ffn: expected 3 values, one per layer, got more"),
+    ],
+)
+def test_ids_that_name_nothing(name: str, message: str) -> None:
+    with pytest.raises(PlanError) as refusal:
+        SPEC.parse(name)
+    assert str(refusal.value) == message
+
+
+def test_an_endless_id_is_refused_briefly() -> None:
+    with pytest.raises(PlanError) as refusal:
+        SPEC.parse("ffn" + "9" * 100_000)
+    assert len(str(refusal.value)) < 300
+
+
+def test_axes_know_their_layer_and_kind() -> None:
+    axis, knob = Axis("layers.11.ffn", 8), Axis("moe.capacity_factor", 4)
+    assert (axis.kind, axis.layer) == ("ffn", 11)
+    assert (knob.kind, knob.layer) == ("moe.capacity_factor", None)
+    assert (SPEC.kinds, SPEC.layers) == (["ffn", "heads"], 3)
+    assert ElasticSpec((knob,), ()).layers == 1
+
+
+def test_a_submodel_stays_on_the_axes() -> None:
+    assert SPEC.submodel({"layers.1.ffn": 8})["layers.1.ffn"] == 8
+    with pytest.raises(PlanError, match=r"^unknown axis 'layers.3.ffn': this model has ffn, heads per layer$"):
+        SPEC.submodel({"layers.3.ffn": 8})
+    with pytest.raises(PlanError, match=r"^axis layers.2.heads: expected 1..4, got -1$"):
+        SPEC.submodel({"layers.2.heads": -1})
+
+
+def test_shapes_shrink_by_units() -> None:
+    submodel = SPEC.from_kinds({"ffn": [64, 16, 64], "heads": [4, 3, 4]})
+    assert SPEC.shape_of("up", (64, 32), submodel) == (16, 32)
+    assert SPEC.shape_of("query", (32, 32), submodel) == (24, 32)
+    assert SPEC.shape_of("norm", (32,), submodel) == (32,)
+    assert all(SPEC.shape_of(cut.parameter, (64, 7), SPEC.universal())[1] == 7 for cut in SPEC.slices)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6))
+def test_buckets_are_read_in_both_spellings(batch: int, sequence: int) -> None:
+    bucket = Bucket(batch, sequence)
+    assert Bucket.parse(bucket.label) == Bucket.parse(f" {batch}x{sequence} ") == bucket
+    assert bucket.tokens == batch * sequence
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "1x", "x8", "0x8", "1x0", "-1x8", "1x8x2", "1 x 8", "1x8\n9", "\u0661x8", "1e2x8"]
+)
+def test_what_is_no_bucket(text: str) -> None:
+    with pytest.raises(ValueError, match="expected BATCHxSEQUENCE, such as 1x128"):
+        Bucket.parse(text)
+
+
+def test_buckets_are_ordered_by_batch_then_sequence() -> None:
+    assert sorted([Bucket(2, 8), Bucket(1, 128), Bucket(1, 32)]) == [Bucket(1, 32), Bucket(1, 128), Bucket(2, 8)]
