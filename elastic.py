@@ -84,20 +84,21 @@ class Submodel:
 
 @dataclass(frozen=True)
 class ElasticSpec:
-    """What may shrink in one universal model, and which parameters shrink with it."""
+    """What may shrink in one universal model, and which parameters shrink with it.
+
+    ``depth`` is the number of layers that an answer passes through, for tolerances. ``widths`` are the axis kinds
+    counted in neurons, which levels round to the hardware's multiple; other kinds are cut in whole steps.
+    """
 
     axes: tuple[Axis, ...]
     slices: tuple[PrefixSlice, ...]
     trained_nested: bool = False
+    depth: int = 1
+    widths: frozenset[str] = frozenset({"ffn"})
 
     @property
     def kinds(self) -> list[str]:
         return list(dict.fromkeys(axis.kind for axis in self.axes))
-
-    @property
-    def layers(self) -> int:
-        """Number of layers that have an axis of their own (at least 1)."""
-        return len({axis.layer for axis in self.axes if axis.layer is not None}) or 1
 
     def universal(self) -> Submodel:
         return Submodel(tuple((axis, axis.size) for axis in self.axes))

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .elastic import Bucket
+
 OpKind = Literal["gemm", "batched_gemm", "elementwise", "gather"]
+
+# Engines compute in float32.
+_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -21,3 +26,34 @@ class Op:
     flops: int
     weight_bytes: int
     activation_bytes: int
+
+
+def linear(name: str, rows: int, inputs: int, outputs: int, bias: bool = True) -> Op:
+    """A linear layer on ``rows`` vectors."""
+    weights = (inputs + bias) * outputs * _BYTES
+    return Op(name, "gemm", 2 * rows * inputs * outputs, weights, rows * (inputs + outputs) * _BYTES)
+
+
+def elementwise(name: str, elements: int, passes: int) -> Op:
+    """``passes`` counts reads and writes of the tensor over the operations that are fused under this name."""
+    return Op(name, "elementwise", elements * passes, 0, elements * passes * _BYTES)
+
+
+def lookup(name: str, elements: int) -> Op:
+    """Rows of tables, ``elements`` numbers in all."""
+    return Op(name, "gather", 0, elements * _BYTES, elements * _BYTES)
+
+
+def self_attention(at: str, bucket: Bucket, hidden: int, heads: int, head_dim: int) -> list[Op]:
+    """Multi-head self-attention with its projections: ``4 S H a + 2 S^2 a`` multiply-adds for inner width ``a``."""
+    tokens, inner = bucket.tokens, heads * head_dim
+    scores = heads * bucket.batch * bucket.sequence**2
+    moved = (2 * tokens * inner + scores) * _BYTES
+    return [
+        *(linear(f"{at}.{part}", tokens, hidden, inner) for part in ("query", "key", "value")),
+        elementwise(f"{at}.split", 3 * tokens * inner, passes=4),
+        Op(f"{at}.scores", "batched_gemm", 2 * scores * head_dim, 0, moved),
+        elementwise(f"{at}.softmax", scores, passes=8),
+        Op(f"{at}.context", "batched_gemm", 2 * scores * head_dim, 0, moved),
+        linear(f"{at}.output", tokens, inner, hidden),
+    ]

@@ -21,7 +21,7 @@ from ..strict import structure, unstructure
 from .cases import Case
 from .cost_model import predict
 from .divergence import first_divergence
-from .parity import Arrays, Comparison, Tolerance, compare, max_difference, tolerance_for
+from .parity import Arrays, Tolerance, compare, max_difference, tolerance_for
 from .staging import Stage, write_synced
 from .store import Store
 from .template import Template, emit, traced_template
@@ -57,7 +57,7 @@ class EngineBuilder:
 
     @cached_property
     def tolerance(self) -> Tolerance:
-        return tolerance_for(self.profile.precision, self.universal.spec.layers)
+        return tolerance_for(self.profile.precision, self.universal.spec.depth)
 
     def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         template, emitted = self.templates[bucket], "sliced"
@@ -87,7 +87,7 @@ class EngineBuilder:
         module = self.universal.narrow(submodel)
         reference = reference_outputs(module, self._output_names, cases)
         found = self._run(engine, cases)
-        comparisons = self._compare(reference, found, cases)
+        comparisons = compare(reference, found, [case.name for case in cases], self.tolerance)
         broken = next((comparison for comparison in comparisons if not comparison), None)
         if broken is not None:
             feeds = next(case.feeds for case in cases if case.name == broken.failed_case)
@@ -97,8 +97,9 @@ class EngineBuilder:
             )
         difference = None
         if not submodel.is_universal:
-            difference = max_difference(self.universal_outputs[engine.bucket], found)
-            if self._cuts_nothing(submodel) and all(self._compare(self.universal_outputs[engine.bucket], found, cases)):
+            whole = self.universal_outputs[engine.bucket]
+            difference = max_difference(whole, found)
+            if max_difference(whole, reference) == 0.0 and not self._cuts_only_zeros(submodel):
                 raise ParityError(f"engine {engine.id}: returns the universal model's outputs; the slice has no effect")
         return ParityReceipt(
             reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}",
@@ -112,13 +113,12 @@ class EngineBuilder:
             difference_to_universal=difference,
         )
 
-    def _compare(self, reference: Sequence[Arrays], found: Sequence[Arrays], cases: Sequence[Case]) -> list[Comparison]:
-        return compare(reference, found, [case.name for case in cases], self.tolerance)
-
-    def _cuts_nothing(self, submodel: Submodel) -> bool:
-        # Equal outputs alone prove nothing: what was cut may be zero in a model that was pruned.
-        source = self.universal.source
-        return source.parameters(submodel) == source.parameters(self.universal.spec.universal())
+    def _cuts_only_zeros(self, submodel: Submodel) -> bool:
+        """Whether equal outputs are right: of a pruned model a slice may cut nothing but zeros."""
+        parameters, kept = self.universal.parameters(), {a.name: n for a, n in submodel.values if n < a.size}
+        cuts = [cut for cut in self.universal.spec.slices if cut.dim == 1 and cut.axis in kept]
+        rest = (parameters[cut.parameter].movedim(1, 0)[kept[cut.axis] * cut.unit :] for cut in cuts)
+        return bool(cuts) and not any(bool(weights.any()) for weights in rest)
 
     def _run(self, engine: EngineEntry, cases: Sequence[Case]) -> list[Arrays]:
         with runner_for(self.draft, engine, "shared", self.profile.cores) as runner:

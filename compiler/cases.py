@@ -64,8 +64,7 @@ def text_feeds(
 
 def _whole(signature: Signature, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every position counts."""
-    mask = signature.text.mask if signature.text else "attention_mask"
-    return {name: np.ones_like(array) if name == mask else array for name, array in feeds.items()}
+    return {name: np.ones_like(array) if name == signature.mask else array for name, array in feeds.items()}
 
 
 def _padded(signature: Signature, bucket: Bucket, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

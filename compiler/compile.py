@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..elastic import Bucket, Submodel
-from ..errors import BuildError, ExportError, ParityError, PlanError
+from ..errors import BuildError, ParityError, PlanError
 from ..exporters.checkpoint import sha256_of
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.device_profile import DeviceProfile, profile_data
 from ..profiles.load_profile import load_profile
+from ..profiles.probe_host import is_this_host
 from ..runtime.bundle import Bundle, open_bundle
 from ..runtime.manifest import WEIGHTS_NAME
 from ..strict import unstructure
@@ -61,11 +62,11 @@ def compile_bundle(
     """
     if include not in get_args(Include):
         raise PlanError(f"include {include!r}: expected one of {', '.join(get_args(Include))}")
-    source, device = open_source(model), _device(profile, buckets, levels)
-    _require_buildable(source, device)
+    source = open_source(model)
+    device = _device(source, profile, buckets, levels)
     steps = make_levels(source.spec, device.levels, device.width_multiple)
     wanted = [source.spec.parse(submodel) for submodel in submodels]
-    make_plan(source, device, levels=steps, submodels=wanted)  # an impossible budget is refused before any work
+    _refuse_impossible_budgets(source, device, steps)
     corpus = read_corpus(Path(text)) if text is not None else None
     options = {"include": include, "submodels": [submodel.id for submodel in wanted], "text": text is not None}
     clock = Clock(progress)
@@ -96,31 +97,35 @@ def compile_bundle(
         write_build_record(stage, manifest, command, clock.seconds, latencies)
         with clock("verify"):  # the written files, through the runtime
             _verify_written(stage, universal, clock)
+        write_build_record(stage, manifest, command, clock.seconds, latencies)  # now with every stage's seconds
     return Path(output)
 
 
 def _device(
-    profile: str | Path | DeviceProfile, buckets: Sequence[Bucket] | None, levels: Mapping[str, Sequence[float]] | None
+    source: ModelSource,
+    profile: str | Path | DeviceProfile,
+    buckets: Sequence[Bucket] | None,
+    levels: Mapping[str, Sequence[float]] | None,
 ) -> DeviceProfile:
     """The profile, with the buckets and levels of this compile in place of its own."""
     device = profile if isinstance(profile, DeviceProfile) else load_profile(profile)
-    if buckets:
-        device = replace(device, buckets=tuple(dict.fromkeys(buckets)))
-    if levels:
-        device = replace(device, levels={kind: tuple(fractions) for kind, fractions in levels.items()})
-    return device
-
-
-def _require_buildable(source: ModelSource, device: DeviceProfile) -> None:
     if device.backend != "onnxruntime":
         raise BuildError(
             f"profile {device.name}: backend {device.backend} cannot be built by this release, onnxruntime can; "
             "`nestforge plan` works for every profile"
         )
-    longest = source.signature.max_sequence
-    for bucket in device.buckets:
-        if bucket.sequence > longest:
-            raise ExportError(f"bucket {bucket.label}: {source.name} takes at most {longest} tokens; choose a shorter")
+    device = replace(device, buckets=source.signature.buckets(buckets or device.buckets))
+    if levels:
+        device = replace(device, levels={kind: tuple(fractions) for kind, fractions in levels.items()})
+    return device
+
+
+def _refuse_impossible_budgets(source: ModelSource, device: DeviceProfile, steps: Sequence[Level]) -> None:
+    """Before any work; a latency on this host is judged later, once rungs were measured."""
+    if is_this_host(device):
+        budgets = {name: replace(budget, latency_ms=None) for name, budget in device.budgets.items()}
+        device = replace(device, budgets=budgets)
+    make_plan(source, device, levels=steps)
 
 
 def _key(

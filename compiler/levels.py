@@ -15,8 +15,6 @@ from ..strict import nearest
 NESTED_FRACTIONS = (0.125, 0.25, 0.5, 1.0)
 RANKED_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 _NAMES = ("S", "M", "L", "XL")
-# Kinds whose values are rounded to the profile's width multiple; every other kind is cut in whole steps (heads).
-_WIDTH_KINDS = frozenset({"ffn"})
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ def levels(
 
     ``fractions`` maps an axis kind to one fraction per level; a kind left out keeps its full size. ``None`` moves all
     kinds together through 1/8, 1/4, 1/2, 1 for a model that was trained nested and 1/4, 1/2, 3/4, 1 otherwise.
-    Kind ``ffn`` is rounded to the nearest multiple of ``width_multiple`` (at least one, never above the size), other
-    kinds to whole steps (at least one).
+    The spec's ``widths`` are rounded to the nearest multiple of ``width_multiple`` (at least one, never above the
+    size), other kinds to whole steps (at least one).
     Raises PlanError for an unknown kind or fractions that do not increase to 1.
     """
     if fractions is None:
@@ -54,7 +52,7 @@ def _level(label: str, spec: ElasticSpec, shares: Mapping[str, float], width_mul
     rounding: dict[str, None] = {}
     for axis in spec.axes:
         exact = shares.get(axis.kind, 1.0) * axis.size
-        multiple = width_multiple if axis.kind in _WIDTH_KINDS else 1
+        multiple = width_multiple if axis.kind in spec.widths else 1
         values[axis.name] = _rounded(axis, exact, multiple)
         if values[axis.name] != exact:
             unit = f"a multiple of {multiple}" if multiple > 1 else "whole steps"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from ..elastic import Bucket, Submodel
 from ..profiles.probe_host import is_this_host
 from ..runtime.feeds import random_feeds
 from ..runtime.manifest import EngineEntry, Latency
 from ..runtime.measure import measure
-from ..runtime.runner import Residency, Runner, runner_for
+from ..runtime.runner import Residency, runner_for
 from .build_engine import EngineBuilder
 from .clock import Clock
 from .cost_model import Correction, fit_correction, predict
@@ -21,7 +22,8 @@ from .plan import Plan, ladder
 _RUNGS = 4
 _ROUNDS = 3
 _ROUND_SECONDS = 0.3
-_SECONDS = 1.0
+# Engines that are open at once while they are measured: each owns a packed copy of its weights.
+_GROUP = 4
 # What the runtime chooses while memory lasts.
 _RESIDENCY: Residency = "packed"
 
@@ -46,61 +48,50 @@ def measure_engines(
 ) -> tuple[Latency, ...]:
     """Predicted latency of every engine, and beside it the measured one if the profile is of this host."""
     costs = {(candidate.id, cost.bucket): cost for candidate in plan.candidates for cost in candidate.costs}
-    here = is_this_host(builder.profile)
-    latencies = []
-    for engine in clock.each(engines):
-        p50, p95 = _measured(builder, engine) if here else (None, None)
-        latencies.append(
-            Latency(
-                engine=engine.id,
-                predicted_ms=costs[engine.submodel, engine.bucket].latency_ms,
-                measured_p50_ms=p50,
-                measured_p95_ms=p95,
-                residency=_RESIDENCY if here else None,
-            )
+    measured: dict[str, list[float]] = {}
+    if is_this_host(builder.profile):
+        groups = [engines[start : start + _GROUP] for start in range(0, len(engines), _GROUP)]
+        for group in clock.each(groups):
+            stats = builder.stage.once_json(f"latency-{group[0].file}.json", partial(_best_of_rounds, builder, group))
+            measured |= {engine.id: pair for engine, pair in zip(group, stats, strict=True)}
+    return tuple(
+        Latency(
+            engine=engine.id,
+            predicted_ms=costs[engine.submodel, engine.bucket].latency_ms,
+            measured_p50_ms=measured[engine.id][0] if measured else None,
+            measured_p95_ms=measured[engine.id][1] if measured else None,
+            residency=_RESIDENCY if measured else None,
         )
-    return tuple(latencies)
+        for engine in engines
+    )
 
 
 def _measured_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], bucket: Bucket) -> list[float]:
     """Latency of each rung in milliseconds; an interrupted compile measures once, so that its plan stays the same."""
 
     def measure_now() -> list[float]:
-        return _best_of_rounds(builder, [builder.build(rung, bucket) for rung in rungs])
+        return [p50 for p50, _ in _best_of_rounds(builder, [builder.build(rung, bucket) for rung in rungs])]
 
     return builder.stage.once_json(f"rungs-{bucket.label}.json", measure_now)  # type: ignore[no-any-return]
 
 
-def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> list[float]:
-    """Median latency in milliseconds of each engine in its best of several rounds, all engines in turn.
+def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> list[tuple[float, float]]:
+    """Median and 95th percentile in milliseconds of each engine in its best of several rounds, all engines in turn.
 
-    Another program's burst then spoils a round of some engines, not the proportions that a correction is fitted to.
+    Another program's burst then spoils a round of some engines, not the proportions between them.
     """
     with ExitStack() as stack:
-        runners = [stack.enter_context(_runner(builder, engine)) for engine in engines]
+        runners = [
+            stack.enter_context(runner_for(builder.draft, engine, _RESIDENCY, builder.profile.cores))
+            for engine in engines
+        ]
         feeds = [random_feeds(builder.draft.manifest.inputs, engine.bucket) for engine in engines]
         rounds = [
             [
-                measure(runner, feed, min_runs=10, max_seconds=_ROUND_SECONDS).p50
+                measure(runner, feed, min_runs=10, max_seconds=_ROUND_SECONDS)
                 for runner, feed in zip(runners, feeds, strict=True)
             ]
             for _ in range(_ROUNDS)
         ]
-    return [min(times) for times in zip(*rounds, strict=True)]
-
-
-def _measured(builder: EngineBuilder, engine: EngineEntry) -> tuple[float, float]:
-    """Median and 95th percentile in milliseconds."""
-
-    def measure_now() -> list[float]:
-        with _runner(builder, engine) as runner:
-            feeds = random_feeds(builder.draft.manifest.inputs, engine.bucket)
-            stats = measure(runner, feeds, max_seconds=_SECONDS)
-        return [stats.p50, stats.p95]
-
-    p50, p95 = builder.stage.once_json(f"latency-{engine.file}.json", measure_now)
-    return p50, p95
-
-
-def _runner(builder: EngineBuilder, engine: EngineEntry) -> Runner:
-    return runner_for(builder.draft, engine, _RESIDENCY, builder.profile.cores)
+    best = [min(stats, key=lambda s: s.p50) for stats in zip(*rounds, strict=True)]
+    return [(stats.p50, stats.p95) for stats in best]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.manifest import EngineEntry, Quality
+from ..runtime.manifest import EngineEntry, Manifest, Quality
 from ..runtime.runner import runner_for
 from ..runtime.text import TextEncoder
 from ..strict import structure, unstructure
@@ -28,6 +28,9 @@ def measure_quality(
     clock: Clock,
 ) -> Mapping[str, Quality]:
     """Quality of every submodel against the universal model on the held-out texts; empty without texts.
+
+    What is compared is the model's text embedding; without one its first output per token, averaged over real tokens;
+    without that its last output with features.
 
     Texts are truncated to the bucket with the longest sequence, for both models alike.
     """
@@ -74,11 +77,18 @@ def _unit(rows: np.ndarray) -> np.ndarray:
     return unit
 
 
+def _compared_output(manifest: Manifest) -> str:
+    if manifest.text and manifest.text.embedding:
+        return manifest.text.embedding
+    features = [spec for spec in manifest.outputs if len(spec.dims) > 1]
+    return next((spec.name for spec in features if "sequence" in spec.dims), features[-1].name)
+
+
 def _embeddings(builder: EngineBuilder, encoder: TextEncoder, engine: EngineEntry, texts: Sequence[str]) -> np.ndarray:
-    """One row per text ``[texts, H]``: the model's embedding, else its first output, averaged over real tokens."""
+    """One row per text ``[texts, H]``."""
     manifest = builder.draft.manifest
     names = [spec.name for spec in manifest.outputs]
-    wanted = manifest.text.embedding if manifest.text and manifest.text.embedding else names[0]
+    wanted = _compared_output(manifest)
     spec = manifest.outputs[names.index(wanted)]
     batch = engine.bucket.batch
     rows = []

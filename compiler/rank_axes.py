@@ -57,7 +57,7 @@ def _save_taylor_scores(model: UniversalModel, corpus: Corpus, clock: Clock, pat
 def _taylor_scores(model: UniversalModel, corpus: Corpus, clock: Clock) -> Scores:
     encoder, checker = text_encoder(model), InputChecker(model.source.signature.inputs)
     assert encoder is not None
-    longest = min(_LONGEST, model.source.signature.max_sequence)
+    longest = min(_LONGEST, model.source.signature.max_sequence or _LONGEST)
     # Neighbours of like length need little padding.
     texts = sorted(corpus.calibration, key=len)
     batches = []

@@ -72,6 +72,8 @@ def staged(output: Path, key: Mapping[str, Any]) -> Iterator[Stage]:
 
     Raises OutputError if ``output`` exists, cannot be written, or another compile works on it.
     """
+    if not output.name:
+        raise OutputError(f"output {str(output)!r}: expected the name of a folder to make")
     folder = output.with_name(output.name + ".partial")
     with _disk_errors(output):
         if output.exists() or output.is_symlink():
@@ -135,6 +137,7 @@ def _disk_errors(output: Path) -> Iterator[None]:
     except OSError as failure:
         if failure.errno in _FULL:
             raise OutputError(f"{output}: the disk is full; nothing was published") from failure
-        if failure.errno in _UNWRITABLE:
+        ours = failure.filename is None or str(failure.filename).startswith(str(output.parent))
+        if failure.errno in _UNWRITABLE and ours:
             raise OutputError(f"{output}: cannot be written ({failure.strerror})") from failure
         raise

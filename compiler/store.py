@@ -39,13 +39,13 @@ class StoredTensor:
     itemsize: int
     cut: PrefixSlice | None
 
-    def extent(self, submodel: Submodel) -> int:
-        """Length of dimension 0 in ``submodel``."""
-        return self.shape[0] if self.cut is None else submodel[self.cut.axis] * self.cut.unit
+    def view_shape(self, submodel: Submodel) -> tuple[int, ...]:
+        """Shape of the view in ``submodel``."""
+        return self.shape if self.cut is None else (submodel[self.cut.axis] * self.cut.unit, *self.shape[1:])
 
     def length(self, submodel: Submodel) -> int:
         """Bytes of the view, from ``offset``."""
-        return prod((self.extent(submodel), *self.shape[1:])) * self.itemsize
+        return prod(self.view_shape(submodel)) * self.itemsize
 
 
 Store = Mapping[str, StoredTensor]
@@ -121,10 +121,10 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
 
     Raises CheckpointError if a step of the store is not a step of the model: it was made from other weights.
     """
-    parameters, orders = model.parameters(), {}
+    parameters, orders, unshared = model.parameters(), {}, unshared_parameters(model.spec)
     with safe_open(path, framework="pt") as file:
         for axis in model.spec.axes:
-            cuts = [cut for cut in model.spec.slices if cut.axis == axis.name]
+            cuts = [cut for cut in model.spec.slices if cut.axis == axis.name and cut.parameter not in unshared]
             ours = _step_keys([(parameters[cut.parameter].data, cut) for cut in cuts])
             try:
                 stored = _step_keys([(_parameter(file, cut.parameter, model.spec), cut) for cut in cuts])

@@ -106,7 +106,7 @@ def emit(template: Template, store: Store, submodel: Submodel) -> bytes:
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             stored = store[tensor.name]
-            tensor.dims[0] = stored.extent(submodel)
+            tensor.dims[:] = stored.view_shape(submodel)
             place = {"location": WEIGHTS_NAME, "offset": str(stored.offset), "length": str(stored.length(submodel))}
             for key, value in place.items():
                 tensor.external_data.add(key=key, value=value)

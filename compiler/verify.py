@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ..elastic import Bucket
 from ..errors import CheckpointError
 from ..exporters.ranking import permute_axis
 from ..exporters.source import open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..runtime.bundle import Bundle, open_bundle
 from ..runtime.manifest import WEIGHTS_NAME, EngineEntry, ParityOutput
-from ..runtime.model import ElasticModel, load
+from ..runtime.model import ElasticModel
+from ..runtime.threads import threads_or_default
 from .build_engine import reference_outputs
-from .cases import parity_cases
+from .cases import Case, parity_cases
 from .clock import Clock, Progress, silent
 from .parity import Arrays, compare, tolerance_for
 from .rank_axes import text_encoder
@@ -84,24 +86,23 @@ def _require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
 
 def verify_engines(bundle: Bundle, universal: UniversalModel, clock: Clock) -> tuple[EngineVerdict, ...]:
     """Every engine against the PyTorch submodel of ``universal``, which is in the bundle's order."""
-    with load(bundle.path, residency="shared") as model:
-        return tuple(
-            _verdict(model, universal, engine, universal.narrow(universal.spec.parse(engine.submodel)))
-            for engine in clock.each(bundle.manifest.engines)
-        )
+    cases = _cases(bundle, universal)
+    return tuple(
+        _verdict(bundle, universal, engine, universal.narrow(universal.spec.parse(engine.submodel)), cases)
+        for engine in clock.each(bundle.manifest.engines)
+    )
 
 
 def _verify(
     bundle: Bundle, universal: UniversalModel, orders: Mapping[str, torch.Tensor], clock: Clock
 ) -> tuple[EngineVerdict, ...]:
     """The universal engines against the user's module as it is, then every engine in the bundle's order."""
-    whole = universal.spec.universal().id
-    with load(bundle.path, residency="shared") as model:
-        untouched = [
-            _verdict(model, universal, engine, universal.module)
-            for engine in bundle.manifest.engines
-            if engine.submodel == whole
-        ]
+    whole, cases = universal.spec.universal().id, _cases(bundle, universal)
+    untouched = [
+        _verdict(bundle, universal, engine, universal.module, cases)
+        for engine in bundle.manifest.engines
+        if engine.submodel == whole
+    ]
     for axis, order in orders.items():
         permute_axis(universal, axis, order)
     ordered = verify_engines(bundle, universal, clock)
@@ -109,19 +110,28 @@ def _verify(
     return tuple(failed.get(verdict.engine, verdict) for verdict in ordered)
 
 
+def _cases(bundle: Bundle, universal: UniversalModel) -> dict[Bucket, list[Case]]:
+    encoder = text_encoder(universal)
+    buckets = {engine.bucket for engine in bundle.manifest.engines}
+    return {bucket: parity_cases(universal.source.signature, bucket, encoder) for bucket in buckets}
+
+
 def _verdict(
-    model: ElasticModel, universal: UniversalModel, engine: EngineEntry, reference: torch.nn.Module
+    bundle: Bundle,
+    universal: UniversalModel,
+    engine: EngineEntry,
+    reference: torch.nn.Module,
+    cases: Mapping[Bucket, Sequence[Case]],
 ) -> EngineVerdict:
-    """One engine, answered as a request for its submodel at exactly its bucket."""
-    cases = parity_cases(universal.source.signature, engine.bucket, text_encoder(universal))
-    names = [spec.name for spec in model.bundle.manifest.outputs]
-    found: list[Arrays] = []
-    for case in cases:
-        answer = model(case.feeds, submodel=engine.submodel)
-        if answer.engine != engine.id:
-            return EngineVerdict(engine.id, (), f"engine {answer.engine} answered in its place")
-        found.append(answer.outputs)
-    limit = tolerance_for("fp32", universal.spec.layers)
-    comparisons = compare(reference_outputs(reference, names, cases), found, [case.name for case in cases], limit)
+    """One engine, answered as a request for its submodel at exactly its bucket.
+
+    Packed, as users run it while memory lasts; the gate of the build ran it shared, so that both forms are proven.
+    """
+    own = cases[engine.bucket]
+    names = [spec.name for spec in bundle.manifest.outputs]
+    with ElasticModel(bundle, {engine.id: "packed"}, threads_or_default(None)) as model:
+        found: list[Arrays] = [model(case.feeds, submodel=engine.submodel).outputs for case in own]
+    limit = tolerance_for(str(bundle.manifest.provenance.profile["precision"]), universal.spec.depth)
+    comparisons = compare(reference_outputs(reference, names, own), found, [case.name for case in own], limit)
     broken = next((c.describe() for c in comparisons if not c), None)
     return EngineVerdict(engine.id, tuple(c.output for c in comparisons), broken)

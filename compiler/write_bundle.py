@@ -113,6 +113,7 @@ def write_manifest(
         submodels=submodels,
         engines=tuple(engines),
         budgets=budgets,
+        notes=plan.notes,
         files=tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in paths),
     )
     write_synced(stage.folder / MANIFEST_NAME, to_json(unstructure(manifest)))

@@ -45,11 +45,17 @@ class Checkpoint:
     def name(self) -> str:
         return str(self.config.get("_name_or_path") or self.folder.resolve().name).rstrip("/").rsplit("/", 1)[-1]
 
+    @property
+    def architecture(self) -> str | None:
+        """Name of the model class that ``config.json`` states, or None."""
+        named = self.config.get("architectures")
+        return str(named[0] if isinstance(named, list) else named) if named else None
+
     def source_files(self) -> list[Path]:
         """The files that the compiled result depends on, sorted by name."""
         weights = {self.folder / header.file for header in self.tensors.values()}
         texts = [*self.folder.glob("*.json"), *self.folder.glob("1_Pooling/*.json")]
-        return sorted({*weights, *texts})
+        return sorted(path for path in {*weights, *texts} if path.is_file())
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -74,6 +80,8 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_bytes())
     except FileNotFoundError as failure:
         raise CheckpointError(f"{path}: no such file; a model folder needs it") from failure
+    except OSError as failure:
+        raise CheckpointError(f"{path}: cannot be read ({failure.strerror})") from failure
     except (ValueError, RecursionError) as failure:
         raise CheckpointError(f"{path}: not JSON ({failure})") from failure
     if not isinstance(data, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, ClassVar
 
 from ..elastic import Bucket, ElasticSpec, Submodel
-from ..errors import UnsupportedModelError
+from ..errors import ExportError, UnsupportedModelError
 from ..runtime.manifest import TensorSpec, TextEntry
 from ..workload import Op
 from .checkpoint import Checkpoint
@@ -22,12 +22,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs of a universal model, and how text feeds them (None for models that take no text)."""
+    """Inputs and outputs of a universal model.
+
+    ``mask`` names the input that says which positions count; ``text`` says how text feeds the inputs. ``max_sequence``
+    is None where no input has a sequence.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    max_sequence: int
+    max_sequence: int | None = None
+    mask: str | None = None
     text: TextEntry | None = None
+
+    def buckets(self, wanted: Sequence[Bucket]) -> tuple[Bucket, ...]:
+        """The buckets of a profile as this model has them: without a sequence only batches differ.
+
+        Raises ExportError for a sequence that is longer than the model takes.
+        """
+        if self.max_sequence is None:
+            return tuple(dict.fromkeys(Bucket(bucket.batch, 1) for bucket in wanted))
+        for bucket in wanted:
+            if bucket.sequence > self.max_sequence:
+                raise ExportError(f"bucket {bucket.label}: the model takes at most {self.max_sequence} tokens")
+        return tuple(dict.fromkeys(wanted))
 
 
 class Family(ABC):

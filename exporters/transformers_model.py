@@ -54,7 +54,7 @@ def load_transformers(checkpoint: Checkpoint, without_pooler: bool) -> torch.nn.
 
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    name = (checkpoint.config.get("architectures") or [None])[0]
+    name = checkpoint.architecture
     cls: Any = getattr(transformers, name, None) if name else transformers.AutoModel
     if cls is None:
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
 from ...runtime.manifest import TensorSpec, TextEntry
-from ...workload import Op
+from ...workload import Op, elementwise, linear, lookup, self_attention
 from ..checkpoint import Checkpoint, read_json
 from ..family import Family, Signature
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import torch
 
 _QUERY = re.compile(r"(?P<prefix>(?:.+\.)?)encoder\.layer\.(?P<layer>\d+)\.attention\.self\.query\.weight")
-_FLOAT = 4
 # Supported endings of the architecture's class name, with the tensors whose first dimension is the number of classes.
 _TASKS: dict[str, tuple[str, ...]] = {
     "Model": (),
@@ -58,7 +57,7 @@ class BertFamily(Family):
                 ),
                 PrefixSlice(f"{block}attention.output.dense.weight", 1, attention.name, head_dim),
             ]
-        spec = ElasticSpec(tuple(axes), tuple(slices), bool(checkpoint.config.get("nested")))
+        spec = ElasticSpec(tuple(axes), tuple(slices), bool(checkpoint.config.get("nested")), depth=layers)
         for cut in slices:
             expected = next(axis.size for axis in axes if axis.name == cut.axis) * cut.unit
             found = _shape(checkpoint, cut.parameter)
@@ -89,32 +88,22 @@ class BertFamily(Family):
         if (checkpoint.folder / "tokenizer.json").is_file():
             type_ids = "token_type_ids" if len(inputs) == 3 else None
             text = TextEntry("tokenizer.json", "input_ids", "attention_mask", type_ids, embedding)
-        return Signature(tuple(inputs), outputs, _number(checkpoint, "max_position_embeddings") - reserved, text)
+        positions = _number(checkpoint, "max_position_embeddings") - reserved
+        return Signature(tuple(inputs), outputs, positions, "attention_mask", text)
 
     def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
-        hidden = _number(checkpoint, "hidden_size")
-        head_dim = _heads(checkpoint)[1]
-        t, s = bucket.tokens, bucket.sequence
-        ops = [
-            Op("embeddings", "gather", 0, 3 * t * hidden * _FLOAT, 3 * t * hidden * _FLOAT),
-            _elementwise("embeddings.norm", t * hidden, passes=4),
-        ]
+        hidden, head_dim, t = _number(checkpoint, "hidden_size"), _heads(checkpoint)[1], bucket.tokens
+        ops = [lookup("embeddings", 3 * t * hidden), elementwise("embeddings.norm", t * hidden, passes=4)]
         for layer in range(_layout(checkpoint)[1]):
-            heads, width = submodel[f"layers.{layer}.heads"], submodel[f"layers.{layer}.ffn"]
-            inner, at = heads * head_dim, f"layers.{layer}"
-            scores = heads * bucket.batch * s * s
+            at = f"layers.{layer}"
+            heads, width = submodel[f"{at}.heads"], submodel[f"{at}.ffn"]
             ops += [
-                *(_linear(f"{at}.attention.{part}", t, hidden, inner) for part in ("query", "key", "value")),
-                _elementwise(f"{at}.attention.split", 3 * t * inner, passes=4),
-                _batched(f"{at}.attention.scores", 2 * scores * head_dim, 2 * t * inner + scores),
-                _elementwise(f"{at}.attention.softmax", scores, passes=8),
-                _batched(f"{at}.attention.context", 2 * scores * head_dim, 2 * t * inner + scores),
-                _linear(f"{at}.attention.output", t, inner, hidden),
-                _elementwise(f"{at}.attention.norm", t * hidden, passes=5),
-                _linear(f"{at}.ffn.up", t, hidden, width),
-                _elementwise(f"{at}.ffn.activation", t * width, passes=2),
-                _linear(f"{at}.ffn.down", t, width, hidden),
-                _elementwise(f"{at}.ffn.norm", t * hidden, passes=5),
+                *self_attention(f"{at}.attention", bucket, hidden, heads, head_dim),
+                elementwise(f"{at}.attention.norm", t * hidden, passes=5),
+                linear(f"{at}.ffn.up", t, hidden, width),
+                elementwise(f"{at}.ffn.activation", t * width, passes=2),
+                linear(f"{at}.ffn.down", t, width, hidden),
+                elementwise(f"{at}.ffn.norm", t * hidden, passes=5),
             ]
         return ops
 
@@ -194,8 +183,7 @@ def _pooling(checkpoint: Checkpoint) -> dict[str, bool]:
 
 def _task(checkpoint: Checkpoint) -> str:
     """What follows the model's name in the class that config.json names: ``Model``, ``ForMaskedLM``..."""
-    named = checkpoint.config.get("architectures") or ["Model"]
-    architecture = str(named[0] if isinstance(named, list) else named)
+    architecture = checkpoint.architecture or "Model"
     task = next((name for name in _TASKS if architecture.endswith(name)), None)
     if task is None:
         raise CheckpointError(
@@ -218,22 +206,3 @@ def _outputs(checkpoint: Checkpoint) -> list[TensorSpec]:
     if _pooling(checkpoint):
         outputs.append(TensorSpec("sentence_embedding", "float32", ("batch", hidden)))
     return outputs
-
-
-def _linear(name: str, tokens: int, inputs: int, outputs: int) -> Op:
-    return Op(
-        name,
-        "gemm",
-        2 * tokens * inputs * outputs,
-        (inputs + 1) * outputs * _FLOAT,
-        tokens * (inputs + outputs) * _FLOAT,
-    )
-
-
-def _batched(name: str, flops: int, elements: int) -> Op:
-    return Op(name, "batched_gemm", flops, 0, elements * _FLOAT)
-
-
-def _elementwise(name: str, elements: int, passes: int) -> Op:
-    """``passes`` counts reads and writes of the tensor over the operations that are fused under this name."""
-    return Op(name, "elementwise", elements * passes, 0, elements * passes * _FLOAT)

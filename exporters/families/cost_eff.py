@@ -54,7 +54,7 @@ class CostEffFamily(Family):
         if (checkpoint.folder / "tokenizer.json").is_file():
             type_ids = "token_type_ids" if architecture.types > 1 else None
             text = TextEntry("tokenizer.json", "input_ids", "attention_mask", type_ids, None)
-        return Signature(tuple(inputs), tuple(outputs), architecture.positions, text)
+        return Signature(tuple(inputs), tuple(outputs), architecture.positions, "attention_mask", text)
 
     def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
         return forward_ops(read_architecture(checkpoint), submodel, bucket)
@@ -102,4 +102,4 @@ def _spec(architecture: Architecture, nested: bool) -> ElasticSpec:
                 ),
                 PrefixSlice(f"{block}.attention.output.dense.weight", 1, heads.name, architecture.head_size),
             ]
-    return ElasticSpec(tuple(axes), tuple(slices), nested)
+    return ElasticSpec(tuple(axes), tuple(slices), nested, depth=len(architecture.layers))

@@ -61,8 +61,8 @@ def test_lengths_by_hand() -> None:
     submodel = type("Point", (), {"__getitem__": lambda _, axis: {"layers.0.heads": 3}[axis]})()
     whole = StoredTensor(100, (64, 32), 4, None)
     cut = StoredTensor(100, (64, 32), 4, PrefixSlice("w", 0, "layers.0.heads", 8))
-    assert (whole.extent(submodel), whole.length(submodel)) == (64, 64 * 32 * 4)
-    assert (cut.extent(submodel), cut.length(submodel)) == (24, 24 * 32 * 4)
+    assert (whole.view_shape(submodel), whole.length(submodel)) == ((64, 32), 64 * 32 * 4)
+    assert (cut.view_shape(submodel), cut.length(submodel)) == ((24, 32), 24 * 32 * 4)
     assert stored_name("w", spec) == "w"
 
 
