@@ -17,6 +17,7 @@ from ..profiles.device_profile import DeviceProfile
 from ..runtime.bundle import Bundle
 from ..runtime.manifest import EngineEntry, ParityReceipt
 from ..runtime.runner import runner_for
+from ..runtime.threads import threads_or_default
 from ..strict import structure, unstructure
 from .cases import Case
 from .cost_model import predict
@@ -78,6 +79,7 @@ class EngineBuilder:
             flops=cost.flops,
             moved_bytes=cost.moved_bytes,
             activation_bytes=cost.activation_bytes,
+            slice_problem=self.templates[bucket].slice_problem if emitted == "traced" else None,
         )
         receipt = self._verify(engine, template, submodel, hashlib.sha256(graph).hexdigest())
         return replace(engine, parity=receipt)
@@ -106,6 +108,7 @@ class EngineBuilder:
             rule=self.tolerance.rule,
             atol=self.tolerance.atol,
             rtol=self.tolerance.rtol,
+            min_cosine=self.tolerance.min_cosine,
             cases=tuple(case.name for case in cases),
             outputs=tuple(comparison.output for comparison in comparisons),
             graph_sha256=graph_sha256,
@@ -121,7 +124,7 @@ class EngineBuilder:
         return bool(cuts) and not any(bool(weights.any()) for weights in rest)
 
     def _run(self, engine: EngineEntry, cases: Sequence[Case]) -> list[Arrays]:
-        with runner_for(self.draft, engine, "shared", self.profile.cores) as runner:
+        with runner_for(self.draft, engine, "shared", threads_or_default(None)) as runner:
             return [dict(zip(self._output_names, runner.run(case.feeds), strict=True)) for case in cases]
 
     @property

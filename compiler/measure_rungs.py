@@ -12,6 +12,7 @@ from ..runtime.feeds import random_feeds
 from ..runtime.manifest import EngineEntry, Latency
 from ..runtime.measure import measure
 from ..runtime.runner import Residency, runner_for
+from ..runtime.threads import threads_or_default
 from .build_engine import EngineBuilder
 from .clock import Clock
 from .cost_model import Correction, fit_correction, predict
@@ -82,7 +83,7 @@ def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> l
     """
     with ExitStack() as stack:
         runners = [
-            stack.enter_context(runner_for(builder.draft, engine, _RESIDENCY, builder.profile.cores))
+            stack.enter_context(runner_for(builder.draft, engine, _RESIDENCY, threads_or_default(None)))
             for engine in engines
         ]
         feeds = [random_feeds(builder.draft.manifest.inputs, engine.bucket) for engine in engines]

@@ -11,6 +11,7 @@ import numpy as np
 from ..runtime.manifest import EngineEntry, Manifest, Quality
 from ..runtime.runner import runner_for
 from ..runtime.text import TextEncoder
+from ..runtime.threads import threads_or_default
 from ..strict import structure, unstructure
 from .build_engine import EngineBuilder
 from .cases import text_feeds
@@ -92,7 +93,7 @@ def _embeddings(builder: EngineBuilder, encoder: TextEncoder, engine: EngineEntr
     spec = manifest.outputs[names.index(wanted)]
     batch = engine.bucket.batch
     rows = []
-    with runner_for(builder.draft, engine, "packed", builder.profile.cores) as runner:
+    with runner_for(builder.draft, engine, "packed", threads_or_default(None)) as runner:
         for start in range(0, len(texts), batch):
             part = texts[start : start + batch]
             full = text_feeds(encoder, manifest.inputs, part, engine.bucket)

@@ -36,7 +36,7 @@ def trace(module: torch.nn.Module, signature: Signature, bucket: Bucket, opset: 
     """
     example = tuple(torch.ones(spec.shape(bucket), dtype=getattr(torch, spec.dtype)) for spec in signature.inputs)
     try:
-        with _quiet():
+        with quiet_export():
             program = torch.onnx.export(
                 module,
                 example,
@@ -70,7 +70,7 @@ def _module_outputs(model: ir.Model) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_export() -> Iterator[None]:
     """torch.onnx.export prints progress and warns about its own internals; neither helps the user."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]

@@ -52,7 +52,7 @@ def load_universal(source: ModelSource) -> UniversalModel:
 
     Raises CheckpointError if weights are missing, misfit or not finite.
     """
-    model = UniversalModel(source, source.family.load(source.checkpoint))
+    model = UniversalModel(source, source.family.load(source.checkpoint).eval())
     parameters = model.parameters()
     for cut in source.spec.slices:
         if cut.parameter not in parameters:

@@ -1,0 +1,49 @@
+"""What every benchmark shares: a row of the table, and fair timing of alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure, its bar, and how it was measured; units stand in the texts."""
+
+    figure: str
+    measured: str
+    bar: str
+    reached: bool
+    how: str
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]], rounds: int, runs: int = 5, warmup: int = 2
+) -> dict[str, list[float]]:
+    """Milliseconds per call: for every round and alternative, in turn, the median of ``runs`` after one more.
+
+    A machine that slows down slows all alternatives of a round alike, so ratios per round stay fair.
+    """
+    for call in calls.values():
+        for _ in range(warmup):
+            call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            call()  # caches belong to this alternative again
+            times[name].append(median(milliseconds(call) for _ in range(runs)))
+    return times
+
+
+def ratio(times: Mapping[str, list[float]], alternative: str, ours: str) -> float:
+    """Median over rounds of the alternative's time over ours."""
+    return median(a / b for a, b in zip(times[alternative], times[ours], strict=True))
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    began = perf_counter()
+    call()
+    return 1e3 * (perf_counter() - began)
