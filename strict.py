@@ -12,6 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Literal, TypeVar, Union
 
 T = TypeVar("T")
@@ -50,18 +51,24 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 def _dataclass(cls: Any, data: object, where: str, error: Callable[[str], Exception]) -> object:
     if not isinstance(data, Mapping):
         raise error(f"{where}: expected a mapping, got {_kind(data)}")
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    fields = _fields(cls)
     for key in data:
         if key not in fields:
             raise error(f"{where}: unknown key {_shown(key)}{_nearest(key, fields)}")
-    hints = typing.get_type_hints(cls)
     values = {}
-    for name, f in fields.items():
+    for name, (f, hint) in fields.items():
         if name in data:
-            values[name] = _value(hints[name], data[name], f"{where}: {name}", error, f.metadata)
+            values[name] = _value(hint, data[name], f"{where}: {name}", error, f.metadata)
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise error(f"{where}: missing key {name!r}")
     return cls(**values)
+
+
+@cache
+def _fields(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    """Fields and their resolved types; resolving costs far more than reading one value."""
+    hints = typing.get_type_hints(cls)
+    return {f.name: (f, hints[f.name]) for f in dataclasses.fields(cls) if f.init}
 
 
 def _value(hint: Any, data: object, where: str, error: Callable[[str], Exception], bounds: Mapping[str, Any]) -> object:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..elastic import Bucket
-from .runner import Array, Residency
+from .arrays import Array
+from .residency import Residency
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from ..elastic import Bucket
 from ..errors import InputError, SelectionError
 from ..strict import nearest
+from .limits import positive_limit
 from .manifest import EngineEntry, Latency, Manifest, SubmodelEntry
-from .runner import Residency
+from .residency import Residency
 
 _REMEMBERED = 4096
 _LISTED = 8
@@ -57,11 +58,16 @@ class Dispatcher:
 
     Among several fitting submodels the one with the most parameters wins; its bucket is the smallest that holds the
     input. A latency is the measured median of the engine in the residency it has here, else in another, else the
-    prediction; the reason says which. Thread-safe.
+    prediction; the reason says which. ``elsewhere`` names the processor of the measurements where it is not this
+    host's, and the reason then says so. Thread-safe.
     """
 
     def __init__(
-        self, manifest: Manifest, residencies: Mapping[str, Residency], latencies: Sequence[Latency] = ()
+        self,
+        manifest: Manifest,
+        residencies: Mapping[str, Residency],
+        latencies: Sequence[Latency] = (),
+        elsewhere: str | None = None,
     ) -> None:
         self._manifest = manifest
         self._budgets = {budget.name: budget for budget in manifest.budgets}
@@ -70,22 +76,26 @@ class Dispatcher:
         by_submodel: dict[str, list[_Candidate]] = {entry.id: [] for entry in manifest.submodels}
         for engine in manifest.engines:
             if engine.id in residencies:
-                latency_ms, latency = _latency(engine.id, residencies[engine.id], latencies)
+                latency_ms, latency = _latency(engine.id, residencies[engine.id], latencies, elsewhere)
                 memory = weights[engine.submodel] + engine.private_bytes + engine.activation_bytes
                 by_submodel[engine.submodel].append(_Candidate(engine, latency_ms, latency, memory / 1e6))
         for candidates in by_submodel.values():
             candidates.sort(key=lambda candidate: (candidate.engine.bucket.tokens, candidate.engine.bucket))
         self._candidates = by_submodel
-        self._remembered: dict[tuple[Request, int, int], Choice] = {}
+        self._remembered: dict[tuple[object, ...], Choice] = {}
 
     def choose(self, request: Request, batch: int, sequence: int) -> Choice:
         """The engine for an input of ``batch`` rows of ``sequence`` steps.
 
-        Raises SelectionError, listing what exists, if none satisfies the request; InputError if the input is larger
-        than every bucket.
+        Raises SelectionError, listing what exists, if none satisfies the request or it is malformed; InputError if the
+        input is larger than every bucket.
         """
-        key = (request, batch, sequence)
-        choice = self._remembered.get(key)
+        # By type as well: True equals 1, but is no limit.
+        key = (request, type(request.latency_ms), type(request.memory_mb), batch, sequence)
+        try:
+            choice = self._remembered.get(key)
+        except TypeError:  # a list cannot be remembered; _choose says what is wrong with it
+            choice = None
         if choice is None:
             choice = self._choose(request, batch, sequence)
             if len(self._remembered) >= _REMEMBERED:
@@ -102,12 +112,15 @@ class Dispatcher:
         if (request.budget is not None) + (request.submodel is not None) + limits > 1:
             given = ", ".join(name for name, value in vars(request).items() if value is not None)
             raise SelectionError(f"request with {given}: expected a budget, or a submodel, or limits, not several")
+        for name, asked in (("budget", request.budget), ("submodel", request.submodel)):
+            if not isinstance(asked, str | None):
+                raise SelectionError(f"{name}: expected a name, got {asked!r:.80}")
         self._buckets_for(batch, sequence)
         if request.budget is not None:
             budget = self._budgets.get(request.budget)
             if budget is None:
                 raise SelectionError(
-                    f"no budget {request.budget!r} in this bundle{nearest(str(request.budget), self._budgets)}"
+                    f"no budget {request.budget!r} in this bundle{nearest(request.budget, self._budgets)}"
                 )
             candidate = self._smallest(self._manifest.submodel(budget.submodel), batch, sequence)
             return Choice(candidate.engine, f"budget {budget.name}: {budget.reason}")
@@ -121,22 +134,20 @@ class Dispatcher:
         return Choice(candidate.engine, f"no limit asked: the largest submodel{which}")
 
     def _within(self, request: Request, batch: int, sequence: int) -> Choice:
-        for name, limit in (("latency_ms", request.latency_ms), ("memory_mb", request.memory_mb)):
-            if limit is not None and not (isinstance(limit, (int, float)) and 0 < limit < math.inf):
-                raise SelectionError(f"{name}: expected a positive number, got {limit!r}")
+        limits = {
+            name: positive_limit(name, limit)
+            for name, limit in (("latency_ms", request.latency_ms), ("memory_mb", request.memory_mb))
+            if limit is not None
+        }
         candidates = self._holding(batch, sequence)
         larger = None
         for candidate in candidates:
-            fits, reason = _compare(candidate, request)
+            fits, reason = _compare(candidate, limits)
             if fits:
                 missed = f"; next larger {larger}" if larger else ""
                 return Choice(candidate.engine, f"{reason}{missed}")
             larger = candidate
-        wanted = " and ".join(
-            f"{name} <= {limit:g}"
-            for name, limit in (("latency_ms", request.latency_ms), ("memory_mb", request.memory_mb))
-            if limit is not None
-        )
+        wanted = " and ".join(f"{name} <= {limit:g}" for name, limit in limits.items())
         raise SelectionError(f"no submodel answers {batch}x{sequence} with {wanted}; there is {_listing(candidates)}")
 
     def _smallest(self, submodel: SubmodelEntry, batch: int, sequence: int) -> _Candidate:
@@ -180,27 +191,30 @@ def _holds(bucket: Bucket, batch: int, sequence: int) -> bool:
     return batch <= bucket.batch and sequence <= bucket.sequence
 
 
-def _latency(engine: str, residency: Residency, latencies: Sequence[Latency]) -> tuple[float, str]:
+def _latency(
+    engine: str, residency: Residency, latencies: Sequence[Latency], elsewhere: str | None
+) -> tuple[float, str]:
     """Milliseconds and how they are known."""
     mine = [latency for latency in latencies if latency.engine == engine]
     measured = [(m.residency, m.measured_p50_ms) for m in mine if m.measured_p50_ms is not None]
     if measured:
         where, ms = min(measured, key=lambda pair: pair[0] != residency)
-        return ms, f"measured {ms:.3g} ms" + (f" as {where}" if where not in (None, residency) else "")
+        known = "measured" if elsewhere is None else f"measured on {elsewhere}:"
+        return ms, f"{known} {ms:.3g} ms" + (f" as {where}" if where not in (None, residency) else "")
     if mine:
         return mine[0].predicted_ms, f"predicted {mine[0].predicted_ms:.3g} ms"
     return math.inf, "no latency known"
 
 
-def _compare(candidate: _Candidate, request: Request) -> tuple[bool, str]:
+def _compare(candidate: _Candidate, limits: Mapping[str, float]) -> tuple[bool, str]:
     parts = []
     fits = True
-    if request.latency_ms is not None:
-        fits = candidate.latency_ms <= request.latency_ms
-        parts.append(f"{candidate.latency} <= {request.latency_ms:g} ms")
-    if request.memory_mb is not None:
-        fits = fits and candidate.memory_mb <= request.memory_mb
-        parts.append(f"{candidate.memory_mb:.1f} MB <= {request.memory_mb:g} MB")
+    if "latency_ms" in limits:
+        fits = candidate.latency_ms <= limits["latency_ms"]
+        parts.append(f"{candidate.latency} <= {limits['latency_ms']:g} ms")
+    if "memory_mb" in limits:
+        fits = fits and candidate.memory_mb <= limits["memory_mb"]
+        parts.append(f"{candidate.memory_mb:.1f} MB <= {limits['memory_mb']:g} MB")
     return fits, ", ".join(parts)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from ..errors import BundleError
 from .bundle import Bundle
 from .manifest import EngineEntry
-from .runner import Residency, Runner, runner_for
+from .residency import Residency
+from .runner import Runner, runner_for
 
 
 class EnginePool:

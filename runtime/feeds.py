@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..elastic import Bucket
+from .arrays import Array
 from .manifest import TensorSpec
-from .runner import Array
 
 
 def random_feeds(inputs: Iterable[TensorSpec], bucket: Bucket, seed: int = 0) -> dict[str, Array]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..elastic import Bucket
 from ..errors import InputError
+from .arrays import Array
 from .manifest import TensorSpec
-from .runner import Array
 
 
 class InputChecker:

@@ -6,11 +6,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 from ..elastic import Axis, Bucket, ElasticSpec
-from ..errors import BundleFormatError, SelectionError
+from ..errors import BundleFormatError, PlanError, SelectionError
 from ..strict import structure
 
 # 1 (2026-11): first published schema.
@@ -22,7 +21,19 @@ WEIGHTS_NAME = "weights.safetensors"
 # A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
 MAX_JSON_BYTES = 16 * 2**20
 MAX_ELEMENTS = 2**31
-DTYPES = ("float32", "float16", "int64", "int32", "int8", "uint8", "bool")
+# The whole numbers that an array of each dtype holds.
+_RANGES = {
+    "float32": (-(2**63), 2**63 - 1),
+    "float16": (-65504, 65504),
+    "int64": (-(2**63), 2**63 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "int8": (-128, 127),
+    "uint8": (0, 255),
+    "bool": (0, 1),
+}
+DTYPES = tuple(_RANGES)
+# Of one model; a submodel's id names each of them.
+MAX_KINDS = 64
 # The hashes of these cannot stand in the manifest: it is one of them, and the others name its hash or follow it.
 UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}")
@@ -71,12 +82,13 @@ class ParityOutput:
 
 @dataclass(frozen=True)
 class ParityReceipt:
-    """Proof that an engine equals the PyTorch submodel: the rule, the cases and the worst figures."""
+    """Proof that an engine equals the PyTorch submodel: the rule and its limits, the cases and the worst figures."""
 
     reference: str
     rule: str
     atol: float
     rtol: float
+    min_cosine: float
     cases: tuple[str, ...]
     outputs: tuple[ParityOutput, ...]
     graph_sha256: str
@@ -104,8 +116,8 @@ class SubmodelEntry:
     id: str
     labels: tuple[str, ...]
     values: Mapping[str, tuple[int, ...]]
-    parameters: int
-    weight_bytes: int
+    parameters: int = field(metadata={"min": 0})
+    weight_bytes: int = field(metadata={"min": 0})
     quality: Quality | None = None
 
 
@@ -113,8 +125,9 @@ class SubmodelEntry:
 class EngineEntry:
     """One submodel at one bucket, as a file that a backend runs, with its analytic costs.
 
-    ``private_bytes`` are the initializers inside the file, which no other engine shares; ``activation_bytes`` is the
-    most that is alive at once during a run. Only an engine that is still being built has no ``parity``.
+    ``private_bytes`` are the initializers inside the file, which no other engine shares. ``activation_bytes`` estimates
+    what a run takes beside the weights: eight times the operands of its largest product. ``slice_problem`` says why an
+    engine was traced. Only an engine that is still being built has no ``parity``.
     """
 
     id: str
@@ -123,10 +136,11 @@ class EngineEntry:
     backend: Literal["onnxruntime", "tensorrt"]
     file: str
     emitted: Literal["sliced", "traced"]
-    private_bytes: int
-    flops: int
-    moved_bytes: int
-    activation_bytes: int
+    private_bytes: int = field(metadata={"min": 0})
+    flops: int = field(metadata={"min": 0})
+    moved_bytes: int = field(metadata={"min": 0})
+    activation_bytes: int = field(metadata={"min": 0})
+    slice_problem: str | None = None
     parity: ParityReceipt | None = None
 
 
@@ -183,7 +197,11 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a bundle that follows from its inputs alone; what was measured stands in the build record."""
+    """Everything about a bundle that follows from its inputs; what was measured stands in the build record.
+
+    For a profile of the compiling host itself, measured latencies are inputs to its budgets. ``notes`` state what was
+    rounded, and what is unusual about submodels that were asked for by id.
+    """
 
     schema_version: int
     name: str
@@ -199,10 +217,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     provenance: Provenance
     text: TextEntry | None = None
-
-    @cached_property
-    def spec(self) -> ElasticSpec:
-        return ElasticSpec(self.axes, (), self.trained_nested)
+    notes: tuple[str, ...] = ()
 
     def submodel(self, submodel_id: str) -> SubmodelEntry:
         """The submodel with this id or label. Raises SelectionError listing what exists."""
@@ -215,7 +230,11 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Latency:
-    """Predicted and measured time of one engine, in milliseconds, never mixed: the field name says which."""
+    """Predicted and measured time of one engine, in milliseconds, never mixed: the field name says which.
+
+    ``predicted_ms`` was stated before this engine was measured; for a profile of the compiling host itself it is
+    corrected by a few measured rungs.
+    """
 
     engine: str
     predicted_ms: float
@@ -274,6 +293,8 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     yield from _repeated("output", (entry.name for entry in manifest.outputs))
     yield from _repeated("engine for", (f"{e.submodel} at {e.bucket.label}, {e.backend}" for e in manifest.engines))
 
+    yield from _axis_problems(manifest)
+
     ids = {entry.id for entry in manifest.submodels}
     for engine in manifest.engines:
         if engine.submodel not in ids:
@@ -290,6 +311,11 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     for spec in (*manifest.inputs, *manifest.outputs):
         if any(d not in {"batch", "sequence"} if isinstance(d, str) else not 1 <= d <= MAX_ELEMENTS for d in spec.dims):
             yield f"tensor {spec.name}: dims {list(spec.dims)}; expected 'batch', 'sequence' or a positive number"
+        low, high = _RANGES[spec.dtype]
+        if spec.high is not None:
+            low, high = max(low, 0), min(high, spec.high - 1)
+        if spec.pad is not None and not low <= spec.pad <= high:
+            yield f"tensor {spec.name}: pad {spec.pad} is outside {low}..{high}"
     if manifest.text:
         names = {spec.name for spec in manifest.inputs}
         if manifest.text.file not in files:
@@ -299,6 +325,30 @@ def _problems(manifest: Manifest) -> Iterable[str]:
                 yield f"text: {name!r} is not an input of this model"
     if not manifest.engines or not manifest.inputs or not manifest.outputs:
         yield "expected at least one engine, one input and one output"
+
+
+def _axis_problems(manifest: Manifest) -> Iterable[str]:
+    """Axes that cannot be, and submodels that do not lie on them."""
+    yield from _repeated("axis", (axis.name for axis in manifest.axes))
+    for axis in manifest.axes:
+        if not 1 <= axis.size <= MAX_ELEMENTS:
+            yield f"axis {axis.name}: size {axis.size} is outside 1..{MAX_ELEMENTS}"
+    spec = ElasticSpec(manifest.axes, ())
+    if len(spec.kinds) > MAX_KINDS:
+        yield f"axes are of {len(spec.kinds)} kinds, more than the {MAX_KINDS} allowed"
+        return
+    for entry in manifest.submodels:
+        try:
+            submodel = spec.from_kinds(entry.values)
+        except PlanError as problem:
+            yield f"submodel {entry.id}: {problem}"
+            continue
+        values = {kind: tuple(widths) for kind, widths in submodel.by_kind().items()}
+        if entry.values != values:  # from_kinds completes what is left out; a manifest leaves nothing out
+            missing = next(kind for kind in values if entry.values.get(kind) != values[kind])
+            yield f"submodel {entry.id}: values of {missing}; expected one for each of {len(values[missing])} axes"
+        elif entry.id != submodel.id:
+            yield f"submodel {entry.id}: its values are those of {submodel.id}"
 
 
 def _repeated(what: str, names: Iterable[str]) -> Iterable[str]:

@@ -2,7 +2,8 @@
 
 The packed layout is tied to this processor and this ONNX Runtime, which maps it without checking one byte: a changed
 byte would change answers silently. So the folder is its owner's alone, and every file is hashed before each use.
-The folder may be deleted at any time; an engine takes about twice the bytes of its weights.
+The folder may be deleted at any time; an engine takes about twice the bytes of its weights. A new entry sweeps out
+what an interrupted build left and what other versions of ONNX Runtime packed, which this one would not read.
 """
 
 from __future__ import annotations
@@ -12,47 +13,78 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import OutputError
-from ..profiles.probe_host import probe_host
+from ..profiles.probe_host import cache_folder, probe_host
+from .bundle import Bundle
+from .manifest import WEIGHTS_NAME, EngineEntry
 
+# Part of the key: raised when engines are packed with other settings.
+_PACKING = 1
+_BUILDING = ".building-"
+_STALE_SECONDS = 24 * 3600
 _ENGINE = "engine.onnx"
 _WEIGHTS = "engine.bin"
 _RECEIPT = "receipt.json"
 
 
-def mapped_engine(key: Mapping[str, str], build: Callable[[Path, str], None]) -> Path:
-    """The packed engine for ``key`` on this processor, built by ``build(engine_path, weights_name)`` where missing.
+def mapped_engine(bundle: Bundle, engine: EngineEntry, build: Callable[[Path, str], None]) -> Path:
+    """The packed form of ``engine`` on this processor, built by ``build(engine_path, weights_name)`` where missing.
 
     An entry whose bytes are not those of its receipt is built again. Raises OutputError if the cache cannot be written
     or is not private.
     """
-    whole = {**key, "processor": _processor()}
-    name = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
-    try:
-        root = _private_folder()
-        folder = root / name
+    with _clear_errors():
+        folder = _entry(bundle, engine)
         if not _intact(folder):
             _build(folder, build)
-    except OSError as failure:
-        raise OutputError(
-            f"cache of mapped engines: {failure.strerror} ({failure.filename or cache_folder()}); free some space, set "
-            "XDG_CACHE_HOME to another folder, or use residency 'packed' or 'shared'"
-        ) from failure
+            _sweep(folder.parent)
     return folder / _ENGINE
 
 
-def cache_folder() -> Path:
-    """``nestforge/mapped`` in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "nestforge" / "mapped"
+def is_mapped(bundle: Bundle, engine: EngineEntry) -> bool:
+    """Whether the cache has an entry for ``engine``; its bytes are not checked. Raises OutputError as above."""
+    with _clear_errors():
+        return _entry(bundle, engine).is_dir()
+
+
+def drop_mapped(bundle: Bundle, engine: EngineEntry) -> None:
+    """Removes the entry of ``engine``, if there is one; an engine that is open goes on. Raises OutputError as above."""
+    with _clear_errors():
+        shutil.rmtree(_entry(bundle, engine), ignore_errors=True)
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        raise OutputError(
+            f"cache of mapped engines: {failure.strerror} ({failure.filename or 'no file named'}); free some space, "
+            "set XDG_CACHE_HOME to another folder, or use residency 'packed' or 'shared'"
+        ) from failure
+
+
+def _entry(bundle: Bundle, engine: EngineEntry) -> Path:
+    """Folder ``VERSION-HASH``: of ONNX Runtime, and of everything that the packed bytes follow from."""
+    files = {entry.path: entry.sha256 for entry in bundle.manifest.files}
+    key = [_PACKING, files[engine.file], files.get(WEIGHTS_NAME, ""), _processor()]
+    return _private_folder() / f"{_version()}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()}"
+
+
+def _version() -> str:
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
 
 
 def _private_folder() -> Path:
-    folder = cache_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = cache_folder() / "mapped"
+    folder.mkdir(mode=0o700, exist_ok=True)
     if hasattr(os, "getuid"):
         status = folder.lstat()
         if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
@@ -61,6 +93,24 @@ def _private_folder() -> Path:
                 "XDG_CACHE_HOME to another folder"
             )
     return folder
+
+
+def _sweep(root: Path) -> None:
+    """Removes what no process of this ONNX Runtime will read; engines that are open keep their mapped bytes."""
+    for folder in root.iterdir():
+        if folder.name.startswith(_BUILDING):
+            unwanted = time.time() - _changed(folder) > _STALE_SECONDS
+        else:
+            unwanted = not folder.name.startswith(f"{_version()}-")
+        if unwanted:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _changed(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:  # another process finished this build, or swept it out, a moment ago
+        return time.time()
 
 
 def _intact(folder: Path) -> bool:
@@ -82,7 +132,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _build(folder: Path, build: Callable[[Path, str], None]) -> None:
-    fresh = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    fresh = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=folder.parent))
     try:
         build(fresh / _ENGINE, _WEIGHTS)
         (fresh / _RECEIPT).write_text(json.dumps(_hashes(fresh)))

@@ -16,9 +16,11 @@ import numpy as np
 import psutil
 
 from ..errors import BundleError, SelectionError
+from .arrays import Array
 from .bundle import open_bundle
 from .feeds import random_feeds
-from .runner import Array, Residency, Runner, runner_for
+from .residency import Residency
+from .runner import Runner, runner_for
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,6 @@ class LatencyStats:
     p50: float
     p95: float
     p99: float
-
-    def __str__(self) -> str:
-        return f"p50 {self.p50:.2f} ms, p95 {self.p95:.2f} ms, p99 {self.p99:.2f} ms over {self.runs} runs"
 
 
 @dataclass(frozen=True)

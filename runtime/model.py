@@ -11,14 +11,16 @@ from types import TracebackType
 from typing import Literal, Self
 
 from ..errors import InputError
+from ..profiles.probe_host import probe_host
 from .answer import Answer, Padding, Timings
+from .arrays import Array
 from .bundle import Bundle, Check, open_bundle
 from .dispatcher import Dispatcher, Request
 from .engine_pool import EnginePool
 from .inputs import InputChecker, cut_back
-from .manifest import EngineEntry
-from .residency import EngineNeed, assign_residencies
-from .runner import RESIDENCIES, Array, Residency, runnable_engines
+from .manifest import BuildRecord, EngineEntry
+from .residency import RESIDENCIES, EngineNeed, Residency, assign_residencies
+from .runner import runnable_engines
 from .text import Encoded, TextEncoder
 from .threads import threads_or_default
 
@@ -63,7 +65,7 @@ class ElasticModel:
         manifest = bundle.manifest
         self._inputs = InputChecker(manifest.inputs)
         self._outputs = manifest.outputs
-        self._dispatcher = Dispatcher(manifest, residencies, bundle.build.latencies)
+        self._dispatcher = Dispatcher(manifest, residencies, bundle.build.latencies, _measured_elsewhere(bundle.build))
         self._pool = EnginePool(bundle, residencies, threads)
         self._encoder_lock = threading.Lock()
 
@@ -164,6 +166,16 @@ class ElasticModel:
         if text is None:
             raise InputError(f"bundle {self.bundle.path}: has no tokenizer; pass arrays by input name instead of text")
         return TextEncoder(self.bundle.file(text.file), text, self.bundle.manifest.inputs)
+
+
+def _measured_elsewhere(build: BuildRecord) -> str | None:
+    """The processor of the build record's measurements, or None where it is this host's or nothing was measured."""
+    if all(latency.measured_p50_ms is None for latency in build.latencies):
+        return None
+    here = probe_host()
+    if (build.host.get("cpu"), build.host.get("architecture")) == (here.cpu, here.architecture):
+        return None
+    return " ".join(str(build.host.get("cpu", "an unknown processor")).split())[:80]
 
 
 def _needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineNeed]:

@@ -16,11 +16,12 @@ import numpy as np
 import onnxruntime
 
 from ..errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from .arrays import Array
 from .bundle import Bundle
 from .feeds import random_feeds
-from .manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
+from .manifest import EngineEntry, TensorSpec
 from .mapped_cache import mapped_engine
-from .runner import Array, Residency
+from .residency import Residency
 from .threads import process_wide_threads
 
 # Above BASIC, fusions gained nothing on transformer graphs (0 to 5 % slower, any residency) and took longer to open;
@@ -82,13 +83,6 @@ class OnnxRuntimeRunner:
         return outputs
 
     def _mapped_session(self, path: Path) -> Any:
-        files = {entry.path: entry.sha256 for entry in self._bundle.manifest.files}
-        key = {
-            "engine": files[self.engine.file],
-            "weights": files.get(WEIGHTS_NAME, ""),
-            "onnxruntime": onnxruntime.__version__,
-            "level": str(_LEVEL),
-        }
         as_saved = _options(self._threads, _AS_SAVED, packed=True)
 
         def build(target: Path, weights_name: str) -> None:
@@ -97,7 +91,7 @@ class OnnxRuntimeRunner:
             options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights_name)
             options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-            packed = _session(path, options)
+            packed = _session(path, options)  # changed settings here need another _PACKING in mapped_cache.py
             feeds = random_feeds(self._bundle.manifest.inputs, self.engine.bucket)
             pairs = zip(packed.run(None, feeds), _session(target, as_saved).run(None, feeds), strict=True)
             if not all(np.array_equal(here, saved, equal_nan=True) for here, saved in pairs):
@@ -106,7 +100,7 @@ class OnnxRuntimeRunner:
                     "back as it was; use residency 'packed' or 'shared'"
                 )
 
-        return _session(mapped_engine(key, build), as_saved)
+        return _session(mapped_engine(self._bundle, self.engine, build), as_saved)
 
 
 def _options(threads: int, level: Any, packed: bool) -> Any:

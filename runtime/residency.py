@@ -14,7 +14,10 @@ from typing import Literal
 import numpy as np
 
 from ..errors import SelectionError
-from .runner import Residency
+from .limits import positive_limit
+
+Residency = Literal["shared", "packed", "mapped"]
+RESIDENCIES: tuple[Residency, ...] = ("shared", "packed", "mapped")
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,10 @@ def assign_residencies(
     ``auto`` without a cap packs every engine. With one, it admits engines as shared, the important and the large
     first, then packs those that save the most time per byte; an engine that does not fit is left out. ``mapped`` is
     never chosen by itself, since it spends disk. Raises SelectionError if a requested residency does not fit, or
-    nothing does.
+    nothing does, or the cap is no positive number.
     """
+    if memory_mb is not None:
+        memory_mb = positive_limit("memory_mb", memory_mb)
     if memory_mb is None or requested != "auto":
         residency: Residency = "packed" if requested == "auto" else requested
         assigned = dict.fromkeys((need.engine for need in needs), residency)
@@ -76,12 +81,16 @@ class _Memory:
     def __init__(self, needs: Sequence[EngineNeed]) -> None:
         self._needs = {need.engine: need for need in needs}
         # Engines of one submodel read the same views, so they are one row here.
-        rows = sorted({(need.widths, need.weight_bytes) for need in needs}, key=lambda row: (-row[1], row[0]))
+        rows = sorted(
+            {(need.widths, need.weight_bytes) for need in needs},
+            key=lambda row: (-row[1], [-width for width in row[0]]),
+        )
         self._row = {need.engine: rows.index((need.widths, need.weight_bytes)) for need in needs}
         self._bytes = [weight_bytes for _, weight_bytes in rows]
         widths = np.array([row[0] for row in rows]).reshape(len(rows), -1)
         within = np.all(widths[:, None] <= widths[None], axis=2).tolist()  # [row][other]: row is a prefix of other
-        # Rows go from large to small, so whoever contains a row stands before it.
+        # Rows go from large to small, and among equal bytes (axes without weights) from wide to narrow, so whoever
+        # contains a row stands before it.
         self._containers = [sum(1 << j for j in range(i) if within[i][j]) for i in range(len(rows))]
 
     def bytes(self, assigned: Mapping[str, Residency]) -> int:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import util
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
-
-from numpy.typing import NDArray
+from typing import Protocol, Self
 
 from ..errors import BundleIncompatibleError
+from .arrays import Array
 from .bundle import Bundle
 from .manifest import EngineEntry
+from .residency import RESIDENCIES, Residency
 
-Array = NDArray[Any]
-Residency = Literal["shared", "packed", "mapped"]
-RESIDENCIES: tuple[Residency, ...] = ("shared", "packed", "mapped")
+# A runner is opened in a residency, so callers find both here.
+__all__ = ["BACKENDS", "RESIDENCIES", "Residency", "Runner", "runnable_engines", "runner_for"]
 
 # Backends that this release can run, and the package that each needs.
 BACKENDS = {"onnxruntime": "onnxruntime"}

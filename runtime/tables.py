@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
         ("profile", str(manifest.provenance.profile.get("name", "-"))),
         ("created", f"{build.created} by nestforge {manifest.provenance.tools.get('nestforge', '?')} on {host or '?'}"),
         *((f"budget {budget.name}", f"{budget.submodel}: {budget.reason}") for budget in manifest.budgets),
+        *(("note", note) for note in manifest.notes),
     ]
 
 
@@ -70,7 +72,7 @@ def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
             [
                 engine.id,
                 engine.backend,
-                engine.emitted,
+                _emitted(engine),
                 f"{engine.private_bytes / 1e3:.1f}",
                 f"{engine.flops / 1e9:.3f}",
                 *_latency_cells(engine, latencies),
@@ -95,6 +97,11 @@ def _ranking(manifest: Manifest) -> str:
     if ranking.method == "none":
         return "as stored; the model was trained nested" if manifest.trained_nested else "as stored"
     return f"ranked by {ranking.method}" + (f" on {ranking.texts} texts" if ranking.texts else "")
+
+
+def _emitted(engine: EngineEntry) -> str:
+    """How the engine came about, and in short why it could not be sliced."""
+    return textwrap.shorten(": ".join(filter(None, [engine.emitted, engine.slice_problem])), 60, placeholder="...")
 
 
 def _latency_cells(engine: EngineEntry | None, latencies: Mapping[str, Latency]) -> tuple[str, str]:

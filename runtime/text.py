@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import BundleCorruptError, InputError
+from .arrays import Array
 from .manifest import TensorSpec, TextEntry
-from .runner import Array
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class TextEncoder:
 
         fields = {entry.ids: "ids", entry.mask: "attention_mask", entry.type_ids: "type_ids"}
         self._fields: list[tuple[TensorSpec, str]] = []
+        self._truncating_at: dict[int, Any] = {}
         for spec in inputs:
             if spec.name not in fields:
                 raise InputError(f"input {spec.name}: does not come from text; pass arrays instead")
@@ -60,11 +61,15 @@ class TextEncoder:
         return Encoded({spec.name: _matrix(rows, name, spec) for spec, name in self._fields}, too_long)
 
     def _truncating(self, longest: int) -> Any:
-        # Truncation is a setting of the tokenizer, so a copy has it: other threads go on with the plain one.
-        from tokenizers import Tokenizer
+        # Truncation is a setting of the tokenizer, so a copy has it: other threads go on with the plain one. Copying
+        # reads a whole vocabulary, and there are as many lengths as the buckets have, so copies are kept.
+        tokenizer = self._truncating_at.get(longest)
+        if tokenizer is None:
+            from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_str(self._plain.to_str())
-        tokenizer.enable_truncation(longest)
+            tokenizer = Tokenizer.from_str(self._plain.to_str())
+            tokenizer.enable_truncation(longest)
+            self._truncating_at[longest] = tokenizer
         return tokenizer
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -170,3 +171,15 @@ def test_nearest_lists_what_is_known() -> None:
     assert nearest("zzz", ["b", "a"]) == "; expected one of a, b"
     assert nearest("latency", ["latency_ms", "memory_mb"]) == "; did you mean 'latency_ms'?"
     assert nearest("x", []) == "; expected one of none"
+
+
+def test_types_are_resolved_once_per_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Fresh:
+        count: int
+
+    asked: list[type] = []
+    resolve = typing.get_type_hints
+    monkeypatch.setattr(typing, "get_type_hints", lambda cls: asked.append(cls) or resolve(cls))
+    assert [structure(Fresh, {"count": n}, "here", Misfit) for n in (1, 2)] == [Fresh(1), Fresh(2)]
+    assert asked == [Fresh]

@@ -7,7 +7,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.elastic import Axis, Bucket
+from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
@@ -42,7 +43,7 @@ VOCABULARY, HIDDEN, FFN = 16, 16, 32
 PARAMETERS = (VOCABULARY + 1) * HIDDEN  # that do not shrink
 BUCKETS = (Bucket(1, 8), Bucket(2, 16))
 WIDTHS = {"ffn16": 16, "ffn32": 32}
-PARITY = ParityReceipt("numpy", "exact", 0.0, 0.0, ("seed 0",), (), "0" * 64, "0" * 64)
+PARITY = ParityReceipt("numpy", "exact", 0.0, 0.0, 1.0, ("seed 0",), (), "0" * 64, "0" * 64)
 
 
 def make_weights() -> dict[str, NDArray[np.float32]]:
@@ -181,7 +182,8 @@ def write_manifest(folder: Path, manifest: object) -> None:
     """Writes ``manifest`` (a Manifest or plain data) and a build record that names its hash."""
     raw = json.dumps(unstructure(manifest)).encode()
     (folder / MANIFEST_NAME).write_bytes(raw)
-    record = BuildRecord(1, hashlib.sha256(raw).hexdigest(), "2026-11-21T00:00:00Z", (), {}, {}, LATENCIES)
+    host = asdict(probe_host())
+    record = BuildRecord(1, hashlib.sha256(raw).hexdigest(), "2026-11-21T00:00:00Z", (), host, {}, LATENCIES)
     (folder / BUILD_NAME).write_text(json.dumps(unstructure(record)))
 
 

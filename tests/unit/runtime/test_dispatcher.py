@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from nestforge.elastic import Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.dispatcher import Dispatcher, Request
 from nestforge.runtime.manifest import BudgetEntry, EngineEntry, Latency, Limits, Manifest, SubmodelEntry
-from nestforge.runtime.runner import Residency
+from nestforge.runtime.residency import Residency
 
 MB = 10**6
 SIZES = {"small": 1, "medium": 2, "large": 4}
@@ -104,6 +105,32 @@ def test_says_how_a_latency_is_known(
     assert dispatcher(three, latencies, residency).choose(Request(latency_ms=9), 1, 1).reason == reason
 
 
+def test_says_where_a_latency_was_measured_if_not_here(three: Manifest) -> None:
+    latencies = [Latency("large@b1-s32", 1.0, 2.0, 3.0, "packed"), Latency("medium@b1-s32", 1.0)]
+    residencies = dict.fromkeys((engine.id for engine in three.engines), "shared")
+    choose = Dispatcher(three, residencies, latencies, elsewhere="Cortex-A76").choose
+    assert choose(Request(latency_ms=9), 1, 1).reason == "measured on Cortex-A76: 2 ms as packed <= 9 ms"
+    assert choose(Request(latency_ms=1), 1, 1).reason.startswith(
+        "predicted 1 ms <= 1 ms; next larger large (measured on"
+    )
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.uint8, int])
+def test_numbers_of_every_kind_are_limits(three: Manifest, kind: type) -> None:
+    choose = dispatcher(three).choose
+    assert (
+        choose(Request(latency_ms=kind(4), memory_mb=kind(41)), 1, 8).reason
+        == "predicted 4 ms <= 4 ms, 41.0 MB <= 41 MB"
+    )
+
+
+def test_true_is_no_limit_even_where_1_was_one(three: Manifest) -> None:
+    choose = dispatcher(three).choose
+    assert choose(Request(latency_ms=1), 1, 8).engine.submodel == "small"
+    with pytest.raises(SelectionError, match="latency_ms: expected a positive number, got True"):
+        choose(Request(latency_ms=True), 1, 8)
+
+
 def test_an_impossible_budget_lists_what_exists(three: Manifest) -> None:
     with pytest.raises(SelectionError) as error:
         dispatcher(three).choose(Request(latency_ms=0.5), 1, 8)
@@ -133,6 +160,12 @@ def test_an_engine_without_a_latency_never_satisfies_one(three: Manifest) -> Non
         (Request(latency_ms=0), "latency_ms: expected a positive number, got 0"),
         (Request(latency_ms=float("nan")), "latency_ms: expected a positive number, got nan"),
         (Request(memory_mb=float("inf")), "memory_mb: expected a positive number, got inf"),
+        (Request(latency_ms=10**400), "latency_ms: expected a positive number, got inf"),
+        (Request(latency_ms=True), "latency_ms: expected a positive number, got True"),
+        (Request(memory_mb=[8]), "memory_mb: expected a positive number, got [8]"),  # type: ignore[arg-type]
+        (Request(budget=["x"]), "budget: expected a name, got ['x']"),  # type: ignore[arg-type]
+        (Request(submodel={}), "submodel: expected a name, got {}"),  # type: ignore[arg-type]
+        (Request(budget=1), "budget: expected a name, got 1"),  # type: ignore[arg-type]
         (Request(latency_ms="8"), "latency_ms: expected a positive number, got '8'"),  # type: ignore[arg-type]
     ],
 )

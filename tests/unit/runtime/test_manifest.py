@@ -5,12 +5,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleFormatError, SelectionError
 from nestforge.runtime.manifest import (
+    DTYPES,
     MAX_JSON_BYTES,
     FileEntry,
     Manifest,
@@ -48,6 +50,10 @@ def test_submodel_by_id_and_label_and_the_list_of_what_exists(manifest: Manifest
         manifest.submodel("M")
 
 
+def values(data: dict[str, Any], new: dict[str, list[int]]) -> None:
+    data["submodels"][0]["values"] = new
+
+
 Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
     ("newer schema", lambda d: d.update(schema_version=2), "schema_version '2', expected 1"),
@@ -75,6 +81,44 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("dtype", lambda d: d["inputs"][0].update(dtype="float64"), "dtype: got 'float64'"),
     ("text input", lambda d: d["text"].update(ids="tokens"), "text: 'tokens' is not an input"),
     ("text file", lambda d: d["text"].update(file="t.json"), "text: file 't.json' is not among the files"),
+    ("axis size", lambda d: d["axes"][0].update(size=0), "axis layers.0.ffn: size 0 is outside 1..2147483648"),
+    ("same axis", lambda d: d["axes"].append(d["axes"][0]), "axis 'layers.0.ffn' stands twice"),
+    (
+        "kinds",
+        lambda d: d["axes"].extend({"name": f"k{'x' * i}", "size": 1} for i in range(64)),
+        "axes are of 65 kinds, more than the 64 allowed",
+    ),
+    ("value kind", lambda d: values(d, {"ffm": [16]}), "submodel ffn16: unknown axis kind 'ffm'"),
+    ("no kind", lambda d: values(d, {}), "submodel ffn16: values of ffn; expected one for each of 1 axes"),
+    (
+        "value count",
+        lambda d: values(d, {"ffn": [16, 16]}),
+        "axis kind ffn: expected 1 values, one per layer, got more",
+    ),
+    (
+        "value for all layers",
+        lambda d: d["axes"].append({"name": "layers.1.ffn", "size": 32}),
+        "submodel ffn16: values of ffn; expected one for each of 2 axes",
+    ),
+    (
+        "value too large",
+        lambda d: values(d, {"ffn": [33]}),
+        "submodel ffn16: axis layers.0.ffn: expected 1..32, got 33",
+    ),
+    ("value of 0", lambda d: values(d, {"ffn": [0]}), "submodel ffn16: axis layers.0.ffn: expected 1..32, got 0"),
+    ("other id", lambda d: values(d, {"ffn": [8]}), "submodel ffn16: its values are those of ffn8"),
+    ("pad", lambda d: d["inputs"][0].update(dtype="int32", high=None, pad=2**31), "pad 2147483648 is outside"),
+    ("pad of bool", lambda d: d["inputs"][1].update(dtype="bool", pad=2), "attention_mask: pad 2 is outside 0..1"),
+    ("pad of float16", lambda d: d["inputs"][0].update(dtype="float16", high=None, pad=70000), "-65504..65504"),
+    ("pad beyond high", lambda d: d["inputs"][0].update(pad=16), "tensor input_ids: pad 16 is outside 0..15"),
+    *(
+        (f"negative {name}", lambda d, name=name: d["submodels"][0].update({name: -5}), f"{name}: expected at least 0")
+        for name in ("parameters", "weight_bytes")
+    ),
+    *(
+        (f"negative {name}", lambda d, name=name: d["engines"][0].update({name: -5}), f"{name}: expected at least 0")
+        for name in ("private_bytes", "flops", "moved_bytes", "activation_bytes")
+    ),
     ("no engine", lambda d: d.update(engines=[]), "expected at least one engine"),
 ]
 
@@ -111,3 +155,23 @@ def test_a_plain_name_stays_in_its_folder(name: str) -> None:
     if is_plain_name(name):
         assert not set(name) & set('/\\:*?"<>|\0\n ')
         assert name not in {".", ".."}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    dtype=st.sampled_from(DTYPES),
+    pad=st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300),
+    high=st.none() | st.integers(1, 300),
+)
+def test_a_pad_that_is_read_can_be_filled_in(data: dict[str, Any], dtype: str, pad: int, high: int | None) -> None:
+    spec = TensorSpec("x", dtype, ("sequence",), pad=pad, high=high)
+    try:
+        read({**data, "inputs": [unstructure(spec)], "text": None})
+    except BundleFormatError:
+        low, high = (0 if high or dtype in ("uint8", "bool") else -128), min(high or 2, 2)
+        assert not low <= pad < high  # what every dtype holds is accepted
+        return
+    filled = np.full(1, pad, dtype)
+    assert np.isfinite(filled).all()
+    assert high is None or 0 <= pad < high
+    assert dtype.startswith("float") or filled[0] == pad

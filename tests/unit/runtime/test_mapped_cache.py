@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from nestforge.errors import OutputError
-from nestforge.runtime.mapped_cache import cache_folder, mapped_engine
-
-KEY = {"engine": "e", "weights": "w"}
+from nestforge.profiles.probe_host import cache_folder
+from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.mapped_cache import drop_mapped, is_mapped, mapped_engine
 
 
 class Builder:
@@ -24,31 +28,66 @@ class Builder:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return cache_folder()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "nestforge" / "mapped"
 
 
-def test_lies_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache_folder() == tmp_path / "nestforge" / "mapped"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder() == tmp_path / "home" / ".cache" / "nestforge" / "mapped"
+@pytest.fixture
+def bundle(tiny_bundle: Path) -> Bundle:
+    return open_bundle(tiny_bundle)
 
 
-def test_builds_once_per_key(cache: Path) -> None:
+@pytest.fixture
+def mapped(bundle: Bundle) -> Callable[..., Path]:
+    """``mapped(build, index=0)``: the packed form of one of the bundle's engines."""
+    return lambda build, index=0: mapped_engine(bundle, bundle.manifest.engines[index], build)
+
+
+def test_builds_once_per_engine(cache: Path, mapped: Callable[..., Path]) -> None:
     build = Builder()
-    path = mapped_engine(KEY, build)
-    assert path == mapped_engine(dict(reversed(KEY.items())), build)
+    path = mapped(build)
+    assert path == mapped(build)
     assert (path.read_bytes(), build.calls) == (b"graph", 1)
-    assert mapped_engine({**KEY, "weights": "other"}, build) != path
+    assert mapped(build, 1) != path
     assert build.calls == 2
-    assert cache.stat().st_mode & 0o777 == 0o700
+
+
+def test_lies_in_the_projects_one_cache_and_is_private(cache: Path, mapped: Callable[..., Path]) -> None:
+    assert mapped(Builder()).parents[1] == cache
+    assert cache.parent == cache_folder()
+    assert [folder.stat().st_mode & 0o777 for folder in (cache, cache.parent)] == [0o700, 0o700]
+
+
+def test_a_new_entry_sweeps_out_what_nobody_will_read(cache: Path, mapped: Callable[..., Path]) -> None:
+    kept = mapped(Builder())
+    other = cache / "1.0.0-abc"
+    stale, fresh = cache / ".building-stale", cache / ".building-fresh"
+    for folder in (other, stale, fresh):
+        folder.mkdir()
+        (folder / "engine.bin").write_bytes(b"old")
+    day_ago = time.time() - 25 * 3600
+    os.utime(stale, (day_ago, day_ago))
+    mapped(Builder())  # nothing is built, so nothing is swept
+    assert len(list(cache.iterdir())) == 4
+    new = mapped(Builder(), 1)
+    assert set(cache.iterdir()) == {kept.parent, new.parent, fresh}
+    assert kept.parent.name.startswith(f"{onnxruntime.__version__}-")
+
+
+def test_drops_the_entry_of_one_engine(bundle: Bundle, mapped: Callable[..., Path]) -> None:
+    first, second = bundle.manifest.engines[:2]
+    drop_mapped(bundle, first)  # there is none yet
+    folder = mapped(Builder()).parent
+    mapped(Builder(), 1)
+    assert is_mapped(bundle, first)
+    drop_mapped(bundle, first)
+    assert (is_mapped(bundle, first), is_mapped(bundle, second), folder.exists()) == (False, True, False)
 
 
 @pytest.mark.parametrize("change", ["edit", "remove", "add", "receipt"])
-def test_builds_again_what_is_not_as_saved(change: str) -> None:
+def test_builds_again_what_is_not_as_saved(change: str, mapped: Callable[..., Path]) -> None:
     build = Builder()
-    folder = mapped_engine(KEY, build).parent
+    folder = mapped(build).parent
     if change == "edit":
         (folder / "engine.bin").write_bytes(b"weighty")
     elif change == "remove":
@@ -57,40 +96,42 @@ def test_builds_again_what_is_not_as_saved(change: str) -> None:
         (folder / "more.bin").write_bytes(b"")
     else:
         (folder / "receipt.json").write_text("[")
-    mapped_engine(KEY, build)
+    mapped(build)
     assert build.calls == 2
     assert sorted(path.name for path in folder.iterdir()) == ["engine.bin", "engine.onnx", "receipt.json"]
     assert (folder / "engine.bin").read_bytes() == b"weights"
 
 
-def test_a_failed_build_leaves_nothing(cache: Path) -> None:
+def test_a_failed_build_leaves_nothing(cache: Path, mapped: Callable[..., Path]) -> None:
     def fail(target: Path, _: str) -> None:
         target.write_bytes(b"half")
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        mapped_engine(KEY, fail)
+        mapped(fail)
     assert list(cache.iterdir()) == []
 
 
-def test_a_full_disk_is_one_clear_line() -> None:
+def test_a_full_disk_is_one_clear_line(mapped: Callable[..., Path]) -> None:
     def fill(target: Path, _: str) -> None:
         raise OSError(28, "No space left on device", str(target))
 
     with pytest.raises(OutputError, match=r"cache of mapped engines: No space left on device .* free some space"):
-        mapped_engine(KEY, fill)
+        mapped(fill)
 
 
-def test_a_cache_that_others_can_read_is_refused(cache: Path) -> None:
+def test_a_cache_that_others_can_read_is_refused(cache: Path, bundle: Bundle, mapped: Callable[..., Path]) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o755)
     with pytest.raises(OutputError, match="others may change it; make it yours alone"):
-        mapped_engine(KEY, Builder())
+        mapped(Builder())
+    with pytest.raises(OutputError, match="others may change it"):
+        drop_mapped(bundle, bundle.manifest.engines[0])
 
 
-def test_when_another_process_was_first_its_entry_is_used() -> None:
+def test_when_another_process_was_first_its_entry_is_used(mapped: Callable[..., Path]) -> None:
     def slow(target: Path, weights_name: str) -> None:
         Builder(b"late")(target, weights_name)
-        mapped_engine(KEY, Builder(b"first"))  # as if built meanwhile
+        mapped(Builder(b"first"))  # as if built meanwhile
 
-    assert mapped_engine(KEY, slow).read_bytes() == b"first"
+    assert mapped(slow).read_bytes() == b"first"

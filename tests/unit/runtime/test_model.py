@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,22 @@ def test_limits_budget_and_label_choose(tiny_bundle: Path, feeds: Feeds) -> None
         assert model(feeds(1, 8), submodel="XL").submodel == "ffn32"
         with pytest.raises(SelectionError, match=r"latency_ms <= 0.1; there is ffn32 \(measured 2.5 ms"):
             model(feeds(1, 8), latency_ms=0.1)
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ({"cpu": "Cortex-A76\nrev 4", "architecture": "aarch64"}, "measured on Cortex-A76 rev 4: 0.4 ms <= 1 ms"),
+        ({}, "measured on an unknown processor: 0.4 ms <= 1 ms"),
+    ],
+    ids=["another", "unknown"],
+)
+def test_figures_of_another_host_are_named_so(own_bundle: Path, feeds: Feeds, host: dict[str, str], known: str) -> None:
+    record = json.loads((own_bundle / "build.json").read_bytes())
+    (own_bundle / "build.json").write_text(json.dumps({**record, "host": host}))
+    with nestforge.load(own_bundle, threads=1) as model:
+        assert model(feeds(1, 8), latency_ms=1).reason.startswith(known)
+        assert model(feeds(2, 16), latency_ms=3).reason.startswith("predicted 3 ms <= 3 ms")
 
 
 def test_text_goes_in_and_truncation_is_said(tiny_bundle: Path, expected: Reference) -> None:

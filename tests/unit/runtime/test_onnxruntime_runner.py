@@ -14,7 +14,8 @@ from nestforge.runtime.bundle import open_bundle
 from nestforge.runtime.feeds import random_feeds
 from nestforge.runtime.manifest import WEIGHTS_NAME
 from nestforge.runtime.onnxruntime_runner import OnnxRuntimeRunner
-from nestforge.runtime.runner import RESIDENCIES, Residency, runnable_engines, runner_for
+from nestforge.runtime.residency import RESIDENCIES, Residency
+from nestforge.runtime.runner import runnable_engines, runner_for
 
 Reference = Callable[..., dict[str, Any]]
 

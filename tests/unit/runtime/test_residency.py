@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.errors import SelectionError
-from nestforge.runtime.residency import EngineNeed, assign_residencies
-from nestforge.runtime.runner import Residency
+from nestforge.runtime.residency import EngineNeed, Residency, assign_residencies
 
 MB = 10**6
 
@@ -58,6 +57,20 @@ def test_submodels_that_do_not_nest_count_both() -> None:
     assert assign_residencies([wide, deep], 40, "shared") == {"wide": "shared", "deep": "shared"}
     with pytest.raises(SelectionError, match=r"memory_mb=39: 2 engines as shared take 40.0 MB"):
         assign_residencies([wide, deep], 39, "shared")
+
+
+def test_an_axis_without_weights_adds_no_bytes() -> None:
+    knobs = [EngineNeed(f"e{knob}", (4, knob), 100 * MB, 0, 1.0) for knob in range(1, 5)]
+    assert set(assign_residencies(knobs, 100, "shared").values()) == {"shared"}
+    assert len(assign_residencies(knobs, 100)) == 4
+    with pytest.raises(SelectionError, match=r"4 engines as shared take 100.0 MB"):
+        assign_residencies(knobs, 99, "shared")
+
+
+@pytest.mark.parametrize("cap", ["8", True, 0, -1, float("nan"), [8]])
+def test_a_cap_that_is_no_positive_number_is_refused(cap: object) -> None:
+    with pytest.raises(SelectionError, match="memory_mb: expected a positive number, got "):
+        assign_residencies(CHAIN, cap)  # type: ignore[arg-type]
 
 
 def test_private_bytes_and_activations_count_per_engine() -> None:

@@ -44,6 +44,16 @@ def test_too_long_is_refused_or_truncated_with_its_last_token_kept(tiny_bundle: 
     assert encoder.encode(["a nest of models"], 8).feeds["input_ids"].shape == (1, 6)
 
 
+def test_the_truncating_copy_is_made_once_per_length(
+    tiny_bundle: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = make(tiny_bundle, manifest)
+    lengths = [encoder.encode(["a nest of models"], n, True).feeds["input_ids"].shape[1] for n in (4, 3)]
+    monkeypatch.delattr("tokenizers.Tokenizer")
+    lengths += [encoder.encode(["a nest of models"], n, True).feeds["input_ids"].shape[1] for n in (4, 3)]
+    assert lengths == [4, 3, 4, 3]
+
+
 @pytest.mark.parametrize("texts", [[], [1], ["a", None]])
 def test_refuses_what_is_no_text(tiny_bundle: Path, manifest: Manifest, texts: Sequence[str]) -> None:
     with pytest.raises(InputError, match="expected a text or a non-empty list of texts"):
