@@ -34,7 +34,7 @@ def fit_rungs(builder: EngineBuilder, levels: Sequence[Level], clock: Clock) -> 
     if not is_this_host(builder.profile):
         return {}
     rungs = ladder(levels)
-    picked = sorted({round(index * (len(rungs) - 1) / (_RUNGS - 1)) for index in range(_RUNGS)})
+    picked = rungs_to_measure(len(rungs))
     return {
         bucket: fit_correction(
             [predict(builder.universal.source.workload(rungs[i], bucket), builder.profile) for i in picked],
@@ -42,6 +42,11 @@ def fit_rungs(builder: EngineBuilder, levels: Sequence[Level], clock: Clock) -> 
         )
         for bucket in clock.each(builder.profile.buckets)
     }
+
+
+def rungs_to_measure(count: int) -> list[int]:
+    """Which of ``count`` rungs are measured: the ends and some between, evenly."""
+    return sorted({round(index * (count - 1) / (_RUNGS - 1)) for index in range(_RUNGS)})
 
 
 def measure_engines(
