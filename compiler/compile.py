@@ -25,7 +25,7 @@ from .clock import Clock, Progress, silent
 from .corpus import Corpus, read_corpus
 from .levels import Level
 from .levels import levels as make_levels
-from .measure_rungs import fit_rungs, measure_engines
+from .measure_latency import fit_rungs, measure_engines
 from .plan import Plan, make_plan
 from .quality import measure_quality
 from .rank_axes import rank_axes, text_encoder

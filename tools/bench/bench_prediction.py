@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from statistics import median
 
 from ...compiler.cost_model import fit_correction, predict
-from ...compiler.measure_rungs import rungs_to_measure
+from ...compiler.measure_latency import rungs_to_measure
 from ...exporters.source import open_source
 from ...profiles.probe_host import host_profile
 from ...runtime.bundle import Bundle, open_bundle

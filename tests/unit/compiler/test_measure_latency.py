@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from nestforge.compiler import measure_rungs as module
+from nestforge.compiler import measure_latency as module
 from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.clock import Clock, silent
 from nestforge.compiler.cost_model import predict
 from nestforge.compiler.levels import levels
-from nestforge.compiler.measure_rungs import fit_rungs, measure_engines
+from nestforge.compiler.measure_latency import fit_rungs, measure_engines
 from nestforge.compiler.plan import ladder, make_plan
 from nestforge.profiles.probe_host import _fingerprint, probe_host
 from nestforge.runtime.measure import LatencyStats
