@@ -34,8 +34,8 @@ format: $(SETUP)  ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(SETUP)  ## the benchmarks of tools/bench, each printing its table
-	@for script in tools/bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+bench: $(SETUP) $(CHECKPOINT)  ## run the benchmarks of tools/bench and print one table; fails if a bar is missed
+	$(BIN)/python -m nestforge.tools.bench
 
 wheel: $(SETUP)  ## dist/nestforge-*.whl
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

@@ -58,7 +58,8 @@ class DeviceProfile:
 
     ``cores`` are CPU cores, or streaming multiprocessors of a GPU. ``memory_mb`` is what a set of engines may use.
     ``width_multiple``: FFN widths are rounded to it. ``levels`` maps an axis kind to its granularities as fractions.
-    ``host`` is the fingerprint of the machine that was probed: a compile there measures engines, elsewhere it predicts.
+    ``host`` is the fingerprint of the machine that was probed (processor, cores, version of ONNX Runtime): a compile
+    there measures engines, elsewhere it predicts.
     """
 
     schema_version: Literal[1]

@@ -31,7 +31,7 @@ _BACKENDS = {
 }
 _CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
-# Part of the cache key: raised when the micro-benchmarks change their meaning.
+# Part of the rates' key: raised when the micro-benchmarks change their meaning.
 _MEASUREMENT = 1
 # What the probe cannot know. Shares of the universal model's latency; half is within reach of every encoder's ladder,
 # also of one that shrinks the feed-forward width alone.
@@ -94,7 +94,10 @@ def host_profile(refresh: bool = False) -> DeviceProfile:
 
 
 def is_this_host(profile: DeviceProfile) -> bool:
-    """Whether ``profile`` was probed on this machine, with this version of ONNX Runtime."""
+    """Whether ``profile`` was probed on this machine, with this version of ONNX Runtime.
+
+    A new kernel, another memory limit, or an environment without the compiler's packages make no other host.
+    """
     return profile.host is not None and profile.host == _fingerprint(probe_host())
 
 
@@ -112,7 +115,7 @@ def _cached_rates(facts: HostFacts, refresh: bool) -> Rates:
 
     path = None
     with contextlib.suppress(OSError):  # a home that cannot be written costs only a new measurement each time
-        path = cache_folder() / f"host-rates-{_fingerprint(facts)}.json"
+        path = cache_folder() / f"host-rates-{_rates_key(facts)}.json"
         if not refresh and path.is_file():
             with contextlib.suppress(ProfileError, ValueError):  # a damaged entry is measured again
                 return structure(Rates, json.loads(path.read_bytes()), str(path), ProfileError)
@@ -124,8 +127,17 @@ def _cached_rates(facts: HostFacts, refresh: bool) -> Rates:
 
 
 def _fingerprint(facts: HostFacts) -> str:
+    """What must be the same for latencies that were measured to hold."""
+    return _hash([facts.cpu, facts.architecture, facts.cores, facts.backends.get("onnxruntime")])
+
+
+def _rates_key(facts: HostFacts) -> str:
+    """Everything that the micro-benchmarks see: a new kernel, say, is measured again."""
     # With the onnx package the rates come from ONNX Runtime, without it from numpy: not the same figures.
-    key = [_MEASUREMENT, asdict(facts), util.find_spec("onnx") is not None]
+    return _hash([_MEASUREMENT, asdict(facts), util.find_spec("onnx") is not None])
+
+
+def _hash(key: list[object]) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -10,7 +10,7 @@ from nestforge.compiler.build_engine import EngineBuilder, reference_outputs
 from nestforge.compiler.cases import parity_cases
 from nestforge.compiler.clock import Clock, silent
 from nestforge.compiler.levels import levels
-from nestforge.compiler.measure_rungs import measure_engines
+from nestforge.compiler.measure_latency import measure_engines
 from nestforge.compiler.plan import make_plan
 from nestforge.compiler.rank_axes import text_encoder
 from nestforge.compiler.staging import Stage

@@ -11,6 +11,7 @@ from ..profiles.probe_host import is_this_host
 from ..runtime.bundle import Bundle
 from ..runtime.feeds import random_feeds
 from ..runtime.manifest import EngineEntry
+from ..runtime.mapped_cache import drop_mapped, is_mapped
 from ..runtime.measure import LatencyStats, MemoryUse, measure, memory_use
 from ..runtime.runner import RESIDENCIES, Residency, runnable_engines, runner_for
 from ..runtime.threads import threads_or_default
@@ -47,6 +48,8 @@ class BundleBench:
 def bench_bundle(bundle: Bundle, submodels: Sequence[str], progress: Progress) -> BundleBench:
     """Measures the engines of ``submodels`` (ids or levels; none means all), one at a time, memory in own processes.
 
+    Engines that were not in the cache of mapped engines before are not in it afterwards.
+
     Raises SelectionError for a submodel that the bundle does not have.
     """
     wanted = {bundle.manifest.submodel(name).id for name in submodels}
@@ -70,9 +73,14 @@ def _bench(
     bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int, predicted_ms: float | None
 ) -> EngineBench:
     feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
-    with runner_for(bundle, engine, residency, threads) as runner:
-        stats = measure(runner, feeds, max_seconds=_SECONDS)
-    memory = memory_use(bundle.path, [engine.id], residency, threads)
+    ours = residency == "mapped" and not is_mapped(bundle, engine)
+    try:
+        with runner_for(bundle, engine, residency, threads) as runner:
+            stats = measure(runner, feeds, max_seconds=_SECONDS)
+        memory = memory_use(bundle.path, [engine.id], residency, threads)
+    finally:
+        if ours:  # the cache would grow by every engine that was ever measured
+            drop_mapped(bundle, engine)
     if residency != _PREDICTED or predicted_ms is None:
         return EngineBench(engine.id, residency, stats, memory)
     return EngineBench(engine.id, residency, stats, memory, predicted_ms, predicted_ms / stats.p50 - 1)

@@ -17,13 +17,15 @@ def bundle_data(bundle: Bundle) -> dict[str, Any]:
 
 
 def print_bundle(bundle: Bundle) -> None:
-    """Facts, submodels and engines of a bundle."""
+    """Facts, submodels, engines and files of a bundle."""
     print_facts([("bundle", str(bundle.path)), *bundle_facts(bundle.manifest, bundle.build)])
     click.echo()
     print_submodels(bundle)
     click.echo()
     engines = engine_table(bundle.manifest, bundle.build)
     print_table(engines.columns, engines.rows)
+    click.echo()
+    print_table(["file", "bytes"], [[entry.path, f"{entry.bytes:,}"] for entry in bundle.manifest.files])
 
 
 def print_submodels(bundle: Bundle) -> None:

@@ -1,7 +1,7 @@
 """The ``nestforge`` command line: one thin module per command, imported when it is asked for.
 
-Exit codes: 0 done; 1 an error the user can mend, one line on stderr; 2 wrong usage. Anything else is a bug and keeps
-its trace.
+Exit codes: 0 done; 1 an error the user can mend, one line on stderr; 2 wrong usage; 130 interrupted. Anything else is
+a bug and keeps its trace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _EXTRAS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in ``tools/commands``; turns nestforge's own errors into one line and exit code 1."""
+    """A group whose commands live in ``tools/commands``; turns nestforge's own errors into one line and exit code 1.
+
+    An interruption (Ctrl-C) is one line and exit code 130, as shells have it; its text says what to do next.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click passes it)
         return list(COMMANDS)
@@ -51,6 +54,9 @@ class LazyGroup(click.Group):
             if package not in _EXTRAS:
                 raise
             _fail(ctx, f"{package} is not installed: pip install 'nestforge[{_EXTRAS[package]}]'")
+        except KeyboardInterrupt as interruption:
+            click.echo(": ".join(filter(None, ["nestforge: interrupted", str(interruption)])), err=True)
+            ctx.exit(130)
 
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:

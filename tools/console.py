@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import click
 
@@ -19,8 +21,8 @@ _NUMBER = re.compile(r"[-+]?\d[\d.,]*( ?%)?|-|")
 
 
 def print_json(value: object) -> None:
-    """Dataclasses, mappings, lists and scalars as JSON on stdout."""
-    click.echo(json.dumps(unstructure(value), indent=2, ensure_ascii=False, allow_nan=False))
+    """Dataclasses, mappings, lists and scalars as JSON on stdout; null where a number is not finite."""
+    click.echo(json.dumps(_finite(unstructure(value)), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
@@ -30,14 +32,12 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
         click.echo(f"{name:<{width}}  {value}")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout: drawn with Rich on a terminal, aligned plain text when piped. Number columns align right."""
     numeric = [bool(rows) and all(_NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(columns))]
     if sys.stdout.isatty():
-        _print_rich_table(columns, rows, title, numeric)
+        _print_rich_table(columns, rows, numeric)
         return
-    if title:
-        click.echo(title)
     widths = [max([len(column), *(len(row[i]) for row in rows)]) for i, column in enumerate(columns)]
     for row in [columns, *rows]:
         cells = (cell.rjust(w) if right else cell.ljust(w) for cell, w, right in zip(row, widths, numeric, strict=True))
@@ -69,6 +69,15 @@ def working() -> Iterator[Progress]:
             yield report
 
 
+def _finite(data: Any) -> Any:
+    """``data`` with None for infinities and NaN, which JSON cannot say."""
+    if isinstance(data, dict):
+        return {key: _finite(item) for key, item in data.items()}
+    if isinstance(data, list):
+        return [_finite(item) for item in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
 def _plain_progress() -> Progress:
     totals: dict[str, int] = {}
     finished: set[str] = set()
@@ -82,14 +91,12 @@ def _plain_progress() -> Progress:
     return report
 
 
-def _print_rich_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, numeric: Sequence[bool]
-) -> None:
+def _print_rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for column, right in zip(columns, numeric, strict=True):
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in rows:

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from nestforge.compiler import build_engine, compile, measure_rungs, rank_axes, template
+from nestforge.compiler import build_engine, compile, measure_latency, rank_axes, template
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.store import read_store, recover_order
 from nestforge.compiler.verify import verify_bundle
@@ -246,7 +246,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         (rank_axes, "taylor_scores"),
     ):
         count(module, name)
-    monkeypatch.setattr(measure_rungs, "measure", measure)
+    monkeypatch.setattr(measure_latency, "measure", measure)
     return counts
 
 

@@ -62,5 +62,6 @@ def _print(result: BundleBench) -> None:
     errors = [abs(row.error) for row in result.engines if row.error is not None]
     if errors:
         click.echo(f"\nerror of the predictions: median {median(errors):.1%}, worst {max(errors):.1%}")
+        click.echo("a few of these rungs were measured at compile time to correct the predictions; they count here too")
     elif not result.compiled_for_this_host:
         click.echo(f"\nno predictions to compare: the bundle was compiled for {result.profile}, not for this host")

@@ -63,22 +63,27 @@ def command(
     """
     from ...compiler.compile import compile_bundle
 
-    with working() as progress:
-        path = compile_bundle(
-            model,
-            profile,
-            output,
-            text=text,
-            levels=dict(levels) or None,
-            submodels=submodels,
-            buckets=buckets or None,
-            include=include,
-            command=("nestforge", *sys.argv[1:]),
-            progress=progress,
-        )
+    try:
+        with working() as progress:
+            path = compile_bundle(
+                model,
+                profile,
+                output,
+                text=text,
+                levels=dict(levels) or None,
+                submodels=submodels,
+                buckets=buckets or None,
+                include=include,
+                command=("nestforge", *sys.argv[1:]),
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command goes on where this one was") from None
     bundle = open_bundle(path)
     if as_json:
         print_json(bundle_data(bundle))
         return
     print_submodels(bundle)
+    for note in bundle.manifest.notes:
+        click.echo(f"\nnote: {note}")
     click.echo(f"\nwrote {path}")

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from ...elastic import Axis, Bucket
+from ...profiles.load_profile import load_profile
+from ...profiles.probe_host import HOST_PROFILE_NAME
 from ...runtime.bundle import open_bundle
 from ...runtime.manifest import MANIFEST_NAME
 from ...runtime.tables import describe_axes
 from ..bundle_view import bundle_data, print_bundle
-from ..console import print_facts, print_json, print_table
-from ..options import bucket_option, json_option, levels_option
-
-_WIDTH_MULTIPLE = 8
-_DEFAULT_BUCKET = Bucket(1, 128)
+from ..console import print_facts, print_json, print_table, working
+from ..options import bucket_option, json_option, levels_option, profile_option
 
 EXAMPLES = """\b
 Examples:
   nestforge inspect MODEL --bucket 1x128
-  nestforge inspect MODEL --levels ffn=0.125,0.25,0.5,1
+  nestforge inspect MODEL --profile raspberry-pi-5 --levels ffn=0.125,0.25,0.5,1
   nestforge inspect my.bundle --json
 """
 
@@ -40,69 +40,95 @@ class LevelView:
 
 @dataclass(frozen=True)
 class ModelView:
-    """A model as ``--json`` prints it."""
+    """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks."""
 
     kind: str
     name: str
     folder: str
     family: str
     trained_nested: bool
+    profile: str
+    width_multiple: int
     axes: tuple[Axis, ...]
     levels: tuple[LevelView, ...]
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model_or_bundle", type=click.Path(path_type=Path))
+@profile_option
 @bucket_option
 @levels_option
 @json_option
+@click.pass_context
 def command(
+    ctx: click.Context,
     model_or_bundle: Path,
+    profile: str,
     buckets: tuple[Bucket, ...],
     levels: tuple[tuple[str, tuple[float, ...]], ...],
     as_json: bool,
 ) -> None:
     """Show what a model offers, or what a bundle holds.
 
-    Of a model: axes, granularities, parameters, FLOPs. Of a bundle: submodels, engines, files, parity. A folder
-    with a manifest.json is a bundle. --bucket and --levels are for models.
+    Of a model: axes, parameters and FLOPs of the levels that a compile for the profile would build. Of a bundle:
+    submodels, engines, files, parity. A folder with a manifest.json is a bundle. --profile, --bucket and --levels
+    are for models.
     """
     if (model_or_bundle / MANIFEST_NAME).exists():
-        if buckets or levels:
-            raise click.UsageError("--bucket and --levels are for models; a bundle's are fixed")
+        if buckets or levels or ctx.get_parameter_source("profile") is not ParameterSource.DEFAULT:
+            raise click.UsageError("--profile, --bucket and --levels are for models; a bundle's are fixed")
         bundle = open_bundle(model_or_bundle)
         if as_json:
             print_json(bundle_data(bundle))
         else:
             print_bundle(bundle)
         return
-    view = view_model(model_or_bundle, buckets or (_DEFAULT_BUCKET,), dict(levels))
+    view = view_model(model_or_bundle, buckets, dict(levels), profile)
     if as_json:
         print_json(view)
     else:
         _print_model(view)
 
 
-def view_model(folder: Path, buckets: tuple[Bucket, ...], fractions: dict[str, tuple[float, ...]]) -> ModelView:
-    """Reads headers only. Raises CheckpointError, UnsupportedModelError or PlanError."""
+def view_model(
+    folder: Path,
+    buckets: tuple[Bucket, ...],
+    fractions: dict[str, tuple[float, ...]],
+    profile: str = HOST_PROFILE_NAME,
+) -> ModelView:
+    """Reads headers only; buckets and fractions that are not given are the profile's.
+
+    Raises CheckpointError, UnsupportedModelError, ProfileError, ExportError or PlanError.
+    """
     from ...compiler.levels import levels
     from ...exporters.source import open_source
 
     source = open_source(folder)
+    with working():  # the first use of host-cpu measures this host
+        device = load_profile(profile)
+    shapes = source.signature.buckets(buckets or device.buckets)
     views = [
         LevelView(
             label=level.label,
             submodel=level.submodel.id,
             parameters=source.parameters(level.submodel),
             weight_bytes=source.weight_bytes(level.submodel),
-            flops={b.label: sum(op.flops for op in source.workload(level.submodel, b)) for b in buckets},
+            flops={b.label: sum(op.flops for op in source.workload(level.submodel, b)) for b in shapes},
             rounding=level.rounding,
         )
-        for level in levels(source.spec, fractions or None, _WIDTH_MULTIPLE)
+        for level in levels(source.spec, fractions or device.levels, device.width_multiple)
     ]
     spec = source.spec
     return ModelView(
-        "model", source.name, str(folder), source.family.name, spec.trained_nested, spec.axes, tuple(views)
+        kind="model",
+        name=source.name,
+        folder=str(folder),
+        family=source.family.name,
+        trained_nested=spec.trained_nested,
+        profile=device.name,
+        width_multiple=device.width_multiple,
+        axes=spec.axes,
+        levels=tuple(views),
     )
 
 
@@ -112,6 +138,7 @@ def _print_model(view: ModelView) -> None:
             ("model", f"{view.name} ({view.family}), {view.folder}"),
             ("axes", describe_axes(view.axes)),
             ("trained nested", "yes" if view.trained_nested else "no: a compile ranks its axes"),
+            ("levels for", f"{view.profile}, widths in multiples of {view.width_multiple}"),
         ]
     )
     click.echo()

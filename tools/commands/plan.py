@@ -50,7 +50,8 @@ def command(
     source = open_source(model)
     with working():  # the first use of host-cpu measures this host
         device = load_profile(profile)
-    device = replace(device, levels=dict(levels) or device.levels, buckets=buckets or device.buckets)
+    shapes = source.signature.buckets(buckets or device.buckets)
+    device = replace(device, levels=dict(levels) or device.levels, buckets=shapes)
     steps = make_levels(source.spec, device.levels, device.width_multiple)
     made = make_plan(source, device, levels=steps)
     if as_json:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, OutputError
 from ...runtime.answer import Answer
+from ...runtime.residency import RESIDENCIES, Residency
 from ..console import print_facts, print_json, print_table
 from ..options import bundle_argument, json_option
 
@@ -34,6 +34,14 @@ Examples:
 @click.option("--budget", help="A named budget of the bundle.")
 @click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="The most that the run may take.")
 @click.option("--submodel", metavar="ID", help="This submodel, by id or level.")
+@click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
+@click.option(
+    "--residency",
+    type=click.Choice(["auto", *RESIDENCIES]),
+    default="shared",
+    show_default=True,
+    help="How engines hold weights. Shared opens in milliseconds; for one answer packing takes longer than it saves.",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="NPZ file to write all outputs to.")
 @json_option
 def command(
@@ -43,6 +51,8 @@ def command(
     budget: str | None,
     latency_ms: float | None,
     submodel: str | None,
+    truncate: bool,
+    residency: Residency | Literal["auto"],
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -57,11 +67,13 @@ def command(
         raise click.UsageError("expected either --text or --inputs")
     if sum(limit is not None for limit in (budget, latency_ms, submodel)) > 1:
         raise click.UsageError("expected at most one of --budget, --latency-ms and --submodel")
+    if truncate and not texts:
+        raise click.UsageError("--truncate is for --text")
     if output is not None and output.exists():
         raise OutputError(f"{output}: exists already; choose another file")
-    with load(bundle) as model:
+    with load(bundle, residency=residency) as model:
         feeds = _read_arrays(inputs) if inputs is not None else list(texts)
-        answer = model(feeds, budget=budget, latency_ms=latency_ms, submodel=submodel)
+        answer = model(feeds, budget=budget, latency_ms=latency_ms, submodel=submodel, truncate=truncate)
     if output is not None:
         _write_arrays(output, answer.outputs)
     if as_json:
@@ -100,16 +112,10 @@ def _answer_data(answer: Answer) -> dict[str, Any]:
         "truncated": answer.truncated,
         "timings_ms": answer.timings,
         "outputs": {
-            name: {"dtype": str(array.dtype), "shape": array.shape, "first": _first(array)}
+            name: {"dtype": str(array.dtype), "shape": array.shape, "first": [float(v) for v in array.ravel()[:_SHOWN]]}
             for name, array in answer.outputs.items()
         },
     }
-
-
-def _first(array: NDArray[Any]) -> list[float | None]:
-    """The first values in memory order; None where a value is not finite, which JSON cannot say."""
-    values = (float(value) for value in array.ravel()[:_SHOWN])
-    return [value if math.isfinite(value) else None for value in values]
 
 
 def _print_answer(answer: Answer) -> None:
@@ -119,6 +125,7 @@ def _print_answer(answer: Answer) -> None:
         ("because", answer.reason),
         ("engine", f"{answer.engine}, weights {answer.residency}"),
         ("padding", str(answer.padding) if answer.padding else "none"),
+        *([("truncated", f"text {', '.join(map(str, answer.truncated))}")] if answer.truncated else []),
         (
             "timings",
             f"encode {timings.encode:.2f} ms, dispatch {timings.dispatch:.2f} ms, "

@@ -69,11 +69,15 @@ def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
 
 
 def _row(verdict: EngineVerdict) -> list[str]:
-    """The worst figures over all outputs."""
+    """The worst figures over all outputs; dashes where the engine did not get as far as an output."""
+    state = "differs" if verdict.problem else "equal"
+    outputs = verdict.outputs
+    if not outputs:
+        return [verdict.engine, state, "-", "-", "-"]
     return [
         verdict.engine,
-        "differs" if verdict.problem else "equal",
-        f"{max(output.max_abs for output in verdict.outputs):.1e}",
-        f"{max(output.max_rel for output in verdict.outputs):.1e}",
-        f"{min(output.min_cosine for output in verdict.outputs):.7f}",
+        state,
+        f"{max(output.max_abs for output in outputs):.1e}",
+        f"{max(output.max_rel for output in outputs):.1e}",
+        f"{min(output.min_cosine for output in outputs):.7f}",
     ]

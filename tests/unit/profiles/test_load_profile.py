@@ -7,11 +7,15 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from nestforge.compiler.levels import levels
+from nestforge.compiler.plan import make_plan
 from nestforge.elastic import Bucket
 from nestforge.errors import ProfileError
+from nestforge.exporters.source import ModelSource, open_source
 from nestforge.profiles import load_profile as module
 from nestforge.profiles.device_profile import SCHEMA_VERSION, BudgetSpec, DeviceProfile, Rates, read_profile
 from nestforge.profiles.load_profile import MAX_YAML_BYTES, builtin_profiles, dump_profile, load_profile
+from tiny_models import save_tiny_encoder
 
 FILES = sorted((Path(module.__file__).parent / "builtin").glob("*.yaml"))
 
@@ -45,6 +49,22 @@ def test_every_builtin_figure_states_its_source(path: Path) -> None:
     figures = {"cores", "memory_mb", "width_multiple"} | Rates.__dataclass_fields__.keys() - {"source"}
     lines = {line.strip().partition(":")[0]: line for line in path.read_text().splitlines()}
     assert [figure for figure in sorted(figures) if "  # " not in lines[figure]] == []
+
+
+@pytest.fixture(scope="module")
+def small_bert(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    """BERT-tiny's sizes: nearly all of its parameters are embeddings, which no axis shrinks."""
+    sizes = {"vocab_size": 30522, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    folder = tmp_path_factory.mktemp("small") / "bert"
+    return open_source(save_tiny_encoder(folder, **sizes, intermediate_size=512, max_position_embeddings=512))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_small_bert_meets_every_builtin_budget(path: Path, small_bert: ModelSource) -> None:
+    profile = load_profile(path)
+    steps = levels(small_bert.spec, profile.levels, profile.width_multiple)
+    plan = make_plan(small_bert, profile, levels=steps)
+    assert [budget.name for budget in plan.budgets] == list(profile.budgets)
 
 
 def test_unknown_name_lists_what_is_built_in() -> None:

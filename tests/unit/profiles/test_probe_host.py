@@ -151,6 +151,37 @@ def test_only_a_profile_probed_here_is_of_this_host(measured: list[int], monkeyp
     assert not is_this_host(profile)
 
 
+@pytest.mark.parametrize(
+    ("fact", "other", "same"),
+    [
+        ("system", "Linux 99.0", True),
+        ("memory_mb", 1234.5, True),
+        ("architecture", "riscv64", False),
+        ("cores", 999, False),
+        ("backends", {"onnxruntime": "99.0"}, False),
+    ],
+)
+def test_what_makes_another_host_and_what_only_new_rates(
+    measured: list[int], monkeypatch: pytest.MonkeyPatch, fact: str, other: object, same: bool
+) -> None:
+    profile = host_profile()
+    changed = HostFacts(**{**vars(probe()), fact: other})  # type: ignore[arg-type]  # one fact of several types
+    monkeypatch.setattr(probe_host, "probe_host", lambda: changed)
+    assert is_this_host(profile) is same
+    assert is_this_host(host_profile())
+    assert len(measured) == 2
+
+
+def test_a_device_without_the_onnx_package_is_the_same_host(
+    measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = host_profile()
+    monkeypatch.setattr(probe_host.util, "find_spec", lambda name: None)
+    assert is_this_host(profile)
+    host_profile()
+    assert len(measured) == 2  # by numpy, so other figures
+
+
 def test_without_onnxruntime_there_is_no_host_profile(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     bare = HostFacts(**{**vars(probe()), "backends": {}})
     monkeypatch.setattr(probe_host, "probe_host", lambda: bare)

@@ -25,5 +25,5 @@ def test_an_old_bundle_answers_as_it_did(version: int) -> None:
 
 
 def test_every_schema_has_its_golden_bundle() -> None:
-    assert VERSIONS == list(range(1, SCHEMA_VERSION + 1))
+    assert list(range(1, SCHEMA_VERSION + 1)) == VERSIONS
     assert sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()) == [f"bundle-v{v}" for v in VERSIONS]

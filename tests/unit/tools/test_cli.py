@@ -108,6 +108,16 @@ def test_a_bug_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(result.exception, ModuleNotFoundError)
 
 
+@click.command
+def stopped() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interruption_is_one_line_and_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = CliRunner().invoke(group_with(stopped, monkeypatch), ["x"])
+    assert (result.exit_code, result.output) == (130, "nestforge: interrupted\n")
+
+
 def test_installed_script_keeps_stdout_for_json(tmp_path: Path) -> None:
     script = Path(sys.executable).with_name("nestforge")
     done = subprocess.run([script, "doctor", "--json"], capture_output=True, text=True, check=True, cwd=tmp_path)

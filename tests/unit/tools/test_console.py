@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from math import inf, nan
 
 import pytest
 from nestforge.elastic import Bucket
+from nestforge.runtime.manifest import ParityOutput
 from nestforge.tools.console import print_facts, print_json, print_table, working
 
 
 def test_plain_table_aligns_numbers_right_and_text_left(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(["name", "ms", "share"], [["a", "1.50", "5 %"], ["longer", "12.25", "-"]], title="Times")
-    assert capsys.readouterr().out == ("Times\nname       ms  share\na        1.50    5 %\nlonger  12.25      -\n")
+    print_table(["name", "ms", "share"], [["a", "1.50", "5 %"], ["longer", "12.25", "-"]])
+    assert capsys.readouterr().out == ("name       ms  share\na        1.50    5 %\nlonger  12.25      -\n")
 
 
 def test_plain_table_without_rows_is_its_header(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,11 +37,15 @@ def test_facts_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "a     1\nlong  2\n"
 
 
-def test_json_reads_dataclasses_and_refuses_what_json_cannot_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_reads_dataclasses_and_is_null_where_a_number_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"bucket": Bucket(1, 128)})
     assert json.loads(capsys.readouterr().out) == {"bucket": {"batch": 1, "sequence": 128}}
-    with pytest.raises(ValueError, match="Out of range float"):
-        print_json(float("nan"))
+    figures = ParityOutput("logits", inf, nan, -1.0)
+    print_json({"outputs": (figures,), "least": -inf})
+    assert json.loads(capsys.readouterr().out) == {
+        "outputs": [{"name": "logits", "max_abs": None, "max_rel": None, "min_cosine": -1.0}],
+        "least": None,
+    }
 
 
 def test_a_long_job_keeps_stdout_clean_and_reports_each_stage_once(capsys: pytest.CaptureFixture[str]) -> None:

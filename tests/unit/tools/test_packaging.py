@@ -12,13 +12,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 def test_every_package_is_listed_and_nothing_else() -> None:
     outside = {"tests", "docs", "build", "dist", "demo"}
-    folders = {
-        path.parent.relative_to(ROOT)
-        for path in ROOT.rglob("__init__.py")
-        if path.relative_to(ROOT).parts[0] not in outside
-        and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
-    }
+    inside = [top for top in ROOT.iterdir() if top.is_dir() and top.name not in outside and top.name[0] != "."]
+    folders = {Path()} | {path.parent.relative_to(ROOT) for top in inside for path in top.rglob("*.py")}
     shipped = folders - {Path("tools/demo"), Path("tools/bench")}
+    assert [folder for folder in shipped if not (ROOT / folder / "__init__.py").exists()] == []
     names = {".".join(("nestforge", *folder.parts)) for folder in shipped}
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == names
 

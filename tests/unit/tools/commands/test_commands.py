@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from nestforge.compiler import compile as compile_module
+from nestforge.compiler import verify as verify_module
+from nestforge.compiler.verify import EngineVerdict, VerifyReport
 from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import profile_data
 from nestforge.profiles.load_profile import load_profile
 from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.manifest import ParityOutput
+from nestforge.runtime.mapped_cache import is_mapped
 from nestforge.runtime.measure import LatencyStats, MemoryUse
+from nestforge.runtime.runner import runner_for
 from nestforge.tools import bundle_bench
 from nestforge.tools.cli import main
 
@@ -52,7 +59,8 @@ def test_doctor_tells_what_is_installed() -> None:
 
 
 def test_inspect_a_model(compiled: Any) -> None:
-    data = json_of("inspect", compiled.model, "--bucket", "1x8", "--bucket", "2x16", "--levels", "ffn=0.5,1")
+    arguments = ["inspect", compiled.model, "--profile", compiled.profile]
+    data = json_of(*arguments, "--bucket", "1x8", "--bucket", "2x16", "--levels", "ffn=0.5,1")
     assert data["family"] == "bert"
     assert [level["submodel"] for level in data["levels"]] == ["ffn32-heads4", "ffn64-heads4"]
     half, full = data["levels"]
@@ -60,8 +68,21 @@ def test_inspect_a_model(compiled: Any) -> None:
     assert full["parameters"] - half["parameters"] == 3 * 32 * (32 + 1 + 32)
     assert set(full["flops"]) == {"b1-s8", "b2-s16"}
     assert full["flops"]["b2-s16"] > 4 * full["flops"]["b1-s8"]
-    lines = nestforge("inspect", compiled.model, "--levels", "ffn=0.4,1").stdout.splitlines()
+    lines = nestforge(*arguments, "--levels", "ffn=0.4,1").stdout.splitlines()
     assert lines[-1] == "40%: ffn 25.6 of 64 rounded to 24 (a multiple of 8)"
+
+
+def test_inspect_shows_the_levels_that_plan_has(compiled: Any, tmp_path: Path) -> None:
+    wide = tmp_path / "wide.yaml"
+    wide.write_text(compiled.profile.read_text().replace("width_multiple: 8", "width_multiple: 64"))
+    for profile, multiple in ((compiled.profile, 8), (wide, 64)):
+        seen = json_of("inspect", compiled.model, "--profile", profile)
+        planned = json_of("plan", compiled.model, "--profile", profile)
+        assert seen["width_multiple"] == multiple
+        assert {level["submodel"] for level in seen["levels"]} <= {
+            candidate["id"] for candidate in planned["candidates"]
+        }
+        assert list(seen["levels"][0]["flops"]) == ["b1-s8"]  # the profile's bucket
 
 
 def test_inspect_a_bundle(compiled: Any) -> None:
@@ -73,7 +94,11 @@ def test_inspect_a_bundle(compiled: Any) -> None:
     for name in (entry["id"] for entry in data["manifest"]["submodels"]):
         assert name in text
     assert "ranked by taylor" in text
-    assert nestforge("inspect", compiled.bundle, "--bucket", "1x8").exit_code == 2
+    for entry in data["manifest"]["files"]:
+        assert re.search(rf"^{re.escape(entry['path'])} +{entry['bytes']:,}$", text, re.MULTILINE)
+        assert re.fullmatch("[0-9a-f]{64}", entry["sha256"])
+    for option in (["--bucket", "1x8"], ["--profile", "host-cpu"], ["--levels", "ffn=1"]):
+        assert nestforge("inspect", compiled.bundle, *option).exit_code == 2
 
 
 def test_plan_lists_chosen_and_rejected(compiled: Any) -> None:
@@ -110,6 +135,27 @@ def test_compile_prints_the_submodels_and_keeps_stdout_for_json(compiled: Any, t
     assert json_of("inspect", output)["manifest"] == data["manifest"]
 
 
+def test_compile_states_what_was_rounded(compiled: Any, tmp_path: Path) -> None:
+    arguments = ["compile", compiled.model, "--profile", compiled.profile, "--include", "budgets"]
+    stdout = nestforge(*arguments, "--levels", "ffn=0.4,1", "--output", tmp_path / "rounded.bundle").stdout
+    assert "\nnote: 40%: ffn 25.6 of 64 rounded to 24 (a multiple of 8)\n" in stdout
+
+
+def test_an_interrupted_compile_says_how_to_go_on(
+    compiled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compile_module, "load_universal", interrupted)
+    output = tmp_path / "cut.bundle"
+    result = nestforge("compile", compiled.model, "--profile", compiled.profile, "--output", output)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "nestforge: interrupted: the same command goes on where this one was\n"
+    assert not output.exists()
+    assert output.with_name("cut.bundle.partial").is_dir()
+
+
 def test_verify(compiled: Any, tmp_path: Path) -> None:
     data = json_of("verify", compiled.bundle)
     assert data["engines"] == []
@@ -125,6 +171,26 @@ def test_verify(compiled: Any, tmp_path: Path) -> None:
     assert error_of("verify", damaged).startswith(f"{weights}: sha256 ")
 
 
+def test_verify_shows_engines_whose_figures_are_not_finite(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = (ParityOutput("logits", inf, inf, -1.0),)
+    verdicts = (EngineVerdict("a", broken, "output logits differs"), EngineVerdict("b", (), "no answer"))
+    report = VerifyReport("x", 1, 2, "model", verdicts)
+    monkeypatch.setattr(verify_module, "verify_bundle", lambda *_: report)
+    arguments = ["verify", tmp_path, "--against", compiled.model]
+    text = nestforge(*arguments)
+    assert text.exit_code == 1
+    assert re.search(r"^a +differs +inf +inf +-1\.0000000$", text.stdout, re.MULTILINE)
+    assert re.search(r"^b +differs +- +- +-$", text.stdout, re.MULTILINE)
+    as_json = nestforge(*arguments, "--json")
+    assert as_json.exit_code == 1
+    assert [engine["outputs"] for engine in json.loads(as_json.stdout)["engines"]] == [
+        [{"name": "logits", "max_abs": None, "max_rel": None, "min_cosine": -1.0}],
+        [],
+    ]
+
+
 def test_run_on_text(compiled: Any) -> None:
     data = json_of("run", compiled.bundle, "--text", "the quick fox")
     assert data["submodel"] == "ffn64-heads4"
@@ -136,6 +202,22 @@ def test_run_on_text(compiled: Any) -> None:
     assert small["submodel"] != data["submodel"]
     lines = nestforge("run", compiled.bundle, "--text", "the quick fox", "--submodel", "XL").stdout.splitlines()
     assert lines[:2] == ["submodel  ffn64-heads4", "because   submodel XL asked for"]
+
+
+def test_run_shares_weights_unless_asked(compiled: Any) -> None:
+    text = ["run", compiled.bundle, "--text", "the quick fox"]
+    assert json_of(*text)["residency"] == "shared"
+    assert json_of(*text, "--residency", "packed")["residency"] == "packed"
+    assert json_of(*text, "--residency", "auto")["residency"] == "packed"
+
+
+def test_run_truncates_only_when_asked(compiled: Any) -> None:
+    text = ["run", compiled.bundle, "--text", "the quick brown fox jumps over the lazy dog"]
+    assert "truncate" in error_of(*text)
+    assert json_of(*text, "--truncate")["truncated"] == [0]
+    assert "\ntruncated  text 0\n" in nestforge(*text, "--truncate").stdout
+    assert "truncated" not in nestforge(*text[:2], "--text", "the fox", "--truncate").stdout
+    assert nestforge("run", compiled.bundle, "--inputs", "x.npz", "--truncate").exit_code == 2
 
 
 def test_run_on_arrays_writes_all_outputs(compiled: Any, tmp_path: Path) -> None:
@@ -175,7 +257,8 @@ def test_run_never_unpickles(compiled: Any, tmp_path: Path) -> None:
     assert "cannot be read" in error_of("run", compiled.bundle, "--inputs", tmp_path / "none.npz")
 
 
-def test_bench_puts_predicted_beside_measured(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_puts_predicted_beside_measured(compiled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(bundle_bench, "measure", lambda *_, **__: LatencyStats(20, 2.0, 3.0, 4.0))
     monkeypatch.setattr(bundle_bench, "memory_use", lambda *_: MemoryUse(1_500_000, 2_500_000))
     bundle = open_bundle(compiled.bundle)
@@ -192,6 +275,23 @@ def test_bench_puts_predicted_beside_measured(compiled: Any, monkeypatch: pytest
     text = nestforge("bench", compiled.bundle, "--submodel", "XL").stdout
     assert re.search(r" packed +2\.00 +3\.00 +4\.00 .* 1\.5 +2\.5\n", text)
     assert "error of the predictions: median " in text
+    assert "\na few of these rungs were measured at compile time to correct the predictions" in text
+
+
+def test_bench_leaves_the_cache_of_mapped_engines_as_it_was(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(bundle_bench, "measure", lambda *_, **__: LatencyStats(20, 2.0, 3.0, 4.0))
+    monkeypatch.setattr(bundle_bench, "memory_use", lambda *_: MemoryUse(1_500_000, 2_500_000))
+    bundle = open_bundle(compiled.bundle)
+    used = bundle.manifest.engines[0]
+    with runner_for(bundle, used, "mapped", 1):
+        pass
+    assert nestforge("bench", compiled.bundle).exit_code == 0
+    assert [is_mapped(bundle, engine) for engine in bundle.manifest.engines] == [
+        engine == used for engine in bundle.manifest.engines
+    ]
 
 
 def test_profile_is_what_the_option_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
