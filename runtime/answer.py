@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..elastic import Bucket
 from .arrays import Array
@@ -21,8 +22,7 @@ class Padding:
         return f"{self.given.label} -> {self.filled.label}"
 
 
-@dataclass(frozen=True)
-class Timings:
+class Timings(NamedTuple):
     """Milliseconds. ``open`` is more than 0 where this request was the first to need its engine."""
 
     encode: float

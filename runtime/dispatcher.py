@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..elastic import Bucket
 from ..errors import InputError, SelectionError
@@ -20,8 +21,7 @@ _REMEMBERED = 4096
 _LISTED = 8
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What a request can afford: a named budget, or one submodel, or limits (both must hold); nothing asks for the
     largest submodel. ``memory_mb`` limits what the engine needs for itself: weights, private initializers, activations.
     """
@@ -110,7 +110,7 @@ class Dispatcher:
     def _choose(self, request: Request, batch: int, sequence: int) -> Choice:
         limits = request.latency_ms is not None or request.memory_mb is not None
         if (request.budget is not None) + (request.submodel is not None) + limits > 1:
-            given = ", ".join(name for name, value in vars(request).items() if value is not None)
+            given = ", ".join(name for name, value in request._asdict().items() if value is not None)
             raise SelectionError(f"request with {given}: expected a budget, or a submodel, or limits, not several")
         for name, asked in (("budget", request.budget), ("submodel", request.submodel)):
             if not isinstance(asked, str | None):

@@ -36,7 +36,8 @@ class LatencyStats:
 @dataclass(frozen=True)
 class MemoryUse:
     """Bytes that engines added to a process: ``private`` belongs to it alone, ``resident`` also counts mapped pages,
-    which other processes may share and the system may drop.
+    which other processes may share and the system may drop. A page that several engines map counts once (on Linux,
+    the proportional set size).
     """
 
     private: int
@@ -88,7 +89,7 @@ def _memory_of_this_process() -> tuple[int, int]:
     rollup = Path("/proc/self/smaps_rollup")
     if rollup.exists():
         rows = dict(line.split(":", 1) for line in rollup.read_text().splitlines() if ":" in line)
-        return int(rows["Anonymous"].split()[0]) * 1024, int(rows["Rss"].split()[0]) * 1024
+        return int(rows["Anonymous"].split()[0]) * 1024, int(rows["Pss"].split()[0]) * 1024
     return process.memory_full_info().uss, process.memory_info().rss
 
 

@@ -88,7 +88,7 @@ class ElasticModel:
         """
         started = perf_counter()
         truncated: tuple[int, ...] = ()
-        if isinstance(inputs, Mapping):
+        if type(inputs) is dict or isinstance(inputs, Mapping):
             if truncate:
                 raise InputError("truncate: applies to text only; cut the arrays yourself")
             feeds = inputs

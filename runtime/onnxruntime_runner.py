@@ -22,6 +22,7 @@ from .feeds import random_feeds
 from .manifest import EngineEntry, TensorSpec
 from .mapped_cache import mapped_engine
 from .residency import Residency
+from .shared_arena import use_shared_arena
 from .threads import process_wide_threads
 
 # Above BASIC, fusions gained nothing on transformer graphs (0 to 5 % slower, any residency) and took longer to open;
@@ -112,6 +113,7 @@ def _options(threads: int, level: Any, packed: bool) -> Any:
     else:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
+    use_shared_arena(options)
     # Idle pools of other engines must not spin on the cores that this one needs.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not packed:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
+
+_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ def interleaved(
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
+            sleep(_PAUSE)  # default sessions spin on for a while after a run, on the cores that the next one needs
             call()  # caches belong to this alternative again
             times[name].append(median(milliseconds(call) for _ in range(runs)))
     return times

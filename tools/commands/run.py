@@ -110,7 +110,7 @@ def _answer_data(answer: Answer) -> dict[str, Any]:
         "reason": answer.reason,
         "padding": answer.padding,
         "truncated": answer.truncated,
-        "timings_ms": answer.timings,
+        "timings_ms": answer.timings._asdict(),
         "outputs": {
             name: {"dtype": str(array.dtype), "shape": array.shape, "first": [float(v) for v in array.ravel()[:_SHOWN]]}
             for name, array in answer.outputs.items()

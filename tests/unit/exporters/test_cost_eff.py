@@ -193,7 +193,7 @@ def test_published_settings(tmp_path: Path, heads, ffn, rank_, parameters, macs,
     assert source.parameters(universal) == parameters
     assert _macs(source) == macs
     assert f"{parameters / 1e6:.2f} {macs / 1e9:.2f}" == shown
-    assert view_model(tmp_path / "m", (Bucket(1, 128),), {}).levels[-1].parameters == parameters
+    assert view_model(tmp_path / "m", (Bucket(1, 128),), {}, "raspberry-pi-5").levels[-1].parameters == parameters
 
 
 def test_sizes_and_costs_are_known_without_torch(tmp_path: Path) -> None:
