@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,6 @@ class InputChecker:
 
     def __init__(self, inputs: Sequence[TensorSpec]) -> None:
         self._specs = tuple((spec, np.dtype(spec.dtype)) for spec in inputs)
-        # Read as unsigned, a negative number is larger than any bound: one pass over the array checks both ends.
         self._bounds = tuple(
             (spec.name, np.dtype(f"u{dtype.itemsize}"), spec.high)
             for spec, dtype in self._specs
@@ -52,9 +52,7 @@ class InputChecker:
                 self._remembered.clear()
             self._remembered[kinds] = shape
         for name, unsigned, high in self._bounds:
-            values = feeds[name].view(unsigned)
-            largest = max(values.ravel().tolist()) if values.size <= _SMALL else values.max()
-            if largest >= high:
+            if _exceeds(feeds[name], unsigned, high):
                 raise InputError(
                     f"input {name}: values {feeds[name].min()}..{feeds[name].max()}, expected 0..{high - 1}; "
                     "do they come from this bundle's own tokenizer?"
@@ -105,6 +103,14 @@ class InputChecker:
             target[tuple(map(slice, array.shape))] = array
             full[spec.name] = target
         return full
+
+
+def _exceeds(array: Array, unsigned: np.dtype[Any], high: int) -> bool:
+    """Whether a value lies outside ``[0, high)``."""
+    if array.size <= _SMALL:
+        values = array.ravel().tolist()
+        return bool(max(values) >= high or min(values) < 0)
+    return bool(array.view(unsigned).max() >= high)  # read as unsigned, a negative number is larger than any bound
 
 
 def cut_back(outputs: Sequence[Array], specs: Sequence[TensorSpec], given: Bucket) -> list[Array]:
