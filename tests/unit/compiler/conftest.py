@@ -5,25 +5,10 @@ from pathlib import Path
 import pytest
 from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.template import Template
-from nestforge.exporters.source import ModelSource, open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
 from tiny_compile import board, builder_in, save_tiniest, template_of
-from tiny_models import add_pooling, save_tiny_encoder
-
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_encoder(tmp_path_factory.mktemp("tiny") / "bert")
-
-
-@pytest.fixture
-def source(tiny_folder: Path) -> ModelSource:
-    return open_source(tiny_folder)
-
-
-@pytest.fixture
-def universal(source: ModelSource) -> UniversalModel:
-    return load_universal(source)
+from tiny_models import add_pooling
 
 
 @pytest.fixture(scope="session")

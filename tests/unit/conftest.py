@@ -1,3 +1,5 @@
+"""A small real checkpoint, and what the exporters make of it."""
+
 from __future__ import annotations
 
 from pathlib import Path
