@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -61,7 +62,8 @@ class EngineBuilder:
         return tolerance_for(self.profile.precision, self.universal.spec.depth)
 
     def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
-        template, emitted = self.templates[bucket], "sliced"
+        template = self.templates[bucket]
+        emitted: Literal["sliced", "traced"] = "sliced"
         if template.slice_problem and not submodel.is_universal:
             narrowed = self.universal.narrow(submodel)
             template, emitted = traced_template(self.universal, narrowed, bucket, self.profile.opset), "traced"
@@ -74,7 +76,7 @@ class EngineBuilder:
             bucket=bucket,
             backend=self.profile.backend,
             file=file,
-            emitted=emitted,  # type: ignore[arg-type]
+            emitted=emitted,
             private_bytes=template.private_bytes,
             flops=cost.flops,
             moved_bytes=cost.moved_bytes,

@@ -78,7 +78,8 @@ def _measured_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], bucket: B
     def measure_now() -> list[float]:
         return [p50 for p50, _ in _best_of_rounds(builder, [builder.build(rung, bucket) for rung in rungs])]
 
-    return builder.stage.once_json(f"rungs-{bucket.label}.json", measure_now)  # type: ignore[no-any-return]
+    times: list[float] = builder.stage.once_json(f"rungs-{bucket.label}.json", measure_now)
+    return times
 
 
 def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> list[tuple[float, float]]:

@@ -44,10 +44,10 @@ def measure_quality(
     quality = {}
     for engine in clock.each([engine for engine in engines if engine.bucket == bucket]):
 
-        def assess(engine: EngineEntry = engine) -> dict[str, Any]:
+        def assess(engine: EngineEntry = engine) -> Any:
             found = _embeddings(builder, encoder, engine, corpus.held_out)
             cosine, recall = mean_cosine(reference, found), recall_at(reference, found, _NEIGHBOURS)
-            return unstructure(Quality(len(corpus.held_out), cosine, recall, digest))  # type: ignore[no-any-return]
+            return unstructure(Quality(len(corpus.held_out), cosine, recall, digest))
 
         data = builder.stage.once_json(f"quality-{engine.file}.json", assess)
         quality[engine.submodel] = structure(Quality, data, f"quality of {engine.submodel}", RuntimeError)
@@ -69,7 +69,8 @@ def recall_at(reference: np.ndarray, found: np.ndarray, k: int) -> float:
 def _nearest(embeddings: np.ndarray, k: int) -> list[list[int]]:
     scores = _unit(embeddings) @ _unit(embeddings).T
     np.fill_diagonal(scores, -np.inf)
-    return np.argsort(-scores, axis=1, kind="stable")[:, :k].tolist()  # type: ignore[no-any-return]
+    nearest: list[list[int]] = np.argsort(-scores, axis=1, kind="stable")[:, :k].tolist()
+    return nearest
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import torch
 
@@ -79,7 +80,9 @@ def taylor_scores(
     return scores
 
 
-def rank(model: UniversalModel, scores: Scores, method: str, texts: Iterable[str] = ()) -> Ranking:
+def rank(
+    model: UniversalModel, scores: Scores, method: Literal["magnitude", "taylor"], texts: Iterable[str] = ()
+) -> Ranking:
     """Permutes the model in place so that every axis falls in importance; the function stays the same.
 
     Equal scores keep their order. Returns what the manifest records. Raises CheckpointError if a score is not finite.
@@ -95,7 +98,7 @@ def rank(model: UniversalModel, scores: Scores, method: str, texts: Iterable[str
         permute_axis(model, axis.name, order)
     lines = list(texts)
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else None
-    return Ranking(method, digest, len(lines) or None, order_hash.hexdigest())  # type: ignore[arg-type]
+    return Ranking(method, digest, len(lines) or None, order_hash.hexdigest())
 
 
 def permute_axis(model: UniversalModel, axis: str, order: torch.Tensor) -> None:

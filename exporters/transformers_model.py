@@ -79,7 +79,8 @@ def load_transformers(checkpoint: Checkpoint, without_pooler: bool) -> torch.nn.
     for parameter_name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise CheckpointError(f"{checkpoint.folder}: tensor {parameter_name} holds NaN or infinite values")
-    return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
+    frozen: torch.nn.Module = model.eval().requires_grad_(False)
+    return frozen
 
 
 def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any]) -> None:
