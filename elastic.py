@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby, islice, repeat
 
 from .errors import PlanError
 
+# The axis that counts the layers which run, of models that can answer after some of them.
+DEPTH = "depth"
 _LAYER_AXIS = re.compile(r"layers\.(\d+)\.(.+)")
 _ID_PART = re.compile(r"(?P<kind>[a-z][a-z_.]*)(?P<runs>\d{1,9}(?:x\d{1,9})?(?:_\d{1,9}(?:x\d{1,9})?)*)", re.ASCII)
 _BUCKET = re.compile(r"b?(\d{1,9})(?:xs?|-s)(\d{1,9})", re.ASCII)
@@ -21,10 +23,15 @@ _BUCKET = re.compile(r"b?(\d{1,9})(?:xs?|-s)(\d{1,9})", re.ASCII)
 
 @dataclass(frozen=True)
 class Axis:
-    """One elastic dimension, such as ``layers.3.ffn`` (1536 neurons) or ``layers.3.heads`` (12 heads)."""
+    """One elastic dimension, such as ``layers.3.ffn`` (1536 neurons) or ``layers.3.heads`` (12 heads).
+
+    ``choices`` are the only values of an axis that changes the graph itself, such as ``depth``, where a model has
+    exits; they rise to ``size``. Every other axis takes each value of ``1..size``.
+    """
 
     name: str
     size: int
+    choices: tuple[int, ...] | None = None
 
     @property
     def kind(self) -> str:
@@ -50,12 +57,20 @@ class PrefixSlice:
 
 @dataclass(frozen=True)
 class Submodel:
-    """One point: a value for every axis, in the axes' order."""
+    """One point: a value for every axis, in the axes' order.
+
+    Axes of layers behind its depth have their full size, so that one function has one id.
+    """
 
     values: tuple[tuple[Axis, int], ...]
 
     def __getitem__(self, axis_name: str) -> int:
         return self._by_name[axis_name]
+
+    @property
+    def depth(self) -> int | None:
+        """How many layers run, or None where every submodel has all of them."""
+        return self._by_name.get(DEPTH)
 
     @cached_property
     def _by_name(self) -> dict[str, int]:
@@ -74,6 +89,16 @@ class Submodel:
     def is_universal(self) -> bool:
         return all(value == axis.size for axis, value in self.values)
 
+    @property
+    def deepest(self) -> Submodel:
+        """The submodel of these widths that has every layer."""
+        return Submodel(tuple((axis, axis.size if axis.name == DEPTH else value) for axis, value in self.values))
+
+    @property
+    def structure(self) -> tuple[tuple[str, int], ...]:
+        """The values that change the graph itself: submodels alike in them differ in extents alone."""
+        return tuple((axis.name, value) for axis, value in self.values if axis.choices is not None)
+
     def by_kind(self) -> dict[str, list[int]]:
         """``{"ffn": [768, 768, 1536], "heads": [6, 6, 12]}``: values per kind, in layer order."""
         table: dict[str, list[int]] = {}
@@ -88,6 +113,7 @@ class ElasticSpec:
 
     ``depth`` is the number of layers that an answer passes through, for tolerances. ``widths`` are the axis kinds
     counted in neurons, which levels round to the hardware's multiple; other kinds are cut in whole steps.
+    ``since`` maps a parameter to the least depth of a submodel that has it; every submodel has those left out.
     """
 
     axes: tuple[Axis, ...]
@@ -95,10 +121,16 @@ class ElasticSpec:
     trained_nested: bool = False
     depth: int = 1
     widths: frozenset[str] = frozenset({"ffn"})
+    since: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def kinds(self) -> list[str]:
         return list(dict.fromkeys(axis.kind for axis in self.axes))
+
+    @property
+    def prefix_axes(self) -> tuple[Axis, ...]:
+        """The axes that slice parameters; those with choices do not."""
+        return tuple(axis for axis in self.axes if axis.choices is None)
 
     def universal(self) -> Submodel:
         return Submodel(tuple((axis, axis.size) for axis in self.axes))
@@ -112,9 +144,12 @@ class ElasticSpec:
         if unknown:
             raise PlanError(f"unknown axis {sorted(unknown)[0]!r}: this model has {', '.join(self.kinds)} per layer")
         for axis in self.axes:
-            if not 1 <= values.get(axis.name, axis.size) <= axis.size:
-                raise PlanError(f"axis {axis.name}: expected 1..{axis.size}, got {values[axis.name]}")
-        return Submodel(tuple((axis, values.get(axis.name, axis.size)) for axis in self.axes))
+            value = values.get(axis.name, axis.size)
+            if axis.choices is not None and value not in axis.choices:
+                raise PlanError(f"axis {axis.name}: expected one of {', '.join(map(str, axis.choices))}, got {value}")
+            if not 1 <= value <= axis.size:
+                raise PlanError(f"axis {axis.name}: expected 1..{axis.size}, got {value}")
+        return canonical((axis, values.get(axis.name, axis.size)) for axis in self.axes)
 
     def from_kinds(self, table: Mapping[str, Iterable[int]]) -> Submodel:
         """The submodel with these values per kind, one per layer: the inverse of ``Submodel.by_kind``."""
@@ -145,6 +180,10 @@ class ElasticSpec:
             table[match["kind"]] = chain.from_iterable(repeat(int(value), int(n or 1)) for value, _, n in runs)
         return self.from_kinds(table)
 
+    def has(self, parameter: str, submodel: Submodel) -> bool:
+        """Whether ``submodel`` is deep enough to have ``parameter``."""
+        return submodel.depth is None or self.since.get(parameter, 0) <= submodel.depth
+
     def shape_of(self, parameter: str, full_shape: tuple[int, ...], submodel: Submodel) -> tuple[int, ...]:
         """Shape of ``parameter`` in ``submodel``, given its shape in the universal model."""
         shape = list(full_shape)
@@ -161,6 +200,17 @@ class ElasticSpec:
         for cut in self.slices:
             table[cut.parameter] = (*table.get(cut.parameter, ()), cut)
         return table
+
+
+def canonical(values: Iterable[tuple[Axis, int]]) -> Submodel:
+    """The submodel with these values, those of layers behind its depth at full size."""
+    values = tuple(values)
+    depth = next((value for axis, value in values if axis.name == DEPTH), None)
+    if depth is None:
+        return Submodel(values)
+    return Submodel(
+        tuple((axis, axis.size if axis.layer is not None and axis.layer >= depth else value) for axis, value in values)
+    )
 
 
 @dataclass(frozen=True, order=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,11 @@ class Op:
     flops: int
     weight_bytes: int
     activation_bytes: int
+
+
+def macs(ops: Iterable[Op]) -> int:
+    """Multiply-adds of the matrix products among ``ops``, as papers count them; elementwise work is left out."""
+    return sum(op.flops for op in ops if op.kind in ("gemm", "batched_gemm")) // 2
 
 
 def linear(name: str, rows: int, inputs: int, outputs: int, bias: bool = True) -> Op:

@@ -23,12 +23,22 @@ from ..strict import structure, unstructure
 from .cases import Case
 from .cost_model import predict
 from .divergence import first_divergence
-from .parity import Arrays, Tolerance, compare, max_difference, tolerance_for
+from .parity import Arrays, Comparison, Tolerance, compare, max_difference, tolerance_for
 from .staging import Stage, write_synced
 from .store import Store
-from .template import Template, emit, traced_template
+from .template import Template, emit, weight_bytes
+from .templates import Templates
 
 _MAX_STEM = 120
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """An engine whose file is written and whose parity is not proven yet."""
+
+    entry: EngineEntry
+    template: Template
+    graph_sha256: str
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class EngineBuilder:
 
     universal: UniversalModel
     profile: DeviceProfile
-    templates: Mapping[Bucket, Template]
+    templates: Templates
     store: Store
     weights_sha256: str
     cases: Mapping[Bucket, Sequence[Case]]
@@ -50,72 +60,119 @@ class EngineBuilder:
 
         Raises ParityError naming the first module that diverges.
         """
-        name, stem = f"{submodel.id}@{bucket.label}", f"{_short(submodel.id)}.{bucket.label}"
+        name, stem = f"{submodel.id}@{bucket.label}", f"{short(submodel.id)}.{bucket.label}"
         receipt = f"{stem}.json"
-        if not (self.stage.folder / f"{stem}.onnx").exists():  # the manifest's stage removes engines that it leaves out
-            (self.stage.work / receipt).unlink(missing_ok=True)
+        self.forget_unless(receipt, [f"{stem}.onnx"])
         data = self.stage.once_json(receipt, lambda: unstructure(self._build(name, f"{stem}.onnx", submodel, bucket)))
         return structure(EngineEntry, data, name, ParityError)
+
+    def forget_unless(self, receipt: str, files: Sequence[str]) -> None:
+        """Forgets a receipt whose engines are gone: the manifest's stage removes those that it leaves out."""
+        if not all((self.stage.folder / file).exists() for file in files):
+            (self.stage.work / receipt).unlink(missing_ok=True)
 
     @cached_property
     def tolerance(self) -> Tolerance:
         return tolerance_for(self.profile.precision, self.universal.spec.depth)
 
-    def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
-        template = self.templates[bucket]
-        emitted: Literal["sliced", "traced"] = "sliced"
-        if template.slice_problem and not submodel.is_universal:
-            narrowed = self.universal.narrow(submodel)
-            template, emitted = traced_template(self.universal, narrowed, bucket, self.profile.opset), "traced"
+    @cached_property
+    def computed_from(self) -> dict[str, str]:
+        """Outputs that are computed from another one, for tolerances."""
+        exits = self.universal.source.exits
+        return {exits.entry.entropy: exits.entry.logits} if exits else {}
+
+    def emit(self, name: str, file: str, submodel: Submodel, bucket: Bucket, segment: int | None = None) -> Emitted:
+        """Writes the engine of ``submodel``, or of one segment of it: sliced from its template, or traced."""
+        template = self.templates.of(submodel, bucket, segment)
+        problem, emitted = template.slice_problem, "sliced"
+        if problem and not submodel.is_universal:
+            template, emitted = self.templates.traced(submodel, bucket, segment), "traced"
         graph = emit(template, self.store, submodel)
         write_synced(self.stage.folder / file, graph)
-        cost = predict(self.universal.source.workload(submodel, bucket), self.profile)
-        engine = EngineEntry(
+        source, exits = self.universal.source, self.universal.source.exits
+        if segment is None or exits is None:
+            ops, part, reads = source.workload(submodel, bucket), None, None
+        else:
+            ops, part = exits.workload(submodel, bucket, segment), exits.entry.segments[segment].name
+            reads = weight_bytes(template, self.store, submodel)
+        cost = predict(ops, self.profile)
+        kind: Literal["sliced", "traced"] = "traced" if emitted == "traced" else "sliced"
+        entry = EngineEntry(
             id=name,
             submodel=submodel.id,
             bucket=bucket,
             backend=self.profile.backend,
             file=file,
-            emitted=emitted,
+            emitted=kind,
             private_bytes=template.private_bytes,
             flops=cost.flops,
             moved_bytes=cost.moved_bytes,
             activation_bytes=cost.activation_bytes,
-            slice_problem=self.templates[bucket].slice_problem if emitted == "traced" else None,
+            slice_problem=problem if emitted == "traced" else None,
+            segment=part,
+            weight_bytes=reads,
         )
-        receipt = self._verify(engine, template, submodel, hashlib.sha256(graph).hexdigest())
-        return replace(engine, parity=receipt)
+        return Emitted(entry, template, hashlib.sha256(graph).hexdigest())
 
-    def _verify(self, engine: EngineEntry, template: Template, submodel: Submodel, graph_sha256: str) -> ParityReceipt:
-        cases = self.cases[engine.bucket]
-        module = self.universal.narrow(submodel)
-        reference = reference_outputs(module, self._output_names, cases)
-        found = self._run(engine, cases)
-        comparisons = compare(reference, found, [case.name for case in cases], self.tolerance)
+    def proven(
+        self,
+        engine: Emitted,
+        module: torch.nn.Module,
+        cases: Sequence[Case],
+        reference: Sequence[Arrays],
+        found: Sequence[Arrays],
+        submodel: Submodel,
+    ) -> EngineEntry:
+        """The engine with its receipt. ``module`` is the PyTorch module that takes the ``cases``.
+
+        Raises ParityError, naming the first module that diverges, if ``found`` breaks the rule.
+        """
+        names = [case.name for case in cases]
+        comparisons = compare(reference, found, names, self.tolerance, self.computed_from)
         broken = next((comparison for comparison in comparisons if not comparison), None)
         if broken is not None:
-            feeds = next(case.feeds for case in cases if case.name == broken.failed_case)
-            where = first_divergence(template, self.store, submodel, module, feeds, self.tolerance, self.stage.folder)
-            raise ParityError(
-                f"engine {engine.id}: {broken.describe()}; allowed {self.tolerance.rule}; first to diverge: {where}"
-            )
-        difference = None
-        if not submodel.is_universal:
-            whole = self.universal_outputs[engine.bucket]
-            difference = max_difference(whole, found)
-            if max_difference(whole, reference) == 0.0 and not self._cuts_only_zeros(submodel):
-                raise ParityError(f"engine {engine.id}: returns the universal model's outputs; the slice has no effect")
-        return ParityReceipt(
+            raise self._diverged(engine, broken, module, cases, submodel)
+        receipt = ParityReceipt(
             reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}",
             rule=self.tolerance.rule,
             atol=self.tolerance.atol,
             rtol=self.tolerance.rtol,
             min_cosine=self.tolerance.min_cosine,
-            cases=tuple(case.name for case in cases),
+            cases=tuple(names),
             outputs=tuple(comparison.output for comparison in comparisons),
-            graph_sha256=graph_sha256,
+            graph_sha256=engine.graph_sha256,
             weights_sha256=self.weights_sha256,
-            difference_to_universal=difference,
+        )
+        return replace(engine.entry, parity=receipt)
+
+    def run(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> list[Arrays]:
+        """Outputs of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see verify.py)."""
+        names = [spec.name for spec in self.draft.manifest.interface(engine.segment)[1]]
+        with runner_for(self.draft, engine, "shared", threads_or_default(None)) as runner:
+            return [dict(zip(names, runner.run(arrays), strict=True)) for arrays in feeds]
+
+    def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
+        engine = self.emit(name, file, submodel, bucket)
+        module, cases = self.universal.narrow(submodel), self.cases[bucket]
+        reference = reference_outputs(module, self._output_names, cases)
+        found = self.run(engine.entry, [case.feeds for case in cases])
+        entry = self.proven(engine, module, cases, reference, found, submodel)
+        if submodel.is_universal or entry.parity is None:
+            return entry
+        whole = self.universal_outputs[bucket]
+        if max_difference(whole, reference) == 0.0 and not self._cuts_only_zeros(submodel):
+            raise ParityError(f"engine {name}: returns the universal model's outputs; the slice has no effect")
+        return replace(entry, parity=replace(entry.parity, difference_to_universal=max_difference(whole, found)))
+
+    def _diverged(
+        self, engine: Emitted, broken: Comparison, module: torch.nn.Module, cases: Sequence[Case], submodel: Submodel
+    ) -> ParityError:
+        feeds = next(case.feeds for case in cases if case.name == broken.failed_case)
+        where = first_divergence(
+            engine.template, self.store, submodel, module, feeds, self.tolerance, self.stage.folder
+        )
+        return ParityError(
+            f"engine {engine.entry.id}: {broken.describe()}; allowed {self.tolerance.rule}; first to diverge: {where}"
         )
 
     def _cuts_only_zeros(self, submodel: Submodel) -> bool:
@@ -125,16 +182,12 @@ class EngineBuilder:
         rest = (parameters[cut.parameter].movedim(1, 0)[kept[cut.axis] * cut.unit :] for cut in cuts)
         return bool(cuts) and not any(bool(weights.any()) for weights in rest)
 
-    def _run(self, engine: EngineEntry, cases: Sequence[Case]) -> list[Arrays]:
-        with runner_for(self.draft, engine, "shared", threads_or_default(None)) as runner:
-            return [dict(zip(self._output_names, runner.run(case.feeds), strict=True)) for case in cases]
-
     @property
     def _output_names(self) -> list[str]:
         return [spec.name for spec in self.universal.source.signature.outputs]
 
 
-def _short(submodel_id: str) -> str:
+def short(submodel_id: str) -> str:
     """The id as part of a file name: ids with many different widths would not fit one."""
     if len(submodel_id) <= _MAX_STEM:
         return submodel_id

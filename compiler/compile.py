@@ -17,23 +17,25 @@ from ..profiles.device_profile import DeviceProfile, profile_data
 from ..profiles.load_profile import load_profile
 from ..profiles.probe_host import is_this_host
 from ..runtime.bundle import Bundle, open_bundle
-from ..runtime.manifest import WEIGHTS_NAME
+from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
 from ..strict import unstructure
 from .build_engine import EngineBuilder, reference_outputs
+from .build_segments import build_segments
 from .cases import parity_cases
 from .clock import Clock, Progress, silent
 from .corpus import Corpus, read_corpus
 from .levels import Level
 from .levels import levels as make_levels
 from .measure_latency import fit_rungs, measure_engines
-from .plan import Plan, make_plan
+from .plan import Plan, ladder, make_plan
+from .prove import prove
 from .quality import measure_quality
 from .rank_axes import rank_axes, text_encoder
 from .staging import Stage, staged
 from .store import read_store, write_store
-from .template import Template, load_template, save_template, traced_template
+from .templates import Templates
 from .verify import verify_engines
-from .write_bundle import draft_bundle, source_entries, tool_versions, write_build_record, write_manifest
+from .write_bundle import complete, draft_bundle, source_entries, tool_versions, write_build_record, write_manifest
 
 Include = Literal["budgets", "levels", "ladder"]
 
@@ -47,6 +49,7 @@ def compile_bundle(
     levels: Mapping[str, Sequence[float]] | None = None,
     submodels: Sequence[str] = (),
     buckets: Sequence[Bucket] | None = None,
+    exits: Sequence[int] | None = None,
     include: Include = "levels",
     command: Sequence[str] = (),
     progress: Progress = silent,
@@ -54,32 +57,40 @@ def compile_bundle(
     """Compiles the checkpoint in folder ``model`` into the bundle ``output``, which must not exist.
 
     ``text`` is a file with one text per line: it calibrates the ranking and, held out, shows quality. ``levels`` maps
-    an axis kind to fractions of its size. ``include`` says which submodels to build: those that budgets chose, also
-    every level, or every rung of the ladder; ``submodels`` (ids) come on top. ``progress(stage, done, total)`` is
+    an axis kind to fractions of its size. ``exits`` are the layers after which a multi-exit model is cut, by default
+    all that have an exit; the last always is one. ``include`` says which submodels to build: those that budgets chose,
+    also every level, or every rung of the ladder; ``submodels`` (ids) come on top. ``progress(stage, done, total)`` is
     called as work proceeds.
     Raises a NestforgeError and publishes nothing if an input is bad or a gate fails; an interrupted compile goes on
     where it was when called again with the same arguments.
     """
     if include not in get_args(Include):
         raise PlanError(f"include {include!r}: expected one of {', '.join(get_args(Include))}")
-    source = open_source(model)
+    source = open_source(model, exits)
     device = _device(source, profile, buckets, levels)
     steps = make_levels(source.spec, device.levels, device.width_multiple)
     wanted = [source.spec.parse(submodel) for submodel in submodels]
     _refuse_impossible_budgets(source, device, steps)
     corpus = read_corpus(Path(text)) if text is not None else None
-    options = {"include": include, "submodels": [submodel.id for submodel in wanted], "text": text is not None}
+    options: dict[str, Any] = {
+        "include": include,
+        "submodels": [submodel.id for submodel in wanted],
+        "text": text is not None,
+    }
+    if exits is not None:
+        options["exits"] = sorted(exits)
     clock = Clock(progress)
     with staged(Path(output), _key(source, device, corpus, options)) as stage:
         with clock("load"):
             universal = load_universal(source)
         with clock("rank"):  # every elastic dimension becomes a prefix
             ranking = rank_axes(universal, corpus, stage, clock)
-        with clock("trace"):  # once per bucket
-            templates = {bucket: _template(universal, device, bucket, stage) for bucket in clock.each(device.buckets)}
+        templates = Templates(universal, stage, device.opset)
+        with clock("trace"):  # once per bucket, depth and segment
+            for key in clock.each(templates.keys([*ladder(steps), *wanted, source.spec.universal()], device.buckets)):
+                templates.get(key)
         with clock("store"):  # every weight once, elastic dimension first
-            names = {name for template in templates.values() for name in template.weights}
-            stage.once(stage.folder / WEIGHTS_NAME, partial(write_store, universal, names))
+            stage.once(stage.folder / WEIGHTS_NAME, partial(write_store, universal, templates.weights()))
         draft = draft_bundle(stage, universal.source, ranking, device, options)
         builder = _builder(universal, device, templates, stage, draft)
         with clock("measure"):  # a few rungs on this host correct the predictions
@@ -87,13 +98,19 @@ def compile_bundle(
         plan = make_plan(universal.source, device, levels=steps, submodels=wanted, corrections=corrections)
         chosen = _chosen(universal, plan, steps, wanted, include)
         with clock("build"):  # slice, and compare with PyTorch: the gate
-            jobs = [(submodel, bucket) for submodel in chosen for bucket in device.buckets]
-            engines = [builder.build(submodel, bucket) for submodel, bucket in clock.each(jobs)]
+            engines: list[EngineEntry] = []
+            for submodel, bucket in clock.each(
+                [(submodel, bucket) for submodel in chosen for bucket in device.buckets]
+            ):
+                engines += [builder.build(submodel, bucket), *build_segments(builder, submodel, bucket)]
         with clock("quality"):  # what the submodels keep, on held-out text
             quality = measure_quality(builder, text_encoder(universal), engines, corpus, clock)
         with clock("bench"):  # what the dispatcher will go by
-            latencies = measure_engines(builder, engines, plan, clock)
-        manifest = write_manifest(stage, draft, plan, chosen, engines, quality)
+            latencies = measure_engines(builder, engines, corrections, clock)
+        completed = complete(draft, plan, chosen, engines, quality, latencies)
+        with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
+            proofs = prove(universal, completed, chosen, builder.cases, clock)
+        manifest = write_manifest(stage, completed, proofs)
         write_build_record(stage, manifest, command, clock.seconds, latencies)
         with clock("verify"):  # the written files, through the runtime
             _verify_written(stage, universal, clock)
@@ -141,15 +158,8 @@ def _key(
     }
 
 
-def _template(universal: UniversalModel, device: DeviceProfile, bucket: Bucket, stage: Stage) -> Template:
-    def produce(path: Path) -> None:
-        save_template(traced_template(universal, universal.module, bucket, device.opset), path)
-
-    return load_template(stage.once(stage.work / f"template-{bucket.label}.onnx", produce))
-
-
 def _builder(
-    universal: UniversalModel, device: DeviceProfile, templates: Mapping[Bucket, Template], stage: Stage, draft: Bundle
+    universal: UniversalModel, device: DeviceProfile, templates: Templates, stage: Stage, draft: Bundle
 ) -> EngineBuilder:
     weights = stage.folder / WEIGHTS_NAME
     encoder, names = text_encoder(universal), [spec.name for spec in universal.source.signature.outputs]

@@ -31,20 +31,28 @@ def levels(
 ) -> tuple[Level, ...]:
     """Levels of ``spec``, smallest first; the last is the universal model.
 
-    ``fractions`` maps an axis kind to one fraction per level; a kind left out keeps its full size. ``None`` moves all
-    kinds together through 1/8, 1/4, 1/2, 1 for a model that was trained nested and 1/4, 1/2, 3/4, 1 otherwise.
+    ``fractions`` maps an axis kind to one fraction per level; a kind left out keeps its full size. ``None`` moves
+    the kinds with choices alone, choice by choice, where there are any: those were trained. Else it moves all kinds
+    together through 1/8, 1/4, 1/2, 1 for a model that was trained nested and 1/4, 1/2, 3/4, 1 otherwise.
     The spec's ``widths`` are rounded to the nearest multiple of ``width_multiple`` (at least one, never above the
-    size), other kinds to whole steps (at least one).
+    size), kinds with choices to the nearest of them, other kinds to whole steps (at least one).
     Raises PlanError for an unknown kind or fractions that do not increase to 1.
     """
     if fractions is None:
-        fractions = dict.fromkeys(spec.kinds, NESTED_FRACTIONS if spec.trained_nested else RANKED_FRACTIONS)
+        fractions = _default(spec)
     _check(spec, fractions)
-    first = next(iter(fractions.values()))
+    count = len(next(iter(fractions.values())))
+    shares = [{kind: steps[index] for kind, steps in fractions.items()} for index in range(count)]
     return tuple(
-        _level(_label(index, first), spec, {kind: steps[index] for kind, steps in fractions.items()}, width_multiple)
-        for index in range(len(first))
+        _level(_label(spec, share, index, count), spec, share, width_multiple) for index, share in enumerate(shares)
     )
+
+
+def _default(spec: ElasticSpec) -> dict[str, Sequence[float]]:
+    chosen = {axis.kind: [choice / axis.size for choice in axis.choices] for axis in spec.axes if axis.choices}
+    if chosen:
+        return dict(chosen)
+    return dict.fromkeys(spec.kinds, NESTED_FRACTIONS if spec.trained_nested else RANKED_FRACTIONS)
 
 
 def _level(label: str, spec: ElasticSpec, shares: Mapping[str, float], width_multiple: int) -> Level:
@@ -55,7 +63,7 @@ def _level(label: str, spec: ElasticSpec, shares: Mapping[str, float], width_mul
         multiple = width_multiple if axis.kind in spec.widths else 1
         values[axis.name] = _rounded(axis, exact, multiple)
         if values[axis.name] != exact:
-            unit = f"a multiple of {multiple}" if multiple > 1 else "whole steps"
+            unit = f"a multiple of {multiple}" if multiple > 1 else "a choice" if axis.choices else "whole steps"
             rounding[f"{label}: {axis.kind} {exact:g} of {axis.size} rounded to {values[axis.name]} ({unit})"] = None
     return Level(label, spec.submodel(values), tuple(rounding))
 
@@ -64,11 +72,18 @@ def _rounded(axis: Axis, exact: float, multiple: int) -> int:
     # The full size stays as it is, even where it is no multiple: the last level is the universal model.
     if exact == axis.size:
         return axis.size
+    if axis.choices:
+        return min(axis.choices, key=lambda choice: (abs(choice - exact), choice))
     return min(axis.size, max(1, floor(exact / multiple + 0.5)) * multiple)
 
 
-def _label(index: int, fractions: Sequence[float]) -> str:
-    return _NAMES[index] if len(fractions) == len(_NAMES) else f"{100 * fractions[index]:g}%"
+def _label(spec: ElasticSpec, shares: Mapping[str, float], index: int, count: int) -> str:
+    """``S`` to ``XL`` for four levels, else the first fraction; ``depth6`` where kinds with choices move alone."""
+    choices = {axis.kind: axis for axis in spec.axes if axis.choices}
+    if shares.keys() == choices.keys():
+        values = {kind: _rounded(choices[kind], share * choices[kind].size, 1) for kind, share in shares.items()}
+        return "-".join(f"{kind}{value}" for kind, value in values.items())
+    return _NAMES[index] if count == len(_NAMES) else f"{100 * next(iter(shares.values())):g}%"
 
 
 def _check(spec: ElasticSpec, fractions: Mapping[str, Sequence[float]]) -> None:

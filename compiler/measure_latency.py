@@ -17,7 +17,7 @@ from .build_engine import EngineBuilder
 from .clock import Clock
 from .cost_model import Correction, fit_correction, predict
 from .levels import Level
-from .plan import Plan, ladder
+from .plan import ladder
 
 # Spread over the ladder; the correction has three factors, so four rungs leave it one to disagree with.
 _RUNGS = 4
@@ -50,26 +50,41 @@ def rungs_to_measure(count: int) -> list[int]:
 
 
 def measure_engines(
-    builder: EngineBuilder, engines: Sequence[EngineEntry], plan: Plan, clock: Clock
+    builder: EngineBuilder, engines: Sequence[EngineEntry], corrections: Mapping[Bucket, Correction], clock: Clock
 ) -> tuple[Latency, ...]:
-    """Predicted latency of every engine, and beside it the measured one if the profile is of this host."""
-    costs = {(candidate.id, cost.bucket): cost for candidate in plan.candidates for cost in candidate.costs}
+    """Predicted latency of every engine, and beside it the measured one if the profile is of this host.
+
+    Engines of one file are one engine, measured once.
+    """
     measured: dict[str, list[float]] = {}
     if is_this_host(builder.profile):
-        groups = [engines[start : start + _GROUP] for start in range(0, len(engines), _GROUP)]
-        for group in clock.each(groups):
+        files = list({engine.file: engine for engine in engines}.values())
+        for group in clock.each([files[start : start + _GROUP] for start in range(0, len(files), _GROUP)]):
             stats = builder.stage.once_json(f"latency-{group[0].file}.json", partial(_best_of_rounds, builder, group))
-            measured |= {engine.id: pair for engine, pair in zip(group, stats, strict=True)}
+            measured |= {engine.file: pair for engine, pair in zip(group, stats, strict=True)}
     return tuple(
         Latency(
             engine=engine.id,
-            predicted_ms=costs[engine.submodel, engine.bucket].latency_ms,
-            measured_p50_ms=measured[engine.id][0] if measured else None,
-            measured_p95_ms=measured[engine.id][1] if measured else None,
+            predicted_ms=_predicted(builder, engine, corrections),
+            measured_p50_ms=measured[engine.file][0] if measured else None,
+            measured_p95_ms=measured[engine.file][1] if measured else None,
             residency=_RESIDENCY if measured else None,
         )
         for engine in engines
     )
+
+
+def _predicted(builder: EngineBuilder, engine: EngineEntry, corrections: Mapping[Bucket, Correction]) -> float:
+    """Milliseconds, corrected where rungs were measured."""
+    source = builder.universal.source
+    submodel = source.spec.parse(engine.submodel)
+    names = [segment.name for segment in source.exits.entry.segments] if source.exits else []
+    if engine.segment is None or source.exits is None:
+        ops = source.workload(submodel, engine.bucket)
+    else:
+        ops = source.exits.workload(submodel, engine.bucket, names.index(engine.segment))
+    cost = predict(ops, builder.profile)
+    return corrections[engine.bucket].corrected_ms(cost) if corrections else cost.predicted_ms
 
 
 def _measured_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], bucket: Bucket) -> list[float]:
@@ -92,7 +107,8 @@ def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> l
             stack.enter_context(runner_for(builder.draft, engine, _RESIDENCY, threads_or_default(None)))
             for engine in engines
         ]
-        feeds = [random_feeds(builder.draft.manifest.inputs, engine.bucket) for engine in engines]
+        interface = builder.draft.manifest.interface
+        feeds = [random_feeds(interface(engine.segment)[0], engine.bucket) for engine in engines]
         rounds = [
             [
                 measure(runner, feed, min_runs=10, max_seconds=_ROUND_SECONDS)

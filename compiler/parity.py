@@ -3,6 +3,8 @@
 Rule, per element: ``|engine - reference| <= atol * max(1, rms(reference)) + rtol * |reference|``, and per output
 cosine similarity at least ``min_cosine``. Both parts must hold (numpy's rule; Polygraphy's default is abs OR rel, which
 lets a large error pass where the reference is large or small by chance). NaN or infinity in either side fails.
+An output computed from another one (an entropy from its logits) inherits that one's error: the larger rms of the two
+counts, and no cosine is asked of it, since entropies near zero have an angle that rounding turns at will.
 
 Tolerances grow with depth because every layer adds its own rounding: float32 has a unit roundoff of 6e-8, a dot product
 over a few thousand terms in another order moves a value of size 1 by about 1e-6, and LayerNorm keeps values near
@@ -66,23 +68,37 @@ class Comparison:
 
 
 def compare(
-    reference: Sequence[Arrays], found: Sequence[Arrays], cases: Sequence[str], limit: Tolerance
+    reference: Sequence[Arrays],
+    found: Sequence[Arrays],
+    cases: Sequence[str],
+    limit: Tolerance,
+    computed_from: Mapping[str, str] | None = None,
 ) -> list[Comparison]:
-    """Compares engine outputs ``found`` with ``reference``, one mapping of arrays per case."""
+    """Compares engine outputs ``found`` with ``reference``, one mapping of arrays per case.
+
+    ``computed_from`` names, for an output, the one that it is computed from.
+    """
+    sources = computed_from or {}
     return [
-        _compare_output(name, [r[name] for r in reference], [f[name] for f in found], cases, limit)
+        _compare_output(
+            name,
+            [r[name] for r in reference],
+            [f[name] for f in found],
+            cases,
+            limit,
+            [_rms(r[sources[name]]) if name in sources else None for r in reference],
+        )
         for name in reference[0]
     ]
 
 
-def within(reference: np.ndarray, found: np.ndarray, limit: Tolerance) -> bool:
-    """Whether one array satisfies the rule."""
+def within(reference: np.ndarray, found: np.ndarray, limit: Tolerance, source_rms: float | None = None) -> bool:
+    """Whether one array satisfies the rule; ``source_rms`` is that of the output which it is computed from."""
     if not _comparable(reference, found):
         return False
     r, f = reference.astype(np.float64), found.astype(np.float64)
-    scale = max(1.0, float(np.sqrt(np.mean(r * r))))
-    close = np.abs(f - r) <= limit.atol * scale + limit.rtol * np.abs(r)
-    return bool(close.all()) and _cosine(r, f) >= limit.min_cosine
+    close = np.abs(f - r) <= limit.atol * max(1.0, _rms(r), source_rms or 0.0) + limit.rtol * np.abs(r)
+    return bool(close.all()) and (source_rms is not None or _cosine(r, f) >= limit.min_cosine)
 
 
 def max_difference(left: Sequence[Arrays], right: Sequence[Arrays]) -> float:
@@ -91,9 +107,14 @@ def max_difference(left: Sequence[Arrays], right: Sequence[Arrays]) -> float:
 
 
 def _compare_output(
-    name: str, reference: list[np.ndarray], found: list[np.ndarray], cases: Sequence[str], limit: Tolerance
+    name: str,
+    reference: list[np.ndarray],
+    found: list[np.ndarray],
+    cases: Sequence[str],
+    limit: Tolerance,
+    source_rms: Sequence[float | None],
 ) -> Comparison:
-    verdicts = [within(r, f, limit) for r, f in zip(reference, found, strict=True)]
+    verdicts = [within(r, f, limit, rms) for r, f, rms in zip(reference, found, source_rms, strict=True)]
     # On failure the figures are those of the failed case, so that the message shows what broke the rule.
     chosen = range(len(cases)) if all(verdicts) else [verdicts.index(False)]
     pairs = [(reference[i].astype(np.float64), found[i].astype(np.float64)) for i in chosen]
@@ -111,6 +132,10 @@ def _compare_output(
 
 def _comparable(r: np.ndarray, f: np.ndarray) -> bool:
     return r.shape == f.shape and bool(np.isfinite(r).all() and np.isfinite(f).all())
+
+
+def _rms(array: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(array, dtype=np.float64))))
 
 
 def _cosine(r: np.ndarray, f: np.ndarray) -> float:

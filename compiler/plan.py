@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Protocol
 
-from ..elastic import Bucket, ElasticSpec, Submodel
+from ..elastic import Bucket, ElasticSpec, Submodel, canonical
 from ..errors import PlanError
 from ..profiles.device_profile import BudgetSpec, DeviceProfile, resolve_limit
 from ..runtime.manifest import Limits
@@ -116,7 +116,7 @@ def ladder(levels: Sequence[Level]) -> tuple[Submodel, ...]:
             values = tuple(
                 (axis, high.submodel[axis.name] if axis.layer in last else value) for axis, value in low.submodel.values
             )
-            rung = Submodel(values)
+            rung = canonical(values)
             rungs.setdefault(rung.id, rung)
     rungs.setdefault(levels[-1].submodel.id, levels[-1].submodel)
     return tuple(rungs.values())

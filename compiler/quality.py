@@ -42,7 +42,7 @@ def measure_quality(
     universal = builder.build(builder.universal.spec.universal(), bucket)
     reference = _embeddings(builder, encoder, universal, corpus.held_out)
     quality = {}
-    for engine in clock.each([engine for engine in engines if engine.bucket == bucket]):
+    for engine in clock.each([e for e in engines if e.bucket == bucket and e.segment is None]):
 
         def assess(engine: EngineEntry = engine) -> Any:
             found = _embeddings(builder, encoder, engine, corpus.held_out)

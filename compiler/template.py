@@ -16,7 +16,7 @@ from onnxscript.optimizer import optimize_ir
 
 from ..elastic import Bucket, ElasticSpec, Submodel
 from ..errors import SliceError
-from ..exporters.trace import Trace, trace
+from ..exporters.trace import Interface, Trace, trace
 from ..exporters.universal import UniversalModel
 from ..runtime.manifest import WEIGHTS_NAME
 from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
@@ -31,7 +31,7 @@ _FACTS = "nestforge.template"
 
 @dataclass(frozen=True)
 class Template:
-    """The ONNX graph of a universal model at one bucket, weights named but not held.
+    """The ONNX graph of a universal model, or of a segment of it, at one bucket; weights named but not held.
 
     ``slice_problem`` says why submodels cannot be emitted from it, or is None. ``module_outputs`` maps a module of the
     PyTorch model to the value it returns, for those that survived the passes.
@@ -76,9 +76,11 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
     return Template(bucket, _without_weights(model, shareable), kept, problem)
 
 
-def traced_template(model: UniversalModel, module: torch.nn.Module, bucket: Bucket, opset: int) -> Template:
-    """Traces ``module`` (the universal model's, or one narrowed from it) and makes a template of it."""
-    traced = trace(module, model.source.signature, bucket, opset)
+def traced_template(
+    model: UniversalModel, module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: int
+) -> Template:
+    """Traces ``module`` (the universal model's, one narrowed from it, or a segment) and makes a template of it."""
+    traced = trace(module, interface, bucket, opset)
     return make_template(traced, model.spec, bucket, set(model.parameters()))
 
 
@@ -112,6 +114,11 @@ def emit(template: Template, store: Store, submodel: Submodel) -> bytes:
                 tensor.external_data.add(key=key, value=value)
     raw: bytes = model.SerializeToString(deterministic=True)
     return raw
+
+
+def weight_bytes(template: Template, store: Store, submodel: Submodel) -> int:
+    """Bytes of the weight store that the engine of ``submodel`` reads."""
+    return sum(store[name].length(submodel) for name in template.weights)
 
 
 def _returned_values(model: ir.Model, module_outputs: Mapping[str, str]) -> dict[str, ir.Value]:

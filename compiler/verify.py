@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ..elastic import Bucket
+from ..elastic import DEPTH, Bucket
 from ..errors import CheckpointError
 from ..exporters.ranking import permute_axis
-from ..exporters.source import open_source
+from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..runtime.bundle import Bundle, open_bundle
-from ..runtime.manifest import WEIGHTS_NAME, EngineEntry, ParityOutput
+from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
 from ..runtime.model import ElasticModel
 from ..runtime.threads import threads_or_default
 from .build_engine import reference_outputs
 from .cases import Case, parity_cases
 from .clock import Clock, Progress, silent
-from .parity import Arrays, compare, tolerance_for
+from .parity import Arrays
 from .rank_axes import text_encoder
 from .store import recover_order
-
-
-@dataclass(frozen=True)
-class EngineVerdict:
-    """Parity of one engine through the runtime; ``problem`` says which output and case broke the rule."""
-
-    engine: str
-    outputs: tuple[ParityOutput, ...]
-    problem: str | None = None
+from .verdict import EngineVerdict, verdict_of
+from .verify_segments import verify_segments
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,7 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
     verdicts: tuple[EngineVerdict, ...] = ()
     if against is not None:
         with clock("model"):
-            universal = load_universal(open_source(against))
+            universal = load_universal(_source(against, bundle))
             _require_same_interface(universal, bundle)
             orders = recover_order(bundle.path / WEIGHTS_NAME, universal)
         with clock("parity"):
@@ -68,6 +61,13 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
     return VerifyReport(
         str(bundle.path), len(bundle.manifest.files), total, str(against) if against else None, verdicts
     )
+
+
+def _source(against: str | Path, bundle: Bundle) -> ModelSource:
+    """The model, cut at the bundle's exits if it has any."""
+    source = open_source(against)
+    depths = next((axis.choices for axis in bundle.manifest.axes if axis.name == DEPTH), None)
+    return replace(source, cut_at=depths) if DEPTH in source.spec.kinds else source
 
 
 def _require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
@@ -87,10 +87,12 @@ def _require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
 def verify_engines(bundle: Bundle, universal: UniversalModel, clock: Clock) -> tuple[EngineVerdict, ...]:
     """Every engine against the PyTorch submodel of ``universal``, which is in the bundle's order."""
     cases = _cases(bundle, universal)
-    return tuple(
-        _verdict(bundle, universal, engine, universal.narrow(universal.spec.parse(engine.submodel)), cases)
-        for engine in clock.each(bundle.manifest.engines)
-    )
+    verdicts: list[EngineVerdict] = []
+    for engine in clock.each([engine for engine in bundle.manifest.engines if engine.segment is None]):
+        submodel = universal.spec.parse(engine.submodel)
+        verdicts.append(_verdict(bundle, universal, engine, universal.narrow(submodel), cases))
+        verdicts += verify_segments(bundle, universal, submodel, engine.bucket, cases[engine.bucket])
+    return tuple(verdicts)
 
 
 def _verify(
@@ -101,7 +103,7 @@ def _verify(
     untouched = [
         _verdict(bundle, universal, engine, universal.module, cases)
         for engine in bundle.manifest.engines
-        if engine.submodel == whole
+        if engine.submodel == whole and engine.segment is None
     ]
     for axis, order in orders.items():
         permute_axis(universal, axis, order)
@@ -123,15 +125,12 @@ def _verdict(
     reference: torch.nn.Module,
     cases: Mapping[Bucket, Sequence[Case]],
 ) -> EngineVerdict:
-    """One engine, answered as a request for its submodel at exactly its bucket.
+    """One whole engine, answered as a request for its submodel at exactly its bucket.
 
     Packed, as users run it while memory lasts; the gate of the build ran it shared, so that both forms are proven.
     """
     own = cases[engine.bucket]
     names = [spec.name for spec in bundle.manifest.outputs]
     with ElasticModel(bundle, {engine.id: "packed"}, threads_or_default(None)) as model:
-        found: list[Arrays] = [model(case.feeds, submodel=engine.submodel).outputs for case in own]
-    limit = tolerance_for(str(bundle.manifest.provenance.profile["precision"]), universal.spec.depth)
-    comparisons = compare(reference_outputs(reference, names, own), found, [case.name for case in own], limit)
-    broken = next((c.describe() for c in comparisons if not c), None)
-    return EngineVerdict(engine.id, tuple(c.output for c in comparisons), broken)
+        found: list[Arrays] = [model(case.feeds, submodel=engine.submodel, exits="off").outputs for case in own]
+    return verdict_of(bundle, universal, engine, own, reference_outputs(reference, names, own), found)

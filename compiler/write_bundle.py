@@ -32,6 +32,7 @@ from ..runtime.manifest import (
     FileEntry,
     Latency,
     Manifest,
+    Proof,
     Provenance,
     Quality,
     Ranking,
@@ -84,37 +85,46 @@ def draft_bundle(
         files=(),
         provenance=Provenance(tool_versions(), source_entries(source), profile_data(profile), options),
         text=signature.text,
+        exits=source.exits.entry if source.exits else None,
     )
     return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, ()))
 
 
-def write_manifest(
-    stage: Stage,
+def complete(
     draft: Bundle,
     plan: Plan,
     chosen: Sequence[Submodel],
     engines: Sequence[EngineEntry],
     quality: Mapping[str, Quality],
-) -> Manifest:
-    """Completes the draft's manifest and writes it; files of engines that were not chosen are removed first."""
-    listed = {engine.file for engine in engines}
-    for path in stage.folder.glob("*.onnx"):
-        if path.name not in listed:  # rungs that were built only to be measured
-            path.unlink()
+    latencies: Sequence[Latency],
+) -> Bundle:
+    """The draft with its submodels, engines and budgets: everything but the files, so that it can answer."""
     candidates = {candidate.id: candidate for candidate in plan.candidates}
     submodels = tuple(
         SubmodelEntry(c.id, c.labels, c.values, c.parameters, c.weight_bytes, quality.get(c.id))
         for c in (candidates[submodel.id] for submodel in chosen)
     )
-    budgets = tuple(BudgetEntry(b.name, b.limits, b.submodel, b.reason) for b in plan.budgets)
-    paths = sorted(path for path in stage.folder.iterdir() if path.is_file() and _listed(path.name))
     manifest = replace(
         draft.manifest,
         submodels=submodels,
         engines=tuple(engines),
-        budgets=budgets,
+        budgets=tuple(BudgetEntry(b.name, b.limits, b.submodel, b.reason) for b in plan.budgets),
         notes=plan.notes,
+    )
+    return replace(draft, manifest=manifest, build=replace(draft.build, latencies=tuple(latencies)))
+
+
+def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:
+    """Writes the manifest of a completed bundle; files of engines that it does not list are removed first."""
+    listed = {engine.file for engine in completed.manifest.engines}
+    for path in stage.folder.glob("*.onnx"):
+        if path.name not in listed:  # rungs that were built only to be measured
+            path.unlink()
+    paths = sorted(path for path in stage.folder.iterdir() if path.is_file() and _listed(path.name))
+    manifest = replace(
+        completed.manifest,
         files=tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in paths),
+        proofs=tuple(proofs),
     )
     write_synced(stage.folder / MANIFEST_NAME, to_json(unstructure(manifest)))
     return manifest

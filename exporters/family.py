@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..elastic import Bucket, ElasticSpec, Submodel
 from ..errors import ExportError, UnsupportedModelError
-from ..runtime.manifest import TensorSpec, TextEntry
+from ..runtime.manifest import Proof, TensorSpec, TextEntry
 from ..workload import Op
 from .checkpoint import Checkpoint
+from .exits import Exits
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
@@ -78,8 +80,18 @@ class Family(ABC):
         Raises CheckpointError if weights are missing or misfit.
         """
 
+    def exits(self, checkpoint: Checkpoint, wanted: Sequence[int] | None) -> Exits | None:  # noqa: ARG002  (optional)
+        """The model's exits, cut at those after the layers ``wanted`` (None is all), or None for a model without exits
+        or whose exits have no entropy. Its spec then has an axis ``depth`` with the exits' layers as choices."""
+        return None
+
+    def prove_load(self, checkpoint: Checkpoint, feeds: Mapping[str, np.ndarray]) -> Iterator[Proof]:  # noqa: ARG002
+        """What ``load`` did to the stored weights, proven against them on ``feeds``; nothing if it only read them."""
+        return iter(())
+
     def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:  # noqa: B027  (optional, not abstract)
-        """Adjusts attributes of ``module`` (whose parameters are narrowed already) that repeat an axis value."""
+        """Adjusts what of ``module`` (whose parameters are narrowed already) repeats an axis value: attributes, and the
+        layers behind the submodel's depth."""
 
 
 @cache

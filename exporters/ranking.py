@@ -27,7 +27,7 @@ _PROBES = 2
 def magnitude_scores(model: UniversalModel) -> Scores:
     """Squared weight norm of every step of every axis, ``[n]`` per axis: needs no data."""
     parameters = model.parameters()
-    scores = {axis.name: torch.zeros(axis.size, dtype=torch.float64) for axis in model.spec.axes}
+    scores = {axis.name: torch.zeros(axis.size, dtype=torch.float64) for axis in model.spec.prefix_axes}
     for cut in model.spec.slices:
         blocks = step_blocks(parameters[cut.parameter].data, cut).double()
         scores[cut.axis] += blocks.flatten(1).square().sum(1)
@@ -43,11 +43,14 @@ def taylor_scores(
 
     Zeroing step ``j`` of an axis changes the outputs by about ``J_j h_j``: its activation times the derivative of the
     outputs. The score is the expected square of that change over texts, estimated with random output directions. The
-    activation is the input of the layer whose columns the axis slices.
+    activation is the input of the layer whose columns the axis slices. Where a model has exits, each judges the layers
+    before it.
     """
+    exits = model.source.exits
+    module = exits.every_exit(model.module) if exits else model.module
     consumers = _consumers(model)
     captured: dict[str, torch.Tensor] = {}
-    scores = {axis.name: torch.zeros(axis.size, dtype=torch.float64) for axis in model.spec.axes}
+    scores = {axis.name: torch.zeros(axis.size, dtype=torch.float64) for axis in model.spec.prefix_axes}
 
     def capture(axis: str) -> Callable[..., None]:
         def hook(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -60,7 +63,7 @@ def taylor_scores(
     try:
         with torch.enable_grad():
             for index, batch in enumerate(batches):
-                outputs = model.module(*batch)
+                outputs = module(*batch)
                 axes = [cut.axis for cut, _ in consumers]
                 hidden = [captured[axis] for axis in axes]
                 for probe in range(_PROBES):
@@ -88,7 +91,7 @@ def rank(
     Equal scores keep their order. Returns what the manifest records. Raises CheckpointError if a score is not finite.
     """
     order_hash = hashlib.sha256()
-    for axis in model.spec.axes:
+    for axis in model.spec.prefix_axes:
         if not torch.isfinite(scores[axis.name]).all():
             raise CheckpointError(
                 f"axis {axis.name}: importance is not finite; the weights or calibration text overflow"
@@ -119,7 +122,7 @@ def step_blocks(data: torch.Tensor, cut: PrefixSlice) -> torch.Tensor:
 def _consumers(model: UniversalModel) -> list[tuple[PrefixSlice, torch.nn.Module]]:
     """Per axis, the layer that reads it: the one whose weight is sliced along its input dimension."""
     found = {cut.axis: cut for cut in model.spec.slices if cut.dim == 1}
-    missing = [axis.name for axis in model.spec.axes if axis.name not in found]
+    missing = [axis.name for axis in model.spec.prefix_axes if axis.name not in found]
     if missing:
         raise ExportError(
             f"axis {missing[0]}: no weight is sliced along dimension 1, so Taylor ranking has no activation"

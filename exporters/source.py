@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
 
-from ..elastic import Bucket, ElasticSpec, Submodel
+from ..elastic import DEPTH, Bucket, ElasticSpec, Submodel
+from ..errors import PlanError
 from ..workload import Op
 from .checkpoint import Checkpoint, open_checkpoint
+from .exits import Exits, chosen_exits
 from .family import Family, Signature, family_of
 
 # Engines hold float32 weights whatever the checkpoint's storage type.
@@ -19,11 +21,12 @@ BYTES_PER_PARAMETER = 4
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A checkpoint together with the family that reads it."""
+    """A checkpoint with the family that reads it; ``cut_at`` are the layers whose exits are used, None is all."""
 
     checkpoint: Checkpoint
     family: Family
     shapes: Mapping[str, tuple[int, ...]]  # of every parameter of the universal model, by name
+    cut_at: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -31,7 +34,22 @@ class ModelSource:
 
     @cached_property
     def spec(self) -> ElasticSpec:
-        return self.family.describe(self.checkpoint)
+        spec = self.family.describe(self.checkpoint)
+        if self.cut_at is None:
+            return spec
+        if DEPTH not in spec.kinds:
+            raise PlanError(f"{self.checkpoint.folder}: exits {list(self.cut_at)} asked for, but this model has none")
+        return replace(
+            spec,
+            axes=tuple(
+                replace(axis, choices=chosen_exits(axis.choices, self.cut_at)) if axis.choices else axis
+                for axis in spec.axes
+            ),
+        )
+
+    @cached_property
+    def exits(self) -> Exits | None:
+        return self.family.exits(self.checkpoint, self.cut_at)
 
     @cached_property
     def signature(self) -> Signature:
@@ -39,7 +57,11 @@ class ModelSource:
 
     def parameters(self, submodel: Submodel) -> int:
         """Number of parameters of ``submodel``."""
-        return sum(prod(self.spec.shape_of(name, shape, submodel)) for name, shape in self.shapes.items())
+        return sum(
+            prod(self.spec.shape_of(name, shape, submodel))
+            for name, shape in self.shapes.items()
+            if self.spec.has(name, submodel)
+        )
 
     def weight_bytes(self, submodel: Submodel) -> int:
         """Bytes of the weights of ``submodel`` as an engine holds them."""
@@ -50,8 +72,12 @@ class ModelSource:
         return self.family.workload(self.checkpoint, submodel, bucket)
 
 
-def open_source(folder: Path | str) -> ModelSource:
-    """Opens a model folder. Raises CheckpointError or UnsupportedModelError."""
+def open_source(folder: Path | str, exits: Sequence[int] | None = None) -> ModelSource:
+    """Opens a model folder; ``exits`` are the layers whose exits are used, by default all.
+
+    Raises CheckpointError or UnsupportedModelError.
+    """
     checkpoint = open_checkpoint(Path(folder))
     family = family_of(checkpoint)
-    return ModelSource(checkpoint, family, family.parameter_shapes(checkpoint))
+    cut_at = None if exits is None else tuple(exits)
+    return ModelSource(checkpoint, family, family.parameter_shapes(checkpoint), cut_at)

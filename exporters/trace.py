@@ -9,13 +9,14 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import onnx_ir as ir
 import torch
 
 from ..elastic import Bucket
 from ..errors import ExportError
-from .family import Signature
+from ..runtime.manifest import TensorSpec
 from .universal import PREFIX
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -29,12 +30,21 @@ class Trace:
     module_outputs: dict[str, str]
 
 
-def trace(module: torch.nn.Module, signature: Signature, bucket: Bucket, opset: int) -> Trace:
+class Interface(Protocol):
+    """Inputs and outputs of a traced module, by position: those of a whole model or of a segment."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
+
+
+def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: int) -> Trace:
     """Traces ``module`` with static shapes. Weights are not folded, so every initializer keeps its parameter's name.
 
     Raises ExportError with torch's reason if the module does not export.
     """
-    example = tuple(torch.ones(spec.shape(bucket), dtype=getattr(torch, spec.dtype)) for spec in signature.inputs)
+    example = tuple(torch.ones(spec.shape(bucket), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs)
     try:
         with quiet_export():
             program = torch.onnx.export(
@@ -43,8 +53,8 @@ def trace(module: torch.nn.Module, signature: Signature, bucket: Bucket, opset: 
                 dynamo=True,
                 optimize=False,
                 opset_version=opset,
-                input_names=[spec.name for spec in signature.inputs],
-                output_names=[spec.name for spec in signature.outputs],
+                input_names=[spec.name for spec in interface.inputs],
+                output_names=[spec.name for spec in interface.outputs],
                 verbose=False,
             )
     except Exception as failure:  # torch.export raises many unrelated types for models it cannot trace

@@ -16,16 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import BundleCorruptError, BundleFormatError
-from .manifest import (
-    BUILD_NAME,
-    MANIFEST_NAME,
-    MAX_JSON_BYTES,
-    BuildRecord,
-    FileEntry,
-    Manifest,
-    read_build_record,
-    read_manifest,
-)
+from .manifest import BUILD_NAME, MANIFEST_NAME, BuildRecord, FileEntry, Manifest
+from .read_manifest import MAX_JSON_BYTES, read_build_record, read_manifest
 
 Check = Literal["fast", "full"]
 

@@ -1,28 +1,22 @@
-"""The manifest and the build record of a bundle, as docs/bundle-format.md specifies them."""
+"""The manifest and the build record of a bundle, as docs/bundle-format.md specifies them (read_manifest.py reads)."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..elastic import Axis, Bucket, ElasticSpec
-from ..errors import BundleFormatError, PlanError, SelectionError
-from ..strict import structure
+from ..elastic import Axis, Bucket
+from ..errors import SelectionError
 
-# 1 (2026-11): first published schema.
-SCHEMA_VERSION = 1
+# 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
+SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
 REPORT_NAME = "report.md"
 WEIGHTS_NAME = "weights.safetensors"
-# A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
-MAX_JSON_BYTES = 16 * 2**20
-MAX_ELEMENTS = 2**31
 # The whole numbers that an array of each dtype holds.
-_RANGES = {
+RANGES = {
     "float32": (-(2**63), 2**63 - 1),
     "float16": (-65504, 65504),
     "int64": (-(2**63), 2**63 - 1),
@@ -31,13 +25,9 @@ _RANGES = {
     "uint8": (0, 255),
     "bool": (0, 1),
 }
-DTYPES = tuple(_RANGES)
-# Of one model; a submodel's id names each of them.
-MAX_KINDS = 64
+DTYPES = tuple(RANGES)
 # The hashes of these cannot stand in the manifest: it is one of them, and the others name its hash or follow it.
 UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME)
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -123,11 +113,13 @@ class SubmodelEntry:
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """One submodel at one bucket, as a file that a backend runs, with its analytic costs.
+    """One submodel at one bucket, or one ``segment`` of it, as a file that a backend runs, with its analytic costs.
 
-    ``private_bytes`` are the initializers inside the file, which no other engine shares. ``activation_bytes`` estimates
-    what a run takes beside the weights: eight times the operands of its largest product. ``slice_problem`` says why an
-    engine was traced. Only an engine that is still being built has no ``parity``.
+    Engines of one file are one engine: submodels that differ in depth alone share their segments. ``private_bytes`` are
+    the initializers inside the file, which no other engine shares; ``weight_bytes`` is what a segment reads of the
+    weight store (a whole engine reads its submodel's). ``activation_bytes`` estimates what a run takes beside the
+    weights: eight times the operands of its largest product. ``slice_problem`` says why an engine was traced. Only an
+    engine that is still being built has no ``parity``.
     """
 
     id: str
@@ -142,6 +134,63 @@ class EngineEntry:
     activation_bytes: int = field(metadata={"min": 0})
     slice_problem: str | None = None
     parity: ParityReceipt | None = None
+    segment: str | None = None
+    weight_bytes: int | None = field(default=None, metadata={"min": 0})
+
+
+@dataclass(frozen=True)
+class SegmentEntry:
+    """The layers between two exits, compiled as engines of their own; ``layer`` counts the layers that have run when
+    its exit answers. A segment but the first takes the state that the one before returned."""
+
+    name: str
+    layer: int = field(metadata={"min": 1})
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class GateEntry:
+    """When a row leaves early: ``entropy compare threshold``, in nats; a threshold for every exit but the last, which
+    always answers. A negative one closes its exit."""
+
+    compare: Literal["<", "<="]
+    thresholds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ExitsEntry:
+    """The exits of a multi-exit model and the segments between them, in order; ``gate`` is the model's own, if any.
+
+    Every segment returns ``logits`` ``[B, classes]`` and ``entropy`` ``[B]`` (nats) of its exit, and all but the last
+    the state ``state_out`` ``[B, S, H]`` that the next takes as ``state_in``. ``mask`` is the input that says which
+    positions count. ``trims``: whether positions behind the longest row may be cut without changing an answer.
+    """
+
+    segments: tuple[SegmentEntry, ...]
+    classes: int = field(metadata={"min": 2})
+    logits: str
+    entropy: str
+    state_in: str
+    state_out: str
+    mask: str
+    trims: bool
+    gate: GateEntry | None = None
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One acceptance suite on one subject: how many comparisons it made, the worst figure found, and the limit kept.
+
+    ``near_ties`` lists decisions that were left out because they lie within the measured error of a threshold.
+    """
+
+    suite: Literal["load", "slice", "decision", "composition", "extremes"]
+    subject: str
+    checked: int = field(metadata={"min": 1})
+    worst: float
+    limit: float
+    near_ties: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -218,6 +267,15 @@ class Manifest:
     provenance: Provenance
     text: TextEntry | None = None
     notes: tuple[str, ...] = ()
+    exits: ExitsEntry | None = None
+    proofs: tuple[Proof, ...] = ()
+
+    def interface(self, segment: str | None) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Inputs and outputs of the engines of ``segment``, or of whole engines for None."""
+        for entry in self.exits.segments if self.exits else ():
+            if entry.name == segment:
+                return entry.inputs, entry.outputs
+        return self.inputs, self.outputs
 
     def submodel(self, submodel_id: str) -> SubmodelEntry:
         """The submodel with this id or label. Raises SelectionError listing what exists."""
@@ -254,133 +312,3 @@ class BuildRecord:
     host: Mapping[str, Any]
     seconds: Mapping[str, float]
     latencies: tuple[Latency, ...]
-
-
-def read_manifest(raw: bytes, where: str) -> Manifest:
-    """Parses a manifest. Raises BundleFormatError for anything this version cannot vouch for."""
-    manifest = structure(Manifest, _versioned_json(raw, where), where, BundleFormatError)
-    for problem in _problems(manifest):
-        raise BundleFormatError(f"{where}: {problem}")
-    return manifest
-
-
-def read_build_record(raw: bytes, where: str) -> BuildRecord:
-    """Parses a build record. Raises BundleFormatError for anything this version cannot vouch for."""
-    return structure(BuildRecord, _versioned_json(raw, where), where, BundleFormatError)
-
-
-def is_plain_name(path: str) -> bool:
-    """True for a file name that cannot leave its folder on any platform."""
-    return _PLAIN_NAME.fullmatch(path) is not None
-
-
-def _problems(manifest: Manifest) -> Iterable[str]:
-    """What the types alone do not say: names confined to the folder, references that resolve, sane shapes."""
-    files = [f.path for f in manifest.files]
-    for entry in manifest.files:
-        if not is_plain_name(entry.path):
-            yield f"file {entry.path!r} may leave the bundle; expected a plain file name"
-        if entry.path in UNLISTED:
-            yield f"files lists {entry.path}, whose hash cannot stand in the manifest"
-        if not _SHA256.fullmatch(entry.sha256):
-            yield f"file {entry.path}: sha256 {entry.sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
-    # Compared without case: on some file systems two such names are one file.
-    yield from _repeated("file", (path.lower() for path in files))
-    yield from _repeated("submodel", (name for entry in manifest.submodels for name in (entry.id, *entry.labels)))
-    yield from _repeated("engine", (entry.id for entry in manifest.engines))
-    yield from _repeated("budget", (entry.name for entry in manifest.budgets))
-    yield from _repeated("input", (entry.name for entry in manifest.inputs))
-    yield from _repeated("output", (entry.name for entry in manifest.outputs))
-    yield from _repeated("engine for", (f"{e.submodel} at {e.bucket.label}, {e.backend}" for e in manifest.engines))
-
-    yield from _axis_problems(manifest)
-
-    ids = {entry.id for entry in manifest.submodels}
-    for engine in manifest.engines:
-        if engine.submodel not in ids:
-            yield f"engine {engine.id}: submodel {engine.submodel!r} is not in this manifest"
-        if engine.parity is None:
-            yield f"engine {engine.id}: has no parity receipt"
-        if engine.file not in files:
-            yield f"engine {engine.id}: file {engine.file!r} is not among the files"
-        if min(engine.bucket.batch, engine.bucket.sequence) < 1 or engine.bucket.tokens > MAX_ELEMENTS:
-            yield f"engine {engine.id}: bucket {engine.bucket.label} is outside 1..{MAX_ELEMENTS} tokens"
-    for budget in manifest.budgets:
-        if budget.submodel not in ids:
-            yield f"budget {budget.name}: submodel {budget.submodel!r} is not in this manifest"
-    for spec in (*manifest.inputs, *manifest.outputs):
-        if any(d not in {"batch", "sequence"} if isinstance(d, str) else not 1 <= d <= MAX_ELEMENTS for d in spec.dims):
-            yield f"tensor {spec.name}: dims {list(spec.dims)}; expected 'batch', 'sequence' or a positive number"
-        low, high = _RANGES[spec.dtype]
-        if spec.high is not None:
-            low, high = max(low, 0), min(high, spec.high - 1)
-        if spec.pad is not None and not low <= spec.pad <= high:
-            yield f"tensor {spec.name}: pad {spec.pad} is outside {low}..{high}"
-    if manifest.text:
-        names = {spec.name for spec in manifest.inputs}
-        if manifest.text.file not in files:
-            yield f"text: file {manifest.text.file!r} is not among the files"
-        for name in (manifest.text.ids, manifest.text.mask, manifest.text.type_ids):
-            if name is not None and name not in names:
-                yield f"text: {name!r} is not an input of this model"
-    if not manifest.engines or not manifest.inputs or not manifest.outputs:
-        yield "expected at least one engine, one input and one output"
-
-
-def _axis_problems(manifest: Manifest) -> Iterable[str]:
-    """Axes that cannot be, and submodels that do not lie on them."""
-    yield from _repeated("axis", (axis.name for axis in manifest.axes))
-    for axis in manifest.axes:
-        if not 1 <= axis.size <= MAX_ELEMENTS:
-            yield f"axis {axis.name}: size {axis.size} is outside 1..{MAX_ELEMENTS}"
-    spec = ElasticSpec(manifest.axes, ())
-    if len(spec.kinds) > MAX_KINDS:
-        yield f"axes are of {len(spec.kinds)} kinds, more than the {MAX_KINDS} allowed"
-        return
-    for entry in manifest.submodels:
-        try:
-            submodel = spec.from_kinds(entry.values)
-        except PlanError as problem:
-            yield f"submodel {entry.id}: {problem}"
-            continue
-        values = {kind: tuple(widths) for kind, widths in submodel.by_kind().items()}
-        if entry.values != values:  # from_kinds completes what is left out; a manifest leaves nothing out
-            missing = next(kind for kind in values if entry.values.get(kind) != values[kind])
-            yield f"submodel {entry.id}: values of {missing}; expected one for each of {len(values[missing])} axes"
-        elif entry.id != submodel.id:
-            yield f"submodel {entry.id}: its values are those of {submodel.id}"
-
-
-def _repeated(what: str, names: Iterable[str]) -> Iterable[str]:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            yield f"{what} {name!r} stands twice"
-        seen.add(name)
-
-
-def _versioned_json(raw: bytes, where: str) -> object:
-    if len(raw) > MAX_JSON_BYTES:
-        raise BundleFormatError(f"{where}: {len(raw)} bytes, more than the {MAX_JSON_BYTES} allowed")
-    try:
-        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as failure:
-        raise BundleFormatError(f"{where}: not JSON ({failure})") from failure
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION:
-        raise BundleFormatError(
-            f"{where}: schema_version {str(version)[:80]!r}, expected {SCHEMA_VERSION}; "
-            "open it with the nestforge release that wrote it, or compile again"
-        )
-    return data
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)[:80]}")
-    return table
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")

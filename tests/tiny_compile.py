@@ -16,7 +16,8 @@ from nestforge.compiler.rank_axes import text_encoder
 from nestforge.compiler.staging import Stage
 from nestforge.compiler.store import read_store, write_store
 from nestforge.compiler.template import Template, traced_template
-from nestforge.compiler.write_bundle import draft_bundle, write_build_record, write_manifest
+from nestforge.compiler.templates import TemplateKey, Templates
+from nestforge.compiler.write_bundle import complete, draft_bundle, write_build_record, write_manifest
 from nestforge.elastic import Bucket
 from nestforge.exporters.checkpoint import sha256_of
 from nestforge.exporters.universal import UniversalModel
@@ -56,20 +57,24 @@ def board(**changes: Any) -> DeviceProfile:
 
 def template_of(universal: UniversalModel, bucket: Bucket = BUCKET) -> Template:
     """The universal model, traced."""
-    return traced_template(universal, universal.module, bucket, 20)
+    return traced_template(universal, universal.module, universal.source.signature, bucket, 20)
 
 
 def builder_in(folder: Path, universal: UniversalModel, template: Template, profile: DeviceProfile) -> EngineBuilder:
     """A builder whose staging folder is ``folder``: what ``compile_bundle`` has before it builds the first engine."""
     stage = Stage(folder)
     stage.work.mkdir(parents=True)
-    write_store(universal, template.weights, folder / WEIGHTS_NAME)
+    templates = Templates(universal, stage, 20)
+    templates.known[TemplateKey(template.bucket, universal.spec.universal().structure)] = template
+    for key in templates.keys([universal.spec.universal()], [template.bucket]):
+        templates.get(key)  # those of segments, where there are any
+    write_store(universal, templates.weights(), folder / WEIGHTS_NAME)
     cases = parity_cases(universal.source.signature, template.bucket, text_encoder(universal))
     names = [spec.name for spec in universal.source.signature.outputs]
     return EngineBuilder(
         universal=universal,
         profile=profile,
-        templates={template.bucket: template},
+        templates=templates,
         store=read_store(folder / WEIGHTS_NAME, universal.spec),
         weights_sha256=sha256_of(folder / WEIGHTS_NAME),
         cases={template.bucket: cases},
@@ -86,7 +91,8 @@ def write_levels(builder: EngineBuilder, quality: dict[str, Quality] | None = No
     plan = make_plan(source, profile, levels=steps)
     chosen = [step.submodel for step in steps]
     engines = [builder.build(submodel, bucket) for submodel in chosen for bucket in profile.buckets]
-    latencies = measure_engines(builder, engines, plan, Clock(silent))
-    manifest = write_manifest(builder.stage, builder.draft, plan, chosen, engines, quality or {})
+    latencies = measure_engines(builder, engines, {}, Clock(silent))
+    completed = complete(builder.draft, plan, chosen, engines, quality or {}, latencies)
+    manifest = write_manifest(builder.stage, completed, ())
     write_build_record(builder.stage, manifest, ["nestforge", "compile"], {"build": 1.5}, latencies)
     return builder.stage.folder

@@ -24,6 +24,18 @@ class BucketType(click.ParamType):  # type: ignore[type-arg]  # generic in new r
             self.fail(str(failure), param, ctx)
 
 
+class LayersType(click.ParamType):  # type: ignore[type-arg]  # as above
+    """``3,6,9``: numbers of layers."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            return value if isinstance(value, tuple) else tuple(int(item) for item in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r}: expected numbers of layers, such as 3,6,9", param, ctx)
+
+
 class LevelsType(click.ParamType):  # type: ignore[type-arg]  # as above
     """``ffn=0.25,0.5,1``: an axis kind and its granularities as fractions of the full size."""
 

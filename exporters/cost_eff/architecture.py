@@ -75,16 +75,6 @@ class Architecture:
         return shapes
 
 
-def logits_name(layer: int) -> str:
-    """Name of the output with the logits ``[B, C]`` of the exit after ``layer`` layers."""
-    return f"exit_{layer}.logits"
-
-
-def entropy_name(layer: int) -> str:
-    """Name of the output with the entropy ``[B]``, in nats, of the exit after ``layer`` layers."""
-    return f"exit_{layer}.entropy"
-
-
 def _linear(name: str, inputs: int, outputs: int) -> dict[str, Shape]:
     return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
 

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from .architecture import Architecture, Widths, entropy_name, logits_name
+from .architecture import Architecture, Widths
 from .entropy import entropy
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -35,29 +35,40 @@ class CostEffModel(torch.nn.Module):
         heads = {str(layer): torch.nn.Linear(architecture.hidden, classes) for layer in architecture.exits.layers}
         self.exits = torch.nn.ModuleDict(heads)
 
+    @property
+    def depth(self) -> int:
+        """Layers of this model, fewer than the architecture's in a shorter submodel."""
+        return len(self.encoder.layer)
+
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
-        """Ids, mask and types ``[B, S]`` to the logits ``[B, C]`` and, where it is defined, the entropy ``[B]`` of
-        every exit, by output name; nothing leaves early here."""
-        states = self.hidden_states(input_ids, attention_mask, token_type_ids)
-        outputs: dict[str, torch.Tensor] = {}
-        for layer in self.architecture.exits.layers:
-            logits = self.exit_logits(layer, states[layer], attention_mask)
-            outputs[logits_name(layer)] = logits
-            if self.architecture.has_entropy:
-                outputs[entropy_name(layer)] = entropy(logits)
-        return outputs
+    ) -> tuple[torch.Tensor, ...]:
+        """Ids, mask and types ``[B, S]`` to the answer of the last exit; nothing leaves early here."""
+        hidden = self.hidden_states(input_ids, attention_mask, token_type_ids)[-1]
+        return self.answer(self.depth, hidden, attention_mask)
+
+    def answer(self, layer: int, hidden: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Logits ``[B, C]`` of the exit after ``layer`` layers and, where it is defined, their entropy ``[B]``."""
+        logits = self.exit_logits(layer, hidden, attention_mask)
+        return (logits, entropy(logits)) if self.architecture.has_entropy else (logits,)
 
     def hidden_states(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
         """``[B, S, H]`` of the embeddings and of every layer: index ``i`` is the state after ``i`` layers."""
         states = [self.embeddings(input_ids, token_type_ids)]
+        return states + self.states_from(states[0], attention_mask, 0, self.depth)
+
+    def states_from(
+        self, hidden: torch.Tensor, attention_mask: torch.Tensor, first: int, last: int
+    ) -> list[torch.Tensor]:
+        """The states ``[B, S, H]`` after layers ``first + 1`` to ``last``, from the one after ``first`` layers."""
         # The lowest finite number and not minus infinity: a row without any real token stays free of NaN.
-        keys = torch.where(attention_mask[:, None, None, :].bool(), 0.0, torch.finfo(states[0].dtype).min)
-        for layer in self.encoder.layer:
-            states.append(layer(states[-1], keys))
+        keys = torch.where(attention_mask[:, None, None, :].bool(), 0.0, torch.finfo(hidden.dtype).min)
+        states = []
+        for layer in self.encoder.layer[first:last]:
+            hidden = layer(hidden, keys)
+            states.append(hidden)
         return states
 
     def exit_logits(self, layer: int, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -186,12 +197,13 @@ class OutputBias(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.zeros(width))
 
 
-class EveryExit(torch.nn.Module):
-    """``model`` with its outputs as a tuple, exit by exit: what the compiler traces and holds engines against."""
+class Answering(torch.nn.Module):
+    """``model`` as the compiler traces it: the answer of its last exit."""
 
     def __init__(self, model: CostEffModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(self.model(*inputs).values())
+        answer: tuple[torch.Tensor, ...] = self.model(*inputs)
+        return answer

@@ -1,27 +1,36 @@
 """Multi-exit, slenderised BERT encoders (COST-EFF): every layer thin, an exit after some of them. See docs/cost-eff.md.
 
-Axes per layer: ``ffn`` and ``heads`` as in BERT, each at the width that slenderising left; a layer without heads or
-without FFN channels has no such axis. The rank of a factorised embedding is no axis: a lookup reads rows of ``[V, R]``,
-so a prefix of ``R`` is no contiguous part of the table, and the transpose would make every lookup jump ``R`` times.
+Axes: ``depth`` with the exits' layers as choices; per layer ``ffn`` and ``heads`` as in BERT, each at the width that
+slenderising left; a layer without heads or without FFN channels has no such axis. The rank of a factorised embedding is
+no axis: a lookup reads rows of ``[V, R]``, so a prefix of ``R`` is no contiguous part of the table, and the transpose
+would make every lookup jump ``R`` times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ...elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
+from ...elastic import DEPTH, Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
-from ...runtime.manifest import TensorSpec, TextEntry
+from ...runtime.manifest import Proof, TensorSpec, TextEntry
 from ...workload import Op
 from ..checkpoint import Checkpoint
-from ..cost_eff.architecture import Architecture, entropy_name, logits_name
+from ..cost_eff.architecture import Architecture
 from ..cost_eff.forward_ops import forward_ops
 from ..cost_eff.read_architecture import read_architecture
+from ..cost_eff.segments import CostEffExits, answer_specs
+from ..cost_eff.sidecar import read_sidecar
+from ..exits import Exits, chosen_exits
 from ..family import Family, Signature
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+
+_PLACED = re.compile(r"encoder\.layer\.(?P<layer>\d+)\.|exits\.(?P<exit>\d+)\.")
 
 
 class CostEffFamily(Family):
@@ -45,19 +54,38 @@ class CostEffFamily(Family):
         ]
         if architecture.types > 1:
             inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=architecture.types))
-        outputs = []
-        for layer in architecture.exits.layers:
-            outputs.append(TensorSpec(logits_name(layer), "float32", ("batch", architecture.exits.classes)))
-            if architecture.has_entropy:
-                outputs.append(TensorSpec(entropy_name(layer), "float32", ("batch",)))
         text = None
         if (checkpoint.folder / "tokenizer.json").is_file():
             type_ids = "token_type_ids" if architecture.types > 1 else None
             text = TextEntry("tokenizer.json", "input_ids", "attention_mask", type_ids, None)
-        return Signature(tuple(inputs), tuple(outputs), architecture.positions, "attention_mask", text)
+        return Signature(tuple(inputs), answer_specs(architecture), architecture.positions, "attention_mask", text)
 
     def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
         return forward_ops(read_architecture(checkpoint), submodel, bucket)
+
+    def exits(self, checkpoint: Checkpoint, wanted: Sequence[int] | None) -> Exits | None:
+        architecture = read_architecture(checkpoint)
+        layers = chosen_exits(architecture.exits.layers, wanted)
+        if not architecture.has_entropy or len(layers) == 1:
+            return None
+        return CostEffExits(architecture, read_sidecar(checkpoint.folder), self.signature(checkpoint).inputs, layers)
+
+    def prove_load(self, checkpoint: Checkpoint, feeds: Mapping[str, np.ndarray]) -> Iterator[Proof]:
+        from ..cost_eff.prove_load import prove_factors, prove_kept
+
+        architecture = read_architecture(checkpoint)
+        stored = replace(architecture, layers=architecture.stored, kept={})
+        specs = _spec(architecture, nested=False), _spec(stored, nested=False)
+        yield from prove_kept(checkpoint, architecture, specs, feeds)
+        model = self.load(checkpoint).model
+        yield from prove_factors(model, feeds)  # type: ignore[arg-type]  # what load() returned
+
+    def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:
+        model = module.model
+        assert submodel.depth is not None
+        del model.encoder.layer[submodel.depth :]  # type: ignore[union-attr, operator]  # what load() returned
+        for layer in [name for name in model.exits if int(name) > submodel.depth]:  # type: ignore[union-attr]
+            del model.exits[layer]  # type: ignore[union-attr, operator]
 
     def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
         return read_architecture(checkpoint).parameter_shapes
@@ -65,7 +93,7 @@ class CostEffFamily(Family):
     def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
         import torch
 
-        from ..cost_eff.model import CostEffModel, EveryExit
+        from ..cost_eff.model import Answering, CostEffModel
         from ..cost_eff.weights import read_weights
 
         architecture = read_architecture(checkpoint)
@@ -73,14 +101,19 @@ class CostEffFamily(Family):
             model = CostEffModel(architecture)
         weights = read_weights(checkpoint, architecture, _spec(architecture, nested=False))
         model.load_state_dict(weights, assign=True)
-        return EveryExit(model).eval().requires_grad_(False)
+        return Answering(model).eval().requires_grad_(False)
 
 
 FAMILY = CostEffFamily()
 
 
 def _spec(architecture: Architecture, nested: bool) -> ElasticSpec:
-    axes, slices = [], []
+    axes = [Axis(DEPTH, len(architecture.layers), architecture.exits.layers)]
+    slices = []
+    since = {}
+    for name in architecture.parameter_shapes:
+        if placed := _PLACED.match(name):
+            since[name] = int(placed["exit"]) if placed["exit"] else int(placed["layer"]) + 1
     for layer, widths in enumerate(architecture.layers):
         block = f"encoder.layer.{layer}"
         if widths.ffn:
@@ -102,4 +135,4 @@ def _spec(architecture: Architecture, nested: bool) -> ElasticSpec:
                 ),
                 PrefixSlice(f"{block}.attention.output.dense.weight", 1, heads.name, architecture.head_size),
             ]
-    return ElasticSpec(tuple(axes), tuple(slices), nested, depth=len(architecture.layers))
+    return ElasticSpec(tuple(axes), tuple(slices), nested, depth=len(architecture.layers), since=since)

@@ -23,12 +23,12 @@ OUTSIDE = {
     # onnx only to measure this host through ONNX Runtime, where it is installed: see test_lazy_imports
     "profiles": {"numpy", "psutil", "yaml", "onnxruntime", "onnx"},
     "runtime": DEVICE - {"yaml"},
-    "exporters": {"torch", "transformers", "onnx_ir", "safetensors"},
+    "exporters": {"numpy", "torch", "transformers", "onnx_ir", "safetensors"},
     "compiler": {"numpy", "onnxruntime", *BUILD} - {"transformers"},
     "tools": DEVICE | {"click", "rich"},
 }
 # Run from a checkout and not shipped, so they may use whatever a developer has.
-DEVELOPER = {"bench", "demo"}
+DEVELOPER = {"bench", "demo", "train"}
 FILES = sorted(
     path for package in ROW for path in (ROOT / package).rglob("*.py") if not DEVELOPER & set(path.parts[-3:])
 )

@@ -147,7 +147,7 @@ def _subject(name: str, checkpoint: Path) -> Subject:
     model = load_universal(open_source(checkpoint))
     template, weights = folder / "template.onnx", folder / WEIGHTS_NAME
     if not weights.exists():
-        traced = traced_template(model, model.module, BUCKET, opset=20)
+        traced = traced_template(model, model.module, model.source.signature, BUCKET, opset=20)
         save_template(traced, template)
         write_store(model, traced.weights, weights)
     return Subject(name, folder, model, load_template(template), read_store(weights, model.spec))

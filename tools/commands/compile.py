@@ -12,7 +12,7 @@ from ...elastic import Bucket
 from ...runtime.bundle import open_bundle
 from ..bundle_view import bundle_data, print_submodels
 from ..console import print_json, working
-from ..options import bucket_option, json_option, levels_option, model_argument, profile_option
+from ..options import LayersType, bucket_option, json_option, levels_option, model_argument, profile_option
 
 if TYPE_CHECKING:
     from ...compiler.compile import Include
@@ -38,6 +38,11 @@ Examples:
 @click.option("--submodel", "submodels", multiple=True, metavar="ID", help="Build this one too; repeatable.")
 @bucket_option
 @click.option(
+    "--exits",
+    type=LayersType(),
+    help="Layers after which a multi-exit model is cut, such as 3,6,9; the last always is one. Default: every exit.",
+)
+@click.option(
     "--include",
     type=click.Choice(["budgets", "levels", "ladder"]),
     default="levels",
@@ -53,6 +58,7 @@ def command(
     levels: tuple[tuple[str, tuple[float, ...]], ...],
     submodels: tuple[str, ...],
     buckets: tuple[Bucket, ...],
+    exits: tuple[int, ...] | None,
     include: Include,
     as_json: bool,
 ) -> None:
@@ -73,6 +79,7 @@ def command(
                 levels=dict(levels) or None,
                 submodels=submodels,
                 buckets=buckets or None,
+                exits=exits,
                 include=include,
                 command=("nestforge", *sys.argv[1:]),
                 progress=progress,

@@ -14,6 +14,7 @@ from ...profiles.probe_host import HOST_PROFILE_NAME
 from ...runtime.bundle import open_bundle
 from ...runtime.manifest import MANIFEST_NAME
 from ...runtime.tables import describe_axes
+from ...workload import macs
 from ..bundle_view import bundle_data, print_bundle
 from ..console import print_facts, print_json, print_table, working
 from ..options import bucket_option, json_option, levels_option, profile_option
@@ -28,13 +29,14 @@ Examples:
 
 @dataclass(frozen=True)
 class LevelView:
-    """One level of a model; ``flops`` per bucket label."""
+    """One level of a model; per bucket label ``flops`` and ``macs``, the multiply-adds of its matrix products alone."""
 
     label: str
     submodel: str
     parameters: int
     weight_bytes: int
     flops: dict[str, int]
+    macs: dict[str, int]
     rounding: tuple[str, ...]
 
 
@@ -114,6 +116,7 @@ def view_model(
             parameters=source.parameters(level.submodel),
             weight_bytes=source.weight_bytes(level.submodel),
             flops={b.label: sum(op.flops for op in source.workload(level.submodel, b)) for b in shapes},
+            macs={b.label: macs(source.workload(level.submodel, b)) for b in shapes},
             rounding=level.rounding,
         )
         for level in levels(source.spec, fractions or device.levels, device.width_multiple)
@@ -150,9 +153,11 @@ def _print_model(view: ModelView) -> None:
             f"{level.parameters / 1e6:.2f}",
             f"{level.weight_bytes / 1e6:.1f}",
             *(f"{level.flops[label] / 1e9:.3f}" for label in labels),
+            *(f"{level.macs[label] / 1e9:.3f}" for label in labels),
         ]
         for level in view.levels
     ]
-    print_table(["level", "submodel", "M params", "weights MB", *(f"GFLOPs {label}" for label in labels)], rows)
+    heads = [f"{unit} {label}" for unit in ("GFLOPs", "GMACs") for label in labels]
+    print_table(["level", "submodel", "M params", "weights MB", *heads], rows)
     for remark in (remark for level in view.levels for remark in level.rounding):
         click.echo(remark)

@@ -12,7 +12,7 @@ from ..console import print_json, print_table, working
 from ..options import bundle_argument, json_option
 
 if TYPE_CHECKING:
-    from ...compiler.verify import EngineVerdict
+    from ...compiler.verdict import EngineVerdict
 
 EXAMPLES = "\b\nExamples:\n  nestforge verify my.bundle\n  nestforge verify my.bundle --against MODEL --json"
 

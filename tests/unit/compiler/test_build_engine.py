@@ -17,7 +17,8 @@ from nestforge.elastic import ElasticSpec
 from nestforge.errors import ParityError
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.manifest import WEIGHTS_NAME, is_plain_name
+from nestforge.runtime.manifest import WEIGHTS_NAME
+from nestforge.runtime.read_manifest import is_plain_name
 from nestforge.runtime.runner import runner_for
 from tiny_compile import BUCKET, board, builder_in, save_tiniest, template_of
 
@@ -146,8 +147,9 @@ def test_a_model_pruned_to_zeros_may_answer_as_before(tiniest: Path, tmp_path: P
 
 
 def test_what_the_slicer_does_not_understand_is_traced_and_says_so(builder: EngineBuilder) -> None:
-    template = replace(builder.templates[BUCKET], slice_problem="node x (CumSum): no rule")
-    puzzled = replace(builder, templates={BUCKET: template})
+    templates = builder.templates
+    known = {key: replace(t, slice_problem="node x (CumSum): no rule") for key, t in templates.known.items()}
+    puzzled = replace(builder, templates=replace(templates, known=known))
     traced = puzzled.build(builder.universal.spec.parse("ffn8_24-heads1_2"), BUCKET)
     assert traced.emitted == "traced"
     assert traced.parity is not None
@@ -166,10 +168,10 @@ def test_ids_too_long_for_a_file_name(builder: EngineBuilder, tmp_path: Path) ->
     widths = [100 + 7 * layer for layer in range(30)]
     one = deep.spec.from_kinds({"ffn": widths, "heads": [1] * 15 + [2] * 15})
     other = deep.spec.from_kinds({"ffn": [*widths[:-1], 400], "heads": [1] * 15 + [2] * 15})
-    names = {module._short(submodel.id) for submodel in (one, other)}
+    names = {module.short(submodel.id) for submodel in (one, other)}
     assert len(names) == 2
     assert all(len(name) < 140 and is_plain_name(f"{name}.b1024-s1024.onnx") for name in names)
-    assert module._short("ffn8-heads1") == "ffn8-heads1"
+    assert module.short("ffn8-heads1") == "ffn8-heads1"
 
 
 def test_reference_outputs_are_by_name(builder: EngineBuilder) -> None:

@@ -15,7 +15,7 @@ from tiny_compile import BUCKET
 
 def diverges_at(builder: EngineBuilder, submodel: Submodel, case: int = 0) -> str:
     return first_divergence(
-        builder.templates[BUCKET],
+        builder.templates.of(builder.universal.spec.universal(), BUCKET),
         builder.store,
         submodel,
         builder.universal.narrow(submodel),
@@ -81,7 +81,7 @@ def test_the_reference_is_left_as_it_was(builder: EngineBuilder, tmp_path: Path)
     module = builder.universal.narrow(submodel)
     feeds = builder.cases[BUCKET][0].feeds
     first_divergence(
-        builder.templates[BUCKET],
+        builder.templates.of(builder.universal.spec.universal(), BUCKET),
         builder.store,
         submodel,
         module,

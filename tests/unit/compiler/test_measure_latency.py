@@ -44,7 +44,7 @@ def test_another_device_is_predicted_and_never_measured(builder: EngineBuilder, 
     assert fit_rungs(builder, steps(builder), Clock(silent)) == {}
     engines = [builder.build(builder.universal.spec.universal(), BUCKET)]
     plan = make_plan(builder.universal.source, builder.profile, levels=steps(builder))
-    (latency,) = measure_engines(builder, engines, plan, Clock(silent))
+    (latency,) = measure_engines(builder, engines, {}, Clock(silent))
     assert latency.predicted_ms == plan.candidates[-1].costs[0].predicted_ms
     assert (latency.measured_p50_ms, latency.measured_p95_ms, latency.residency) == (None, None, None)
     assert measured == []
@@ -88,14 +88,13 @@ def test_an_interrupted_compile_does_not_measure_again(builder: EngineBuilder, m
     """It would cost time, and other figures would choose another plan than the one half built."""
     here = on_this_host(builder)
     corrections = fit_rungs(here, steps(builder), Clock(silent))
-    plan = make_plan(here.universal.source, here.profile, levels=steps(builder), corrections=corrections)
     engines = [here.build(here.universal.spec.parse(name), BUCKET) for name in ("ffn8-heads1", "ffn32-heads2")]
-    latencies = measure_engines(here, engines, plan, Clock(silent))
+    latencies = measure_engines(here, engines, corrections, Clock(silent))
     count = len(measured)
     for path in here.stage.folder.glob("*.onnx"):
         path.unlink()  # as the manifest's stage does with rungs that were only measured
     assert fit_rungs(here, steps(builder), Clock(silent)) == corrections
-    assert measure_engines(here, engines, plan, Clock(silent)) == latencies
+    assert measure_engines(here, engines, corrections, Clock(silent)) == latencies
     assert len(measured) == count
 
 
@@ -104,7 +103,7 @@ def test_predicted_and_measured_stand_side_by_side(builder: EngineBuilder, measu
     corrections = fit_rungs(here, steps(builder), Clock(silent))
     plan = make_plan(here.universal.source, here.profile, levels=steps(builder), corrections=corrections)
     engine = here.build(here.universal.spec.parse("ffn8-heads1"), BUCKET)
-    (latency,) = measure_engines(here, [engine], plan, Clock(silent))
+    (latency,) = measure_engines(here, [engine], corrections, Clock(silent))
     assert latency.engine == engine.id
     assert latency.predicted_ms == plan.candidates[0].costs[0].corrected_ms
     assert (latency.measured_p50_ms, latency.measured_p95_ms) == (3.13, 4.13)

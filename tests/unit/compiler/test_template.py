@@ -28,7 +28,7 @@ class Workbench:
 
     def __init__(self, folder: Path, model: UniversalModel) -> None:
         self.folder, self.model = folder, model
-        self.template = traced_template(model, model.module, BUCKET, opset=20)
+        self.template = traced_template(model, model.module, model.source.signature, BUCKET, opset=20)
         write_store(model, self.template.weights, folder / "weights.safetensors")
         self.store = read_store(folder / "weights.safetensors", model.spec)
 
@@ -107,7 +107,7 @@ def test_emission_is_deterministic_and_survives_a_round_trip(bench: Workbench, t
 def test_a_traced_submodel_is_views_of_the_same_store(bench: Workbench) -> None:
     """What the compiler falls back to when it cannot slice: its graph needs no template of the universal model."""
     submodel = bench.model.spec.parse("ffn24_64x2-heads3")
-    traced = traced_template(bench.model, bench.model.narrow(submodel), BUCKET, opset=20)
+    traced = traced_template(bench.model, bench.model.narrow(submodel), bench.model.source.signature, BUCKET, opset=20)
     _close(bench, submodel.id, traced)
     assert set(traced.weights) == set(bench.template.weights)
 
@@ -146,6 +146,8 @@ def test_a_parameter_sliced_twice_cannot_be_shared_and_says_so(bench: Workbench)
     twice = ElasticSpec(spec.axes, (*spec.slices, type(cut)(cut.parameter, 1, "layers.1.ffn")))
     source = replace(bench.model.source)
     object.__setattr__(source, "spec", twice)
-    template = traced_template(UniversalModel(source, bench.model.module), bench.model.module, BUCKET, opset=20)
+    template = traced_template(
+        UniversalModel(source, bench.model.module), bench.model.module, source.signature, BUCKET, opset=20
+    )
     assert "sliced in two dimensions" in (template.slice_problem or "")
     assert template.private_bytes >= 64 * 32 * 4

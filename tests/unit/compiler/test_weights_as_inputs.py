@@ -50,6 +50,6 @@ def test_a_fresh_model_full_of_equal_biases_slices(tmp_path: Path) -> None:
     )
     transformers.BertModel(config).save_pretrained(tmp_path / "m")
     model = load_universal(open_source(tmp_path / "m"))
-    template = traced_template(model, model.module, Bucket(1, 16), opset=20)
+    template = traced_template(model, model.module, model.source.signature, Bucket(1, 16), opset=20)
     assert template.slice_problem is None
     assert len(template.weights) == len(model.parameters())

@@ -22,6 +22,8 @@ from cost_eff_models import (
     shapes_of,
 )
 from nestforge.elastic import Bucket
+from nestforge.errors import PlanError
+from nestforge.exporters.cost_eff import weights as weights_module
 from nestforge.exporters.ranking import magnitude_scores, rank, taylor_scores
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
@@ -30,6 +32,7 @@ from nestforge.tools.commands.inspect import view_model
 IDS = torch.randint(4, 60, (3, 12), generator=torch.Generator().manual_seed(0))
 MASK = torch.tensor([[1] * 12, [1] * 7 + [0] * 5, [1] + [0] * 11])
 TYPES = torch.tensor([[0] * 6 + [1] * 6] * 3)
+FEEDS = {"input_ids": IDS.numpy(), "attention_mask": MASK.numpy(), "token_type_ids": TYPES.numpy()}
 
 
 @pytest.fixture
@@ -50,6 +53,7 @@ def _outputs(model: UniversalModel) -> dict[str, torch.Tensor]:
 def test_axes_have_each_layers_own_width_and_leave_out_what_is_gone(source) -> None:
     sizes = {axis.name: axis.size for axis in source.spec.axes}
     assert sizes == {
+        "depth": 4,
         "layers.0.ffn": 48,
         "layers.0.heads": 3,
         "layers.1.ffn": 64,
@@ -57,24 +61,79 @@ def test_axes_have_each_layers_own_width_and_leave_out_what_is_gone(source) -> N
         "layers.2.ffn": 40,
         "layers.3.heads": 2,
     }
-    assert source.spec.universal().id == "ffn48x1_64x1_40x1-heads3x1_4x1_2x1"
+    assert source.spec.axes[0].choices == (1, 3, 4)
+    assert source.spec.universal().id == "depth4-ffn48x1_64x1_40x1-heads3x1_4x1_2x1"
     assert source.spec.parse(source.spec.universal().id) == source.spec.universal()
     assert not source.spec.trained_nested
 
 
-def test_every_exit_is_an_output(source, universal) -> None:
-    wanted = {f"exit_{layer}.{what}" for layer in (1, 3, 4) for what in ("logits", "entropy")}
-    assert {spec.name for spec in source.signature.outputs} == wanted
+def test_the_last_exit_answers(source, universal) -> None:
+    assert [spec.name for spec in source.signature.outputs] == ["logits", "entropy"]
     outputs = _outputs(universal)
     for spec in source.signature.outputs:
         assert tuple(outputs[spec.name].shape) == spec.shape(Bucket(3, 12))
         assert outputs[spec.name].dtype == torch.float32
+    states = universal.module.model.hidden_states(IDS, MASK, TYPES)
+    torch.testing.assert_close(outputs["logits"], universal.module.model.exit_logits(4, states[4], MASK))
+
+
+@pytest.mark.parametrize(("depth", "layers"), [(1, (1,)), (3, (1, 3))])
+def test_a_shorter_submodel_answers_at_its_own_last_exit_and_holds_no_more(universal, depth, layers) -> None:
+    submodel = universal.spec.parse(f"depth{depth}")
+    narrowed = universal.narrow(submodel)
+    states = universal.module.model.hidden_states(IDS, MASK, TYPES)
+    expected = universal.module.model.answer(depth, states[depth], MASK)
+    torch.testing.assert_close(narrowed(IDS, MASK, TYPES), expected)
+    held = {name.removeprefix("model."): p.numel() for name, p in narrowed.named_parameters()}
+    assert sum(held.values()) == universal.source.parameters(submodel)
+    assert {name.split(".")[1] for name in held if name.startswith("exits")} == {str(layer) for layer in layers}
+    assert len(universal.module.model.encoder.layer) == 4, "the universal model is as it was"
+
+
+def test_a_depth_without_an_exit_is_refused(source) -> None:
+    with pytest.raises(PlanError, match="axis depth: expected one of 1, 3, 4, got 2"):
+        source.spec.parse("depth2")
+
+
+def test_widths_behind_the_depth_say_nothing(source) -> None:
+    assert source.spec.parse("depth1-ffn16_64_40") == source.spec.parse("depth1-ffn16_8_8")
+
+
+def test_segments_in_a_row_equal_one_uncut_pass(universal) -> None:
+    exits = universal.source.exits
+    uncut = list(exits.every_exit(universal.module)(IDS, MASK, TYPES))
+    state, found = None, []
+    for index, segment in enumerate(exits.entry.segments):
+        module = exits.segment(universal.module, index)
+        outputs = module(IDS, MASK, TYPES) if state is None else module(state, MASK)
+        assert [tuple(o.shape) for o in outputs] == [spec.shape(Bucket(3, 12)) for spec in segment.outputs]
+        state, found = outputs[0], [*found, *outputs]
+    assert [segment.layer for segment in exits.entry.segments] == [1, 3, 4]
+    for expected, output in zip(uncut, found, strict=True):
+        assert torch.equal(output, expected)
+
+
+def test_segments_cost_together_what_the_model_costs(source) -> None:
+    universal, bucket = source.spec.universal(), Bucket(2, 10)
+    parts = [op for index in range(3) for op in source.exits.workload(universal, bucket, index)]
+    assert sorted(parts, key=repr) == sorted(source.workload(universal, bucket), key=repr)
+
+
+def test_exits_are_cut_where_it_is_asked(tmp_path: Path) -> None:
+    source = open_source(save_tiny(tmp_path / "m"), exits=[1])
+    assert [segment.layer for segment in source.exits.entry.segments] == [1, 4], "the last always answers"
+    assert source.spec.axes[0].choices == (1, 4)
+    assert source.exits.entry.gate.thresholds == (0.4,)
+    assert open_source(tmp_path / "m", exits=[4]).exits is None, "one exit makes no chain"
+    with pytest.raises(PlanError, match="no exit after layer 2; it has 1, 3, 4"):
+        open_source(tmp_path / "m", exits=[2]).spec  # noqa: B018
 
 
 def test_a_regression_has_no_entropy(tmp_path: Path) -> None:
     source = open_source(save_tiny(tmp_path / "m", sidecar={"exits.classes": 1, "gate": None}))
-    assert [spec.name for spec in source.signature.outputs] == ["exit_1.logits", "exit_3.logits", "exit_4.logits"]
-    assert len(_outputs(load_universal(source))) == 3
+    assert [spec.name for spec in source.signature.outputs] == ["logits"]
+    assert source.exits is None
+    assert len(_outputs(load_universal(source))) == 1
 
 
 def test_one_token_type_is_no_input(tmp_path: Path) -> None:
@@ -82,8 +141,7 @@ def test_one_token_type_is_no_input(tmp_path: Path) -> None:
     assert [spec.name for spec in source.signature.inputs] == ["input_ids", "attention_mask"]
     model = load_universal(source)
     with_types = model.module.model(IDS, MASK, TYPES * 0)
-    for name, found in zip(with_types, model.module(IDS, MASK), strict=True):
-        torch.testing.assert_close(found, with_types[name])
+    torch.testing.assert_close(model.module(IDS, MASK), with_types)
 
 
 def test_header_and_module_agree_on_parameters(source, universal) -> None:
@@ -112,7 +170,7 @@ def test_keeping_equals_masking_what_is_dropped(tmp_path: Path) -> None:
     weights = random_weights(shapes_of(config, SIDECAR))
     kept = changed(SIDECAR, {"kept_heads": heads, "kept_ffn": ffn})
     sliced = load_universal(open_source(save_folder(tmp_path / "sliced", config, kept, weights)))
-    assert sliced.spec.universal().id == "ffn22x1_64x1_2x1-heads2x1_4x1_1x1"
+    assert sliced.spec.universal().id == "depth4-ffn22x1_64x1_2x1-heads2x1_4x1_1x1"
     whole = load_universal(open_source(save_folder(tmp_path / "whole", config, SIDECAR, weights)))
     for index, layer in enumerate(whole.module.model.encoder.layer):
         dropped = sorted(set(range(64)) - set(ffn[str(index)]))
@@ -122,6 +180,20 @@ def test_keeping_equals_masking_what_is_dropped(tmp_path: Path) -> None:
     expected = _outputs(whole)
     for name, found in _outputs(sliced).items():
         torch.testing.assert_close(found, expected[name], atol=1e-5, rtol=1e-5)
+    proofs = {p.subject: p for p in sliced.source.family.prove_load(sliced.source.checkpoint, FEEDS)}
+    assert set(proofs) == {"kept heads and channels", "factorised embedding"}
+    assert all(0 <= proof.worst <= proof.limit for proof in proofs.values())
+
+
+def test_a_wrongly_kept_head_fails_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = changed(CONFIG, {"num_attention_heads": 4, "intermediate_size": 64})
+    every = {str(layer): list(range(64)) for layer in range(4)}
+    kept = changed(SIDECAR, {"kept_heads": {str(layer): [1, 3] for layer in range(4)}, "kept_ffn": every})
+    source = open_source(save_folder(tmp_path / "m", config, kept, random_weights(shapes_of(config, SIDECAR))))
+    blocks = weights_module.step_blocks
+    monkeypatch.setattr(weights_module, "step_blocks", lambda data, cut: blocks(data, cut).roll(1, 0))
+    worst, limit = next((p.worst, p.limit) for p in source.family.prove_load(source.checkpoint, FEEDS))
+    assert worst > limit
 
 
 def test_tensors_without_elements_may_be_stored_or_left_out(tmp_path: Path) -> None:
@@ -189,11 +261,13 @@ def test_at_full_width_it_is_berts_encoder(tmp_path: Path, activation: str) -> N
 def test_published_settings(tmp_path: Path, heads, ffn, rank_, parameters, macs, shown) -> None:
     source = open_source(save_published(tmp_path / "m", heads, ffn, rank_))
     universal = source.spec.universal()
-    assert universal.id == f"ffn{ffn}-heads{heads}"
+    assert universal.id == f"depth12-ffn{ffn}-heads{heads}"
     assert source.parameters(universal) == parameters
     assert _macs(source) == macs
     assert f"{parameters / 1e6:.2f} {macs / 1e9:.2f}" == shown
-    assert view_model(tmp_path / "m", (Bucket(1, 128),), {}, "raspberry-pi-5").levels[-1].parameters == parameters
+    levels = view_model(tmp_path / "m", (Bucket(1, 128),), {}, "raspberry-pi-5").levels
+    assert [level.label for level in levels] == [f"depth{layer}" for layer in range(1, 13)]
+    assert (levels[-1].parameters, levels[-1].macs) == (parameters, {"b1-s128": macs})
 
 
 def test_sizes_and_costs_are_known_without_torch(tmp_path: Path) -> None:
@@ -208,7 +282,7 @@ print(source.parameters(universal), len(source.workload(universal, Bucket(1, 128
 """
     command = [sys.executable, "-c", program, str(save_published(tmp_path / "m", 2, 256, 128))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "13920024 195 24\n"
+    assert done.stdout == "13920024 195 2\n"
 
 
 def test_bert_base_beside_them(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_exits_by_hand(tmp_path: Path, pool: str, activation: str) -> None:
     folder = save_tiny(tmp_path / "m", sidecar={"exits.pool": pool, "exits.activation": activation})
     model = load_universal(open_source(folder)).module.model
     states = [state.numpy().astype(np.float64) for state in model.hidden_states(IDS, MASK)]
-    outputs, weights = model(IDS, MASK), {name: data.numpy() for name, data in model.named_parameters()}
+    weights = {name: data.numpy() for name, data in model.named_parameters()}
     mask = MASK.numpy()[:, :, None]
     for layer in (1, 3, 4):
         hidden = states[layer]
@@ -40,21 +40,23 @@ def test_exits_by_hand(tmp_path: Path, pool: str, activation: str) -> None:
         z = (np.tanh(pooled) if activation == "tanh" else pooled) @ weights[f"exits.{layer}.weight"].T
         z += weights[f"exits.{layer}.bias"]
         p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
-        np.testing.assert_allclose(outputs[f"exit_{layer}.logits"], z, atol=1e-5)
-        np.testing.assert_allclose(outputs[f"exit_{layer}.entropy"], -(p * np.log(p)).sum(-1), atol=1e-5)
+        logits, found = model.answer(layer, model.hidden_states(IDS, MASK)[layer], MASK)
+        np.testing.assert_allclose(logits, z, atol=1e-5)
+        np.testing.assert_allclose(found, -(p * np.log(p)).sum(-1), atol=1e-5)
+    torch.testing.assert_close(model(IDS, MASK), (logits, found))
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_padding_does_not_change_an_answer(tmp_path: Path, pool: str) -> None:
     model = load_universal(open_source(save_tiny(tmp_path / "m", sidecar={"exits.pool": pool}))).module.model
     padded, alone = model(IDS, MASK), model(IDS[1:, :4], MASK[1:, :4])
-    for name, expected in alone.items():
-        torch.testing.assert_close(padded[name][1:], expected, atol=1e-5, rtol=1e-5)
+    for together, expected in zip(padded, alone, strict=True):
+        torch.testing.assert_close(together[1:], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_without_real_tokens_is_finite(tmp_path: Path) -> None:
     model = load_universal(open_source(save_tiny(tmp_path / "m", sidecar={"exits.pool": "mean"}))).module.model
-    assert all(torch.isfinite(output).all() for output in model(IDS, MASK * 0).values())
+    assert all(torch.isfinite(output).all() for output in model(IDS, MASK * 0))
 
 
 @pytest.mark.parametrize("gap", [0.0, 1.0, 17.0, 18.0, 90.0, 1e4, 3e38])

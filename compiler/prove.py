@@ -1,0 +1,37 @@
+"""Acceptance suites that no engine's receipt shows: what loading kept, what slicing keeps, where rows leave a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..elastic import Bucket, Submodel
+from ..errors import ParityError
+from ..exporters.universal import UniversalModel
+from ..runtime.bundle import Bundle
+from ..runtime.manifest import Proof
+from .cases import Case
+from .clock import Clock
+from .parity import tolerance_for
+from .prove_exits import prove_exits
+from .prove_slices import prove_slice
+
+
+def prove(
+    universal: UniversalModel,
+    bundle: Bundle,
+    chosen: Sequence[Submodel],
+    cases: Mapping[Bucket, Sequence[Case]],
+    clock: Clock,
+) -> tuple[Proof, ...]:
+    """Every suite on the engines of ``bundle``, which answer through the runtime. Raises ParityError if one fails."""
+    smallest = cases[min(cases)]
+    limit = tolerance_for(str(bundle.manifest.provenance.profile["precision"]), universal.spec.depth)
+    proofs = list(universal.source.family.prove_load(universal.source.checkpoint, smallest[0].feeds))
+    for submodel in clock.each(chosen):
+        proofs += prove_slice(universal, submodel, smallest, limit)
+        for bucket, own in cases.items():
+            proofs += prove_exits(universal, bundle, submodel, bucket, own, limit)
+    for proof in proofs:
+        if not proof.worst <= proof.limit:  # NaN fails too
+            raise ParityError(f"{proof.suite} suite, {proof.subject}: {proof.worst:.3g}, allowed {proof.limit:.3g}")
+    return tuple(proofs)

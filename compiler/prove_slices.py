@@ -1,0 +1,47 @@
+"""Slice parity: a submodel equals the universal model with everything that it dropped set to zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from ..elastic import Submodel
+from ..exporters.universal import PREFIX, UniversalModel
+from ..runtime.manifest import Proof
+from .cases import Case
+from .parity import Tolerance
+
+
+def prove_slice(
+    universal: UniversalModel, submodel: Submodel, cases: Sequence[Case], limit: Tolerance
+) -> Iterator[Proof]:
+    """The proof for ``submodel``, in torch alone; none where it cuts no axis."""
+    if all(value == axis.size for axis, value in submodel.values if axis.choices is None):
+        return
+    whole = universal.narrow(universal.spec.submodel(dict(submodel.structure)))
+    zeroed = {
+        name: _zeroed(universal, name.removeprefix(PREFIX), parameter.data, submodel)
+        for name, parameter in whole.named_parameters()
+    }
+    narrowed = universal.narrow(submodel)
+    worst = 0.0
+    for case in cases:
+        inputs = tuple(torch.from_numpy(np.asarray(array)) for array in case.feeds.values())
+        with torch.no_grad():
+            expected = torch.func.functional_call(whole, zeroed, inputs)
+            found = narrowed(*inputs)
+        for reference, output in zip(expected, found, strict=True):
+            scale = max(1.0, float(reference.double().square().mean().sqrt()))
+            worst = max(worst, float((reference - output).abs().max()) / scale)
+    yield Proof("slice", submodel.id, len(cases), worst, limit.atol)
+
+
+def _zeroed(universal: UniversalModel, name: str, data: torch.Tensor, submodel: Submodel) -> torch.Tensor:
+    for cut in universal.spec.slices_of(name):
+        kept = submodel[cut.axis] * cut.unit
+        if kept < data.shape[cut.dim]:
+            data = data.clone()
+            data.narrow(cut.dim, kept, data.shape[cut.dim] - kept).zero_()
+    return data

@@ -1,0 +1,65 @@
+"""The segments of a written bundle, as the runtime chains them, against one uncut pass of the PyTorch submodel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..elastic import Bucket, Submodel
+from ..exporters.universal import UniversalModel
+from ..runtime.bundle import Bundle
+from ..runtime.engine_pool import EnginePool
+from ..runtime.exit_chain import ExitChain, SegmentRun
+from ..runtime.exit_policy import closed
+from ..runtime.residency import Residency
+from ..runtime.threads import threads_or_default
+from .build_segments import by_segment
+from .cases import Case
+from .verdict import EngineVerdict, verdict_of
+
+
+def verify_segments(
+    bundle: Bundle, universal: UniversalModel, submodel: Submodel, bucket: Bucket, cases: Sequence[Case]
+) -> list[EngineVerdict]:
+    """One verdict per segment of ``submodel`` at ``bucket``, with every exit closed; packed, as users run them."""
+    engines = {
+        engine.segment: engine
+        for engine in bundle.manifest.engines
+        if engine.submodel == submodel.id and engine.bucket == bucket and engine.segment is not None
+    }
+    exits = universal.source.exits
+    if exits is None or not engines:
+        return []
+    entry = exits.entry
+    found: list[list[dict[str, np.ndarray]]] = [[] for _ in engines]
+
+    def keep(run: SegmentRun) -> None:
+        arrays = {entry.logits: run.logits.copy(), entry.entropy: run.entropy.copy()}
+        if run.state is not None:
+            arrays[entry.state_out] = run.state.copy()
+        found[run.exit_index].append(arrays)
+
+    here = replace(bundle, manifest=replace(bundle.manifest, engines=tuple(engines.values())))  # no other bucket helps
+    residencies: dict[str, Residency] = {engine.id: "packed" for engine in engines.values()}
+    pool = EnginePool(here, residencies, threads_or_default(None))
+    try:
+        chain = ExitChain(here, submodel.id, pool, ())
+        for case in cases:
+            chain.run(case.feeds, closed(len(engines)), keep)
+    finally:
+        pool.close()
+    assert submodel.depth is not None
+    reference = by_segment(exits, universal.narrow(submodel), submodel.depth, cases)
+    return [
+        verdict_of(bundle, universal, engine, cases, _fetched(reference[index], found[index]), found[index])
+        for index, engine in enumerate(engines.values())
+    ]
+
+
+def _fetched(
+    reference: Sequence[dict[str, np.ndarray]], found: Sequence[dict[str, np.ndarray]]
+) -> list[dict[str, np.ndarray]]:
+    """The reference outputs that the chain fetched: the state behind a submodel's last exit is read by nobody."""
+    return [{name: wanted[name] for name in got} for wanted, got in zip(reference, found, strict=True)]

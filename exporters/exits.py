@@ -1,0 +1,53 @@
+"""What a family with exits says beside a ``Family``: where its model may be cut, and the modules of each segment."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..elastic import Bucket, Submodel
+from ..errors import PlanError
+from ..runtime.manifest import ExitsEntry
+from ..workload import Op
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Exits(ABC):
+    """The exits of one model and the segments between them. ``entry`` and ``workload`` must work without torch."""
+
+    @property
+    @abstractmethod
+    def entry(self) -> ExitsEntry:
+        """Names, shapes and layers of every segment, as the manifest records them."""
+
+    @abstractmethod
+    def workload(self, submodel: Submodel, bucket: Bucket, segment: int) -> list[Op]:
+        """The operations of one pass through segment number ``segment``."""
+
+    @abstractmethod
+    def segment(self, module: torch.nn.Module, segment: int) -> torch.nn.Module:
+        """Segment number ``segment`` of ``module`` (what ``Family.load`` returned, perhaps narrowed), on its weights.
+
+        ``forward`` takes the segment's inputs by position and returns its outputs as a tuple; the user's module is
+        attribute ``model``, as in ``Family.load``.
+        """
+
+    @abstractmethod
+    def every_exit(self, module: torch.nn.Module) -> torch.nn.Module:
+        """``module`` with the outputs of all its segments, in order: one pass, nothing cut. What a chain must equal."""
+
+
+def chosen_exits(exits: Sequence[int], wanted: Sequence[int] | None) -> tuple[int, ...]:
+    """The exits to cut at: ``wanted`` and always the last one; without ``wanted`` all.
+
+    Raises PlanError for a layer without an exit.
+    """
+    if wanted is None:
+        return tuple(exits)
+    for layer in wanted:
+        if layer not in exits:
+            raise PlanError(f"exits: this model has no exit after layer {layer}; it has {', '.join(map(str, exits))}")
+    return tuple(sorted({*wanted, exits[-1]}))

@@ -1,0 +1,82 @@
+"""When a row leaves a chain of exits: thresholds on entropy, how they compare, and whether rows leave alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Real
+from typing import Literal, get_args
+
+import numpy as np
+
+from ..errors import SelectionError
+from .arrays import Array
+
+Compare = Literal["<", "<="]
+Rule = Literal["per_row", "batch_max"]
+
+
+@dataclass(frozen=True)
+class ExitPolicy:
+    """A row leaves at exit ``j`` where ``entropy compare thresholds[j]`` (nats); the last exit always answers.
+
+    There is one threshold for every exit but the last; a negative one closes its exit. ``per_row`` gives each row the
+    answer that it would get alone. ``batch_max`` lets the whole batch leave when its least certain row may, as research
+    code does; its answers depend on the batch. ``name`` says in answers where the policy comes from.
+    Raises SelectionError for a comparison, a rule or a threshold that is none.
+    """
+
+    thresholds: tuple[float, ...]
+    compare: Compare = "<="
+    rule: Rule = "per_row"
+    name: str = "thresholds asked for"
+
+    def __post_init__(self) -> None:
+        if self.compare not in get_args(Compare) or self.rule not in get_args(Rule):
+            raise SelectionError(
+                f"exit policy: expected a comparison of {', '.join(get_args(Compare))} and a rule of "
+                f"{', '.join(get_args(Rule))}, got {self.compare!r:.80} and {self.rule!r:.80}"
+            )
+        for value in self.thresholds:
+            if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+                raise SelectionError(f"thresholds: expected numbers in nats, got {value!r:.80}")
+
+    def leaving(self, exit_index: int, entropy: Array) -> Array:
+        """Which rows leave at this exit: bool ``[B]`` for entropies ``[B]``. NaN never leaves early."""
+        threshold = self._limits[exit_index]
+        certain = entropy < threshold if self.compare == "<" else entropy <= threshold
+        if self.rule == "batch_max":
+            return np.full(entropy.shape, bool(certain.all()))
+        found: Array = certain
+        return found
+
+    @cached_property
+    def _limits(self) -> tuple[np.float32, ...]:
+        """Entropies are float32, and a threshold taken from one must equal it."""
+        with np.errstate(over="ignore"):
+            return tuple(np.float32(value) for value in self.thresholds)
+
+
+def closed(exits: int) -> ExitPolicy:
+    """No row leaves before the last of ``exits`` exits."""
+    return ExitPolicy((-1.0,) * (exits - 1), name="every exit closed")
+
+
+def thresholds_for(asked: float | Sequence[float], exits: int) -> tuple[float, ...]:
+    """One threshold per exit but the last, from one number for all or one for each.
+
+    Raises SelectionError for the wrong count or what is no number.
+    """
+    given = tuple(asked) if isinstance(asked, Sequence) else (asked,) * (exits - 1)
+    check_count(given, exits)
+    return tuple(float(value) for value in ExitPolicy(given).thresholds)
+
+
+def check_count(thresholds: Sequence[object], exits: int) -> None:
+    """Raises SelectionError unless there is one threshold for every exit but the last."""
+    if len(thresholds) != exits - 1:
+        raise SelectionError(
+            f"thresholds: expected one number, or {exits - 1} (one for every exit but the last), got {len(thresholds)}"
+        )

@@ -1,0 +1,171 @@
+"""Reading a manifest or a build record: strict JSON of a known schema, and everything that types alone do not say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from ..elastic import ElasticSpec
+from ..errors import BundleFormatError, PlanError
+from ..strict import structure
+from .check_exits import exit_problems
+from .manifest import RANGES, SCHEMA_VERSION, UNLISTED, BuildRecord, EngineEntry, Manifest, TensorSpec
+
+# A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
+MAX_JSON_BYTES = 16 * 2**20
+MAX_ELEMENTS = 2**31
+# Of one model; a submodel's id names each of them.
+MAX_KINDS = 64
+# What an older schema lacks is optional in this one.
+_READABLE = tuple(range(1, SCHEMA_VERSION + 1))
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def read_manifest(raw: bytes, where: str) -> Manifest:
+    """Parses a manifest. Raises BundleFormatError for anything this version cannot vouch for."""
+    manifest = structure(Manifest, _versioned_json(raw, where), where, BundleFormatError)
+    for problem in _problems(manifest):
+        raise BundleFormatError(f"{where}: {problem}")
+    return manifest
+
+
+def read_build_record(raw: bytes, where: str) -> BuildRecord:
+    """Parses a build record. Raises BundleFormatError for anything this version cannot vouch for."""
+    return structure(BuildRecord, _versioned_json(raw, where), where, BundleFormatError)
+
+
+def is_plain_name(path: str) -> bool:
+    """True for a file name that cannot leave its folder on any platform."""
+    return _PLAIN_NAME.fullmatch(path) is not None
+
+
+def _problems(manifest: Manifest) -> Iterable[str]:
+    """What the types alone do not say: names confined to the folder, references that resolve, sane shapes."""
+    files = [f.path for f in manifest.files]
+    for entry in manifest.files:
+        if not is_plain_name(entry.path):
+            yield f"file {entry.path!r} may leave the bundle; expected a plain file name"
+        if entry.path in UNLISTED:
+            yield f"files lists {entry.path}, whose hash cannot stand in the manifest"
+        if not _SHA256.fullmatch(entry.sha256):
+            yield f"file {entry.path}: sha256 {entry.sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
+    # Compared without case: on some file systems two such names are one file.
+    yield from _repeated("file", (path.lower() for path in files))
+    yield from _repeated("submodel", (name for entry in manifest.submodels for name in (entry.id, *entry.labels)))
+    yield from _repeated("engine", (entry.id for entry in manifest.engines))
+    yield from _repeated("budget", (entry.name for entry in manifest.budgets))
+    yield from _repeated("input", (entry.name for entry in manifest.inputs))
+    yield from _repeated("output", (entry.name for entry in manifest.outputs))
+    yield from _repeated("engine for", map(_place, manifest.engines))
+
+    yield from _axis_problems(manifest)
+
+    ids = {entry.id for entry in manifest.submodels}
+    for engine in manifest.engines:
+        if engine.submodel not in ids:
+            yield f"engine {engine.id}: submodel {engine.submodel!r} is not in this manifest"
+        if engine.parity is None:
+            yield f"engine {engine.id}: has no parity receipt"
+        if engine.file not in files:
+            yield f"engine {engine.id}: file {engine.file!r} is not among the files"
+        if min(engine.bucket.batch, engine.bucket.sequence) < 1 or engine.bucket.tokens > MAX_ELEMENTS:
+            yield f"engine {engine.id}: bucket {engine.bucket.label} is outside 1..{MAX_ELEMENTS} tokens"
+    for budget in manifest.budgets:
+        if budget.submodel not in ids:
+            yield f"budget {budget.name}: submodel {budget.submodel!r} is not in this manifest"
+    for spec in _specs(manifest):
+        if any(d not in {"batch", "sequence"} if isinstance(d, str) else not 1 <= d <= MAX_ELEMENTS for d in spec.dims):
+            yield f"tensor {spec.name}: dims {list(spec.dims)}; expected 'batch', 'sequence' or a positive number"
+        low, high = RANGES[spec.dtype]
+        if spec.high is not None:
+            low, high = max(low, 0), min(high, spec.high - 1)
+        if spec.pad is not None and not low <= spec.pad <= high:
+            yield f"tensor {spec.name}: pad {spec.pad} is outside {low}..{high}"
+    if manifest.text:
+        names = {spec.name for spec in manifest.inputs}
+        if manifest.text.file not in files:
+            yield f"text: file {manifest.text.file!r} is not among the files"
+        for name in (manifest.text.ids, manifest.text.mask, manifest.text.type_ids):
+            if name is not None and name not in names:
+                yield f"text: {name!r} is not an input of this model"
+    if not manifest.engines or not manifest.inputs or not manifest.outputs:
+        yield "expected at least one engine, one input and one output"
+    yield from exit_problems(manifest)
+
+
+def _place(engine: EngineEntry) -> str:
+    part = engine.submodel if engine.segment is None else f"{engine.submodel}, segment {engine.segment}"
+    return f"{part} at {engine.bucket.label}, {engine.backend}"
+
+
+def _specs(manifest: Manifest) -> Iterable[TensorSpec]:
+    yield from (*manifest.inputs, *manifest.outputs)
+    for segment in manifest.exits.segments if manifest.exits else ():
+        yield from (*segment.inputs, *segment.outputs)
+
+
+def _axis_problems(manifest: Manifest) -> Iterable[str]:
+    """Axes that cannot be, and submodels that do not lie on them."""
+    yield from _repeated("axis", (axis.name for axis in manifest.axes))
+    for axis in manifest.axes:
+        if not 1 <= axis.size <= MAX_ELEMENTS:
+            yield f"axis {axis.name}: size {axis.size} is outside 1..{MAX_ELEMENTS}"
+        choices = axis.choices
+        if choices is not None and (
+            list(choices) != sorted(set(choices)) or choices[:1] < (1,) or choices[-1] != axis.size
+        ):
+            yield f"axis {axis.name}: choices {list(choices)[:80]}; expected rising numbers from 1 up to {axis.size}"
+    spec = ElasticSpec(manifest.axes, ())
+    if len(spec.kinds) > MAX_KINDS:
+        yield f"axes are of {len(spec.kinds)} kinds, more than the {MAX_KINDS} allowed"
+        return
+    for entry in manifest.submodels:
+        try:
+            submodel = spec.from_kinds(entry.values)
+        except PlanError as problem:
+            yield f"submodel {entry.id}: {problem}"
+            continue
+        values = {kind: tuple(widths) for kind, widths in submodel.by_kind().items()}
+        if entry.values != values:  # from_kinds completes what is left out; a manifest leaves nothing out
+            missing = next(kind for kind in values if entry.values.get(kind) != values[kind])
+            yield f"submodel {entry.id}: values of {missing}; expected one for each of {len(values[missing])} axes"
+        elif entry.id != submodel.id:
+            yield f"submodel {entry.id}: its values are those of {submodel.id}"
+
+
+def _repeated(what: str, names: Iterable[str]) -> Iterable[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"{what} {name!r} stands twice"
+        seen.add(name)
+
+
+def _versioned_json(raw: bytes, where: str) -> object:
+    if len(raw) > MAX_JSON_BYTES:
+        raise BundleFormatError(f"{where}: {len(raw)} bytes, more than the {MAX_JSON_BYTES} allowed")
+    try:
+        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as failure:
+        raise BundleFormatError(f"{where}: not JSON ({failure})") from failure
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version not in _READABLE:
+        raise BundleFormatError(
+            f"{where}: schema_version {str(version)[:80]!r}, expected {' or '.join(map(str, _READABLE))}; "
+            "open it with the nestforge release that wrote it, or compile again"
+        )
+    return data
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)[:80]}")
+    return table
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
