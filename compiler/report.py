@@ -13,14 +13,14 @@ def render_report(manifest: Manifest, build: BuildRecord) -> str:
     seconds = Table(["stage", "seconds"], [[stage, f"{value:.1f}"] for stage, value in build.seconds.items()])
     sections = [
         f"# {manifest.name}",
-        _markdown(Table(["", ""], bundle_facts(manifest, build))),
+        markdown(Table(["", ""], bundle_facts(manifest, build))),
         "## Submodels",
         _quality_note(manifest),
-        _markdown(submodel_table(manifest, build)),
+        markdown(submodel_table(manifest, build)),
         "## Engines",
-        _markdown(engine_table(manifest, build)),
+        markdown(engine_table(manifest, build)),
         "## Compile",
-        _markdown(seconds),
+        markdown(seconds),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -35,6 +35,7 @@ def _quality_note(manifest: Manifest) -> str:
     )
 
 
-def _markdown(table: Table) -> str:
+def markdown(table: Table) -> str:
+    """A table as Markdown."""
     rows: list[Sequence[str]] = [table.columns, ["---"] * len(table.columns), *table.rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)

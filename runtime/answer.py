@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from ..elastic import Bucket
 from .arrays import Array
+from .exit_policy import ExitPolicy
 from .residency import Residency
 
 
@@ -23,7 +26,8 @@ class Padding:
 
 
 class Timings(NamedTuple):
-    """Milliseconds. ``open`` is more than 0 where this request was the first to need its engine."""
+    """Milliseconds. ``open`` is more than 0 where this request was the first to need its engine; ``run`` is the whole
+    chain where exits were open."""
 
     encode: float
     dispatch: float
@@ -31,11 +35,35 @@ class Timings(NamedTuple):
     run: float
 
 
+@dataclass(frozen=True, eq=False)
+class ExitRows:
+    """How each of ``B`` rows left the chain of segments.
+
+    ``index`` [B] of the exit that answered (from 0) and ``layer`` [B], how many layers ran (int64); ``entropy`` [B]
+    there in nats (float32); ``flops`` [B] that the row cost (int64), and ``share`` [B], these over what a row of the
+    whole engine costs (float64). ``policy`` decided.
+    """
+
+    index: Array
+    layer: Array
+    entropy: Array
+    flops: Array
+    share: Array
+    policy: ExitPolicy
+
+    def __str__(self) -> str:
+        layers, rows = np.unique(self.layer, return_counts=True)
+        counts = (f"{n} after layer {layer}" for layer, n in zip(layers.tolist(), rows.tolist(), strict=True))
+        return f"rows left: {', '.join(counts)}"
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Answer:
     """Outputs by name, owned by the caller, and how they came about.
 
-    ``truncated`` holds the rows of a text input that were cut to fit. ``reason`` says why this submodel was chosen.
+    ``truncated`` holds the rows of a text input that were cut to fit. ``reason`` says why this submodel was chosen, and
+    whether by its exits. With ``exits`` several engines answered: ``engine`` and ``bucket`` are the first of them, and
+    ``padding`` says what all rows together were filled up, or cut, to.
     """
 
     outputs: Mapping[str, Array]
@@ -47,6 +75,7 @@ class Answer:
     padding: Padding | None
     truncated: tuple[int, ...]
     timings: Timings
+    exits: ExitRows | None = None
 
     def __getitem__(self, name: str) -> Array:
         return self.outputs[name]
@@ -55,4 +84,5 @@ class Answer:
         shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in self.outputs.items())
         padding = f", padded {self.padding}" if self.padding else ""
         truncated = f", {len(self.truncated)} truncated" if self.truncated else ""
-        return f"Answer({shapes}; {self.engine}, {self.timings.run:.2f} ms{padding}{truncated}; {self.reason})"
+        exits = f", {self.exits}" if self.exits else ""
+        return f"Answer({shapes}; {self.engine}, {self.timings.run:.2f} ms{padding}{truncated}{exits}; {self.reason})"

@@ -54,7 +54,7 @@ class _Candidate:
 
 
 class Dispatcher:
-    """Chooses among the engines of ``residencies``; engines of the manifest without one do not take part.
+    """Chooses among the whole engines of ``residencies``; engines of the manifest without one do not take part.
 
     Among several fitting submodels the one with the most parameters wins; its bucket is the smallest that holds the
     input. A latency is the measured median of the engine in the residency it has here, else in another, else the
@@ -74,7 +74,8 @@ class Dispatcher:
         self._submodels = sorted(manifest.submodels, key=lambda entry: (-entry.parameters, entry.id))
         weights = {entry.id: entry.weight_bytes for entry in manifest.submodels}
         by_submodel: dict[str, list[_Candidate]] = {entry.id: [] for entry in manifest.submodels}
-        for engine in manifest.engines:
+        self._whole = [engine for engine in manifest.engines if engine.segment is None]
+        for engine in self._whole:
             if engine.id in residencies:
                 latency_ms, latency = _latency(engine.id, residencies[engine.id], latencies, elsewhere)
                 memory = weights[engine.submodel] + engine.private_bytes + engine.activation_bytes
@@ -173,7 +174,7 @@ class Dispatcher:
     def _buckets_for(self, batch: int, sequence: int) -> list[Bucket]:
         buckets = sorted({c.engine.bucket for candidates in self._candidates.values() for c in candidates})
         holding = [bucket for bucket in buckets if _holds(bucket, batch, sequence)]
-        if not holding and any(_holds(engine.bucket, batch, sequence) for engine in self._manifest.engines):
+        if not holding and any(_holds(engine.bucket, batch, sequence) for engine in self._whole):
             raise SelectionError(
                 f"no engine takes {batch}x{sequence} here: memory_mb leaves out those that would, or they need another "
                 f"backend; there is {', '.join(bucket.label for bucket in buckets)}"

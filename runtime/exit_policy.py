@@ -52,11 +52,18 @@ class ExitPolicy:
         found: Array = certain
         return found
 
+    def anyone_leaves(self, exit_index: int, entropies: Sequence[float]) -> bool:
+        """Whether ``leaving`` would let a row out, without numpy: at most exits nobody leaves, and after an engine has
+        run the caches hold weights, not numpy's code."""
+        limit = self._limits[exit_index]
+        certain = [value < limit for value in entropies] if self.compare == "<" else [v <= limit for v in entropies]
+        return all(certain) if self.rule == "batch_max" else any(certain)
+
     @cached_property
-    def _limits(self) -> tuple[np.float32, ...]:
-        """Entropies are float32, and a threshold taken from one must equal it."""
+    def _limits(self) -> tuple[float, ...]:
+        """The thresholds as float32 has them, as entropies are: one that was taken from an entropy must equal it."""
         with np.errstate(over="ignore"):
-            return tuple(np.float32(value) for value in self.thresholds)
+            return tuple(float(np.float32(value)) for value in self.thresholds)
 
 
 def closed(exits: int) -> ExitPolicy:

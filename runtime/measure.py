@@ -100,7 +100,8 @@ def _measure_memory(bundle_path: str, engine_ids: Sequence[str], residency: Resi
     private, resident = _memory_of_this_process()
     with ExitStack() as stack:
         for name, runner in zip(engine_ids, runners, strict=True):
-            stack.enter_context(runner).run(random_feeds(bundle.manifest.inputs, engines[name].bucket))
+            engine = engines[name]
+            stack.enter_context(runner).run(random_feeds(bundle.manifest.interface(engine.segment)[0], engine.bucket))
         private_after, resident_after = _memory_of_this_process()
     return MemoryUse(max(0, private_after - private), max(0, resident_after - resident))
 

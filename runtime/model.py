@@ -1,4 +1,4 @@
-"""A bundle ready to answer: ``load`` opens it, and a call runs dispatch -> fill -> run -> cut back."""
+"""A bundle ready to answer: ``load`` opens it, and a call runs dispatch -> fill -> run -> cut back, or a chain."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from time import perf_counter
 from types import TracebackType
 from typing import Literal, Self
 
-from ..errors import InputError
+from ..elastic import Bucket
+from ..errors import InputError, SelectionError
 from ..profiles.probe_host import probe_host
-from .answer import Answer, Padding, Timings
+from .answer import Answer, ExitRows, Padding, Timings
 from .arrays import Array
 from .bundle import Bundle, Check, open_bundle
-from .dispatcher import Dispatcher, Request
+from .dispatcher import Choice, Dispatcher, Request
+from .drift import Drift
+from .engine_needs import residencies_for
 from .engine_pool import EnginePool
+from .exit_choice import OFF, AskedExits, ExitChoice, ExitChooser
 from .inputs import InputChecker, cut_back
-from .manifest import BuildRecord, EngineEntry
-from .residency import RESIDENCIES, EngineNeed, Residency, assign_residencies
+from .manifest import BuildRecord
+from .residency import RESIDENCIES, Residency
 from .runner import runnable_engines
 from .text import Encoded, TextEncoder
 from .threads import threads_or_default
@@ -44,7 +48,7 @@ def load(
         raise InputError(f"residency {residency!r}: expected one of auto, {', '.join(RESIDENCIES)}")
     bundle = open_bundle(path, check)
     engines = runnable_engines(bundle)
-    residencies = assign_residencies(_needs(bundle, engines), memory_mb, residency)
+    residencies = residencies_for(bundle, engines, memory_mb, residency)
     model = ElasticModel(bundle, residencies, threads_or_default(threads))
     if preload:
         try:
@@ -67,6 +71,8 @@ class ElasticModel:
         self._outputs = manifest.outputs
         self._dispatcher = Dispatcher(manifest, residencies, bundle.build.latencies, _measured_elsewhere(bundle.build))
         self._pool = EnginePool(bundle, residencies, threads)
+        self._exits = ExitChooser(bundle, manifest.exits, self._pool) if manifest.exits else None
+        self._latency_budgets = {b.name for b in manifest.budgets if b.limits.latency_ms is not None}
         self._encoder_lock = threading.Lock()
 
     def __call__(
@@ -77,13 +83,17 @@ class ElasticModel:
         latency_ms: float | None = None,
         memory_mb: float | None = None,
         submodel: str | None = None,
+        exits: AskedExits | None = None,
         truncate: bool = False,
     ) -> Answer:
         """Answers one request: arrays by input name, or a text, or a list of texts.
 
         At most one of: a named ``budget``; a ``submodel`` by id or label; limits (``latency_ms``, ``memory_mb``).
         Without any the largest submodel answers. An input smaller than its bucket is padded, which the answer says; a
-        longer text is refused unless ``truncate``. Raises InputError, SelectionError, or a BundleError if the engine
+        longer text is refused unless ``truncate``. ``exits`` lets rows leave early: by thresholds in nats, one for all
+        exits or one for each but the last; by the name of a calibrated policy; by an ``ExitPolicy``; "off" keeps them
+        all in. Without it the bundle's default policy decides, else the model's own gate; if there is neither, or the
+        latency is limited, the whole engine answers. Raises InputError, SelectionError, or a BundleError if an engine
         cannot be opened.
         """
         started = perf_counter()
@@ -100,7 +110,18 @@ class ElasticModel:
         given = self._inputs.shape_of(feeds)
         request = Request(budget, submodel, latency_ms, memory_mb)
         choice = self._dispatcher.choose(request, given.batch, given.sequence)
-        engine = choice.engine
+        engine, reason = choice.engine, choice.reason
+        if self._exits is not None:
+            exit_choice = self._exits.choose(
+                exits, engine.submodel, latency_ms is not None or budget in self._latency_budgets
+            )
+            if exit_choice.chain is not None:
+                return self._leave(feeds, given, choice, exit_choice, truncated, (started, encoded_at))
+            reason = f"{reason}; {exit_choice.reason}"
+        elif exits is not None and exits != OFF:
+            raise SelectionError(
+                f"exits: this model has no exits to leave at; expected none or 'off', got {exits!r:.80}"
+            )
         given = self._inputs.own_shape(given, engine.bucket)
         padding = None
         if given != engine.bucket:
@@ -120,7 +141,7 @@ class ElasticModel:
             engine=engine.id,
             bucket=engine.bucket,
             residency=self.residencies[engine.id],
-            reason=choice.reason,
+            reason=reason,
             padding=padding,
             truncated=truncated,
             timings=Timings(
@@ -130,6 +151,11 @@ class ElasticModel:
                 run=1e3 * (ran - opened),
             ),
         )
+
+    def drift(self) -> Mapping[str, Drift]:
+        """By calibrated policy, how the exits that answered since loading compare with the calibration's; of those
+        with enough rows. The first time that one drifts, the logger ``nestforge`` warns."""
+        return self._exits.drift() if self._exits else {}
 
     def open_engines(self) -> None:
         """Opens every engine that has a residency, so that no request waits for it."""
@@ -151,6 +177,51 @@ class ElasticModel:
 
     def __repr__(self) -> str:
         return f"ElasticModel({self.bundle!r}, {self.threads} threads)"
+
+    def _leave(
+        self,
+        feeds: Mapping[str, Array],
+        given: Bucket,
+        choice: Choice,
+        exit_choice: ExitChoice,
+        truncated: tuple[int, ...],
+        times: tuple[float, float],
+    ) -> Answer:
+        """Answers by the segments of the submodel chosen, rows leaving by a policy."""
+        chain, policy = exit_choice.chain, exit_choice.policy
+        assert chain is not None
+        assert policy is not None
+        started, encoded_at = times
+        dispatched = perf_counter()
+        run = chain.answer(feeds, given, policy)
+        ran = perf_counter()
+        if exit_choice.monitor is not None:
+            exit_choice.monitor.add(run.index)
+        whole = choice.engine
+        first = chain.engine(0, run.buckets[0])
+        filled = Bucket(sum(bucket.batch for bucket in run.buckets), first.bucket.sequence)
+        names = self.bundle.manifest.exits
+        assert names is not None
+        outputs = {names.logits: run.logits, names.entropy: run.entropy}
+        return Answer(
+            outputs={spec.name: outputs[spec.name] for spec in self._outputs},
+            submodel=whole.submodel,
+            engine=first.id,
+            bucket=first.bucket,
+            residency=self.residencies[first.id],
+            reason=f"{choice.reason}; {exit_choice.reason}",
+            padding=Padding(given, filled) if filled != given else None,
+            truncated=truncated,
+            timings=Timings(
+                encode=1e3 * (encoded_at - started),
+                dispatch=1e3 * (dispatched - encoded_at),
+                open=run.open_ms,
+                run=1e3 * (ran - dispatched) - run.open_ms,
+            ),
+            exits=ExitRows(
+                run.index, run.layer, run.entropy, run.flops, run.flops * (whole.bucket.batch / whole.flops), policy
+            ),
+        )
 
     def _encode(self, inputs: str | Sequence[str], truncate: bool) -> Encoded:
         if not isinstance(inputs, (str, Sequence)):
@@ -176,23 +247,3 @@ def _measured_elsewhere(build: BuildRecord) -> str | None:
     if (build.host.get("cpu"), build.host.get("architecture")) == (here.cpu, here.architecture):
         return None
     return " ".join(str(build.host.get("cpu", "an unknown processor")).split())[:80]
-
-
-def _needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineNeed]:
-    submodels = {entry.id: entry for entry in bundle.manifest.submodels}
-    predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies}
-    named = [budget.submodel for budget in bundle.manifest.budgets]
-    needs = []
-    for engine in engines:
-        submodel = submodels[engine.submodel]
-        needs.append(
-            EngineNeed(
-                engine=engine.id,
-                widths=tuple(width for kind in sorted(submodel.values) for width in submodel.values[kind]),
-                weight_bytes=submodel.weight_bytes,
-                own_bytes=engine.private_bytes + engine.activation_bytes,
-                latency_ms=predicted.get(engine.id, 1.0),
-                importance=1.0 + named.count(engine.submodel),
-            )
-        )
-    return needs

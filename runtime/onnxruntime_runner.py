@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -52,7 +52,8 @@ class OnnxRuntimeRunner:
         self.residency: Residency = residency
         self._bundle = bundle
         self._threads = threads
-        self._outputs = [spec.name for spec in bundle.manifest.outputs]
+        self._inputs, self._outputs = bundle.manifest.interface(engine.segment)
+        self._output_names = [spec.name for spec in self._outputs]
         self._session: Any = None
 
     def __enter__(self) -> Self:
@@ -62,7 +63,7 @@ class OnnxRuntimeRunner:
             session = self._mapped_session(path)
         else:
             session = _session(path, _options(self._threads, _LEVEL, packed=self.residency == "packed"))
-        _check_interface(session, self.engine, self._bundle)
+        self._check_interface(session)
         self._session = session
         return self
 
@@ -73,16 +74,66 @@ class OnnxRuntimeRunner:
 
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
         """See ``Runner.run``. Raises InputError where ONNX Runtime refuses the values, BundleError while inactive."""
-        session = self._session
-        if session is None:
-            raise BundleError(f"engine {self.engine.id}: not open; run it inside its `with` block")
+        session = self._active()
         try:
-            outputs: list[Array] = session.run(self._outputs, feeds)
+            outputs: list[Array] = session.run(self._output_names, feeds)
         except Exception as failure:
             if type(failure).__module__ != _ORT_ERRORS:
                 raise
             raise InputError(f"engine {self.engine.id}: {_first_line(failure)}") from failure
         return outputs
+
+    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        """See ``Runner.bind``.
+
+        Measured on two inputs and three outputs of a graph that does next to nothing: 23 us a run with a binding made
+        for it, 5 us with one that is kept, 9 us for a run that allocates and returns its outputs. So callers with
+        buffers of their own keep the call.
+        """
+        session = self._active()
+        binding = session.io_binding()
+        for specs, arrays, bind in (
+            (self._inputs, feeds, binding.bind_ortvalue_input),
+            (self._outputs, outputs, binding.bind_ortvalue_output),
+        ):
+            _check_arrays(self.engine, specs, arrays)
+            for name, array in arrays.items():
+                bind(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+        missing = {spec.name for spec in self._inputs} - feeds.keys()
+        if missing:
+            raise InputError(f"engine {self.engine.id}: no array for input {', '.join(sorted(missing))}")
+        kept = (*feeds.values(), *outputs.values())  # the binding holds their addresses alone
+
+        def call() -> None:
+            if self._session is not session or not kept:
+                raise BundleError(f"engine {self.engine.id}: not open; run it inside its `with` block")
+            try:
+                session.run_with_iobinding(binding)
+            except Exception as failure:
+                # Failures of a bound run have no type of their own.
+                if type(failure) is not RuntimeError and type(failure).__module__ != _ORT_ERRORS:
+                    raise
+                raise InputError(f"engine {self.engine.id}: {_first_line(failure)}") from failure
+
+        return call
+
+    def _active(self) -> Any:
+        session = self._session
+        if session is None:
+            raise BundleError(f"engine {self.engine.id}: not open; run it inside its `with` block")
+        return session
+
+    def _check_interface(self, session: Any) -> None:
+        """The engine has exactly the manifest's inputs and outputs, at its bucket's shape."""
+        expected: tuple[tuple[str, Sequence[Any], tuple[TensorSpec, ...]], ...] = (
+            ("input", session.get_inputs(), self._inputs),
+            ("output", session.get_outputs(), self._outputs),
+        )
+        for kind, found, specs in expected:
+            have = {tensor.name: (tensor.type, tuple(tensor.shape)) for tensor in found}
+            want = {spec.name: (_TYPES[spec.dtype], spec.shape(self.engine.bucket)) for spec in specs}
+            if have != want:
+                raise BundleCorruptError(f"engine {self.engine.id}: {kind}s are {have}, the manifest says {want}")
 
     def _mapped_session(self, path: Path) -> Any:
         as_saved = _options(self._threads, _LEVEL, packed=True)
@@ -94,7 +145,7 @@ class OnnxRuntimeRunner:
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights_name)
             options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
             packed = _session(path, options)  # changed settings here need another _PACKING in mapped_cache.py
-            feeds = random_feeds(self._bundle.manifest.inputs, self.engine.bucket)
+            feeds = random_feeds(self._inputs, self.engine.bucket)
             pairs = zip(packed.run(None, feeds), _session(target, as_saved).run(None, feeds), strict=True)
             if not all(np.array_equal(here, saved, equal_nan=True) for here, saved in pairs):
                 raise BundleIncompatibleError(
@@ -140,17 +191,18 @@ def _session(path: Path, options: Any) -> Any:
     return session
 
 
-def _check_interface(session: Any, engine: EngineEntry, bundle: Bundle) -> None:
-    """The engine has exactly the manifest's inputs and outputs, at its bucket's shape."""
-    expected: tuple[tuple[str, Sequence[Any], tuple[TensorSpec, ...]], ...] = (
-        ("input", session.get_inputs(), bundle.manifest.inputs),
-        ("output", session.get_outputs(), bundle.manifest.outputs),
-    )
-    for kind, found, specs in expected:
-        have = {tensor.name: (tensor.type, tuple(tensor.shape)) for tensor in found}
-        want = {spec.name: (_TYPES[spec.dtype], spec.shape(engine.bucket)) for spec in specs}
-        if have != want:
-            raise BundleCorruptError(f"engine {engine.id}: {kind}s are {have}, the manifest says {want}")
+def _check_arrays(engine: EngineEntry, specs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> None:
+    """ONNX Runtime would read or write past or beside an array that does not fit, or a copy of a strided one."""
+    known = {spec.name: (spec.dtype, spec.shape(engine.bucket)) for spec in specs}
+    for name, array in arrays.items():
+        if name not in known:
+            raise InputError(f"engine {engine.id}: has no {name!r}; it has {', '.join(known)}")
+        if (str(array.dtype), array.shape) != known[name] or not array.flags.c_contiguous:
+            dtype, shape = known[name]
+            raise InputError(
+                f"engine {engine.id}: {name}: expected contiguous {dtype} {list(shape)}, got {array.dtype} "
+                f"{list(array.shape)}{'' if array.flags.c_contiguous else ' with strides'}"
+            )
 
 
 _ORT_ERRORS = "onnxruntime.capi.onnxruntime_pybind11_state"

@@ -1,7 +1,8 @@
 """Which residency each engine gets under a memory cap: a pure decision.
 
 The pages of the weight store count once for all shared engines, since a smaller submodel reads a prefix of what a
-larger one reads. A packed engine owns a copy of its weights, a mapped one maps a file of its own. Every engine
+larger one reads, and a segment a part of what its submodel reads; segments of other layers read other pages. A packed
+engine owns a copy of its weights, a mapped one maps a file of its own. Every engine
 besides holds its private initializers and its activations.
 """
 
@@ -24,7 +25,8 @@ RESIDENCIES: tuple[Residency, ...] = ("shared", "packed", "mapped")
 class EngineNeed:
     """What one engine asks of memory, in bytes, and how much it matters.
 
-    ``widths`` are the submodel's axis values in one fixed order; ``own_bytes`` are private initializers and
+    ``widths`` are the submodel's axis values in one fixed order, 0 for those of layers that the engine has not;
+    ``layers`` are the first and, exclusive, the last of those that it has. ``own_bytes`` are private initializers and
     activations. ``latency_ms`` times ``importance`` weighs who is packed first.
     """
 
@@ -34,6 +36,7 @@ class EngineNeed:
     own_bytes: int
     latency_ms: float
     importance: float = 1.0
+    layers: tuple[int, int] = (0, 1)
 
 
 def assign_residencies(
@@ -80,15 +83,16 @@ class _Memory:
 
     def __init__(self, needs: Sequence[EngineNeed]) -> None:
         self._needs = {need.engine: need for need in needs}
-        # Engines of one submodel read the same views, so they are one row here.
+        # Engines that read the same views are one row here.
         rows = sorted(
-            {(need.widths, need.weight_bytes) for need in needs},
-            key=lambda row: (-row[1], [-width for width in row[0]]),
+            {(need.weight_bytes, need.widths, need.layers) for need in needs},
+            key=lambda row: (-row[0], [-width for width in row[1]], row[2]),
         )
-        self._row = {need.engine: rows.index((need.widths, need.weight_bytes)) for need in needs}
-        self._bytes = [weight_bytes for _, weight_bytes in rows]
-        widths = np.array([row[0] for row in rows]).reshape(len(rows), -1)
-        within = np.all(widths[:, None] <= widths[None], axis=2).tolist()  # [row][other]: row is a prefix of other
+        self._row = {need.engine: rows.index((need.weight_bytes, need.widths, need.layers)) for need in needs}
+        self._bytes = [weight_bytes for weight_bytes, _, _ in rows]
+        # Engine ``i`` reads a part of what ``j`` reads where none of these is larger.
+        extents = np.array([[*widths, -first, last] for _, widths, (first, last) in rows]).reshape(len(rows), -1)
+        within = np.all(extents[:, None] <= extents[None], axis=2).tolist()  # [row][other]
         # Rows go from large to small, and among equal bytes (axes without weights) from wide to narrow, so whoever
         # contains a row stands before it.
         self._containers = [sum(1 << j for j in range(i) if within[i][j]) for i in range(len(rows))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import util
 from types import TracebackType
 from typing import Protocol, Self
@@ -30,9 +30,17 @@ class Runner(Protocol):
     ) -> None: ...
 
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """Outputs in the manifest's order, owned by the caller.
+        """Outputs in the order of ``Manifest.interface``, owned by the caller.
 
-        ``feeds`` has every input of the manifest at exactly the bucket's shape and the stated dtype. Thread-safe.
+        ``feeds`` has every input of it at exactly the bucket's shape and the stated dtype. Thread-safe.
+        """
+        ...
+
+    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        """A call that runs from ``feeds`` into ``outputs``, as often as it is made, without copying either.
+
+        The arrays are C-contiguous and stay the caller's; an output without one is not fetched. One thread at a time
+        may make the call. Raises InputError for an array that does not fit, BundleError while inactive; the call too.
         """
         ...
 

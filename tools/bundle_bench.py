@@ -72,7 +72,7 @@ def bench_bundle(bundle: Bundle, submodels: Sequence[str], progress: Progress) -
 def _bench(
     bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int, predicted_ms: float | None
 ) -> EngineBench:
-    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    feeds = random_feeds(bundle.manifest.interface(engine.segment)[0], engine.bucket)
     ours = residency == "mapped" and not is_mapped(bundle, engine)
     try:
         with runner_for(bundle, engine, residency, threads) as runner:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError, OutputError
-from ...runtime.answer import Answer
+from ...runtime.answer import Answer, ExitRows
 from ...runtime.residency import RESIDENCIES, Residency
 from ..console import print_facts, print_json, print_table
 from ..options import bundle_argument, json_option
@@ -24,6 +24,7 @@ Examples:
   nestforge run my.bundle --text "A submodel is a view." --budget fast
   nestforge run my.bundle --text "one row" --text "another row" --latency-ms 8 --output answer.npz
   nestforge run my.bundle --inputs inputs.npz --submodel ffn768-heads6 --json
+  nestforge run my.bundle --text "easy or hard?" --exits 0.3
 """
 
 
@@ -34,6 +35,12 @@ Examples:
 @click.option("--budget", help="A named budget of the bundle.")
 @click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="The most that the run may take.")
 @click.option("--submodel", metavar="ID", help="This submodel, by id or level.")
+@click.option(
+    "--exits",
+    metavar="off|NAME|TAU[,TAU...]",
+    help="When rows leave early: a calibrated policy, or thresholds in nats, one for all exits or one for each but the "
+    "last. Default: the bundle's.",
+)
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
 @click.option(
     "--residency",
@@ -51,6 +58,7 @@ def command(
     budget: str | None,
     latency_ms: float | None,
     submodel: str | None,
+    exits: str | None,
     truncate: bool,
     residency: Residency | Literal["auto"],
     output: Path | None,
@@ -73,13 +81,29 @@ def command(
         raise OutputError(f"{output}: exists already; choose another file")
     with load(bundle, residency=residency) as model:
         feeds = _read_arrays(inputs) if inputs is not None else list(texts)
-        answer = model(feeds, budget=budget, latency_ms=latency_ms, submodel=submodel, truncate=truncate)
+        answer = model(
+            feeds,
+            budget=budget,
+            latency_ms=latency_ms,
+            submodel=submodel,
+            exits=None if exits is None else _asked_exits(exits),
+            truncate=truncate,
+        )
     if output is not None:
         _write_arrays(output, answer.outputs)
     if as_json:
         print_json(_answer_data(answer))
     else:
         _print_answer(answer)
+
+
+def _asked_exits(text: str) -> str | tuple[float, ...] | float:
+    """Thresholds where ``text`` reads as numbers, else a name."""
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return text
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -115,7 +139,20 @@ def _answer_data(answer: Answer) -> dict[str, Any]:
             name: {"dtype": str(array.dtype), "shape": array.shape, "first": [float(v) for v in array.ravel()[:_SHOWN]]}
             for name, array in answer.outputs.items()
         },
+        "exits": _exits_data(answer.exits) if answer.exits else None,
     }
+
+
+def _exits_data(exits: ExitRows) -> dict[str, Any]:
+    columns = {
+        "exit": exits.index.tolist(),
+        "layer": exits.layer.tolist(),
+        "entropy": exits.entropy.tolist(),
+        "flops": exits.flops.tolist(),
+        "flops_share": exits.share.tolist(),
+    }
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return {"policy": exits.policy, "rows": rows}
 
 
 def _print_answer(answer: Answer) -> None:
@@ -139,3 +176,10 @@ def _print_answer(answer: Answer) -> None:
         values = " ".join(f"{value:.4f}" for value in array.ravel()[:_SHOWN])
         rows.append([name, str(array.dtype), "x".join(map(str, array.shape)), values])
     print_table(["output", "dtype", "shape", "first values"], rows)
+    if answer.exits is not None:
+        click.echo()
+        left = [
+            [str(number), str(row["layer"]), f"{row['entropy']:.4f}", f"{100 * row['flops_share']:.1f} %"]
+            for number, row in enumerate(_exits_data(answer.exits)["rows"])
+        ]
+        print_table(["row", "left after layer", "entropy, nats", "FLOPs of whole engine"], left)

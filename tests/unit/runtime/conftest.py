@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from exit_bundles import write_exits_bundle
 from nestforge.elastic import Axis, Bucket
 from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.manifest import (
@@ -211,6 +212,12 @@ def write_tiny_bundle(folder: Path) -> Path:
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shared by tests that only read it."""
     return write_tiny_bundle(tmp_path_factory.mktemp("bundles") / "tiny.bundle")
+
+
+@pytest.fixture(scope="session")
+def exits_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with exits, see tests/exit_bundles.py; shared by tests that only read it."""
+    return write_exits_bundle(tmp_path_factory.mktemp("bundles") / "exits.bundle")
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from nestforge.runtime import manifest as schema
-from nestforge.runtime.manifest import DTYPES, MAX_JSON_BYTES, SCHEMA_VERSION, read_manifest
+from nestforge.runtime.manifest import DTYPES, SCHEMA_VERSION
+from nestforge.runtime.read_manifest import _PLAIN_NAME, MAX_JSON_BYTES, read_manifest
 from nestforge.strict import unstructure
 
 PAGE = (Path(__file__).parents[3] / "docs" / "bundle-format.md").read_text()
@@ -43,7 +44,7 @@ def test_every_field_is_on_the_page(cls: Any) -> None:
 def test_the_limits_are_those_of_the_code() -> None:
     assert f"# Bundle format, schema {SCHEMA_VERSION}" in PAGE
     assert f"at most {MAX_JSON_BYTES:_} bytes".replace("_", " ") in PAGE
-    assert f"`{schema._PLAIN_NAME.pattern}`" in PAGE
+    assert f"`{_PLAIN_NAME.pattern}`" in PAGE
     assert all(f"`{dtype}`" in PAGE for dtype in DTYPES)
 
 

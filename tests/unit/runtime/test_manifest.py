@@ -11,15 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleFormatError, SelectionError
-from nestforge.runtime.manifest import (
-    DTYPES,
-    MAX_JSON_BYTES,
-    FileEntry,
-    Manifest,
-    TensorSpec,
-    is_plain_name,
-    read_manifest,
-)
+from nestforge.runtime.manifest import DTYPES, FileEntry, Manifest, TensorSpec
+from nestforge.runtime.read_manifest import MAX_JSON_BYTES, is_plain_name, read_manifest
 from nestforge.strict import unstructure
 
 
@@ -56,8 +49,8 @@ def values(data: dict[str, Any], new: dict[str, list[int]]) -> None:
 
 Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
-    ("newer schema", lambda d: d.update(schema_version=2), "schema_version '2', expected 1"),
-    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected 1"),
+    ("newer schema", lambda d: d.update(schema_version=3), "schema_version '3', expected 1 or 2"),
+    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected 1 or 2"),
     ("schema is true", lambda d: d.update(schema_version=True), "schema_version: expected a whole number"),
     ("unknown key", lambda d: d.update(engine=[]), "unknown key 'engine'; did you mean 'engines'?"),
     ("missing key", lambda d: d.pop("budgets"), "missing key 'budgets'"),

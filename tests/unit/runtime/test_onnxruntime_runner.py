@@ -53,6 +53,83 @@ def test_only_an_open_runner_runs(tiny_bundle: Path) -> None:
         runner.run(feeds)
 
 
+def test_a_bound_run_reads_and_writes_the_callers_arrays(tiny_bundle: Path, expected: Reference) -> None:
+    bundle = open_bundle(tiny_bundle)
+    engine = bundle.manifest.engines[1]
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    hidden = np.empty((4, 16, 16), np.float32)
+    with runner_for(bundle, engine, "shared", 1) as runner:
+        run = runner.bind(feeds, {"hidden": hidden[1:3]})  # the other output is not fetched
+        for seed in (0, 1):
+            for name, array in random_feeds(bundle.manifest.inputs, engine.bucket, seed).items():
+                feeds[name][...] = array
+            hidden[:] = -1
+            run()
+            want = expected(16, feeds["input_ids"], feeds["attention_mask"])
+            np.testing.assert_allclose(hidden[1:3], want["hidden"], rtol=1e-5, atol=1e-5)
+            assert (hidden[[0, 3]] == -1).all()
+        feeds["input_ids"][0, 0] = 99
+        with pytest.raises(InputError, match=r"engine ffn16@b2-s16: .*indices element out of data bounds") as error:
+            run()
+        assert "\n" not in str(error.value)
+    with pytest.raises(BundleError, match="engine ffn16@b2-s16: not open"):
+        run()
+    with pytest.raises(BundleError, match="engine ffn16@b2-s16: not open"):
+        runner.bind(feeds, {})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        (
+            {},
+            {"total": np.empty((1, 16), np.float64)},
+            "total: expected contiguous float32 [1, 16], got float64 [1, 16]",
+        ),
+        (
+            {},
+            {"total": np.empty((2, 16), np.float32)},
+            "total: expected contiguous float32 [1, 16], got float32 [2, 16]",
+        ),
+        (
+            {},
+            {"hidden": np.empty((1, 8, 32), np.float32)[:, :, ::2]},
+            "hidden: expected contiguous float32 [1, 8, 16], got float32 [1, 8, 16] with strides",
+        ),
+        ({}, {"sum": np.empty((1, 16), np.float32)}, "has no 'sum'; it has hidden, total"),
+        (
+            {"input_ids": np.zeros((1, 7), np.int64)},
+            {},
+            "input_ids: expected contiguous int64 [1, 8], got int64 [1, 7]",
+        ),
+        ({"input_ids": None}, {}, "no array for input input_ids"),
+    ],
+    ids=["dtype", "shape", "strides", "unknown", "input", "missing"],
+)
+def test_arrays_that_do_not_fit_are_not_bound(
+    tiny_bundle: Path, inputs: dict[str, Any], outputs: dict[str, Any], message: str
+) -> None:
+    bundle = open_bundle(tiny_bundle)
+    engine = bundle.manifest.engines[0]
+    feeds = {**random_feeds(bundle.manifest.inputs, engine.bucket), **inputs}
+    feeds = {name: array for name, array in feeds.items() if array is not None}
+    with runner_for(bundle, engine, "shared", 1) as runner, pytest.raises(InputError) as error:
+        runner.bind(feeds, outputs)
+    assert str(error.value) == f"engine ffn16@b1-s8: {message}"
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES)
+def test_a_segment_has_an_interface_of_its_own(exits_bundle: Path, residency: Residency) -> None:
+    bundle = open_bundle(exits_bundle)
+    engine = next(engine for engine in bundle.manifest.engines if engine.segment == "to2")
+    feeds = random_feeds(bundle.manifest.interface("to2")[0], engine.bucket)
+    with runner_for(bundle, engine, residency, 1) as runner:
+        state, logits, _ = runner.run(feeds)
+    assert np.array_equal(state[:, 0, :3], logits)
+    with pytest.raises(BundleCorruptError, match=r"engine depth2.to2@b1-s8: inputs are .* the manifest says"):
+        runner_for(bundle, replace(engine, segment="to1"), "shared", 1).__enter__()
+
+
 def test_what_onnxruntime_refuses_is_one_line(tiny_bundle: Path) -> None:
     bundle = open_bundle(tiny_bundle)
     engine = bundle.manifest.engines[0]

@@ -1,0 +1,200 @@
+"""Thresholds for a budget, found on the deployed engines: observe, simulate, search, measure, correct, check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ..elastic import Bucket
+from ..errors import InputError, SelectionError
+from ..profiles.probe_host import probe_host
+from .arrays import Array
+from .bundle import Bundle
+from .calibration import CalibratedPolicy, Figures, QualityKind, check_name
+from .engine_pool import EnginePool
+from .exit_budget import ExitBudget
+from .exit_curve import Observed, batch_max
+from .exit_policy import Compare, ExitPolicy, Rule
+from .exit_search import best_within, curve
+from .fit_exits import Fitter
+from .labelled_data import LEAST_ROWS_TO_SPLIT, LabelledData, read_data, split
+from .manifest import ExitsEntry
+from .measure_exits import Answers, ExitBench, Progress, costs_of, spread, time_in_turns
+from .residency import Residency
+from .runner import runnable_engines
+from .threads import threads_or_default
+
+# Farther than this from the budget, the result says so.
+_OFF = 0.05
+_RESIDENCY: Residency = "packed"
+
+
+def calibrate(
+    bundle: Bundle,
+    data: Path,
+    budget: ExitBudget,
+    *,
+    batch: int = 1,
+    submodel: str | None = None,
+    name: str | None = None,
+    compare: Compare | None = None,
+    rule: Rule = "per_row",
+    truncate: bool = False,
+    threads: int | None = None,
+    progress: Progress = lambda *_: None,
+) -> CalibratedPolicy:
+    """The thresholds that answer best within ``budget``, for requests of ``batch`` rows like those of ``data``.
+
+    ``submodel`` is an id or a level, by default the largest. ``name`` is the policy's, by default the budget. Rows
+    leave by ``compare``, by default that of the model's own gate, else ``<=``. ``truncate`` cuts texts that are too
+    long. Nothing is written. Raises InputError for data that do not fit, SelectionError for a model without exits or a
+    budget out of reach, naming the least possible figure, and a BundleError for engines that cannot be opened.
+    """
+    manifest, exits = bundle.manifest, _exits(bundle)
+    name = check_name(str(budget) if name is None else name)
+    entry = manifest.submodel(submodel) if submodel else max(manifest.submodels, key=lambda one: one.parameters)
+    compare = compare or (exits.gate.compare if exits.gate else "<=")
+    threads = threads_or_default(threads)
+    residencies = dict.fromkeys((engine.id for engine in runnable_engines(bundle)), _RESIDENCY)
+    pool = EnginePool(bundle, residencies, threads)
+    try:
+        bench = ExitBench(bundle, entry.id, pool)
+        if bench.chain.exits == 1:
+            raise SelectionError(f"submodel {entry.id}: has one exit, which always answers; nothing to calibrate")
+        rows = read_data(data, bundle, bench.longest(batch), truncate)
+        inside, outside = _parts(rows, batch)
+        requests = bench.requests(inside, batch)
+
+        samples: dict[tuple[int, tuple[Bucket, ...]], list[float]] = {}
+        progress("observe every exit", 0, 1)
+        answers = bench.observe(requests, samples)
+        progress("observe every exit", 1, 1)
+        right = answers.predicted[:, -1] if inside.labels is None else inside.labels
+        observed = Observed(
+            gate=batch_max(answers.entropy, batch) if rule == "batch_max" else answers.entropy,
+            good=answers.predicted == right[:, None],
+            length_class=bench.length_classes(inside, batch)[0],
+            batch=batch,
+            compare=compare,
+        )
+        costs = bench.segment_costs(inside, batch, samples, progress)
+
+        def policy_of(thresholds: Array) -> ExitPolicy:
+            return ExitPolicy(tuple(map(float, thresholds)), compare, rule, name)
+
+        found = Fitter(bench, requests, observed, costs, budget, exits.classes, policy_of, progress).fit()
+        policy = policy_of(found.thresholds)
+        parts = [inside, outside] if outside else [inside]
+        measured, whole, *checked = _against_the_whole_engine(bench, parts, batch, policy, progress)
+    finally:
+        pool.close()
+
+    quality_is: QualityKind = "agreement_with_last_exit" if rows.labels is None else "accuracy"
+    points = curve(found.problem, found.common)
+    return CalibratedPolicy(
+        name=name,
+        submodel=entry.id,
+        budget=str(budget),
+        batch=batch,
+        thresholds=policy.thresholds,
+        compare=compare,
+        rule=rule,
+        histogram=measured.histogram,
+        quality_is=quality_is,
+        data_sha256=rows.sha256,
+        rows=rows.rows,
+        truncated_rows=rows.truncated,
+        correction=found.correction,
+        simulated=observed.figures(observed.leaving(found.thresholds), found.problem.costs),
+        measured=measured,
+        whole=whole,
+        held_out=checked[0] if checked else None,
+        held_out_whole=checked[1] if checked else None,
+        curve=points,
+        global_point=next(point for point in points if point.threshold == float(found.common[0])),
+        best_point=best_within(points, budget),
+        engines=bench.engines,
+        processor=probe_host().cpu,
+        threads=threads,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        notes=tuple(_notes(rows, outside, budget, policy, measured, whole)),
+    )
+
+
+def _exits(bundle: Bundle) -> ExitsEntry:
+    if bundle.manifest.exits is None:
+        raise SelectionError(f"bundle {bundle.path}: this model has no exits to leave at; nothing to calibrate")
+    return bundle.manifest.exits
+
+
+def _parts(rows: LabelledData, batch: int) -> tuple[LabelledData, LabelledData | None]:
+    """What to calibrate on, and what to check on; each holds a whole request."""
+    if rows.rows < batch:
+        raise InputError(
+            f"{rows.rows} rows are less than one request of {batch}; send more, or choose smaller requests"
+        )
+    inside, outside = split(rows)
+    if outside is None or min(inside.rows, outside.rows) < batch:
+        return rows, None
+    return inside, outside
+
+
+def _against_the_whole_engine(
+    bench: ExitBench, parts: Sequence[LabelledData], batch: int, policy: ExitPolicy, progress: Progress
+) -> list[Figures]:
+    """The chain's and the whole engine's figures on every part, in this order, all timed in turns."""
+    answered: list[tuple[Answers, Array]] = []
+    calls: list[list[Callable[[], object]]] = []
+    for part in parts:
+        requests = bench.requests(part, batch)
+        right = bench.observe(requests, {}).predicted[:, -1] if part.labels is None else part.labels
+        answered += [(bench.answer(requests, policy), right), (bench.answer_whole(requests), right)]
+        timed = [requests[number] for number in spread(part.rows // batch)]
+        calls.append([partial(bench.chain.run, feeds, policy) for feeds in timed])
+        calls.append([partial(bench.run_whole, feeds) for feeds in timed])
+    times = time_in_turns(calls, progress, "compare with the whole engine")
+    return [
+        Figures(
+            rows=len(right),
+            costs=costs_of(taken, answers.flops),
+            quality=float((answers.predicted == right).mean()),
+            histogram=tuple(np.bincount(answers.index, minlength=bench.chain.exits).tolist()),
+        )
+        for (answers, right), taken in zip(answered, times, strict=True)
+    ]
+
+
+def _notes(
+    rows: LabelledData,
+    outside: LabelledData | None,
+    budget: ExitBudget,
+    policy: ExitPolicy,
+    measured: Figures,
+    whole: Figures,
+) -> Iterator[str]:
+    """What a reader of the figures must know."""
+    if rows.labels is None:
+        yield "no labels: quality is agreement with the last exit"
+    if rows.truncated:
+        yield f"{rows.truncated} of {rows.rows} texts were truncated"
+    if outside is None:
+        yield (
+            f"{rows.rows} rows are too few to hold some out (from {LEAST_ROWS_TO_SPLIT} on, with a whole request in "
+            "each part): all calibrate, and nothing is checked on rows that the search never saw"
+        )
+    if all(threshold < 0 for threshold in policy.thresholds):
+        yield (
+            f"full depth meets the budget: every exit is closed, and the whole engine answers the same in "
+            f"{whole.costs.mean_latency_ms:.3g} ms"
+        )
+        return
+    figure = budget.of(measured.costs)
+    if figure > budget.limit * (1 + _OFF):
+        yield (
+            f"measured {budget.shown(figure)}, {figure / budget.limit - 1:.0%} over the budget: other work on this "
+            "machine disturbed the measurement, or few thresholds decide differently here"
+        )

@@ -1,0 +1,235 @@
+"""Calibrated exit policies: what ``calibration.json`` in a bundle's folder holds, and reading and writing it.
+
+Like the build record it is measured, belongs to one host, and is not listed in the manifest; it names the manifest's
+hash instead. docs/exits.md says what the figures mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from ..errors import BundleCorruptError, BundleFormatError, OutputError, SelectionError
+from ..strict import structure, unstructure
+from .bundle import Bundle, _read_json
+from .exit_policy import Compare, ExitPolicy, Rule
+from .read_manifest import _no_constant, _unique_keys
+
+# 1 (2026-11): first published schema.
+CALIBRATION_SCHEMA_VERSION = 1
+CALIBRATION_NAME = "calibration.json"
+QualityKind = Literal["accuracy", "agreement_with_last_exit"]
+# A name never reads as a number, which would be a threshold; "off" asks for the whole engine.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._<=+-]{0,79}")
+_RESERVED = frozenset({"off", "inf", "infinity", "nan"})
+_MEND = "remove it and calibrate again"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What answering costs: latencies in milliseconds per request of the policy's ``batch`` rows, FLOPs per row."""
+
+    mean_flops: float = field(metadata={"min": 0})
+    mean_latency_ms: float = field(metadata={"min": 0})
+    p50_latency_ms: float = field(metadata={"min": 0})
+    p95_latency_ms: float = field(metadata={"min": 0})
+    p99_latency_ms: float = field(metadata={"min": 0})
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Costs, the share of good answers (0 to 1), and how many rows left at each exit, over ``rows`` rows."""
+
+    rows: int = field(metadata={"min": 1})
+    costs: Costs
+    quality: float = field(metadata={"min": 0})
+    histogram: tuple[int, ...] = field(metadata={"min": 0})
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """What one ``threshold`` (nats) at every exit would do, by simulation on the calibration part."""
+
+    threshold: float
+    simulated: Figures
+
+
+@dataclass(frozen=True)
+class CalibratedPolicy:
+    """Thresholds found for a ``budget`` on the engines of one submodel, and the figures that they rest on.
+
+    ``quality_is`` says what quality means: the share of labels hit, or, without labels, of rows whose answer is the
+    last exit's. ``histogram`` counts the rows of the calibration part that left at each exit. ``simulated`` and
+    ``measured`` are of the calibration part, ``held_out`` and ``held_out_whole`` of rows that the search never saw
+    (None with too few rows); ``whole`` and ``held_out_whole`` are the whole engine, timed in turns with the chain.
+    ``correction`` is measured over simulated time, with which ``simulated`` and ``curve`` were scaled. ``created`` is
+    the time in UTC, ``processor`` where it was measured.
+    """
+
+    name: str
+    submodel: str
+    budget: str
+    batch: int = field(metadata={"min": 1})
+    thresholds: tuple[float, ...]
+    compare: Compare
+    rule: Rule
+    histogram: tuple[int, ...] = field(metadata={"min": 0})
+    quality_is: QualityKind
+    data_sha256: str
+    rows: int = field(metadata={"min": 1})
+    truncated_rows: int = field(metadata={"min": 0})
+    correction: float
+    simulated: Figures
+    measured: Figures
+    whole: Figures
+    curve: tuple[CurvePoint, ...]
+    global_point: CurvePoint
+    best_point: CurvePoint
+    engines: tuple[str, ...]
+    processor: str
+    threads: int = field(metadata={"min": 1})
+    created: str
+    held_out: Figures | None = None
+    held_out_whole: Figures | None = None
+    notes: tuple[str, ...] = ()
+
+    def policy(self) -> ExitPolicy:
+        """The policy that a chain follows, under this name."""
+        return ExitPolicy(self.thresholds, self.compare, self.rule, self.name)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The policies of one bundle; ``defaults`` says by submodel which answers where a request asks for none."""
+
+    schema_version: int
+    manifest_sha256: str
+    defaults: Mapping[str, str]
+    policies: tuple[CalibratedPolicy, ...]
+
+    def of(self, submodel: str) -> tuple[CalibratedPolicy, ...]:
+        """The policies of the submodel with this id."""
+        return tuple(policy for policy in self.policies if policy.submodel == submodel)
+
+    def find(self, submodel: str, name: str) -> CalibratedPolicy:
+        """The policy ``name`` of ``submodel`` (its id). Raises SelectionError listing what exists."""
+        for policy in self.of(submodel):
+            if policy.name == name:
+                return policy
+        known = ", ".join(policy.name for policy in self.of(submodel)) or "none"
+        raise SelectionError(f"no calibrated exits {name[:80]!r} of submodel {submodel}; it has {known}")
+
+    def default(self, submodel: str) -> CalibratedPolicy | None:
+        """The policy that answers where a request asks for none, if ``submodel`` (its id) has one."""
+        return self.find(submodel, self.defaults[submodel]) if submodel in self.defaults else None
+
+    def with_policy(self, policy: CalibratedPolicy, default: bool) -> Calibration:
+        """This calibration and ``policy``, which replaces one of the same name and submodel."""
+        key = (policy.submodel, policy.name)
+        others = (other for other in self.policies if (other.submodel, other.name) != key)
+        policies = tuple(sorted((*others, policy), key=lambda each: (each.submodel, each.name)))
+        defaults = {**self.defaults, policy.submodel: policy.name} if default else self.defaults
+        return replace(self, defaults=dict(sorted(defaults.items())), policies=policies)
+
+
+def empty_calibration(bundle: Bundle) -> Calibration:
+    """The calibration of ``bundle`` before it has a policy."""
+    return Calibration(CALIBRATION_SCHEMA_VERSION, bundle.build.manifest_sha256, {}, ())
+
+
+def check_name(name: str) -> str:
+    """``name``, if a policy may have it. Raises SelectionError."""
+    if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
+        raise SelectionError(
+            f"name {name[:80]!r}: expected a letter, then up to 79 of letters, digits and ._<=+-, "
+            f"and none of {', '.join(sorted(_RESERVED))}"
+        )
+    return name
+
+
+def read_calibration(bundle: Bundle) -> Calibration | None:
+    """The calibration in the bundle's folder, or None where there is none.
+
+    Raises BundleFormatError for what is malformed, BundleCorruptError for one of another manifest.
+    """
+    path = bundle.path / CALIBRATION_NAME
+    if not os.path.lexists(path):
+        return None
+    where = str(path)
+    try:
+        data = json.loads(
+            _read_json(bundle.path, CALIBRATION_NAME).decode("utf-8"),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_constant,
+        )
+    except (ValueError, RecursionError) as failure:
+        raise BundleFormatError(f"{where}: not JSON ({failure}); {_MEND}") from failure
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != CALIBRATION_SCHEMA_VERSION:
+        raise BundleFormatError(
+            f"{where}: schema_version {str(version)[:80]!r}, expected {CALIBRATION_SCHEMA_VERSION}; "
+            "use the nestforge release that wrote it, or calibrate again"
+        )
+    calibration = structure(Calibration, data, where, lambda problem: BundleFormatError(f"{problem}; {_MEND}"))
+    if calibration.manifest_sha256 != bundle.build.manifest_sha256:
+        raise BundleCorruptError(f"{where}: belongs to another manifest than this bundle's; {_MEND}")
+    for problem in _problems(calibration, bundle):
+        raise BundleFormatError(f"{where}: {problem}; {_MEND}")
+    return calibration
+
+
+def write_calibration(bundle: Bundle, calibration: Calibration) -> Path:
+    """Writes ``calibration`` into the bundle's folder, whole or not at all. Raises OutputError."""
+    path = bundle.path / CALIBRATION_NAME
+    text = json.dumps(unstructure(calibration), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    beside = None
+    try:
+        with tempfile.NamedTemporaryFile("wb", dir=bundle.path, prefix=f".{CALIBRATION_NAME}.", delete=False) as stream:
+            beside = Path(stream.name)
+            stream.write(text.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.chmod(0o644)
+        beside.replace(path)
+    except OSError as failure:
+        if beside is not None:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+        raise OutputError(f"{path}: cannot be written ({failure.strerror}); the calibration was not kept") from failure
+    return path
+
+
+def _problems(calibration: Calibration, bundle: Bundle) -> Iterable[str]:
+    """What the types alone do not say: submodels and names that exist, one figure for every exit."""
+    exits = bundle.manifest.exits
+    values = {entry.id: entry.values for entry in bundle.manifest.submodels}
+    if exits is None:
+        yield "this bundle's model has no exits"
+        return
+    seen = set()
+    for policy in calibration.policies:
+        where = f"policy {policy.name[:80]!r} of {policy.submodel[:80]!r}"
+        if policy.submodel not in values:
+            yield f"{where}: no such submodel in this bundle"
+            continue
+        if not _NAME.fullmatch(policy.name) or policy.name.lower() in _RESERVED:
+            yield f"{where}: not a name that a policy may have"
+        if (policy.submodel, policy.name) in seen:
+            yield f"{where}: stands twice"
+        seen.add((policy.submodel, policy.name))
+        depth = values[policy.submodel].get("depth", (exits.segments[-1].layer,))[0]
+        count = sum(segment.layer <= depth for segment in exits.segments)
+        if len(policy.thresholds) != count - 1:
+            yield f"{where}: {len(policy.thresholds)} thresholds, expected {count - 1}"
+        if len(policy.histogram) != count or not sum(policy.histogram):
+            yield f"{where}: histogram {list(policy.histogram)[:20]}, expected counts of {count} exits"
+    for submodel, name in calibration.defaults.items():
+        if (submodel, name) not in seen:
+            yield f"defaults: no policy {name[:80]!r} of submodel {submodel[:80]!r}"

@@ -1,0 +1,77 @@
+"""Whether rows leave where they left during calibration; if not, thresholds and promised costs no longer hold."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .arrays import Array
+
+# Of rows that still come from the calibration's distribution, one comparison in a thousand is called drift. Exits are
+# few and discrete, for which the test is on the safe side: it cries wolf less often than that.
+ALPHA = 0.001
+# Below this the limit is so wide that only a complete change would show.
+LEAST_ROWS = 50
+# Live rows are forgotten in blocks, so that a change shows after a million rows as it does after a thousand: what is
+# compared are the last 4096 to 8192.
+BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Live exits against expected ones: shares per exit (sum 1), over ``rows`` live rows.
+
+    ``distance`` is the largest difference of the cumulative shares (0 to 1), ``limit`` what chance allows.
+    """
+
+    rows: int
+    expected: tuple[float, ...]
+    live: tuple[float, ...]
+    distance: float
+    limit: float
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the thresholds should be calibrated again, on data like today's."""
+        return self.distance > self.limit
+
+
+def compare_exits(expected_counts: Sequence[int] | Array, live_counts: Sequence[int] | Array) -> Drift:
+    """Two-sample Kolmogorov-Smirnov test at ``ALPHA`` on rows counted by exit; neither count may be all zero.
+
+    The limit is ``sqrt(-ln(ALPHA / 2) / 2) * sqrt((n + m) / (n m))`` for ``n`` expected and ``m`` live rows.
+    """
+    expected = np.asarray(expected_counts, np.float64)
+    live = np.asarray(live_counts, np.float64)
+    n, m = float(expected.sum()), float(live.sum())
+    distance = float(np.abs(np.cumsum(expected) / n - np.cumsum(live) / m).max())
+    limit = math.sqrt(-math.log(ALPHA / 2) / 2) * math.sqrt((n + m) / (n * m))
+    return Drift(int(m), tuple((expected / n).tolist()), tuple((live / m).tolist()), distance, limit)
+
+
+class ExitDrift:
+    """Counts the exits of answered rows and compares them with the calibration's. Thread-safe."""
+
+    def __init__(self, expected_counts: Sequence[int]) -> None:
+        """``expected_counts``: rows that left at each exit during calibration."""
+        self._expected = tuple(expected_counts)
+        self._lock = threading.Lock()
+        self._block = np.zeros(len(self._expected), np.int64)
+        self._last_block = np.zeros(len(self._expected), np.int64)
+
+    def add(self, indices: Array) -> Drift | None:
+        """Counts rows by the exit (0-based) that answered each: int ``[B]``; the comparison as it stands then.
+
+        None until ``LEAST_ROWS`` rows have been counted.
+        """
+        counts = np.bincount(indices, minlength=len(self._expected))
+        with self._lock:
+            self._block += counts
+            live = self._last_block + self._block
+            if self._block.sum() >= BLOCK_ROWS:
+                self._last_block, self._block = self._block, np.zeros_like(self._block)
+        return compare_exits(self._expected, live) if live.sum() >= LEAST_ROWS else None

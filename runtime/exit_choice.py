@@ -1,0 +1,151 @@
+"""Which exits are open for a request, and why: what was asked for, else calibrated, else the model's own gate."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+import numpy as np
+
+from ..errors import SelectionError
+from .bundle import Bundle
+from .calibration import CALIBRATION_NAME, CalibratedPolicy, read_calibration
+from .drift import Drift
+from .engine_pool import EnginePool
+from .exit_chain import ExitChain
+from .exit_monitor import ExitMonitor
+from .exit_policy import ExitPolicy, thresholds_for
+from .manifest import ExitsEntry
+
+# A policy, one threshold for every exit or one for each, the name of a calibrated policy, or "off".
+AskedExits = ExitPolicy | float | Sequence[float] | str
+OFF = "off"
+
+_REMEMBERED = 1024
+
+
+@dataclass(frozen=True)
+class ExitChoice:
+    """A chain and the policy that it follows, or the whole engine where there is none; ``reason`` ends the answer's."""
+
+    reason: str
+    chain: ExitChain | None = None
+    policy: ExitPolicy | None = None
+    monitor: ExitMonitor | None = None
+
+
+class ExitChooser:
+    """Chooses for the submodels of one bundle; exits are open where all of a submodel's segments may be used.
+
+    Raises a BundleError if the bundle's calibration cannot be read. Thread-safe.
+    """
+
+    def __init__(self, bundle: Bundle, exits: ExitsEntry, pool: EnginePool) -> None:
+        self._bundle = bundle
+        self._gate = exits.gate
+        self._pool = pool
+        self._calibration = read_calibration(bundle)
+        policies = self._calibration.policies if self._calibration else ()
+        self._monitors = {(policy.submodel, policy.name): ExitMonitor(policy) for policy in policies}
+        self._lock = threading.Lock()
+        self._chains: dict[str, ExitChain | SelectionError] = {}
+        self._remembered: dict[tuple[object, ...], ExitChoice] = {}
+
+    def choose(self, asked: AskedExits | None, submodel: str, limited: bool) -> ExitChoice:
+        """For a request to ``submodel`` (its id). With a latency limit (``limited``) the whole engine answers unless
+        exits are asked for: a row that passes every exit takes longer.
+
+        Raises SelectionError where what is asked for is none, or cannot be had here.
+        """
+        if isinstance(asked, (list, np.ndarray)):
+            asked = tuple(asked)
+        # By type as well: True equals 1, but is no threshold.
+        key = (asked, type(asked), submodel, limited)
+        try:
+            choice = self._remembered.get(key)
+        except TypeError:
+            raise _unknown(asked) from None
+        if choice is None:
+            choice = self._default(submodel, limited) if asked is None else self._asked(asked, submodel)
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()
+            self._remembered[key] = choice
+        return choice
+
+    def drift(self) -> Mapping[str, Drift]:
+        """How the live exits compare with the calibration's, by policy; of those that have answered enough rows.
+
+        Policies of one name are told apart as ``NAME of SUBMODEL``.
+        """
+        names = [name for _, name in self._monitors]
+        found = {}
+        for (submodel, name), monitor in self._monitors.items():
+            latest = monitor.latest()
+            if latest is not None:
+                found[name if names.count(name) == 1 else f"{name} of {submodel}"] = latest
+        return found
+
+    def _default(self, submodel: str, limited: bool) -> ExitChoice:
+        calibrated = self._calibration.default(submodel) if self._calibration else None
+        if calibrated is None and self._gate is None:
+            return ExitChoice("whole engine: no calibrated exits")
+        if limited:
+            return ExitChoice("whole engine: exits speed up the mean, the limit is for every request")
+        try:
+            chain = self._chain(submodel)
+        except SelectionError as problem:
+            return ExitChoice(f"whole engine: {problem}")
+        if calibrated is not None:
+            return self._calibrated(chain, calibrated, "the default")
+        assert self._gate is not None
+        thresholds = self._gate.thresholds[: chain.exits - 1]
+        policy = ExitPolicy(thresholds, self._gate.compare, name="the model's own gate")
+        return ExitChoice(f"exits: {policy.name}", chain, policy)
+
+    def _asked(self, asked: AskedExits, submodel: str) -> ExitChoice:
+        if isinstance(asked, str) and asked == OFF:
+            return ExitChoice("whole engine: exits off")
+        chain = self._chain(submodel)
+        if isinstance(asked, str):
+            if self._calibration is None:
+                raise SelectionError(
+                    f"exits {asked[:80]!r}: bundle {self._bundle.path} has no {CALIBRATION_NAME}; "
+                    "run `nestforge calibrate`, or ask for thresholds"
+                )
+            return self._calibrated(chain, self._calibration.find(submodel, asked), "asked for")
+        if isinstance(asked, ExitPolicy):
+            policy = asked
+        elif isinstance(asked, (Real, tuple)):
+            compare = self._gate.compare if self._gate else "<="
+            policy = ExitPolicy(thresholds_for(asked, chain.exits), compare)
+        else:
+            raise _unknown(asked)
+        return ExitChoice(f"exits: {policy.name}", chain, policy)
+
+    def _calibrated(self, chain: ExitChain, calibrated: CalibratedPolicy, why: str) -> ExitChoice:
+        monitor = self._monitors[calibrated.submodel, calibrated.name]
+        reason = f"exits: calibrated {calibrated.name} for {calibrated.budget}, {why}"
+        return ExitChoice(reason, chain, calibrated.policy(), monitor)
+
+    def _chain(self, submodel: str) -> ExitChain:
+        with self._lock:
+            chain = self._chains.get(submodel)
+            if chain is None:
+                try:
+                    chain = ExitChain(
+                        self._bundle, submodel, self._pool, self._bundle.build.latencies, self._pool.residencies
+                    )
+                except SelectionError as problem:
+                    chain = problem
+                self._chains[submodel] = chain
+        if isinstance(chain, SelectionError):
+            raise SelectionError(str(chain))
+        return chain
+
+
+def _unknown(asked: object) -> SelectionError:
+    return SelectionError(
+        f"exits: expected thresholds in nats, a calibrated policy's name, an ExitPolicy or 'off', got {asked!r:.80}"
+    )

@@ -1,0 +1,106 @@
+"""Thresholds whose measured figure, not only the simulated one, meets the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from ..errors import SelectionError
+from .arrays import Array
+from .exit_budget import ExitBudget
+from .exit_curve import Observed, SegmentCosts, latency_figure
+from .exit_policy import ExitPolicy
+from .exit_search import Problem, everyone_first, search
+from .measure_exits import ExitBench, Progress, measured_figure, spread, time_in_turns
+
+# Simulated times are corrected until the measured figure is so near to the budget, at most so often.
+_NEAR = 0.02
+_CORRECTIONS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Thresholds float32 ``[m - 1]``, one for all exits and one for each, and the problem that they solve: its
+    simulated times were multiplied by ``correction``. ``figure`` is the budget's, by measurement."""
+
+    problem: Problem
+    common: Array
+    thresholds: Array
+    correction: float
+    figure: float
+
+
+@dataclass(frozen=True, eq=False)
+class Fitter:
+    """What is known of the rows to calibrate on, and the chain that answers their ``requests``.
+
+    ``policy_of`` makes a policy of thresholds, ``classes`` is the model's number of them.
+    """
+
+    bench: ExitBench
+    requests: Sequence[dict[str, Array]]
+    observed: Observed
+    costs: SegmentCosts
+    budget: ExitBudget
+    classes: int
+    policy_of: Callable[[Array], ExitPolicy]
+    progress: Progress
+
+    def fit(self) -> Fit:
+        """The thresholds within the budget and nearest to it; within 2 % where the entropies are dense enough.
+
+        Raises SelectionError, naming the least possible figure, where no thresholds can meet the budget.
+        """
+        fits: list[Fit] = []
+        correction = self._first_correction()
+        for _ in range(_CORRECTIONS):
+            problem = self._problem(correction)
+            found = search(problem)
+            if found is None:
+                if fits:  # slower now than a moment ago; what was found then stands
+                    break
+                raise self._out_of_reach(problem)
+            common, thresholds = found
+            if fits and np.array_equal(thresholds, fits[-1].thresholds):
+                break
+            ratio = self._measured_over_simulated(thresholds)
+            if not self.budget.is_latency:
+                return Fit(self._problem(ratio), common, thresholds, ratio, problem.cost(thresholds))
+            figure = problem.cost(thresholds) / correction * ratio
+            fits.append(Fit(problem, common, thresholds, correction, figure))
+            if abs(figure / self.budget.limit - 1) <= _NEAR:
+                break
+            correction = ratio
+        limit = self.budget.limit
+        return min(fits, key=lambda fit: (fit.figure > limit * (1 + _NEAR), abs(fit.figure - limit)))
+
+    def _problem(self, correction: float) -> Problem:
+        return Problem(self.observed, self.costs.scaled(correction), self.budget, self.classes)
+
+    def _first_correction(self) -> float:
+        """1, unless the least possible figure decides: then that is measured before a budget is refused."""
+        problem = self._problem(1.0)
+        first = everyone_first(problem)
+        if problem.fits(first) or not self.budget.is_latency:
+            return 1.0
+        return self._measured_over_simulated(first)
+
+    def _out_of_reach(self, problem: Problem) -> SelectionError:
+        least = problem.cost(everyone_first(problem))
+        return SelectionError(
+            f"budget {self.budget}: out of reach; with every row leaving at the first exit it is "
+            f"{self.budget.shown(least)} on this host, the least possible; ask for more"
+        )
+
+    def _measured_over_simulated(self, thresholds: Array) -> float:
+        """Of the budget's figure, or of the mean latency where the budget is no latency, on the same requests."""
+        metric = self.budget.metric if self.budget.is_latency else "mean_latency_ms"
+        policy = self.policy_of(thresholds)
+        timed = spread(self.observed.rows // self.observed.batch)
+        calls = [partial(self.bench.chain.run, self.requests[number], policy) for number in timed]
+        (times,) = time_in_turns([calls], self.progress, "measure thresholds")
+        simulated = self.observed.request_ms(self.observed.leaving(thresholds), self.costs)[timed]
+        return measured_figure(times, metric) / float(latency_figure(simulated, metric))

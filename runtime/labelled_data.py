@@ -1,0 +1,233 @@
+"""Rows to calibrate on: arrays in an NPZ file, or texts in a JSONL file, with a label each or none at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import InputError
+from .arrays import Array
+from .bundle import Bundle
+from .inputs import InputChecker
+from .text import TextEncoder
+
+# Of a file, and of what an NPZ file unpacks to; calibration needs some thousand rows.
+MAX_BYTES = 256 * 2**20
+MAX_ROWS = 50_000
+LABELS = "labels"
+_HELD_OUT_ONE_IN = 3
+LEAST_ROWS_TO_SPLIT = 50
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledData:
+    """``feeds`` by input name, ``[n, ...]`` each; ``lengths`` ``[n]`` are the steps that count, ``labels`` ``[n]`` the
+    classes, if known. ``truncated`` counts texts that were cut. ``sha256`` is the file's."""
+
+    feeds: Mapping[str, Array]
+    lengths: Array
+    labels: Array | None
+    truncated: int
+    sha256: str
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+    def take(self, rows: Array) -> LabelledData:
+        """The rows of these numbers, in this order."""
+        feeds = {name: array[rows] for name, array in self.feeds.items()}
+        labels = None if self.labels is None else self.labels[rows]
+        return LabelledData(feeds, self.lengths[rows], labels, self.truncated, self.sha256)
+
+
+def read_data(path: Path, bundle: Bundle, longest: int, truncate: bool = False) -> LabelledData:
+    """Reads ``.npz`` (an array per input, rows first, and perhaps ``labels``) or ``.jsonl`` (``{"text": ..., "label":
+    ...}`` a line) for a bundle with exits, rows of up to ``longest`` steps. Nothing in a file is executed.
+
+    Raises InputError, with the line of a text file, for what does not fit the bundle.
+    """
+    readers = {".npz": _read_arrays, ".jsonl": _read_texts}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(f"{path}: expected a file that ends in {' or '.join(readers)}")
+    return reader(path, bundle, longest, truncate)
+
+
+def split(data: LabelledData) -> tuple[LabelledData, LabelledData | None]:
+    """The rows to calibrate on, and about one in three to check on, chosen by their content: equal rows stay together,
+    and a row keeps its side when others come or go. With fewer than ``LEAST_ROWS_TO_SPLIT`` all calibrate."""
+    names = sorted(data.feeds)
+    held_out = np.array([_hash(data, names, row) % _HELD_OUT_ONE_IN == 0 for row in range(data.rows)])
+    if data.rows < LEAST_ROWS_TO_SPLIT or held_out.all() or not held_out.any():
+        return data, None
+    return data.take(np.flatnonzero(~held_out)), data.take(np.flatnonzero(held_out))
+
+
+def _hash(data: LabelledData, names: Sequence[str], row: int) -> int:
+    """Of a row without its padding, so that it does not depend on how long other rows are."""
+    length = int(data.lengths[row])
+    content = hashlib.sha256()
+    for name in names:
+        array = data.feeds[name][row]
+        content.update(np.ascontiguousarray(array[:length] if array.ndim else array).tobytes())
+    return int.from_bytes(content.digest()[:8], "big")
+
+
+def _read_arrays(path: Path, bundle: Bundle, longest: int, truncate: bool) -> LabelledData:
+    if truncate:
+        raise InputError(f"{path}: truncate applies to text only; cut the arrays yourself")
+    raw_sha256 = _sha256(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > MAX_BYTES:
+            raise InputError(f"{path}: unpacks to {unpacked} bytes, more than the {MAX_BYTES} allowed; send fewer rows")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError, OSError, MemoryError) as failure:
+        raise InputError(f"{path}: expected an NPZ file of plain arrays, as numpy.savez writes it") from failure
+    labels = arrays.pop(LABELS, None)
+    if any(not len(array) for array in arrays.values() if array.ndim):
+        raise InputError(f"{path}: has no rows")
+    try:
+        shape = InputChecker(bundle.manifest.inputs).shape_of(arrays)
+    except InputError as failure:
+        raise InputError(f"{path}: {failure}") from failure
+    _check_count(path, shape.batch)
+    lengths = _lengths(bundle, arrays, shape.batch)
+    if lengths.max() > longest:
+        row = int(lengths.argmax())
+        raise InputError(
+            f"{path}: row {row} has {lengths[row]} steps, the largest bucket for such requests takes {longest}; "
+            "shorten it, or compile with a larger one"
+        )
+    if labels is not None:
+        labels = _checked_labels(path, bundle, labels, shape.batch)
+    return LabelledData(_cut(bundle, arrays, longest), lengths, labels, 0, raw_sha256)
+
+
+def _checked_labels(path: Path, bundle: Bundle, labels: Array, rows: int) -> Array:
+    if labels.dtype.kind not in "iu" or labels.shape != (rows,):
+        raise InputError(
+            f"{path}: {LABELS}: expected {rows} whole numbers, got {labels.dtype} of shape {list(labels.shape)}"
+        )
+    classes = _classes(bundle)
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        raise InputError(f"{path}: {LABELS}: row {wrong[0]} has {labels[wrong[0]]}, expected 0..{classes - 1}")
+    return labels.astype(np.int64)
+
+
+def _read_texts(path: Path, bundle: Bundle, longest: int, truncate: bool) -> LabelledData:
+    manifest = bundle.manifest
+    if manifest.text is None:
+        raise InputError(f"{path}: bundle {bundle.path} has no tokenizer; pass arrays as .npz instead of text")
+    raw_sha256 = _sha256(path)
+    texts, labels = _parse_texts(path, _classes(bundle))
+    encoder = TextEncoder(bundle.file(manifest.text.file), manifest.text, manifest.inputs)
+    encoded = encoder.encode(texts, longest, truncate=True)
+    if encoded.truncated and not truncate:
+        raise InputError(
+            f"{path}: line {encoded.truncated[0] + 1}: more than {longest} tokens, which the largest bucket for such "
+            "requests takes; shorten it, pass --truncate, or compile with a larger one"
+        )
+    lengths = _lengths(bundle, encoded.feeds, len(texts))
+    known = None if labels is None else np.array(labels, np.int64)
+    return LabelledData(encoded.feeds, lengths, known, len(encoded.truncated), raw_sha256)
+
+
+def _parse_texts(path: Path, classes: int) -> tuple[list[str], list[int] | None]:
+    texts: list[str] = []
+    labels: list[int] = []
+    with _opened(path):
+        raw = path.read_bytes()
+    try:
+        lines = raw.decode("utf-8").removesuffix("\n").split("\n") if raw else []
+    except UnicodeDecodeError as failure:
+        raise InputError(f"{path}: line {raw[: failure.start].count(10) + 1}: not UTF-8") from failure
+    _check_count(path, len(lines))
+    for number, line in enumerate(lines, 1):
+        where = f"{path}: line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise InputError(f'{where}: expected a JSON object such as {{"text": "...", "label": 0}}')
+        if unknown := row.keys() - {"text", "label"}:
+            raise InputError(f"{where}: unknown key {min(unknown)[:80]!r}; expected 'text' and perhaps 'label'")
+        if not isinstance(row.get("text"), str):
+            raise InputError(f"{where}: expected a 'text', got {row.get('text')!r:.80}")
+        if not _is_encodable(row["text"]):
+            raise InputError(f"{where}: 'text' holds half of a surrogate pair, which is no character")
+        if "label" in row:
+            label = row["label"]
+            if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < classes:
+                raise InputError(f"{where}: label {label!r:.80}: expected a whole number, 0..{classes - 1}")
+            labels.append(label)
+        texts.append(row["text"])
+        if labels and len(labels) != len(texts):
+            missing = number if "label" not in row else 1
+            raise InputError(f"{path}: line {missing}: has no 'label', and other lines have; label all rows or none")
+    return texts, labels or None
+
+
+def _is_encodable(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _check_count(path: Path, rows: int) -> None:
+    if not rows:
+        raise InputError(f"{path}: has no rows")
+    if rows > MAX_ROWS:
+        raise InputError(f"{path}: {rows} rows, more than the {MAX_ROWS} allowed; some thousand are enough")
+
+
+def _lengths(bundle: Bundle, feeds: Mapping[str, Array], rows: int) -> Array:
+    """Steps that count, int64 ``[n]``: up to the last that the mask keeps where others may be cut, else all."""
+    exits = bundle.manifest.exits
+    assert exits is not None
+    mask = feeds[exits.mask]
+    if not exits.trims:
+        return np.full(rows, mask.shape[1], np.int64)
+    ends: Array = np.where(mask, np.arange(1, mask.shape[1] + 1), 1).max(axis=1).astype(np.int64)
+    return ends
+
+
+def _cut(bundle: Bundle, feeds: Mapping[str, Array], longest: int) -> dict[str, Array]:
+    """Arrays without the steps behind ``longest``, which pad every row."""
+    cut = {}
+    for spec in bundle.manifest.inputs:
+        array = feeds[spec.name]
+        cut[spec.name] = array[:, :longest] if spec.dims[1:2] == ("sequence",) else array
+    return cut
+
+
+def _classes(bundle: Bundle) -> int:
+    assert bundle.manifest.exits is not None
+    return bundle.manifest.exits.classes
+
+
+def _sha256(path: Path) -> str:
+    with _opened(path), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_BYTES:
+            raise InputError(f"{path}: {size} bytes, more than the {MAX_BYTES} allowed; some thousand rows are enough")
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        raise InputError(f"{path}: cannot be read ({failure.strerror or failure})") from failure

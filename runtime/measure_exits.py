@@ -1,0 +1,245 @@
+"""A chain of exits and its whole engine at work on real rows: what every exit says, and how long everything takes.
+
+A request is ``batch`` rows in the data's order, cut to the longest of them where the model allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from ..elastic import Bucket
+from ..errors import InputError
+from .arrays import Array
+from .bundle import Bundle
+from .calibration import Costs
+from .dispatcher import Dispatcher, Request
+from .engine_pool import EnginePool
+from .exit_budget import LATENCIES
+from .exit_chain import ExitChain, SegmentRun
+from .exit_curve import SegmentCosts, latency_figure, monotone
+from .exit_policy import ExitPolicy, closed
+from .inputs import InputChecker, cut_back
+from .labelled_data import LabelledData
+from .manifest import EngineEntry
+
+# Called with a stage, how many of its parts are done, and how many there are.
+Progress = Callable[[str, int, int], None]
+# Times of each cover of buckets, of which the median counts.
+_SAMPLES = 9
+# One measurement takes about so long, if that leaves it this many rounds.
+_SECONDS = 15.0
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 9
+_TIMED = 400
+
+
+@dataclass(frozen=True, eq=False)
+class ExitAnswers:
+    """What every exit said of every row: ``entropy`` float32 and ``predicted`` (class) int64, both ``[n, m]``."""
+
+    entropy: Array
+    predicted: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """How rows were answered: ``index`` (exit), ``predicted`` (class) and ``flops``, int64 ``[n]`` each."""
+
+    index: Array
+    predicted: Array
+    flops: Array
+
+
+class ExitBench:
+    """One submodel's chain and whole engine, opened as ``pool`` opens them."""
+
+    def __init__(self, bundle: Bundle, submodel: str, pool: EnginePool) -> None:
+        """Raises SelectionError where the submodel has no exits or not all its engines can run here."""
+        self._bundle = bundle
+        self._submodel = submodel
+        self._pool = pool
+        manifest = bundle.manifest
+        self.chain = ExitChain(bundle, submodel, pool, bundle.build.latencies)
+        own = [engine for engine in manifest.engines if engine.submodel == submodel]
+        segments = [entry.name for entry in manifest.exits.segments] if manifest.exits else []
+        self._segment_flops = {
+            (segments.index(engine.segment), engine.bucket): engine.flops // engine.bucket.batch
+            for engine in own
+            if engine.segment is not None
+        }
+        self.engines = tuple(engine.id for engine in own)
+        self.buckets = tuple(sorted({engine.bucket for engine in own if engine.segment is None}))
+        self._dispatcher = Dispatcher(manifest, pool.residencies, bundle.build.latencies)
+        self._inputs = InputChecker(manifest.inputs)
+
+    def longest(self, batch: int) -> int:
+        """The most steps that a request of ``batch`` rows may have. Raises InputError beyond every bucket."""
+        fitting = [bucket.sequence for bucket in self.buckets if bucket.batch >= batch]
+        if not fitting:
+            known = ", ".join(bucket.label for bucket in self.buckets)
+            raise InputError(f"batch {batch}: larger than every bucket of this bundle ({known}); ask for less at once")
+        return max(fitting)
+
+    def requests(self, data: LabelledData, batch: int) -> list[dict[str, Array]]:
+        """The rows of ``data`` as requests, the last of them perhaps smaller."""
+        return [
+            self._request(data, np.arange(start, min(start + batch, data.rows))) for start in range(0, data.rows, batch)
+        ]
+
+    def length_classes(self, data: LabelledData, batch: int) -> tuple[Array, tuple[int, ...]]:
+        """Per row the number of its class ``[n]``, and the bucket length that each class stands for, rising.
+
+        Where steps behind the longest row may not be cut, a row has the length of its request.
+        """
+        lengths = data.lengths
+        starts = np.arange(0, data.rows, batch)
+        exits = self._bundle.manifest.exits
+        if exits is not None and not exits.trims:
+            lengths = np.repeat(np.maximum.reduceat(lengths, starts), batch)[: data.rows]
+        sequences = np.array(sorted({bucket.sequence for bucket in self.buckets}))
+        needed, classes = np.unique(sequences[np.searchsorted(sequences, lengths)], return_inverse=True)
+        return classes, tuple(needed.tolist())
+
+    def observe(
+        self, requests: Sequence[dict[str, Array]], samples: dict[tuple[int, tuple[Bucket, ...]], list[float]]
+    ) -> ExitAnswers:
+        """Runs every request with all exits closed; adds each segment's milliseconds to ``samples`` by its number and
+        the buckets that ran it."""
+        policy = closed(self.chain.exits)
+        entropies, predictions = [], []
+        for feeds in requests:
+            seen: list[tuple[Array, Array]] = []
+
+            def watch(run: SegmentRun, seen: list[tuple[Array, Array]] = seen) -> None:
+                samples.setdefault((run.exit_index, run.buckets), []).append(run.milliseconds)
+                seen.append((run.entropy.copy(), run.logits.argmax(axis=1)))
+
+            self.chain.run(feeds, policy, watch)
+            entropies.append(np.stack([entropy for entropy, _ in seen], axis=1))
+            predictions.append(np.stack([predicted for _, predicted in seen], axis=1))
+        return ExitAnswers(np.concatenate(entropies), np.concatenate(predictions))
+
+    def segment_costs(
+        self,
+        data: LabelledData,
+        batch: int,
+        samples: dict[tuple[int, tuple[Bucket, ...]], list[float]],
+        progress: Progress,
+    ) -> SegmentCosts:
+        """What segments cost by rows and length class: FLOPs by the manifest, times by ``samples`` and further runs."""
+        classes, lengths = self.length_classes(data, batch)
+        exits = self.chain.exits
+        shape = (exits, batch + 1, len(lengths))
+        probes: dict[tuple[Bucket, ...], dict[str, Array]] = {}
+        for number, length in enumerate(lengths):
+            rows = np.flatnonzero(classes == number)
+            for count in range(1, batch + 1):
+                cover = self.chain.cover(0, count, length)
+                probes.setdefault(cover, self._request(data, np.resize(rows, count)))
+        lacking = {cover: feeds for cover, feeds in probes.items() if len(samples.get((0, cover), ())) < _SAMPLES}
+        for feeds in lacking.values():
+            self.observe([feeds], {})  # opens its engines
+        for done in range(_SAMPLES):
+            progress("time segments", done, _SAMPLES)
+            for feeds in lacking.values():
+                self.observe([feeds], samples)
+        progress("time segments", _SAMPLES, _SAMPLES)
+
+        milliseconds, flops = np.zeros(shape), np.zeros(shape)
+        for segment, count, number in np.ndindex(exits, batch, len(lengths)):
+            cover = self.chain.cover(segment, count + 1, lengths[number])
+            at = (segment, count + 1, number)
+            # With every exit closed, all segments ran in the cover of the first.
+            times = samples.get((segment, cover)) or samples[segment, self.chain.cover(0, count + 1, lengths[number])]
+            milliseconds[at] = median(times)
+            shares = [self._segment_flops[segment, bucket] for bucket in cover for _ in range(bucket.batch)]
+            flops[at] = sum(shares[: count + 1])
+        return SegmentCosts(monotone(milliseconds), flops)
+
+    def run_whole(self, feeds: dict[str, Array]) -> tuple[EngineEntry, list[Array]]:
+        """The whole engine's outputs, in the manifest's order."""
+        given = self._inputs.shape_of(feeds)
+        request = Request(submodel=self._submodel)
+        engine = self._dispatcher.choose(request, given.batch, given.sequence).engine
+        outputs = self._pool.get(engine).run(self._inputs.filled(feeds, engine.bucket))
+        return engine, cut_back(outputs, self._bundle.manifest.outputs, given)
+
+    def answer(self, requests: Sequence[dict[str, Array]], policy: ExitPolicy) -> Answers:
+        """How the chain answers these requests."""
+        runs = [self.chain.run(feeds, policy) for feeds in requests]
+        return Answers(
+            np.concatenate([run.index for run in runs]),
+            np.concatenate([run.logits.argmax(axis=1) for run in runs]),
+            np.concatenate([run.flops for run in runs]),
+        )
+
+    def answer_whole(self, requests: Sequence[dict[str, Array]]) -> Answers:
+        """How the whole engine answers these requests."""
+        exits, specs = self._bundle.manifest.exits, self._bundle.manifest.outputs
+        assert exits is not None
+        logits = [spec.name for spec in specs].index(exits.logits)
+        predicted, flops = [], []
+        for feeds in requests:
+            engine, outputs = self.run_whole(feeds)
+            predicted.append(outputs[logits].argmax(axis=1))
+            flops.append(np.full(len(predicted[-1]), engine.flops // engine.bucket.batch))
+        rows = sum(map(len, predicted))
+        return Answers(np.full(rows, self.chain.exits - 1), np.concatenate(predicted), np.concatenate(flops))
+
+    def _request(self, data: LabelledData, rows: Array) -> dict[str, Array]:
+        longest = int(data.lengths[rows].max())
+        return {
+            spec.name: np.ascontiguousarray(
+                data.feeds[spec.name][rows, :longest]
+                if spec.dims[1:2] == ("sequence",)
+                else data.feeds[spec.name][rows]
+            )
+            for spec in self._bundle.manifest.inputs
+        }
+
+
+def spread(requests: int) -> Array:
+    """The numbers of the requests that are timed, of so many: ``_TIMED`` at most, evenly spread."""
+    return np.unique(np.linspace(0, requests - 1, min(requests, _TIMED)).round().astype(int))
+
+
+def time_in_turns(sets: Sequence[Sequence[Callable[[], object]]], progress: Progress, stage: str) -> list[Array]:
+    """Milliseconds of every call, ``[rounds, calls]`` per set: in each round all sets take turns, so that what else the
+    machine does meets all of them alike. Every call should have run before."""
+    began = perf_counter()
+    for calls in sets:
+        for call in calls:
+            call()
+    seconds = perf_counter() - began
+    rounds = int(np.clip(_SECONDS / max(seconds, 1e-9), _LEAST_ROUNDS, _MOST_ROUNDS))
+    times = [np.empty((rounds, len(calls))) for calls in sets]
+    for turn in range(rounds):
+        progress(stage, turn, rounds)
+        for calls, taken in zip(sets, times, strict=True):
+            for number, call in enumerate(calls):
+                started = perf_counter()
+                call()
+                taken[turn, number] = 1e3 * (perf_counter() - started)
+    progress(stage, rounds, rounds)
+    return times
+
+
+def measured_figure(times: Array, metric: str) -> float:
+    """The latency ``metric`` of measured ``times`` ``[rounds, requests]``.
+
+    For a mean, every request counts with the median of its rounds: an interruption by other work on the machine is not
+    what exits cost, and one of a time slice would weigh as much as many requests. Percentiles are for such tails, so
+    they are taken over all requests of a round, and the median of the rounds counts.
+    """
+    if metric[0] == "m":
+        return float(latency_figure(np.median(times, axis=0), metric))
+    return float(np.median(latency_figure(times, metric)))
+
+
+def costs_of(times: Array, flops: Array) -> Costs:
+    """Of measured ``times`` ``[rounds, requests]``, milliseconds, and FLOPs by row."""
+    return Costs(float(flops.mean()), *(measured_figure(times, metric) for metric in LATENCIES))

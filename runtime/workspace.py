@@ -1,0 +1,191 @@
+"""The buffers that a chain of segments works in, and engines bound to them.
+
+The state goes back and forth between two buffers: a segment reads one and writes the other. All buffers are flat and as
+large as the largest batch needs; a batch of ``R`` rows (spare ones included) and ``s`` steps is their beginning, so
+that engines of any bucket read and write in place. The system gives pages only to what has been used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from time import perf_counter
+
+import numpy as np
+
+from ..elastic import Bucket
+from ..errors import InputError
+from .arrays import Array
+from .cover import Cover
+from .manifest import ExitsEntry, SegmentEntry, TensorSpec
+from .runner import Runner
+
+_REMEMBERED = 512
+_LINE = 64
+
+
+@dataclass(frozen=True)
+class Step:
+    """One segment over one cover, ready to run: the calls in order, and what they write. ``logits`` [R, C],
+    ``entropy`` [R], ``state`` [R, s, H], None where it is not fetched."""
+
+    calls: tuple[Callable[[], None], ...]
+    logits: Array
+    entropy: Array
+    state: Array | None
+
+
+class Workspace:
+    """Buffers for up to ``rows`` rows of ``sequence`` steps. One request at a time."""
+
+    def __init__(self, exits: ExitsEntry, rows: int, sequence: int) -> None:
+        self._exits = exits
+        most = Bucket(rows, sequence)
+        first = exits.segments[0]
+        self._inputs = first.inputs
+        specs = {spec.name: spec for spec in first.outputs}
+        self._state_spec = specs[exits.state_out]
+        self._answer_specs = (specs[exits.logits], specs[exits.entropy])
+        self._buffers = {spec.name: _flat(spec, most) for spec in first.inputs}
+        self._states = (_flat(self._state_spec, most), _flat(self._state_spec, most))
+        self._answers = tuple(_flat(spec, most) for spec in self._answer_specs)
+        self._filled: dict[tuple[int, int], tuple[Array, ...]] = {}
+        self._steps: dict[tuple[object, ...], Step] = {}
+        self.open_ms = 0.0
+
+    def fill(self, feeds: Mapping[str, Array], cover: Cover) -> None:
+        """Puts a request where the first segment reads it, cut or padded to ``cover``; spare rows are all 0.
+
+        Raises InputError for an input that cannot be padded.
+        """
+        size = (cover.rows, cover.sequence)
+        targets = self._filled.get(size)
+        if targets is None:
+            targets = tuple(_view(self._buffers[spec.name], spec, Bucket(*size)) for spec in self._inputs)
+            self._filled[size] = targets
+        for spec, target in zip(self._inputs, targets, strict=True):
+            given = feeds[spec.name]
+            if given.shape == target.shape:
+                target[...] = given
+                continue
+            rows = len(given)
+            if "sequence" in spec.dims:
+                steps = min(given.shape[1], cover.sequence)
+                if steps < cover.sequence:
+                    if spec.pad is None:
+                        raise InputError(
+                            f"input {spec.name}: cannot be padded, and shape {list(given.shape)} has not the bucket's "
+                            f"{cover.sequence} steps; send exactly that"
+                        )
+                    target[:rows, steps:] = spec.pad
+                target[:rows, :steps] = given[:, :steps]
+            else:
+                target[:rows] = given
+            target[rows:] = 0
+
+    def step(
+        self,
+        index: int,
+        segment: SegmentEntry,
+        cover: Cover,
+        source: int,
+        fetch_state: bool,
+        runner: Callable[[Bucket], Runner],
+    ) -> Step:
+        """Segment number ``index`` over ``cover``: from the inputs (number 0) or from state ``source`` into the other.
+
+        Engines are bound when a step is first asked for; the time that opening them took is added to ``open_ms``.
+        """
+        key = (index, cover, source, fetch_state)
+        step = self._steps.get(key)
+        if step is None:
+            step = self._bind(segment, cover, source, fetch_state, runner)
+            if len(self._steps) >= _REMEMBERED:
+                self._steps.clear()
+            self._steps[key] = step
+        return step
+
+    def keep(self, positions: Array, old: Cover, new: Cover, source: int) -> tuple[Array, int]:
+        """Moves the rows at ``positions`` (int64, rising) of state ``source``, laid out as ``old``, to the front of
+        ``new``. Returns the position that each row came from, and the state that they are in now."""
+        count = len(positions)
+        before = _view(self._states[source], self._state_spec, Bucket(old.rows, old.sequence))
+        (mask_spec,) = (spec for spec in self._inputs if spec.name == self._exits.mask)
+        mask_buffer = self._buffers[mask_spec.name]
+        mask = _view(mask_buffer, mask_spec, Bucket(old.rows, old.sequence))
+        after = Bucket(new.rows, new.sequence)
+
+        if new.sequence == old.sequence:
+            # Only rows behind the front move, into the places of rows that left: never more than half of them.
+            origin = np.arange(count)
+            first_moved = int(np.searchsorted(positions, count))
+            movers = positions[first_moved:]
+            if len(movers):
+                is_free = np.ones(count, bool)
+                is_free[positions[:first_moved]] = False
+                free = np.flatnonzero(is_free)
+                origin[free] = movers
+                mask[free] = mask[movers]
+                for place, mover in zip(free.tolist(), movers.tolist(), strict=True):
+                    before[place] = before[mover]
+            if new.rows > old.rows:
+                _view(self._states[source], self._state_spec, after)[old.rows :] = 0
+                _view(mask_buffer, mask_spec, after)[old.rows :] = 0
+            return origin, source
+
+        steps = min(old.sequence, new.sequence)
+        state = _view(self._states[1 - source], self._state_spec, after)
+        for place, position in enumerate(positions.tolist()):
+            state[place, :steps] = before[position, :steps]
+        kept = mask[positions, :steps]
+        mask = _view(mask_buffer, mask_spec, after)
+        mask[:count, :steps] = kept
+        for target in (state, mask):
+            target[:count, steps:] = 0
+            target[count:] = 0
+        return positions, 1 - source
+
+    def _bind(
+        self, segment: SegmentEntry, cover: Cover, source: int, fetch_state: bool, runner: Callable[[Bucket], Runner]
+    ) -> Step:
+        exits, size = self._exits, Bucket(cover.rows, cover.sequence)
+        feeds = {
+            spec.name: _view(
+                self._states[source] if spec.name == exits.state_in else self._buffers[spec.name], spec, size
+            )
+            for spec in segment.inputs
+        }
+        logits, entropy = (
+            _view(buffer, spec, size) for buffer, spec in zip(self._answers, self._answer_specs, strict=True)
+        )
+        outputs = {exits.logits: logits, exits.entropy: entropy}
+        fetched = {spec.name: spec for spec in segment.outputs if fetch_state and spec.name == exits.state_out}
+        for name, spec in fetched.items():
+            outputs[name] = _view(self._states[1 - source], spec, size)
+        calls = []
+        begin = 0
+        for bucket in cover.buckets:
+            rows = slice(begin, begin + bucket.batch)
+            started = perf_counter()
+            opened = runner(bucket)
+            self.open_ms += 1e3 * (perf_counter() - started)
+            calls.append(
+                opened.bind({n: array[rows] for n, array in feeds.items()}, {n: a[rows] for n, a in outputs.items()})
+            )
+            begin += bucket.batch
+        return Step(tuple(calls), logits, entropy, outputs.get(exits.state_out))
+
+
+def _flat(spec: TensorSpec, most: Bucket) -> Array:
+    """Elements for ``most``, from the beginning of a cache line on, as the backend's own buffers are."""
+    dtype = np.dtype(spec.dtype)
+    size = prod(spec.shape(most)) * dtype.itemsize
+    room = np.empty(size + _LINE, np.uint8)
+    begin = -room.ctypes.data % _LINE
+    return room[begin : begin + size].view(dtype)
+
+
+def _view(buffer: Array, spec: TensorSpec, size: Bucket) -> Array:
+    shape = spec.shape(size)
+    return buffer[: prod(shape)].reshape(shape)

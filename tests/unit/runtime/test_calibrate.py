@@ -1,0 +1,246 @@
+"""Calibration of a small real bundle from data to policy. Its times are noise, so decisions are checked on FLOPs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exit_bundles import every_exit
+from exit_rows import make_rows, write_arrays, write_text_bundle, write_texts
+from nestforge.errors import InputError, SelectionError
+from nestforge.runtime import fit_exits, measure_exits
+from nestforge.runtime.arrays import Array
+from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.calibrate import calibrate
+from nestforge.runtime.calibration import CalibratedPolicy
+from nestforge.runtime.exit_budget import parse_budget
+from nestforge.runtime.exit_curve import Observed, SegmentCosts
+from nestforge.runtime.exit_policy import ExitPolicy
+from nestforge.runtime.fit_exits import Fitter
+
+ROWS = 150
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """How long things take is not looked at here, so each is timed once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_SAMPLES", "_LEAST_ROUNDS", "_MOST_ROUNDS"):
+            patch.setattr(measure_exits, name, 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def bundle(exits_bundle: Path) -> Bundle:
+    return open_bundle(exits_bundle)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_arrays(tmp_path_factory.mktemp("rows") / "rows.npz", ROWS)
+
+
+@pytest.fixture(scope="module")
+def found(bundle: Bundle, rows: Path) -> CalibratedPolicy:
+    return calibrate(bundle, rows, parse_budget("mean_flops<=3500"), threads=1)
+
+
+def test_the_policy_keeps_a_budget_of_flops(found: CalibratedPolicy) -> None:
+    assert (found.name, found.budget, found.submodel, found.batch) == (
+        "mean_flops<=3500",
+        "mean_flops<=3500",
+        "depth4",
+        1,
+    )
+    assert 3000 < found.simulated.costs.mean_flops <= 3500
+    # On the engines rows leave where the simulation lets them leave, and cost what it says.
+    assert found.measured.costs.mean_flops == pytest.approx(found.simulated.costs.mean_flops)
+    assert found.measured.histogram == found.simulated.histogram == found.histogram
+    assert found.measured.quality == found.simulated.quality
+    assert found.simulated.quality >= found.global_point.simulated.quality
+    assert found.best_point.simulated.quality >= found.global_point.simulated.quality
+    assert found.quality_is == "accuracy"
+
+
+def test_quality_is_that_of_the_answers(found: CalibratedPolicy, bundle: Bundle) -> None:
+    rows = make_rows(ROWS)
+    exits = every_exit(rows["input_ids"], rows["attention_mask"])
+    index = np.full(ROWS, 2)
+    for exit_ in (1, 0):
+        index[found.policy().leaving(exit_, exits[exit_][2])] = exit_
+    predicted = np.stack([logits.argmax(axis=1) for _, logits, _ in exits])[index, np.arange(ROWS)]
+    assert found.held_out is not None
+    assert found.measured.rows + found.held_out.rows == found.rows == ROWS
+    right = found.measured.quality * found.measured.rows + found.held_out.quality * found.held_out.rows
+    assert right == pytest.approx((predicted == rows["labels"]).sum())
+    counted = np.add(found.histogram, found.held_out.histogram)
+    assert counted.tolist() == np.bincount(index, minlength=3).tolist()
+
+
+def test_the_whole_engine_stands_beside(found: CalibratedPolicy) -> None:
+    for figures in (found.whole, found.held_out_whole):
+        assert figures is not None
+        assert figures.histogram == (0, 0, figures.rows)
+        assert figures.costs.mean_flops > 3500
+        assert 0.8 < figures.quality < 1.0
+        assert 0 < figures.costs.p50_latency_ms <= figures.costs.p95_latency_ms <= figures.costs.p99_latency_ms
+
+
+def test_the_record_says_what_it_rests_on(found: CalibratedPolicy, bundle: Bundle, rows: Path) -> None:
+    assert found.data_sha256 == hashlib.sha256(rows.read_bytes()).hexdigest()
+    assert set(found.engines) == {engine.id for engine in bundle.manifest.engines if engine.submodel == "depth4"}
+    assert found.threads == 1
+    assert found.processor
+    assert found.compare == "<="
+    assert [point.threshold for point in found.curve] == sorted(point.threshold for point in found.curve)
+    assert found.curve[0].simulated.histogram[2] == found.curve[-1].simulated.histogram[0] == found.measured.rows
+
+
+@pytest.mark.parametrize("batch", [3, 8])
+def test_requests_of_several_rows(bundle: Bundle, rows: Path, batch: int) -> None:
+    policy = calibrate(bundle, rows, parse_budget("mean_flops<=4000"), batch=batch, threads=1)
+    assert policy.measured.costs.mean_flops == pytest.approx(policy.simulated.costs.mean_flops)
+    assert policy.measured.histogram == policy.simulated.histogram
+    assert policy.measured.costs.mean_flops <= 4000
+
+
+def test_batches_that_leave_together(bundle: Bundle, rows: Path) -> None:
+    policy = calibrate(bundle, rows, parse_budget("mean_flops<=5500"), batch=4, rule="batch_max", threads=1)
+    assert policy.policy().rule == "batch_max"
+    assert policy.measured.histogram == policy.simulated.histogram
+    assert sum(policy.histogram[:2]) > 0
+    assert policy.measured.costs.mean_flops <= 5500
+
+
+def test_without_labels_quality_is_agreement(bundle: Bundle, tmp_path: Path) -> None:
+    path = write_arrays(tmp_path / "rows.npz", 60, labelled=False)
+    policy = calibrate(bundle, path, parse_budget("mean_flops<=3500"), threads=1)
+    assert policy.quality_is == "agreement_with_last_exit"
+    assert policy.whole.quality == 1.0
+    assert policy.notes[0] == "no labels: quality is agreement with the last exit"
+    assert 0 < policy.simulated.quality < 1
+
+
+def test_texts(tmp_path: Path) -> None:
+    bundle = open_bundle(write_text_bundle(tmp_path / "text.bundle"))
+    path = write_texts(tmp_path / "rows.jsonl", 60)
+    policy = calibrate(bundle, path, parse_budget("mean_flops<=3500"), name="texts", compare="<", threads=1)
+    assert (policy.name, policy.compare, policy.rows, policy.truncated_rows) == ("texts", "<", 60, 0)
+    path.write_text(path.read_text() + '{"text": "' + "w1 " * 30 + '", "label": 0}\n')
+    policy = calibrate(bundle, path, parse_budget("mean_flops<=3500"), truncate=True, threads=1)
+    assert "1 of 61 texts were truncated" in policy.notes
+
+
+def test_few_rows_all_calibrate(bundle: Bundle, tmp_path: Path) -> None:
+    policy = calibrate(bundle, write_arrays(tmp_path / "r.npz", 20), parse_budget("mean_flops<=3500"), threads=1)
+    assert (policy.held_out, policy.held_out_whole, policy.measured.rows) == (None, None, 20)
+    assert any(note.startswith("20 rows are too few to hold some out") for note in policy.notes)
+
+
+def test_a_budget_for_full_depth_closes_every_exit(bundle: Bundle, rows: Path) -> None:
+    policy = calibrate(bundle, rows, parse_budget("mean_latency_ms<=60000"), threads=1)
+    assert policy.thresholds == (-1.0, -1.0)
+    assert any(note.startswith("full depth meets the budget: every exit is closed") for note in policy.notes)
+
+
+def test_a_truncated_submodel(bundle: Bundle, rows: Path) -> None:
+    policy = calibrate(bundle, rows, parse_budget("mean_flops<=2000"), submodel="S", threads=1)
+    assert policy.submodel == "depth2"
+    assert len(policy.thresholds) == 1
+    assert len(policy.histogram) == 2
+
+
+def test_out_of_reach_names_the_least(bundle: Bundle, rows: Path) -> None:
+    with pytest.raises(SelectionError) as failure:
+        calibrate(bundle, rows, parse_budget("mean_flops<=10"), threads=1)
+    message = str(failure.value)
+    least = float(message.split(" FLOPs on this host")[0].split()[-1])
+    assert message.startswith("budget mean_flops<=10: out of reach; with every row leaving at the first exit it is ")
+    inside = calibrate(bundle, rows, parse_budget(f"mean_flops<={least * 1.001}"), threads=1)
+    assert inside.histogram[0] == inside.measured.rows
+    with pytest.raises(SelectionError, match=r"out of reach; .* ms on this host, the least possible"):
+        calibrate(bundle, rows, parse_budget("p95_latency_ms<=1e-6"), threads=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 9}, "batch 9: larger than every bucket"),
+        ({"submodel": "depth9"}, "no submodel 'depth9' in this bundle"),
+        ({"name": "off"}, "name 'off': expected a letter"),
+    ],
+)
+def test_requests_that_make_no_sense(bundle: Bundle, rows: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((InputError, SelectionError), match=message):
+        calibrate(bundle, rows, parse_budget("mean_flops<=3000"), threads=1, **options)
+
+
+def test_less_than_one_request(bundle: Bundle, tmp_path: Path) -> None:
+    path = write_arrays(tmp_path / "rows.npz", 5)
+    with pytest.raises(InputError, match="5 rows are less than one request of 8; send more, or choose smaller"):
+        calibrate(bundle, path, parse_budget("mean_flops<=3000"), batch=8, threads=1)
+
+
+def test_models_without_exits(tiny_bundle: Path, rows: Path) -> None:
+    with pytest.raises(SelectionError, match="this model has no exits to leave at; nothing to calibrate"):
+        calibrate(open_bundle(tiny_bundle), rows, parse_budget("mean_flops<=3000"))
+
+
+def drifting_fitter(monkeypatch: pytest.MonkeyPatch, limit: float, slower: Sequence[float]) -> Fitter:
+    """Rows that leave evenly, on a machine that takes ``slower`` times what was simulated, one measurement after the
+    other."""
+    rng = np.random.default_rng(0)
+    entropy = rng.random((1000, 3)).astype(np.float32)
+    table = np.zeros((3, 2, 1))
+    table[:, 1] = 1.0
+    observed = Observed(entropy, np.ones((1000, 3), bool), np.zeros(1000, int), 1, "<=")
+    costs = SegmentCosts(table, table)
+    factors = list(slower)
+
+    class Chain:
+        @staticmethod
+        def run(feeds: Any, policy: ExitPolicy) -> ExitPolicy:
+            return policy
+
+    class Bench:
+        chain = Chain()
+
+    def measure(calls: Sequence[Sequence[partial[Any]]], *_: object) -> list[Array]:
+        thresholds = np.float32(calls[0][0]().thresholds)
+        timed = fit_exits.spread(1000)
+        factor = factors.pop(0) if len(factors) > 1 else factors[0]
+        return [np.tile(factor * observed.request_ms(observed.leaving(thresholds), costs)[timed], (3, 1))]
+
+    monkeypatch.setattr(fit_exits, "time_in_turns", measure)
+    budget = parse_budget(f"mean_latency_ms<={limit}")
+    policy_of = lambda thresholds: ExitPolicy(tuple(map(float, thresholds)))  # noqa: E731 - as short as it is
+    return Fitter(Bench(), [{}] * 1000, observed, costs, budget, 3, policy_of, lambda *_: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("slower", [[1.0], [1.25], [0.8], [1.3, 1.2], [1.1, 1.1, 1.2, 1.2]])
+def test_thresholds_are_corrected_by_what_is_measured(monkeypatch: pytest.MonkeyPatch, slower: list[float]) -> None:
+    """Each time the last factor holds while the corrected thresholds are measured again."""
+    fit = drifting_fitter(monkeypatch, 2.0, slower).fit()
+    assert fit.figure == pytest.approx(2.0, rel=0.02)
+    cost = fit.problem.observed.metric(
+        fit.problem.observed.leaving(fit.thresholds), fit.problem.costs, "mean_latency_ms"
+    )
+    assert cost <= 2.0
+
+
+def test_a_budget_that_only_the_measurement_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Simulated, the first exit takes 1 ms; measured, 0.8.
+    assert drifting_fitter(monkeypatch, 0.9, [0.8]).fit().figure == pytest.approx(0.9, rel=0.02)
+    with pytest.raises(SelectionError, match=r"out of reach; .* it is 0.8 ms on this host"):
+        drifting_fitter(monkeypatch, 0.7, [0.8]).fit()
+
+
+def test_a_machine_that_slows_down_leaves_the_best_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = drifting_fitter(monkeypatch, 1.2, [1.05, 1.3, 1.6]).fit()
+    assert fit.thresholds.shape == (2,)
+    assert fit.figure > 1.2 * 1.02

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError, SelectionError
+from nestforge.runtime import calibration as module
+from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.calibration import (
+    CALIBRATION_NAME,
+    CalibratedPolicy,
+    Calibration,
+    Costs,
+    CurvePoint,
+    Figures,
+    check_name,
+    empty_calibration,
+    read_calibration,
+    write_calibration,
+)
+from nestforge.runtime.exit_policy import ExitPolicy
+
+COSTS = Costs(1e6, 2.0, 1.9, 3.0, 3.5)
+FIGURES = Figures(10, COSTS, 0.9, (5, 2, 3))
+POINT = CurvePoint(0.25, FIGURES)
+
+
+def policy(name: str = "lean", submodel: str = "depth4") -> CalibratedPolicy:
+    exits = {"depth4": 3, "depth2": 2}[submodel]
+    return CalibratedPolicy(
+        name=name,
+        submodel=submodel,
+        budget="mean_latency_ms<=2",
+        batch=1,
+        thresholds=(0.25, 0.5)[: exits - 1],
+        compare="<=",
+        rule="per_row",
+        histogram=(5, 2, 3)[:exits],
+        quality_is="accuracy",
+        data_sha256="0" * 64,
+        rows=10,
+        truncated_rows=0,
+        correction=1.01,
+        simulated=FIGURES,
+        measured=FIGURES,
+        whole=FIGURES,
+        curve=(POINT,),
+        global_point=POINT,
+        best_point=POINT,
+        engines=("depth4@b1-s8",),
+        processor="a processor",
+        threads=2,
+        created="2026-11-21T00:00:00+00:00",
+    )
+
+
+@pytest.fixture
+def bundle(exits_bundle: Path, tmp_path: Path) -> Bundle:
+    return open_bundle(shutil.copytree(exits_bundle, tmp_path / "own.bundle"))
+
+
+def write_edited(bundle: Bundle, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = write_calibration(bundle, empty_calibration(bundle).with_policy(policy(), default=True))
+    data = json.loads(path.read_bytes())
+    edit(data)
+    path.write_text(json.dumps(data))
+
+
+def test_what_is_written_is_read(bundle: Bundle) -> None:
+    assert read_calibration(bundle) is None
+    kept = empty_calibration(bundle).with_policy(policy(), default=True)
+    assert write_calibration(bundle, kept) == bundle.path / CALIBRATION_NAME
+    found = read_calibration(bundle)
+    assert found == kept
+    assert found is not None
+    assert found.find("depth4", "lean").policy() == ExitPolicy((0.25, 0.5), "<=", "per_row", "lean")
+    # The bundle is what it was: the file is none of the manifest's.
+    assert open_bundle(bundle.path, "full").manifest == bundle.manifest
+
+
+def test_policies_by_name_and_submodel(bundle: Bundle) -> None:
+    kept = empty_calibration(bundle).with_policy(policy(), default=True)
+    kept = kept.with_policy(policy(submodel="depth2"), default=False)
+    kept = kept.with_policy(policy("other"), default=False)
+    assert [(one.submodel, one.name) for one in kept.policies] == [
+        ("depth2", "lean"),
+        ("depth4", "lean"),
+        ("depth4", "other"),
+    ]
+    replaced = kept.with_policy(replace(policy(), batch=8), default=False)
+    assert len(replaced.policies) == 3
+    assert replaced.find("depth4", "lean").batch == 8
+    assert replaced.default("depth4") == replaced.find("depth4", "lean")
+    assert replaced.default("depth2") is None
+    with pytest.raises(SelectionError, match="no calibrated exits 'fast' of submodel depth4; it has lean, other"):
+        kept.find("depth4", "fast")
+
+
+@pytest.mark.parametrize("name", ["mean_latency_ms<=5", "lean", "A.b-c+1e9"])
+def test_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "off", "OFF", "0.3", "nan", "two words", "-1", "a" * 81, "a\nb"])
+def test_names_that_would_read_as_something_else(name: str) -> None:
+    with pytest.raises(SelectionError, match="expected a letter, then up to 79 of letters, digits and"):
+        check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda data: data.update(schema_version=2), "schema_version '2', expected 1; use the nestforge release"),
+        (lambda data: data.update(polices=[]), "unknown key 'polices'; did you mean 'policies'?"),
+        (lambda data: data["policies"][0].pop("budget"), "policies[0]: missing key 'budget'"),
+        (lambda data: data["policies"][0].update(compare=">"), "policies[0]: compare: got '>'"),
+        (lambda data: data["policies"][0].update(thresholds=[0.1]), "1 thresholds, expected 2"),
+        (lambda data: data["policies"][0].update(histogram=[0, 0, 0]), "histogram [0, 0, 0], expected counts of 3"),
+        (lambda data: data["policies"][0].update(histogram=[1, -1, 0]), "expected at least 0, got -1"),
+        (lambda data: data["policies"][0].update(submodel="depth9"), "no such submodel in this bundle"),
+        (lambda data: data["policies"][0].update(name="off"), "not a name that a policy may have"),
+        (lambda data: data["policies"].append(data["policies"][0]), "stands twice"),
+        (lambda data: data.update(defaults={"depth4": "fast"}), "defaults: no policy 'fast' of submodel 'depth4'"),
+    ],
+)
+def test_what_is_malformed_is_refused(bundle: Bundle, edit: Callable[[dict[str, Any]], object], message: str) -> None:
+    write_edited(bundle, edit)
+    with pytest.raises(BundleFormatError) as failure:
+        read_calibration(bundle)
+    assert message in str(failure.value)
+    assert str(failure.value).startswith(f"{bundle.path / CALIBRATION_NAME}: ")
+    assert "calibrate again" in str(failure.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": 1, "schema_version": 1}', '{"a": NaN}', "\udcff"])
+def test_what_is_no_json_is_refused(bundle: Bundle, text: str) -> None:
+    (bundle.path / CALIBRATION_NAME).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(BundleFormatError):
+        read_calibration(bundle)
+
+
+def test_the_calibration_of_another_bundle_is_refused(bundle: Bundle) -> None:
+    write_edited(bundle, lambda data: data.update(manifest_sha256="f" * 64))
+    with pytest.raises(BundleCorruptError, match="belongs to another manifest than this bundle's; remove it and"):
+        read_calibration(bundle)
+
+
+def test_a_model_without_exits_has_no_calibration(bundle: Bundle) -> None:
+    write_edited(bundle, lambda data: None)
+    plain = replace(bundle, manifest=replace(bundle.manifest, exits=None))
+    with pytest.raises(BundleFormatError, match="this bundle's model has no exits"):
+        read_calibration(plain)
+
+
+def test_links_are_not_followed(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("{}")
+    (bundle.path / CALIBRATION_NAME).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BundleFormatError, match="expected a regular file"):
+        read_calibration(bundle)
+
+
+def test_a_write_that_fails_leaves_the_old_calibration(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = empty_calibration(bundle).with_policy(policy(), default=True)
+    write_calibration(bundle, kept)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(OutputError, match="cannot be written \\(No space left on device\\); the calibration was not"):
+        write_calibration(bundle, kept.with_policy(policy("other"), default=True))
+    assert read_calibration(bundle) == kept
+    assert [name for name in os.listdir(bundle.path) if name.startswith(f".{CALIBRATION_NAME}")] == []
+
+
+def test_an_empty_calibration_names_its_bundle(bundle: Bundle) -> None:
+    assert empty_calibration(bundle) == Calibration(1, bundle.build.manifest_sha256, {}, ())

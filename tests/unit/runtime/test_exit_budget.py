@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+from nestforge.errors import SelectionError
+from nestforge.runtime.calibration import Costs
+from nestforge.runtime.exit_budget import METRICS, ExitBudget, parse_budget
+
+COSTS = Costs(mean_flops=1e6, mean_latency_ms=1.0, p50_latency_ms=2.0, p95_latency_ms=3.0, p99_latency_ms=4.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "budget", "figure"),
+    [
+        ("mean_latency_ms<=5", ExitBudget("mean_latency_ms", 5.0), 1.0),
+        (" p95_latency_ms <= 2.5 ", ExitBudget("p95_latency_ms", 2.5), 3.0),
+        ("mean_flops<=7.6e8", ExitBudget("mean_flops", 7.6e8), 1e6),
+    ],
+)
+def test_budgets_are_read(text: str, budget: ExitBudget, figure: float) -> None:
+    assert parse_budget(text) == budget
+    assert parse_budget(str(budget)) == budget
+    assert budget.of(COSTS) == figure
+
+
+def test_no_digit_of_a_limit_is_lost() -> None:
+    assert str(parse_budget("mean_flops<=123456789")) == "mean_flops<=123456789"
+
+
+def test_every_metric_has_a_unit() -> None:
+    assert [ExitBudget(metric, 1.0).shown(1.5).split()[1] for metric in METRICS] == ["ms"] * 4 + ["FLOPs"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mean_latency_ms<5", "budget 'mean_latency_ms<5': expected METRIC<=NUMBER, such as mean_latency_ms<=5"),
+        ("mean_latency<=5", "unknown metric 'mean_latency'; did you mean 'mean_latency_ms'?"),
+        ("mean_flops<=many", "'many' is not a number"),
+        ("mean_flops<=-1", "budget mean_flops: expected a positive number, got -1.0"),
+        ("mean_flops<=nan", "expected a positive number, got nan"),
+        ("", "expected METRIC<=NUMBER"),
+    ],
+)
+def test_other_text_is_refused(text: str, message: str) -> None:
+    with pytest.raises(SelectionError) as failure:
+        parse_budget(text)
+    assert message in str(failure.value)

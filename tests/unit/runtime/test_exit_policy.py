@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nestforge.errors import SelectionError
+from nestforge.runtime.exit_policy import ExitPolicy, check_count, closed, thresholds_for
+
+ENTROPIES = np.array([0.0, 0.25, 0.3, np.nan], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (ExitPolicy((0.25,)), [True, True, False, False]),
+        (ExitPolicy((0.25,), "<"), [True, False, False, False]),
+        (ExitPolicy((float(np.float32(0.3)),)), [True, True, True, False]),
+        (ExitPolicy((0.3,)), [True, True, True, False]),  # 0.3 as float32, which the entropy is
+        (ExitPolicy((-1.0,)), [False, False, False, False]),
+        (ExitPolicy((1e300,)), [True, True, True, False]),
+        (ExitPolicy((-1e300,)), [False, False, False, False]),
+        (ExitPolicy((0.3,), rule="batch_max"), [False, False, False, False]),
+    ],
+    ids=["<=", "<", "float32", "decimal", "closed", "huge", "hugely negative", "batch max"],
+)
+def test_who_leaves(policy: ExitPolicy, expected: list[bool]) -> None:
+    assert policy.leaving(0, ENTROPIES).tolist() == expected
+
+
+def test_with_batch_max_the_least_certain_row_decides() -> None:
+    policy = ExitPolicy((0.2, 0.3), rule="batch_max")
+    assert policy.leaving(0, ENTROPIES[:3]).tolist() == [False] * 3
+    assert policy.leaving(1, ENTROPIES[:3]).tolist() == [True] * 3
+
+
+def test_closed_never_lets_a_row_out() -> None:
+    assert closed(3).thresholds == (-1.0, -1.0)
+    assert not closed(3).leaving(1, ENTROPIES).any()
+    assert closed(1).thresholds == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "exits", "expected"),
+    [
+        (0.5, 3, (0.5, 0.5)),
+        (1, 2, (1.0,)),
+        (np.float32(0.5), 3, (0.5, 0.5)),
+        ([0.1, 2], 3, (0.1, 2.0)),
+        ((), 1, ()),
+        (0.5, 1, ()),
+        ((float("inf"), -float("inf")), 3, (float("inf"), -float("inf"))),
+    ],
+)
+def test_one_threshold_for_all_or_one_for_each(asked: Any, exits: int, expected: tuple[float, ...]) -> None:
+    found = thresholds_for(asked, exits)
+    assert found == expected
+    assert all(type(value) is float for value in found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ([0.1], "thresholds: expected one number, or 2 (one for every exit but the last), got 1"),
+        ([0.1, 0.2, 0.3], "thresholds: expected one number, or 2 (one for every exit but the last), got 3"),
+        ([0.1, float("nan")], "thresholds: expected numbers in nats, got nan"),
+        ([True, 0.1], "thresholds: expected numbers in nats, got True"),
+        (["0.1", "0.2"], "thresholds: expected numbers in nats, got '0.1'"),
+        (None, "thresholds: expected numbers in nats, got None"),
+    ],
+)
+def test_refuses_thresholds(asked: Any, message: str) -> None:
+    with pytest.raises(SelectionError) as error:
+        thresholds_for(asked, 3)
+    assert str(error.value) == message
+
+
+def test_refuses_what_is_no_policy() -> None:
+    with pytest.raises(
+        SelectionError, match="expected a comparison of <, <= and a rule of per_row, batch_max, got '>'"
+    ):
+        ExitPolicy((0.1,), ">")  # type: ignore[arg-type]
+    with pytest.raises(SelectionError, match="got '<=' and 'mean'"):
+        ExitPolicy((0.1,), rule="mean")  # type: ignore[arg-type]
+    with pytest.raises(SelectionError, match=r"got 1$"):
+        check_count((0.1,), 3)
+
+
+@given(
+    entropies=st.lists(st.floats(0, 3, width=32) | st.just(float("nan")), min_size=1, max_size=5),
+    threshold=st.floats(-1, 3) | st.sampled_from([0.3, 1e300]),
+    compare=st.sampled_from(["<", "<="]),
+    rule=st.sampled_from(["per_row", "batch_max"]),
+)
+def test_the_quick_question_has_the_same_answer(
+    entropies: list[float], threshold: float, compare: Any, rule: Any
+) -> None:
+    policy = ExitPolicy((threshold,), compare, rule)
+    array = np.array(entropies, np.float32)
+    assert policy.anyone_leaves(0, array.tolist()) == policy.leaving(0, array).any()
+    at_threshold = ExitPolicy((float(array[0]) if array[0] == array[0] else 0.0,), compare)
+    assert at_threshold.anyone_leaves(0, array[:1].tolist()) == (compare == "<=" and array[0] == array[0])

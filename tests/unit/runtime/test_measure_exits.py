@@ -1,0 +1,147 @@
+"""On real engines whose answers are known: what is observed and counted, never how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exit_bundles import every_exit, write_exits_bundle
+from exit_rows import LONGEST, make_rows, write_arrays
+from nestforge.errors import InputError, SelectionError
+from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.engine_pool import EnginePool
+from nestforge.runtime.exit_curve import Observed
+from nestforge.runtime.exit_policy import ExitPolicy
+from nestforge.runtime.labelled_data import LabelledData, read_data
+from nestforge.runtime.measure_exits import ExitBench, costs_of, measured_figure, spread, time_in_turns
+
+ROWS = 60
+
+
+@pytest.fixture(scope="module")
+def bundle(exits_bundle: Path) -> Bundle:
+    return open_bundle(exits_bundle)
+
+
+@pytest.fixture(scope="module")
+def data(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
+    return read_data(write_arrays(tmp_path_factory.mktemp("rows") / "rows.npz", ROWS), bundle, LONGEST)
+
+
+def bench_of(bundle: Bundle, submodel: str) -> Iterator[ExitBench]:
+    pool = EnginePool(bundle, dict.fromkeys((engine.id for engine in bundle.manifest.engines), "shared"), 1)
+    yield ExitBench(bundle, submodel, pool)
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def bench(bundle: Bundle) -> Iterator[ExitBench]:
+    yield from bench_of(bundle, "depth4")
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_every_exit_is_observed_for_every_row(bench: ExitBench, data: LabelledData, batch: int) -> None:
+    samples: dict[object, list[float]] = {}
+    answers = bench.observe(bench.requests(data, batch), samples)
+    rows = make_rows(ROWS)
+    exits = every_exit(rows["input_ids"], rows["attention_mask"])
+    assert np.array_equal(answers.entropy, np.stack([entropy for _, _, entropy in exits], axis=1))
+    assert np.array_equal(answers.predicted, np.stack([logits.argmax(axis=1) for _, logits, _ in exits], axis=1))
+    assert sum(len(times) for (segment, _), times in samples.items() if segment == 0) == -(-ROWS // batch)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_requests_are_the_rows_in_order_cut_to_the_longest(bench: ExitBench, data: LabelledData, batch: int) -> None:
+    requests = bench.requests(data, batch)
+    assert [len(feeds["input_ids"]) for feeds in requests[:-1]] == [batch] * (ROWS // batch - (ROWS % batch == 0))
+    for start, feeds in zip(range(0, ROWS, batch), requests, strict=True):
+        longest = data.lengths[start : start + batch].max()
+        assert np.array_equal(feeds["input_ids"], data.feeds["input_ids"][start : start + batch, :longest])
+
+
+@pytest.mark.parametrize("batch", [1, 5, 8])
+@pytest.mark.parametrize("thresholds", [(-1.0, -1.0), (0.3, 0.2), (0.5, 0.9), (9.0, 9.0)])
+def test_simulation_says_what_the_chain_does(
+    bench: ExitBench, data: LabelledData, batch: int, thresholds: tuple[float, float]
+) -> None:
+    """Exits and FLOPs of every row are the chain's own; engines here cost as their tokens, so covers are known too."""
+    samples: dict[tuple[int, tuple[object, ...]], list[float]] = {}
+    requests = bench.requests(data, batch)
+    answers = bench.observe(requests, samples)
+    costs = bench.segment_costs(data, batch, samples, lambda *_: None)
+    classes, lengths = bench.length_classes(data, batch)
+    assert lengths == (8, 16)
+    assert classes.tolist() == (data.lengths > 8).astype(int).tolist()
+    observed = Observed(answers.entropy, np.ones((ROWS, 3), bool), classes, batch, "<=")
+    index = observed.leaving(np.float32(thresholds))
+    ran = bench.answer(requests, ExitPolicy(thresholds))
+    assert np.array_equal(ran.index, index)
+    assert observed.metric(index, costs, "mean_flops") == ran.flops.mean()
+    assert (costs.milliseconds[:, 1:] > 0).all()
+    assert (costs.milliseconds[:, 0] == 0).all()
+    assert (np.diff(costs.milliseconds, axis=1) >= 0).all()
+
+
+def test_the_whole_engine_answers_as_the_last_exit(bench: ExitBench, data: LabelledData) -> None:
+    whole = bench.answer_whole(bench.requests(data, 4))
+    rows = make_rows(ROWS)
+    *_, (_, logits, _) = every_exit(rows["input_ids"], rows["attention_mask"])
+    assert np.array_equal(whole.predicted, logits.argmax(axis=1))
+    assert set(whole.index) == {2}
+    longest = data.lengths.reshape(-1, 4).max(axis=1).repeat(4)
+    assert np.array_equal(whole.flops, 400 * np.where(longest > 8, 16, 8))
+
+
+def test_a_truncated_submodel_has_its_own_exits(bundle: Bundle, data: LabelledData) -> None:
+    for bench in bench_of(bundle, "depth2"):
+        assert bench.observe(bench.requests(data, 4), {}).entropy.shape == (ROWS, 2)
+        assert set(bench.engines) == {engine.id for engine in bundle.manifest.engines if engine.submodel == "depth2"}
+
+
+def test_where_steps_are_not_cut_a_row_is_as_long_as_its_request(tmp_path: Path) -> None:
+    bundle = open_bundle(write_exits_bundle(tmp_path / "untrimmed.bundle", trims=False))
+    rows = {name: array[:, :7] if array.ndim > 1 else array for name, array in make_rows(6).items()}
+    np.savez(tmp_path / "rows.npz", **rows)
+    data = read_data(tmp_path / "rows.npz", bundle, LONGEST)
+    for bench in bench_of(bundle, "depth4"):
+        assert bench.length_classes(data, 2)[1] == (8,)
+        assert bench.requests(data, 2)[0]["input_ids"].shape == (2, 7)
+
+
+def test_batches_beyond_every_bucket(bench: ExitBench) -> None:
+    assert bench.longest(8) == 16
+    with pytest.raises(InputError, match="batch 9: larger than every bucket of this bundle \\(b1-s8, "):
+        bench.longest(9)
+
+
+def test_models_without_exits(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    with pytest.raises(SelectionError, match="this model has no exits"):
+        for _ in bench_of(bundle, "ffn32"):
+            pass
+
+
+def test_sets_take_turns() -> None:
+    calls: list[str] = []
+    times = time_in_turns(
+        [[lambda: calls.append("a"), lambda: calls.append("b")], [lambda: calls.append("c")]], lambda *_: None, "time"
+    )
+    assert [taken.shape[1] for taken in times] == [2, 1]
+    assert calls == ["a", "b", "c"] * (1 + len(times[0]))
+
+
+def test_one_interruption_is_not_the_mean() -> None:
+    times = np.full((5, 10), 2.0)
+    times[1, 3] = 500.0
+    assert measured_figure(times, "mean_latency_ms") == 2.0
+    tail = np.tile(np.arange(1.0, 101.0), (3, 1))
+    assert costs_of(tail, np.array([4, 6])).p95_latency_ms == pytest.approx(95.05)
+    assert costs_of(tail, np.array([4, 6])).mean_flops == 5.0
+
+
+def test_timed_requests_are_spread() -> None:
+    assert spread(3).tolist() == [0, 1, 2]
+    many = spread(1_000_000)
+    assert (many[0], many[-1], len(many)) == (0, 999_999, 400)

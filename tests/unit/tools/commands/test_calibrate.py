@@ -1,0 +1,148 @@
+"""``nestforge calibrate`` on a small bundle with exits: what it prints and keeps, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from exit_bundles import write_exits_bundle
+from exit_rows import write_arrays
+from nestforge.runtime import measure_exits
+from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.calibration import CALIBRATION_NAME, read_calibration
+from nestforge.tools import exit_plot
+from nestforge.tools.cli import main
+
+BUDGET = "mean_flops<=3500"
+# What only a compiling machine has; importing any of it fails here.
+PROGRAM = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in {"torch", "transformers", "onnx", "onnx_ir", "nestforge.compiler", "nestforge.exporters"}:
+            raise ImportError(name + " is not on this device")
+
+sys.meta_path.insert(0, Absent())
+from nestforge.tools.cli import main
+main()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """How long things take is not looked at here, so each is timed once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_SAMPLES", "_LEAST_ROUNDS", "_MOST_ROUNDS"):
+            patch.setattr(measure_exits, name, 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def compiled_exits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_exits_bundle(tmp_path_factory.mktemp("bundles") / "exits.bundle")
+
+
+@pytest.fixture
+def bundle(compiled_exits: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(compiled_exits, tmp_path / "own.bundle"))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_arrays(tmp_path_factory.mktemp("rows") / "rows.npz", 90)
+
+
+def nestforge(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def error_of(*arguments: str | Path) -> str:
+    result = nestforge("calibrate", *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("nestforge: error: ")]
+    return line.removeprefix("nestforge: error: ")
+
+
+def test_the_policy_is_printed_and_kept(bundle: Path, rows: Path) -> None:
+    result = nestforge("calibrate", bundle, "--data", rows, "--budget", BUDGET)
+    assert result.exit_code == 0, result.output
+    facts = dict(line.split("  ", 1) for line in result.stdout.split("\n\n")[0].splitlines())
+    assert facts["policy"].strip() == f"{BUDGET} (the submodel's default)"
+    assert facts["kept in"].strip() == str(bundle / CALIBRATION_NAME)
+    table = result.stdout.split("\n\n")[1].splitlines()
+    assert [line.split("  ")[0] for line in table] == ["rows", *["calibration"] * 3, *["held out"] * 2]
+    kept = read_calibration(open_bundle(bundle))
+    assert kept is not None
+    assert kept.defaults == {"depth4": BUDGET}
+    (policy,) = kept.policies
+    assert table[1].endswith(" ".join(map(str, policy.simulated.histogram)))
+
+
+def test_json_is_the_record(bundle: Path, rows: Path) -> None:
+    arguments = ["calibrate", bundle, "--data", rows, "--budget", BUDGET, "--json"]
+    options = ["--name", "lean", "--no-default", "--submodel", "S", "--batch", "4", "--rule", "batch_max"]
+    result = nestforge(*arguments, *options, "--compare", "<")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert data["default"] is False
+    found = {name: data["policy"][name] for name in ("name", "submodel", "batch", "rule", "compare", "rows")}
+    assert found == {"name": "lean", "submodel": "depth2", "batch": 4, "rule": "batch_max", "compare": "<", "rows": 90}
+    assert json.loads(Path(data["path"]).read_text())["policies"] == [data["policy"]]
+    # Another name is kept beside it, the same one replaces it.
+    for name, count in (("lean", 1), ("other", 2)):
+        assert nestforge(*arguments, "--name", name, "--submodel", "S").exit_code == 0
+        kept = read_calibration(open_bundle(bundle))
+        assert kept is not None
+        assert len(kept.policies) == count
+        assert kept.defaults == {"depth2": name}
+
+
+def test_a_plot_is_drawn_where_matplotlib_is(
+    bundle: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["calibrate", bundle, "--data", rows, "--budget", BUDGET, "--plot", tmp_path / "exits.svg"]
+    monkeypatch.setattr(exit_plot, "plot_exits", lambda *_: False)
+    without = nestforge(*arguments)
+    assert without.exit_code == 0
+    assert "matplotlib is not installed, so nothing was plotted: pip install 'nestforge[plot]'\n" in without.stderr
+    monkeypatch.undo()
+    pytest.importorskip("matplotlib")
+    assert nestforge(*arguments).exit_code == 0
+    assert (tmp_path / "exits.svg").read_text().startswith("<?xml")
+    assert error_of(*arguments[1:]) == f"{tmp_path / 'exits.svg'}: exists already; choose another file"
+
+
+def test_refusals_are_one_line_and_keep_nothing(bundle: Path, rows: Path, tmp_path: Path) -> None:
+    assert error_of(bundle, "--data", rows, "--budget", "mean_flop<=1").endswith("did you mean 'mean_flops'?")
+    assert error_of(bundle, "--data", tmp_path / "no.npz", "--budget", BUDGET).endswith("(No such file or directory)")
+    assert "out of reach" in error_of(bundle, "--data", rows, "--budget", "mean_flops<=1")
+    assert "this model has no exits" not in error_of(bundle, "--data", rows, "--budget", BUDGET, "--batch", "9")
+    assert not (bundle / CALIBRATION_NAME).exists()
+    (bundle / CALIBRATION_NAME).write_text("{}")
+    assert "schema_version" in error_of(bundle, "--data", rows, "--budget", BUDGET)
+    usage = nestforge("calibrate", bundle, "--data", rows, "--budget", BUDGET, "--plot", "a.pdf")
+    assert usage.exit_code == 2
+    assert "--plot: expected a file that ends in .svg or .png" in usage.stderr
+
+
+def test_a_bundle_that_cannot_be_written(bundle: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests may run as root, who may write anywhere.
+    monkeypatch.setattr("os.access", lambda _, mode: mode != os.W_OK)
+    message = error_of(bundle, "--data", rows, "--budget", BUDGET)
+    assert message == f"{bundle}: cannot be written, so a calibration could not be kept"
+
+
+def test_a_device_without_torch_calibrates(bundle: Path, tmp_path: Path) -> None:
+    rows = write_arrays(tmp_path / "rows.npz", 12)
+    arguments = ["calibrate", str(bundle), "--data", str(rows), "--budget", "mean_flops<=1e9"]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "full depth meets the budget" in done.stdout

@@ -1,0 +1,79 @@
+"""What the benchmarks of early exits share: the trained slender model compiled for this host, and real texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...compiler.compile import compile_bundle
+from ...elastic import Bucket
+from ...errors import CheckpointError
+from ...profiles.load_profile import load_profile
+from ...runtime.bundle import Bundle, open_bundle
+from ...runtime.calibrate import calibrate
+from ...runtime.calibration import CalibratedPolicy
+from ...runtime.exit_budget import parse_budget
+from ...runtime.manifest import EngineEntry
+from ...runtime.text import TextEncoder
+from ..demo.exit_report import read_texts
+from ..demo.exits import FOLDER
+
+SEQUENCE = 64
+BATCHES = (1, 8, 32)
+EXITS = (2, 4, 6)
+# Between the batches of requests stand those to which survivors shrink.
+_BUCKETS = tuple(Bucket(batch, sequence) for sequence in (32, SEQUENCE) for batch in (1, 2, 4, 8, 16, 32))
+_BUNDLE = Path(".cache/bench/exits.bundle")
+
+
+def model_folder() -> Path:
+    """The slender model of ``make demo-exits``. Raises CheckpointError if it was not trained yet."""
+    folder = FOLDER / "slender"
+    if not folder.exists():
+        raise CheckpointError(f"{folder}: not trained yet; `make demo-exits` trains it (about 10 minutes, once)")
+    return folder
+
+
+@cache
+def exits_bundle() -> Bundle:
+    """The slender model cut at three exits, for every batch to which requests may shrink; compiled once."""
+    if not _BUNDLE.exists():
+        profile = replace(load_profile("host-cpu"), buckets=_BUCKETS, budgets={})
+        compile_bundle(model_folder(), profile, _BUNDLE, exits=EXITS, levels={"depth": (1.0,)}, include="budgets")
+    return open_bundle(_BUNDLE)
+
+
+def deepest(bundle: Bundle) -> str:
+    """The id of the submodel with every layer."""
+    return max(bundle.manifest.submodels, key=lambda entry: entry.parameters).id
+
+
+def whole_engine(bundle: Bundle, bucket: Bucket) -> EngineEntry:
+    """The engine without exits at ``bucket``."""
+    return next(e for e in bundle.manifest.engines if e.segment is None and e.bucket == bucket)
+
+
+def requests(bundle: Bundle, batch: int, count: int, source: str = "test") -> list[dict[str, Any]]:
+    """Real texts as ``count`` requests of ``batch`` rows, cut to the bucket's length and padded to the longest row."""
+    entry = bundle.manifest.text
+    assert entry is not None
+    encoder = TextEncoder(bundle.file(entry.file), entry, bundle.manifest.inputs)
+    texts = read_texts(FOLDER / f"{source}.jsonl").texts
+    picked = [texts[(start * batch) % (len(texts) - batch) :][:batch] for start in range(count)]
+    return [dict(encoder.encode(part, SEQUENCE, truncate=True).feeds) for part in picked]
+
+
+def calibrated(bundle: Bundle, budget: str, batch: int = 1) -> CalibratedPolicy:
+    """A policy for ``budget``, found on the calibration texts on this host."""
+    data = FOLDER / "calibration.jsonl"
+    return calibrate(bundle, data, parse_budget(budget), batch=batch, name="bench", truncate=True)
+
+
+@cache
+def half_the_flops() -> CalibratedPolicy:
+    """The policy under which a text costs about half of the FLOPs of the deepest submodel."""
+    bundle = exits_bundle()
+    whole = whole_engine(bundle, Bucket(1, SEQUENCE))
+    return calibrated(bundle, f"mean_flops<={whole.flops * 0.5:.4g}")

@@ -1,0 +1,156 @@
+"""``nestforge calibrate``: exit thresholds for a budget, found on the deployed engines and kept in the bundle."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from ...errors import OutputError
+from ...runtime.exit_policy import Compare, Rule
+from ...strict import unstructure
+from ..console import print_facts, print_json, print_table, working
+from ..options import bundle_argument, json_option
+
+if TYPE_CHECKING:
+    from ...runtime.calibration import CalibratedPolicy, Figures
+
+EXAMPLES = """\b
+Examples:
+  nestforge calibrate my.bundle --data texts.jsonl --budget "mean_latency_ms<=5"
+  nestforge calibrate my.bundle --data arrays.npz --budget "mean_flops<=6e8" --name lean --plot lean.svg
+  nestforge calibrate my.bundle --data texts.jsonl --budget "p95_latency_ms<=20" --batch 8 --no-default --json
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@bundle_argument
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Rows like those to be answered: .npz (an array per input, perhaps 'labels') or .jsonl (text, perhaps label).",
+)
+@click.option(
+    "--budget",
+    required=True,
+    metavar="METRIC<=X",
+    help="mean_, p50_, p95_ or p99_latency_ms per request, or mean_flops per row.",
+)
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Rows per request.")
+@click.option("--submodel", metavar="ID", help="This submodel, by id or level. Default: the largest.")
+@click.option("--name", help="Name of the policy; the same name is replaced. Default: the budget.")
+@click.option(
+    "--default/--no-default",
+    "default",
+    default=True,
+    show_default=True,
+    help="Whether requests for this submodel follow the policy without asking for it.",
+)
+@click.option("--rule", type=click.Choice(get_args(Rule)), default="per_row", show_default=True, help="Who leaves.")
+@click.option("--compare", type=click.Choice(get_args(Compare)), help="Of entropy and threshold. Default: the model's.")
+@click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
+@click.option("--plot", type=click.Path(path_type=Path), help="New .svg or .png file to draw the result into.")
+@json_option
+def command(
+    bundle: Path,
+    data: Path,
+    budget: str,
+    batch: int,
+    submodel: str | None,
+    name: str | None,
+    default: bool,
+    rule: Rule,
+    compare: Compare | None,
+    truncate: bool,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Find the exit thresholds that answer best within a budget, as the engines run on this host.
+
+    About one row in three is held out and only checks the result. Without labels, quality is agreement with the last
+    exit. The policy is kept in the bundle's calibration.json.
+    """
+    from ...runtime.bundle import open_bundle
+    from ...runtime.calibrate import calibrate
+    from ...runtime.calibration import empty_calibration, read_calibration, write_calibration
+    from ...runtime.exit_budget import parse_budget
+    from ..exit_plot import FORMATS, plot_exits
+
+    if plot is not None and plot.suffix.lower() not in FORMATS:
+        raise click.UsageError(f"--plot: expected a file that ends in {' or '.join(FORMATS)}")
+    if plot is not None and plot.exists():
+        raise OutputError(f"{plot}: exists already; choose another file")
+    limit = parse_budget(budget)
+    opened = open_bundle(bundle)
+    kept = read_calibration(opened) or empty_calibration(opened)
+    if not os.access(opened.path, os.W_OK):
+        raise OutputError(f"{opened.path}: cannot be written, so a calibration could not be kept")
+    with working() as progress:
+        policy = calibrate(
+            opened,
+            data,
+            limit,
+            batch=batch,
+            submodel=submodel,
+            name=name,
+            compare=compare,
+            rule=rule,
+            truncate=truncate,
+            progress=progress,
+        )
+    kept = kept.with_policy(policy, default)
+    path = write_calibration(opened, kept)
+    is_default = kept.defaults.get(policy.submodel) == policy.name
+    plotted = plot_exits(policy, plot) if plot is not None else None
+    if plotted is False:
+        click.echo("matplotlib is not installed, so nothing was plotted: pip install 'nestforge[plot]'", err=True)
+    if as_json:
+        print_json({"path": str(path), "default": is_default, "policy": unstructure(policy)})
+    else:
+        _print(policy, path, is_default)
+
+
+def _print(policy: CalibratedPolicy, path: Path, is_default: bool) -> None:
+    common = policy.global_point
+    thresholds = ", ".join(f"{value:.4g}" if value >= 0 else "closed" for value in policy.thresholds)
+    print_facts(
+        [
+            ("policy", policy.name + (" (the submodel's default)" if is_default else "")),
+            ("submodel", policy.submodel),
+            ("budget", policy.budget),
+            ("leaves", f"entropy {policy.compare} {thresholds} (nats, by exit)"),
+            ("one for all", f"{common.threshold:.4g} nats: {policy.quality_is} {common.simulated.quality:.4f}"),
+            ("quality", policy.quality_is.replace("_", " ")),
+            ("data", f"{policy.rows} rows, requests of {policy.batch}"),
+            ("host", f"{policy.processor}, {policy.threads} threads"),
+            *(("note", note) for note in policy.notes),
+            ("kept in", str(path)),
+        ]
+    )
+    click.echo()
+    rows = [
+        _row("calibration", "simulated", policy.simulated),
+        _row("calibration", "measured", policy.measured),
+        _row("calibration", "whole engine", policy.whole),
+    ]
+    if policy.held_out is not None and policy.held_out_whole is not None:
+        rows.append(_row("held out", "measured", policy.held_out))
+        rows.append(_row("held out", "whole engine", policy.held_out_whole))
+    print_table(["rows", "what", "count", "mean ms", "p50", "p95", "p99", "MFLOPs", "quality", "left at exit"], rows)
+
+
+def _row(part: str, what: str, figures: Figures) -> list[str]:
+    costs = figures.costs
+    latencies = (costs.mean_latency_ms, costs.p50_latency_ms, costs.p95_latency_ms, costs.p99_latency_ms)
+    return [
+        part,
+        what,
+        str(figures.rows),
+        *(f"{value:.3f}" for value in latencies),
+        f"{costs.mean_flops / 1e6:.1f}",
+        f"{figures.quality:.4f}",
+        " ".join(map(str, figures.histogram)),
+    ]
