@@ -52,7 +52,7 @@ def _draw_curve(axes: Any, policy: CalibratedPolicy) -> None:
     points = sorted((cost(point.simulated.costs), point.simulated.quality) for point in policy.curve)
     axes.plot(*zip(*points, strict=True), "-", color="0.6", label="one threshold for all exits")
     common = policy.global_point.simulated
-    axes.plot(cost(common.costs), common.quality, "s", color="C0", label="best common threshold within the budget")
+    axes.plot(cost(common.costs), common.quality, "s", color="C0", label="the one that spends the budget")
     axes.plot(cost(policy.simulated.costs), policy.simulated.quality, "o", color="C3", label=f"chosen: {policy.name}")
     axes.plot(cost(policy.whole.costs), policy.whole.quality, "D", color="C2", label="whole engine")
     if policy.held_out is not None:
@@ -60,8 +60,8 @@ def _draw_curve(axes: Any, policy: CalibratedPolicy) -> None:
         axes.plot(cost(held_out.costs), held_out.quality, "x", color="C3", label="chosen, on held-out rows")
     axes.axvline(cost_limit := budget.limit / divisor, linestyle=":", color="k")
     axes.annotate(" budget", (cost_limit, 0), xycoords=("data", "axes fraction"), va="bottom", fontsize="small")
-    unit = "ms" if budget.is_latency else "MFLOPs"
-    axes.set_xlabel(f"{budget.metric.removesuffix('_ms').replace('_', ' ')}, {unit}")
+    what = budget.metric.removesuffix("_ms").replace("_", " ")
+    axes.set_xlabel(f"{what} per request, ms" if budget.is_latency else "mean FLOPs per row, millions")
     axes.set_ylabel(policy.quality_is.replace("_", " "))
     axes.legend(fontsize="x-small")
 

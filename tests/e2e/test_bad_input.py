@@ -17,7 +17,7 @@ import safetensors.numpy
 import torch
 import yaml
 from click.testing import CliRunner
-from nestforge.compiler import compile
+from nestforge.compiler import templates as templates_module
 from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import Bucket
 from nestforge.errors import (
@@ -407,7 +407,7 @@ def test_arguments(
     error: type[NestforgeError],
     message: str,
 ) -> None:
-    monkeypatch.setattr(compile, "traced_template", lambda _u, _m, bucket, _o: templates[bucket])
+    monkeypatch.setattr(templates_module, "traced_template", lambda _u, _m, _i, bucket, _o: templates[bucket])
     damage(case)
     refusal = case.refused()
     assert type(refusal) is error
@@ -481,7 +481,7 @@ def test_a_disk_that_takes_no_more(
     case: Case, templates: dict[Bucket, Any], monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """The system refuses to write beyond ``limit`` bytes of a file: the key, a graph, the weight store, in turn."""
-    monkeypatch.setattr(compile, "traced_template", lambda _u, _m, bucket, _o: templates[bucket])
+    monkeypatch.setattr(templates_module, "traced_template", lambda _u, _m, _i, bucket, _o: templates[bucket])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:

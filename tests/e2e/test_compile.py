@@ -21,6 +21,7 @@ import onnx
 import pytest
 import torch
 from nestforge.compiler import build_engine, compile, measure_latency, rank_axes, template
+from nestforge.compiler import templates as templates_module
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.store import read_store, recover_order
 from nestforge.compiler.verify import verify_bundle
@@ -140,7 +141,7 @@ def test_nothing_is_measured_for_a_device_that_is_not_here(compiled: Any) -> Non
 
 def test_progress_names_every_stage_in_order(compiled: Any) -> None:
     stages = list(dict.fromkeys(stage for stage, _, _ in compiled.events))
-    assert stages == ["load", "rank", "trace", "store", "measure", "build", "quality", "bench", "verify"]
+    assert stages == ["load", "rank", "trace", "store", "measure", "build", "quality", "bench", "prove", "verify"]
     for stage in stages:
         assert (stage, 1, 1) in compiled.events
     assert all(0 <= done <= total for _, done, total in compiled.events)
@@ -199,7 +200,7 @@ def test_a_killed_compile_goes_on_in_another_process_to_the_same_bytes(
     assert done.returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
     assert len(list((tmp_path / "out.partial").glob("*.onnx"))) == 4
-    monkeypatch.setattr(compile, "traced_template", _never("traced again"))
+    monkeypatch.setattr(templates_module, "traced_template", _never("traced again"))
     monkeypatch.setattr(rank_axes, "taylor_scores", _never("ranked again"))
     compile_bundle(compiled.model, output=output, **compiled.arguments)
     assert contents(output) == contents(compiled.bundle)
@@ -240,7 +241,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return LatencyStats(10, p50, p50 + 1, p50 + 2)
 
     for module, name in (
-        (compile, "traced_template"),
+        (templates_module, "traced_template"),
         (compile, "write_store"),
         (build_engine, "emit"),
         (rank_axes, "taylor_scores"),
@@ -303,7 +304,7 @@ def traced(model: Path) -> template.Template:
 @pytest.fixture
 def traced_once(traced: template.Template, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trace of the model at the one bucket of ``board()`` is at hand: these tests are about what comes later."""
-    monkeypatch.setattr(compile, "traced_template", lambda *_: traced)
+    monkeypatch.setattr(templates_module, "traced_template", lambda *_: traced)
 
 
 @pytest.mark.usefixtures("traced_once")

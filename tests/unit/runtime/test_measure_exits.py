@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -125,11 +126,11 @@ def test_models_without_exits(tiny_bundle: Path) -> None:
 
 def test_sets_take_turns() -> None:
     calls: list[str] = []
-    times = time_in_turns(
-        [[lambda: calls.append("a"), lambda: calls.append("b")], [lambda: calls.append("c")]], lambda *_: None, "time"
-    )
-    assert [taken.shape[1] for taken in times] == [2, 1]
-    assert calls == ["a", "b", "c"] * (1 + len(times[0]))
+    sets = [[partial(calls.append, name)] * count for name, count in (("a", 20), ("b", 3))]
+    times = time_in_turns(sets, lambda *_: None, "time")
+    assert [taken.shape for taken in times] == [(9, 20), (9, 3)]
+    turn = ["a"] * 16 + ["b"] * 3 + ["a"] * 4
+    assert calls == ["a"] * 20 + ["b"] * 3 + turn * 9
 
 
 def test_one_interruption_is_not_the_mean() -> None:

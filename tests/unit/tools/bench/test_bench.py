@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from nestforge.tools.bench import __main__ as runner
 from nestforge.tools.bench.harness import Row, interleaved, ratio
 
-NAMES = ["bundle_size", "dispatch", "eager", "emit", "memory", "open", "packed", "prediction", "startup"]
+EXITS = ["exit_budget", "exit_chain", "exit_eager", "exit_gate", "exit_saving"]
+NAMES = ["bundle_size", "dispatch", "eager", "emit", *EXITS, "memory", "open", "packed", "prediction", "startup"]
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")
 MISSED = Row("size of a thing", "9 MB", "<= 1 MB", False, "one round")
 

@@ -19,7 +19,7 @@ from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import profile_data
 from nestforge.profiles.load_profile import load_profile
 from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.manifest import ParityOutput
+from nestforge.runtime.manifest import SCHEMA_VERSION, ParityOutput
 from nestforge.runtime.mapped_cache import is_mapped
 from nestforge.runtime.measure import LatencyStats, MemoryUse
 from nestforge.runtime.runner import runner_for
@@ -88,7 +88,7 @@ def test_inspect_shows_the_levels_that_plan_has(compiled: Any, tmp_path: Path) -
 def test_inspect_a_bundle(compiled: Any) -> None:
     data = json_of("inspect", compiled.bundle)
     assert data["kind"] == "bundle"
-    assert data["manifest"]["schema_version"] == 1
+    assert data["manifest"]["schema_version"] == SCHEMA_VERSION
     assert data["build"]["manifest_sha256"]
     text = nestforge("inspect", compiled.bundle).stdout
     for name in (entry["id"] for entry in data["manifest"]["submodels"]):
