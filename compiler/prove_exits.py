@@ -15,7 +15,7 @@ import numpy as np
 from ..elastic import Bucket, Submodel
 from ..exporters.universal import UniversalModel
 from ..runtime.bundle import Bundle
-from ..runtime.exit_policy import ExitPolicy, closed
+from ..runtime.exits.policy import ExitPolicy, closed
 from ..runtime.manifest import ExitsEntry, Proof
 from ..runtime.model import ElasticModel
 from ..runtime.residency import Residency

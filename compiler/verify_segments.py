@@ -11,8 +11,8 @@ from ..elastic import Bucket, Submodel
 from ..exporters.universal import UniversalModel
 from ..runtime.bundle import Bundle
 from ..runtime.engine_pool import EnginePool
-from ..runtime.exit_chain import ExitChain, SegmentRun
-from ..runtime.exit_policy import closed
+from ..runtime.exits.chain import ExitChain, SegmentRun
+from ..runtime.exits.policy import closed
 from ..runtime.residency import Residency
 from ..runtime.threads import threads_or_default
 from .build_segments import by_segment

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..elastic import Bucket
 from .arrays import Array
-from .exit_policy import ExitPolicy
+from .exits.policy import ExitPolicy
 from .residency import Residency
 
 

@@ -52,9 +52,9 @@ def open_bundle(path: str | os.PathLike[str], check: Check = "fast") -> Bundle:
     folder = Path(path).absolute()
     if not folder.is_dir():
         raise BundleFormatError(f"bundle {path}: not a folder; expected one that `nestforge compile` wrote")
-    raw = _read_json(folder, MANIFEST_NAME)
+    raw = read_json(folder, MANIFEST_NAME)
     manifest = read_manifest(raw, str(folder / MANIFEST_NAME))
-    build = read_build_record(_read_json(folder, BUILD_NAME), str(folder / BUILD_NAME))
+    build = read_build_record(read_json(folder, BUILD_NAME), str(folder / BUILD_NAME))
     digest = hashlib.sha256(raw).hexdigest()
     if digest != build.manifest_sha256:
         raise BundleCorruptError(
@@ -75,7 +75,7 @@ def _check_file(folder: Path, entry: FileEntry, check: Check) -> None:
                 raise BundleCorruptError(f"{folder / entry.path}: sha256 {digest}, expected {entry.sha256}; {_MEND}")
 
 
-def _read_json(folder: Path, name: str) -> bytes:
+def read_json(folder: Path, name: str) -> bytes:
     with _regular_file(folder / name) as (file, size):
         if size > MAX_JSON_BYTES:
             raise BundleFormatError(f"{folder / name}: {size} bytes, more than the {MAX_JSON_BYTES} allowed")

@@ -17,10 +17,10 @@ from .answer import Answer, ExitRows, Padding, Timings
 from .arrays import Array
 from .bundle import Bundle, Check, open_bundle
 from .dispatcher import Choice, Dispatcher, Request
-from .drift import Drift
 from .engine_needs import residencies_for
 from .engine_pool import EnginePool
-from .exit_choice import OFF, AskedExits, ExitChoice, ExitChooser
+from .exits.choice import OFF, AskedExits, ExitChoice, ExitChooser
+from .exits.drift import Drift
 from .inputs import InputChecker, cut_back
 from .manifest import BuildRecord
 from .residency import RESIDENCIES, Residency

@@ -10,7 +10,7 @@ from typing import Any
 from ..elastic import ElasticSpec
 from ..errors import BundleFormatError, PlanError
 from ..strict import structure
-from .check_exits import exit_problems
+from .exits.check import exit_problems
 from .manifest import RANGES, SCHEMA_VERSION, UNLISTED, BuildRecord, EngineEntry, Manifest, TensorSpec
 
 # A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
@@ -148,7 +148,7 @@ def _versioned_json(raw: bytes, where: str) -> object:
     if len(raw) > MAX_JSON_BYTES:
         raise BundleFormatError(f"{where}: {len(raw)} bytes, more than the {MAX_JSON_BYTES} allowed")
     try:
-        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        data = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=no_constant)
     except (ValueError, RecursionError) as failure:
         raise BundleFormatError(f"{where}: not JSON ({failure})") from failure
     version = data.get("schema_version") if isinstance(data, dict) else None
@@ -160,12 +160,12 @@ def _versioned_json(raw: bytes, where: str) -> object:
     return data
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)[:80]}")
     return table
 
 
-def _no_constant(name: str) -> float:
+def no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")

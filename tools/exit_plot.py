@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OutputError
-from ..runtime.calibration import CalibratedPolicy, Costs
-from ..runtime.exit_budget import parse_budget
+from ..runtime.calibrate.budget import parse_budget
+from ..runtime.exits.calibration import CalibratedPolicy, Costs
 
 FORMATS = (".svg", ".png")
 

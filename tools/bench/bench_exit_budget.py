@@ -9,7 +9,7 @@ from statistics import mean, median
 from ... import load
 from ...runtime.arrays import Array
 from ...runtime.bundle import Bundle
-from ...runtime.exit_choice import OFF, AskedExits
+from ...runtime.exits.choice import OFF, AskedExits
 from ...runtime.model import ElasticModel
 from .exit_subject import calibrated, exits_bundle, requests
 from .harness import Row, milliseconds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ... import load
 from ...elastic import Bucket
-from ...runtime.exit_choice import OFF
-from ...runtime.exit_policy import closed
+from ...runtime.exits.choice import OFF
+from ...runtime.exits.policy import closed
 from ...runtime.feeds import random_feeds
 from ...runtime.model import ElasticModel
 from .exit_subject import BATCHES, EXITS, SEQUENCE, exits_bundle

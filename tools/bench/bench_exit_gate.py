@@ -12,7 +12,7 @@ import numpy as np
 
 from ...runtime.arrays import Array
 from ...runtime.engine_pool import EnginePool
-from ...runtime.exit_chain import ExitChain
+from ...runtime.exits.chain import ExitChain
 from ...runtime.manifest import EngineEntry
 from .exit_subject import deepest, exits_bundle, half_the_flops, requests
 from .harness import Row, milliseconds

@@ -8,8 +8,8 @@ from statistics import median
 
 from ... import load
 from ...runtime.arrays import Array
-from ...runtime.exit_choice import OFF
-from ...runtime.exit_policy import ExitPolicy
+from ...runtime.exits.choice import OFF
+from ...runtime.exits.policy import ExitPolicy
 from ...runtime.model import ElasticModel
 from .exit_subject import BATCHES, exits_bundle, half_the_flops, requests
 from .harness import Row, milliseconds

@@ -12,9 +12,9 @@ from ...elastic import Bucket
 from ...errors import CheckpointError
 from ...profiles.load_profile import load_profile
 from ...runtime.bundle import Bundle, open_bundle
-from ...runtime.calibrate import calibrate
-from ...runtime.calibration import CalibratedPolicy
-from ...runtime.exit_budget import parse_budget
+from ...runtime.calibrate.budget import parse_budget
+from ...runtime.calibrate.calibrate import calibrate
+from ...runtime.exits.calibration import CalibratedPolicy
 from ...runtime.manifest import EngineEntry
 from ...runtime.text import TextEncoder
 from ..demo.exit_report import read_texts

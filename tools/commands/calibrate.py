@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from ...errors import OutputError
-from ...runtime.exit_policy import Compare, Rule
+from ...runtime.exits.policy import Compare, Rule
 from ...strict import unstructure
 from ..console import print_facts, print_json, print_table, working
 from ..options import bundle_argument, json_option
 
 if TYPE_CHECKING:
-    from ...runtime.calibration import CalibratedPolicy, Figures
+    from ...runtime.exits.calibration import CalibratedPolicy, Figures
 
 EXAMPLES = """\b
 Examples:
@@ -74,9 +74,9 @@ def command(
     exit. The policy is kept in the bundle's calibration.json.
     """
     from ...runtime.bundle import open_bundle
-    from ...runtime.calibrate import calibrate
-    from ...runtime.calibration import empty_calibration, read_calibration, write_calibration
-    from ...runtime.exit_budget import parse_budget
+    from ...runtime.calibrate.budget import parse_budget
+    from ...runtime.calibrate.calibrate import calibrate
+    from ...runtime.exits.calibration import empty_calibration, read_calibration, write_calibration
     from ..exit_plot import FORMATS, plot_exits
 
     if plot is not None and plot.suffix.lower() not in FORMATS:

@@ -14,8 +14,8 @@ from statistics import mean
 
 import numpy as np
 
-from ...runtime.exit_choice import OFF, AskedExits
-from ...runtime.exit_policy import ExitPolicy
+from ...runtime.exits.choice import OFF, AskedExits
+from ...runtime.exits.policy import ExitPolicy
 from ...runtime.model import ElasticModel, load
 from ...runtime.tables import Table
 
@@ -139,7 +139,7 @@ def _classes(model: ElasticModel) -> int:
 
 
 def _policies(model: ElasticModel) -> list[str]:
-    from ...runtime.calibration import read_calibration
+    from ...runtime.exits.calibration import read_calibration
 
     calibration = read_calibration(model.bundle)
     return [policy.name for policy in calibration.policies] if calibration else []

@@ -14,7 +14,7 @@ from nestforge.compiler import prove_exits as module
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.prove_exits import expected_exits
 from nestforge.errors import ParityError
-from nestforge.runtime.exit_policy import ExitPolicy
+from nestforge.runtime.exits.policy import ExitPolicy
 from tiny_compile import board
 
 ENTROPIES = np.array([[0.1, 0.9, 0.5, 0.9], [0.9, 0.2, 0.1, 0.31], [0.0, 0.0, 0.0, 0.0]], np.float32)

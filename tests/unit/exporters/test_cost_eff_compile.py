@@ -15,7 +15,7 @@ from nestforge.compiler.verify import verify_bundle
 from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.exit_policy import ExitPolicy
+from nestforge.runtime.exits.policy import ExitPolicy
 from tiny_compile import board
 from tiny_models import corpus, save_tiny_encoder
 

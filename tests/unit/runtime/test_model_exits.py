@@ -17,7 +17,7 @@ from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
 from nestforge.runtime.answer import Padding
 from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.calibration import (
+from nestforge.runtime.exits.calibration import (
     CalibratedPolicy,
     Costs,
     CurvePoint,
@@ -25,7 +25,7 @@ from nestforge.runtime.calibration import (
     empty_calibration,
     write_calibration,
 )
-from nestforge.runtime.exit_policy import ExitPolicy, closed
+from nestforge.runtime.exits.policy import ExitPolicy, closed
 from nestforge.strict import unstructure
 
 FEEDS = requests([16, 3, 9, 16, 5, 2], seed=1)

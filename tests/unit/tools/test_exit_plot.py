@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from nestforge.errors import OutputError
-from nestforge.runtime.calibration import CalibratedPolicy, Costs, CurvePoint, Figures
+from nestforge.runtime.exits.calibration import CalibratedPolicy, Costs, CurvePoint, Figures
 from nestforge.tools.exit_plot import plot_exits
 
 

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 from exit_bundles import write_exits_bundle
 from exit_rows import write_arrays
-from nestforge.runtime import measure_exits
 from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.calibration import CALIBRATION_NAME, read_calibration
+from nestforge.runtime.calibrate import measure as measure_exits
+from nestforge.runtime.exits.calibration import CALIBRATION_NAME, read_calibration
 from nestforge.tools import exit_plot
 from nestforge.tools.cli import main
 

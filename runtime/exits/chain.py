@@ -14,16 +14,16 @@ from time import perf_counter
 
 import numpy as np
 
-from ..elastic import DEPTH, Bucket
-from ..errors import InputError, SelectionError
-from .arrays import Array
-from .bundle import Bundle
+from ...elastic import DEPTH, Bucket
+from ...errors import InputError, SelectionError
+from ..arrays import Array
+from ..bundle import Bundle
+from ..engine_pool import EnginePool
+from ..inputs import InputChecker
+from ..manifest import EngineEntry, Latency, SegmentEntry
+from ..runner import Runner, runnable_engines
 from .cover import Cover, Covers
-from .engine_pool import EnginePool
-from .exit_policy import ExitPolicy, check_count
-from .inputs import InputChecker
-from .manifest import EngineEntry, Latency, SegmentEntry
-from .runner import Runner, runnable_engines
+from .policy import ExitPolicy, check_count
 from .workspace import Workspace
 
 # Workspaces that wait for the next request; more requests at once make their own.

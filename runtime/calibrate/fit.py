@@ -8,13 +8,13 @@ from functools import partial
 
 import numpy as np
 
-from ..errors import SelectionError
-from .arrays import Array
-from .exit_budget import ExitBudget
-from .exit_curve import Observed, SegmentCosts, latency_figure
-from .exit_policy import ExitPolicy
-from .exit_search import Problem, everyone_first, search
-from .measure_exits import ExitBench, Progress, measured_figure, spread, time_in_turns
+from ...errors import SelectionError
+from ..arrays import Array
+from ..exits.policy import ExitPolicy
+from .budget import ExitBudget
+from .curve import Observed, SegmentCosts, latency_figure
+from .measure import ExitBench, Progress, measured_figure, spread, time_in_turns
+from .search import Problem, everyone_first, search
 
 # Simulated times are corrected until the measured figure is so near to the budget, at most so often.
 _NEAR = 0.02

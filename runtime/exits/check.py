@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ..elastic import DEPTH
-from .manifest import EngineEntry, ExitsEntry, Manifest, SegmentEntry, TensorSpec
+from ...elastic import DEPTH
+from ..manifest import EngineEntry, ExitsEntry, Manifest, SegmentEntry, TensorSpec
 
 _ROWS = ("batch",)
 _STEPS = ("batch", "sequence")

@@ -11,8 +11,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from ..errors import SelectionError
-from .arrays import Array
+from ...errors import SelectionError
+from ..arrays import Array
 
 Compare = Literal["<", "<="]
 Rule = Literal["per_row", "batch_max"]

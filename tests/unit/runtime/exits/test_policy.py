@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.errors import SelectionError
-from nestforge.runtime.exit_policy import ExitPolicy, check_count, closed, thresholds_for
+from nestforge.runtime.exits.policy import ExitPolicy, check_count, closed, thresholds_for
 
 ENTROPIES = np.array([0.0, 0.25, 0.3, np.nan], np.float32)
 

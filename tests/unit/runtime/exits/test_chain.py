@@ -18,8 +18,8 @@ from nestforge.elastic import Bucket
 from nestforge.errors import BundleError, InputError, SelectionError
 from nestforge.runtime.bundle import Bundle, open_bundle
 from nestforge.runtime.engine_pool import EnginePool
-from nestforge.runtime.exit_chain import ChainRun, ExitChain, SegmentRun
-from nestforge.runtime.exit_policy import ExitPolicy, closed
+from nestforge.runtime.exits.chain import ChainRun, ExitChain, SegmentRun
+from nestforge.runtime.exits.policy import ExitPolicy, closed
 from nestforge.runtime.manifest import Latency
 
 LEVELS = [-1.0, 0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875]  # of the engines' entropies; and closed

@@ -14,12 +14,12 @@ from time import perf_counter
 
 import numpy as np
 
-from ..elastic import Bucket
-from ..errors import InputError
-from .arrays import Array
+from ...elastic import Bucket
+from ...errors import InputError
+from ..arrays import Array
+from ..manifest import ExitsEntry, SegmentEntry, TensorSpec
+from ..runner import Runner
 from .cover import Cover
-from .manifest import ExitsEntry, SegmentEntry, TensorSpec
-from .runner import Runner
 
 _REMEMBERED = 512
 _LINE = 64

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.runtime.drift import BLOCK_ROWS, LEAST_ROWS, ExitDrift, compare_exits
+from nestforge.runtime.exits.drift import BLOCK_ROWS, LEAST_ROWS, ExitDrift, compare_exits
 
 COUNTS = st.integers(2, 6).flatmap(
     lambda exits: st.tuples(*[st.lists(st.integers(0, 300), min_size=exits, max_size=exits).filter(any)] * 2)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 from nestforge.errors import SelectionError
-from nestforge.runtime.calibration import Costs
-from nestforge.runtime.exit_budget import METRICS, ExitBudget, parse_budget
+from nestforge.runtime.calibrate.budget import METRICS, ExitBudget, parse_budget
+from nestforge.runtime.exits.calibration import Costs
 
 COSTS = Costs(mean_flops=1e6, mean_latency_ms=1.0, p50_latency_ms=2.0, p95_latency_ms=3.0, p99_latency_ms=4.0)
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
-from nestforge.runtime.cover import Cover
-from nestforge.runtime.workspace import Workspace
+from nestforge.runtime.exits.cover import Cover
+from nestforge.runtime.exits.workspace import Workspace
 
 
 def cover(rows: int, sequence: int) -> Cover:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from ..errors import BundleCorruptError, BundleFormatError, OutputError, SelectionError
-from ..strict import structure, unstructure
-from .bundle import Bundle, _read_json
-from .exit_policy import Compare, ExitPolicy, Rule
-from .read_manifest import _no_constant, _unique_keys
+from ...errors import BundleCorruptError, BundleFormatError, OutputError, SelectionError
+from ...strict import structure, unstructure
+from ..bundle import Bundle, read_json
+from ..read_manifest import no_constant, unique_keys
+from .policy import Compare, ExitPolicy, Rule
 
 # 1 (2026-11): first published schema.
 CALIBRATION_SCHEMA_VERSION = 1
@@ -165,9 +165,9 @@ def read_calibration(bundle: Bundle) -> Calibration | None:
     where = str(path)
     try:
         data = json.loads(
-            _read_json(bundle.path, CALIBRATION_NAME).decode("utf-8"),
-            object_pairs_hook=_unique_keys,
-            parse_constant=_no_constant,
+            read_json(bundle.path, CALIBRATION_NAME).decode("utf-8"),
+            object_pairs_hook=unique_keys,
+            parse_constant=no_constant,
         )
     except (ValueError, RecursionError) as failure:
         raise BundleFormatError(f"{where}: not JSON ({failure}); {_MEND}") from failure

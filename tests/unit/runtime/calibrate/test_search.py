@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.runtime.exit_budget import ExitBudget
-from nestforge.runtime.exit_curve import CLOSED, Observed, SegmentCosts
-from nestforge.runtime.exit_search import (
+from nestforge.runtime.calibrate.budget import ExitBudget
+from nestforge.runtime.calibrate.curve import CLOSED, Observed, SegmentCosts
+from nestforge.runtime.calibrate.search import (
     Problem,
     best_within,
     curve,

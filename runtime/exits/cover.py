@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..elastic import Bucket
+from ...elastic import Bucket
 
 
 @dataclass(frozen=True, eq=False)

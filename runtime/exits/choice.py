@@ -9,15 +9,15 @@ from numbers import Real
 
 import numpy as np
 
-from ..errors import SelectionError
-from .bundle import Bundle
+from ...errors import SelectionError
+from ..bundle import Bundle
+from ..engine_pool import EnginePool
+from ..manifest import ExitsEntry
 from .calibration import CALIBRATION_NAME, CalibratedPolicy, read_calibration
+from .chain import ExitChain
 from .drift import Drift
-from .engine_pool import EnginePool
-from .exit_chain import ExitChain
-from .exit_monitor import ExitMonitor
-from .exit_policy import ExitPolicy, thresholds_for
-from .manifest import ExitsEntry
+from .monitor import ExitMonitor
+from .policy import ExitPolicy, thresholds_for
 
 # A policy, one threshold for every exit or one for each, the name of a calibrated policy, or "off".
 AskedExits = ExitPolicy | float | Sequence[float] | str

@@ -12,20 +12,20 @@ from time import perf_counter
 
 import numpy as np
 
-from ..elastic import Bucket
-from ..errors import InputError
-from .arrays import Array
-from .bundle import Bundle
-from .calibration import Costs
-from .dispatcher import Dispatcher, Request
-from .engine_pool import EnginePool
-from .exit_budget import LATENCIES
-from .exit_chain import ExitChain, SegmentRun
-from .exit_curve import SegmentCosts, latency_figure, monotone
-from .exit_policy import ExitPolicy, closed
-from .inputs import InputChecker, cut_back
-from .labelled_data import LabelledData
-from .manifest import EngineEntry
+from ...elastic import Bucket
+from ...errors import InputError
+from ..arrays import Array
+from ..bundle import Bundle
+from ..dispatcher import Dispatcher, Request
+from ..engine_pool import EnginePool
+from ..exits.calibration import Costs
+from ..exits.chain import ExitChain, SegmentRun
+from ..exits.policy import ExitPolicy, closed
+from ..inputs import InputChecker, cut_back
+from ..manifest import EngineEntry
+from .budget import LATENCIES
+from .curve import SegmentCosts, latency_figure, monotone
+from .data import LabelledData
 
 # Called with a stage, how many of its parts are done, and how many there are.
 Progress = Callable[[str, int, int], None]

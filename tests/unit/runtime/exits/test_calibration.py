@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError, SelectionError
-from nestforge.runtime import calibration as module
 from nestforge.runtime.bundle import Bundle, open_bundle
-from nestforge.runtime.calibration import (
+from nestforge.runtime.exits import calibration as module
+from nestforge.runtime.exits.calibration import (
     CALIBRATION_NAME,
     CalibratedPolicy,
     Calibration,
@@ -24,7 +24,7 @@ from nestforge.runtime.calibration import (
     read_calibration,
     write_calibration,
 )
-from nestforge.runtime.exit_policy import ExitPolicy
+from nestforge.runtime.exits.policy import ExitPolicy
 
 COSTS = Costs(1e6, 2.0, 1.9, 3.0, 3.5)
 FIGURES = Figures(10, COSTS, 0.9, (5, 2, 3))

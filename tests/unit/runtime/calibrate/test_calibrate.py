@@ -13,15 +13,16 @@ import pytest
 from exit_bundles import every_exit
 from exit_rows import make_rows, write_arrays, write_text_bundle, write_texts
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime import fit_exits, measure_exits
 from nestforge.runtime.arrays import Array
 from nestforge.runtime.bundle import Bundle, open_bundle
-from nestforge.runtime.calibrate import calibrate
-from nestforge.runtime.calibration import CalibratedPolicy
-from nestforge.runtime.exit_budget import parse_budget
-from nestforge.runtime.exit_curve import Observed, SegmentCosts
-from nestforge.runtime.exit_policy import ExitPolicy
-from nestforge.runtime.fit_exits import Fitter
+from nestforge.runtime.calibrate import fit as fit_exits
+from nestforge.runtime.calibrate import measure as measure_exits
+from nestforge.runtime.calibrate.budget import parse_budget
+from nestforge.runtime.calibrate.calibrate import calibrate
+from nestforge.runtime.calibrate.curve import Observed, SegmentCosts
+from nestforge.runtime.calibrate.fit import Fitter
+from nestforge.runtime.exits.calibration import CalibratedPolicy
+from nestforge.runtime.exits.policy import ExitPolicy
 
 ROWS = 150
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .arrays import Array
-from .calibration import CurvePoint
-from .exit_budget import ExitBudget
-from .exit_curve import CLOSED, Observed, SegmentCosts, thresholds_between
+from ..arrays import Array
+from ..exits.calibration import CurvePoint
+from .budget import ExitBudget
+from .curve import CLOSED, Observed, SegmentCosts, thresholds_between
 
 # An exit is tried closed first where the rows that leave there, at least this many, are answered worse than the last
 # exit would by more than this share of them, and by more than chance.

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import InputError
-from .arrays import Array
-from .bundle import Bundle
-from .inputs import InputChecker
-from .text import TextEncoder
+from ...errors import InputError
+from ..arrays import Array
+from ..bundle import Bundle
+from ..inputs import InputChecker
+from ..text import TextEncoder
 
 # Of a file, and of what an NPZ file unpacks to; calibration needs some thousand rows.
 MAX_BYTES = 256 * 2**20

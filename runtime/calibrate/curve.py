@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from .arrays import Array
-from .calibration import Costs, Figures
-from .exit_policy import Compare
+from ..arrays import Array
+from ..exits.calibration import Costs, Figures
+from ..exits.policy import Compare
 
 CLOSED = -1.0
 

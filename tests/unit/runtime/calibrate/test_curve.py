@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.runtime.arrays import Array
-from nestforge.runtime.exit_curve import (
+from nestforge.runtime.calibrate.curve import (
     CLOSED,
     Observed,
     SegmentCosts,
@@ -19,7 +19,7 @@ from nestforge.runtime.exit_curve import (
     monotone,
     thresholds_between,
 )
-from nestforge.runtime.exit_policy import ExitPolicy
+from nestforge.runtime.exits.policy import ExitPolicy
 
 CLASSES = 3
 

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import numpy as np
 
-from ..elastic import Bucket
-from ..errors import InputError, SelectionError
-from ..profiles.probe_host import probe_host
-from .arrays import Array
-from .bundle import Bundle
-from .calibration import CalibratedPolicy, Figures, QualityKind, check_name
-from .engine_pool import EnginePool
-from .exit_budget import ExitBudget
-from .exit_curve import Observed, batch_max
-from .exit_policy import Compare, ExitPolicy, Rule
-from .exit_search import best_within, curve
-from .fit_exits import Fitter
-from .labelled_data import LEAST_ROWS_TO_SPLIT, LabelledData, read_data, split
-from .manifest import ExitsEntry
-from .measure_exits import Answers, ExitBench, Progress, costs_of, spread, time_in_turns
-from .residency import Residency
-from .runner import runnable_engines
-from .threads import threads_or_default
+from ...elastic import Bucket
+from ...errors import InputError, SelectionError
+from ...profiles.probe_host import probe_host
+from ..arrays import Array
+from ..bundle import Bundle
+from ..engine_pool import EnginePool
+from ..exits.calibration import CalibratedPolicy, Figures, QualityKind, check_name
+from ..exits.policy import Compare, ExitPolicy, Rule
+from ..manifest import ExitsEntry
+from ..residency import Residency
+from ..runner import runnable_engines
+from ..threads import threads_or_default
+from .budget import ExitBudget
+from .curve import Observed, batch_max
+from .data import LEAST_ROWS_TO_SPLIT, LabelledData, read_data, split
+from .fit import Fitter
+from .measure import Answers, ExitBench, Progress, costs_of, spread, time_in_turns
+from .search import best_within, curve
 
 # Farther than this from the budget, the result says so.
 _OFF = 0.05

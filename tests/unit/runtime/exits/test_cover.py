@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
-from nestforge.runtime.cover import Covers
+from nestforge.runtime.exits.cover import Covers
 
 TOKENS = {Bucket(batch, sequence): float(batch * sequence) for batch in (1, 4, 8) for sequence in (16, 32)}
 

@@ -12,9 +12,9 @@ import pytest
 from exit_bundles import write_exits_bundle
 from exit_rows import LONGEST, make_rows, write_arrays, write_text_bundle, write_texts
 from nestforge.errors import InputError
-from nestforge.runtime import labelled_data
 from nestforge.runtime.bundle import Bundle, open_bundle
-from nestforge.runtime.labelled_data import LEAST_ROWS_TO_SPLIT, read_data, split
+from nestforge.runtime.calibrate import data as labelled_data
+from nestforge.runtime.calibrate.data import LEAST_ROWS_TO_SPLIT, read_data, split
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from exit_bundles import every_exit, write_exits_bundle
 from exit_rows import LONGEST, make_rows, write_arrays
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.calibrate.curve import Observed
+from nestforge.runtime.calibrate.data import LabelledData, read_data
+from nestforge.runtime.calibrate.measure import ExitBench, costs_of, measured_figure, spread, time_in_turns
 from nestforge.runtime.engine_pool import EnginePool
-from nestforge.runtime.exit_curve import Observed
-from nestforge.runtime.exit_policy import ExitPolicy
-from nestforge.runtime.labelled_data import LabelledData, read_data
-from nestforge.runtime.measure_exits import ExitBench, costs_of, measured_figure, spread, time_in_turns
+from nestforge.runtime.exits.policy import ExitPolicy
 
 ROWS = 60
 

@@ -1,0 +1,1 @@
+"""Thresholds for a budget, found on the deployed engines."""
