@@ -125,6 +125,8 @@ class ExitChooser:
         return ExitChoice(f"exits: {policy.name}", chain, policy)
 
     def _calibrated(self, chain: ExitChain, calibrated: CalibratedPolicy, why: str) -> ExitChoice:
+        if all(threshold < 0 for threshold in calibrated.thresholds):  # the same answers without the chain's overhead
+            return ExitChoice(f"whole engine: calibrated {calibrated.name} for {calibrated.budget} closes every exit")
         monitor = self._monitors[calibrated.submodel, calibrated.name]
         reason = f"exits: calibrated {calibrated.name} for {calibrated.budget}, {why}"
         return ExitChoice(reason, chain, calibrated.policy(), monitor)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from cost_eff_models import save_tiny
 from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import BudgetSpec
 from nestforge.profiles.load_profile import dump_profile, load_profile
@@ -33,8 +36,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def exit_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    folder = save_tiny(tmp_path_factory.mktemp("readme") / "exits", {"max_position_embeddings": 128})
+    shutil.copy(tiny_model / "tokenizer.json", folder)
+    return folder
+
+
 @pytest.fixture
-def workplace(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def workplace(tmp_path: Path, tiny_model: Path, exit_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A folder to run in, and what stands for the names that the README uses."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -47,13 +57,20 @@ def workplace(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch)
         levels={"ffn": (0.5, 1.0), "heads": (0.5, 1.0)},
     )
     (tmp_path / "tiny.yaml").write_text(dump_profile(profile))
-    corpus(tmp_path / "calibration.txt")
-    return {"MODEL": str(tiny_model), "path/to/checkpoint": str(tiny_model), "host-cpu": "tiny.yaml"}
+    lines = corpus(tmp_path / "calibration.txt").read_text().splitlines()[:60]
+    rows = [{"text": " ".join(line.split()[:8]), "label": number % 3} for number, line in enumerate(lines)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "MODEL": str(tiny_model),
+        "EXIT_MODEL": str(exit_model),
+        "path/to/checkpoint": str(tiny_model),
+        "host-cpu": "tiny.yaml",
+    }
 
 
 def test_make_targets_exist() -> None:
-    mentioned = set(re.findall(r"(?:^|`)make ([a-z]+)", README, flags=re.MULTILINE))
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    mentioned = set(re.findall(r"(?:^|`)make ([a-z-]+)", README, flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     assert {"demo", "test"} <= mentioned <= targets
 
 

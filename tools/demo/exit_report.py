@@ -22,7 +22,6 @@ from ...runtime.tables import Table
 # Thresholds of the sweep, as shares of the largest entropy that there is, ln C.
 _SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 _TIMED = 150
-_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,12 @@ def _table(
 def _outcome(model: ElasticModel, exits: AskedExits, texts: Texts, milliseconds: float) -> Outcome:
     right, flops, layers = [], [], []
     whole = {engine.id: engine for engine in model.bundle.manifest.engines}
-    for start in range(0, len(texts.texts), _BATCH):
-        part = texts.texts[start : start + _BATCH]
+    buckets = [engine.bucket for engine in model.bundle.manifest.engines]
+    batch = max(buckets, key=lambda bucket: (bucket.sequence, bucket.batch)).batch
+    for start in range(0, len(texts.texts), batch):
+        part = texts.texts[start : start + batch]
         answer = model(part, exits=exits, truncate=True)
-        right += (answer["logits"].argmax(1) == texts.labels[start : start + _BATCH]).tolist()
+        right += (answer["logits"].argmax(1) == texts.labels[start : start + batch]).tolist()
         if answer.exits is None:
             engine = whole[answer.engine]
             flops += [engine.flops / engine.bucket.batch] * len(part)

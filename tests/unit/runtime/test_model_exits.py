@@ -203,6 +203,17 @@ def test_calibrated_policies_by_default_and_by_name(with_policies: Path) -> None
     assert gate.exits.policy.name == "the model's own gate"  # no default for this submodel
 
 
+def test_a_calibrated_policy_that_closes_every_exit_is_the_whole_engine(own: Path) -> None:
+    bundle = open_bundle(own)
+    policy = calibrated("deep", (-1.0, -1.0), (0, 0, 40), bundle.manifest.submodels[-1].id)
+    write_calibration(bundle, empty_calibration(bundle).with_policy(policy, default=True))
+    with nestforge.load(own) as model:
+        for asked in (None, "deep"):
+            answer = model(FEEDS, exits=asked)
+            assert answer.exits is None
+            assert "whole engine: calibrated deep for mean_flops<=1 closes every exit" in answer.reason
+
+
 def test_drift_is_counted_by_policy_and_said_once(with_policies: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "nestforge")
     with nestforge.load(with_policies, threads=1) as model:
