@@ -118,7 +118,7 @@ class ElasticModel:
             if exit_choice.chain is not None:
                 return self._leave(feeds, given, choice, exit_choice, truncated, (started, encoded_at))
             reason = f"{reason}; {exit_choice.reason}"
-        elif exits is not None and exits != OFF:
+        elif exits is not None and not (isinstance(exits, str) and exits == OFF):
             raise SelectionError(
                 f"exits: this model has no exits to leave at; expected none or 'off', got {exits!r:.80}"
             )
@@ -166,6 +166,8 @@ class ElasticModel:
     def close(self) -> None:
         """Releases every engine; the model cannot be used afterwards."""
         self._pool.close()
+        if self._exits is not None:
+            self._exits.close()
 
     def __enter__(self) -> Self:
         return self
@@ -219,7 +221,12 @@ class ElasticModel:
                 run=1e3 * (ran - dispatched) - run.open_ms,
             ),
             exits=ExitRows(
-                run.index, run.layer, run.entropy, run.flops, run.flops * (whole.bucket.batch / whole.flops), policy
+                run.index,
+                run.layer,
+                run.entropy,
+                run.flops,
+                run.flops * (whole.bucket.batch / max(1, whole.flops)),
+                policy,
             ),
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ...errors import InputError
 from ..arrays import Array
 from ..bundle import Bundle
 from ..inputs import InputChecker
+from ..npz import read_npz
 from ..text import TextEncoder
 
 # Of a file, and of what an NPZ file unpacks to; calibration needs some thousand rows.
@@ -86,15 +86,7 @@ def _read_arrays(path: Path, bundle: Bundle, longest: int, truncate: bool) -> La
     if truncate:
         raise InputError(f"{path}: truncate applies to text only; cut the arrays yourself")
     raw_sha256 = _sha256(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-        if unpacked > MAX_BYTES:
-            raise InputError(f"{path}: unpacks to {unpacked} bytes, more than the {MAX_BYTES} allowed; send fewer rows")
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except (ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError, OSError, MemoryError) as failure:
-        raise InputError(f"{path}: expected an NPZ file of plain arrays, as numpy.savez writes it") from failure
+    arrays = read_npz(path, MAX_BYTES)
     labels = arrays.pop(LABELS, None)
     if any(not len(array) for array in arrays.values() if array.ndim):
         raise InputError(f"{path}: has no rows")

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -204,6 +204,33 @@ def write_calibration(bundle: Bundle, calibration: Calibration) -> Path:
                 beside.unlink()
         raise OutputError(f"{path}: cannot be written ({failure.strerror}); the calibration was not kept") from failure
     return path
+
+
+def keep_policy(bundle: Bundle, policy: CalibratedPolicy, default: bool) -> Calibration:
+    """Adds ``policy`` to what the bundle's folder holds by now: other calibrations may have ended meanwhile.
+
+    Raises OutputError where it cannot be written, BundleError where what is there cannot be read.
+    """
+    with _alone(bundle.path):
+        kept = (read_calibration(bundle) or empty_calibration(bundle)).with_policy(policy, default)
+        write_calibration(bundle, kept)
+    return kept
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits until no other process keeps a policy in ``folder``, where the system can lock one."""
+    descriptor = None
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _problems(calibration: Calibration, bundle: Bundle) -> Iterable[str]:

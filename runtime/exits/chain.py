@@ -103,6 +103,7 @@ class ExitChain:
         self._fitting: set[tuple[int, int]] = set()
         self._flops: dict[tuple[int, int, Cover], Array] = {}
         self._idle: list[Workspace] = []
+        self._kept = _KEPT
 
     def run(
         self, feeds: Mapping[str, Array], policy: ExitPolicy, watch: Callable[[SegmentRun], None] | None = None
@@ -121,6 +122,11 @@ class ExitChain:
     def engine(self, segment: int, bucket: Bucket) -> EngineEntry:
         """The engine that runs segment number ``segment`` at ``bucket``."""
         return self._segments[segment].engines[bucket]
+
+    def release(self) -> None:
+        """Lets go of the engines, which waiting workspaces are bound to; their pool has been closed."""
+        self._kept = 0
+        self._idle.clear()
 
     def answer(
         self,
@@ -141,7 +147,7 @@ class ExitChain:
         try:
             return self._walk(workspace, feeds, shape, policy, watch)
         finally:
-            if len(self._idle) < _KEPT:
+            if len(self._idle) < self._kept:
                 self._idle.append(workspace)
 
     def _walk(
@@ -307,7 +313,11 @@ def _costs(
 
 
 def _lengths(mask: Array) -> Array:
-    """The last position that counts, plus 1, and at least 1: int64 ``[B]`` of a mask ``[B, S]``."""
-    ends = np.where(mask, np.arange(1, mask.shape[1] + 1), 1)
-    lengths: Array = ends.max(axis=1)
+    """The last position that counts, plus 1: int64 ``[B]`` of a mask ``[B, S]``.
+
+    Attention in a row where none counts is spread over all of them, so that such a row is never cut.
+    """
+    steps = mask.shape[1]
+    ends = np.where(mask, np.arange(1, steps + 1), 0).max(axis=1)
+    lengths: Array = np.where(ends, ends, steps)
     return lengths

@@ -59,7 +59,9 @@ class ExitChooser:
 
         Raises SelectionError where what is asked for is none, or cannot be had here.
         """
-        if isinstance(asked, (list, np.ndarray)):
+        if isinstance(asked, np.ndarray):
+            asked = asked.item() if asked.ndim == 0 else tuple(asked)
+        elif isinstance(asked, list):
             asked = tuple(asked)
         # By type as well: True equals 1, but is no threshold.
         key = (asked, type(asked), submodel, limited)
@@ -86,6 +88,13 @@ class ExitChooser:
             if latest is not None:
                 found[name if names.count(name) == 1 else f"{name} of {submodel}"] = latest
         return found
+
+    def close(self) -> None:
+        """Lets go of the engines that chains hold; the pool has been closed."""
+        with self._lock:
+            for chain in self._chains.values():
+                if isinstance(chain, ExitChain):
+                    chain.release()
 
     def _default(self, submodel: str, limited: bool) -> ExitChoice:
         calibrated = self._calibration.default(submodel) if self._calibration else None

@@ -38,6 +38,7 @@ class Covers:
             self._batches.setdefault(bucket.sequence, []).append(bucket)
         self._cheapest: dict[tuple[int, int], Cover] = {}
         self._shortest: dict[tuple[int, int], Cover] = {}
+        self._best: dict[tuple[int, int], Cover] = {}
 
     def cheapest(self, rows: int, longest: int) -> Cover:
         """For ``rows`` rows of up to ``longest`` steps, no more than the longest bucket has; among equals the shorter
@@ -62,6 +63,11 @@ class Covers:
         return sum(self._costs[bucket] for bucket in cover.buckets)
 
     def _at(self, sequence: int, rows: int) -> Cover:
+        """One cover for all lengths that it serves: whoever keeps something by cover keeps it once."""
+        cover = self._best.get((sequence, rows))
+        return cover or self._best.setdefault((sequence, rows), self._found(sequence, rows))
+
+    def _found(self, sequence: int, rows: int) -> Cover:
         """``best[n]`` holds ``n`` rows: one run of any batch, and the best for the rows that it leaves."""
         best: list[tuple[float, int, tuple[Bucket, ...]]] = [(0.0, 0, ())]
         for n in range(1, rows + 1):

@@ -32,7 +32,7 @@ class ExitMonitor:
     def add(self, indices: Array) -> None:
         """Counts the exit (0-based) of each row: int64 ``[B]``."""
         with self._lock:
-            self._gathered.append(indices)
+            self._gathered.append(indices.copy())  # the caller's, who may go on counting from 1
             self._rows += len(indices)
             if self._rows >= _GATHERED:
                 self._compare()

@@ -39,8 +39,10 @@ class ExitPolicy:
                 f"exit policy: expected a comparison of {', '.join(get_args(Compare))} and a rule of "
                 f"{', '.join(get_args(Rule))}, got {self.compare!r:.80} and {self.rule!r:.80}"
             )
+        if not isinstance(self.thresholds, tuple):
+            raise SelectionError(f"exit policy: expected a tuple of thresholds in nats, got {self.thresholds!r:.80}")
         for value in self.thresholds:
-            if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+            if not _is_number(value):
                 raise SelectionError(f"thresholds: expected numbers in nats, got {value!r:.80}")
 
     def leaving(self, exit_index: int, entropy: Array) -> Array:
@@ -64,6 +66,15 @@ class ExitPolicy:
         """The thresholds as float32 has them, as entropies are: one that was taken from an entropy must equal it."""
         with np.errstate(over="ignore"):
             return tuple(float(np.float32(value)) for value in self.thresholds)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def closed(exits: int) -> ExitPolicy:

@@ -76,16 +76,18 @@ def command(
     from ...runtime.bundle import open_bundle
     from ...runtime.calibrate.budget import parse_budget
     from ...runtime.calibrate.calibrate import calibrate
-    from ...runtime.exits.calibration import empty_calibration, read_calibration, write_calibration
+    from ...runtime.exits.calibration import CALIBRATION_NAME, keep_policy, read_calibration
     from ..exit_plot import FORMATS, plot_exits
 
     if plot is not None and plot.suffix.lower() not in FORMATS:
         raise click.UsageError(f"--plot: expected a file that ends in {' or '.join(FORMATS)}")
     if plot is not None and plot.exists():
         raise OutputError(f"{plot}: exists already; choose another file")
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise OutputError(f"{plot}: cannot be written (no such folder)")
     limit = parse_budget(budget)
     opened = open_bundle(bundle)
-    kept = read_calibration(opened) or empty_calibration(opened)
+    read_calibration(opened)  # one that cannot be read is refused before any work
     if not os.access(opened.path, os.W_OK):
         raise OutputError(f"{opened.path}: cannot be written, so a calibration could not be kept")
     with working() as progress:
@@ -101,8 +103,7 @@ def command(
             truncate=truncate,
             progress=progress,
         )
-    kept = kept.with_policy(policy, default)
-    path = write_calibration(opened, kept)
+    kept, path = keep_policy(opened, policy, default), opened.path / CALIBRATION_NAME
     is_default = kept.defaults.get(policy.submodel) == policy.name
     plotted = plot_exits(policy, plot) if plot is not None else None
     if plotted is False:

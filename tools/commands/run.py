@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +10,9 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError, OutputError
+from ...errors import OutputError
 from ...runtime.answer import Answer, ExitRows
+from ...runtime.npz import read_npz
 from ...runtime.residency import RESIDENCIES, Residency
 from ..console import print_facts, print_json, print_table
 from ..options import bundle_argument, json_option
@@ -80,7 +80,7 @@ def command(
     if output is not None and output.exists():
         raise OutputError(f"{output}: exists already; choose another file")
     with load(bundle, residency=residency) as model:
-        feeds = _read_arrays(inputs) if inputs is not None else list(texts)
+        feeds = read_npz(inputs) if inputs is not None else list(texts)
         answer = model(
             feeds,
             budget=budget,
@@ -104,17 +104,6 @@ def _asked_exits(text: str) -> str | tuple[float, ...] | float:
     except ValueError:
         return text
     return numbers if len(numbers) > 1 else numbers[0]
-
-
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Raises InputError for anything but a plain NPZ file."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except OSError as failure:
-        raise InputError(f"{path}: cannot be read ({failure.strerror or failure})") from failure
-    except (ValueError, TypeError, AttributeError, zipfile.BadZipFile, EOFError) as failure:
-        raise InputError(f"{path}: expected an NPZ file of plain arrays, as numpy.savez writes it") from failure
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

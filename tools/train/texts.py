@@ -1,0 +1,189 @@
+"""The task: which package does a docstring come from? Texts, labels, and a split that does not leak.
+
+A text is made of prose paragraphs of one docstring, as many as fit. The split is by module: the hash of a
+module's path decides the part of all its texts. A paragraph whose skeleton (its words without identifiers and numbers)
+occurs in more than one module is dropped everywhere: it is boilerplate, or a copy that could stand in two parts. A
+paragraph that names its own package is dropped too. With such paragraphs the task would be to find a name; without
+them easy texts still exist, and they are easy for what they speak of. Names of other packages stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+from ...errors import CheckpointError
+from .docstrings import Source, docstrings, module_files
+
+Part = Literal["train", "calibration", "test"]
+PARTS: tuple[Part, ...] = ("train", "calibration", "test")
+TokenCount = Callable[[Sequence[str]], Sequence[int]]  # with the special tokens
+
+# Of every hundred modules.
+_HELD_OUT = {"calibration": 12, "test": 12}
+_SPECIAL = 2  # tokens that open and close a text
+_IDENTIFIER = re.compile(r"[a-z][A-Z]|[_0-9`=()<>\[\]{}/\\|*]|\w\.\w")  # within a word
+_WORD = re.compile(r"[a-z]+")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Texts of one class in one part: at most ``most``, and fewer than ``least`` in any part exclude the class.
+
+    A text has at least ``characters``, and at most ``tokens`` with the two special ones.
+    """
+
+    most: Mapping[Part, int]
+    least: Mapping[Part, int]
+    characters: int
+    tokens: int
+    classes: int = 8  # fewer make no task
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+    label: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts by part, the labels' names, and how many texts each class had (``excluded`` names the reasons)."""
+
+    parts: Mapping[Part, Sequence[Text]]
+    labels: Sequence[str]
+    counts: Mapping[str, Mapping[Part, int]]
+    excluded: Mapping[str, str]
+
+
+def read_corpus(
+    sources: Sequence[Source], limits: Limits, tokens_of: TokenCount, on_source: Callable[[int, int], None]
+) -> Corpus:
+    """Reads every source, drops what must go, and splits the rest. The same packages give the same corpus.
+
+    Raises CheckpointError if too few classes have enough texts.
+    """
+    found: dict[str, dict[str, list[list[str]]]] = {}
+    excluded: dict[str, str] = {}
+    for index, source in enumerate(sources):
+        on_source(index, len(sources))
+        folder = source.folder()
+        if folder is None:
+            excluded[source.label] = "the package is not installed"
+            continue
+        modules = {f"{source.label}/{file.relative_to(folder).as_posix()}": file for file in module_files(folder)}
+        found[source.label] = {module: list(docstrings(file)) for module, file in modules.items()}
+    on_source(len(sources), len(sources))
+    shared = _shared_skeletons(chain.from_iterable(modules.values() for modules in found.values()))
+    chosen: dict[str, dict[Part, list[str]]] = {}
+    for source in sources:
+        if source.label not in found:
+            continue
+        parts = _texts_by_part(found[source.label], source, shared, limits, tokens_of)
+        if any(len(parts[part]) < limits.least[part] for part in PARTS):
+            counts = (f"{len(parts[part])} {part} texts of at least {limits.least[part]}" for part in PARTS)
+            excluded[source.label] = f"too few: {', '.join(counts)}"
+        else:
+            chosen[source.label] = {part: parts[part][: limits.most[part]] for part in PARTS}
+    if len(chosen) < limits.classes:
+        raise CheckpointError(
+            f"training texts: {len(chosen)} packages have enough docstrings, expected at least {limits.classes}; "
+            "run `make setup` and train in its environment"
+        )
+    labels = sorted(chosen)
+    by_part = {
+        part: tuple(
+            sorted(
+                (Text(text, number) for number, label in enumerate(labels) for text in chosen[label][part]),
+                key=lambda item: _digest(item.text),
+            )
+        )
+        for part in PARTS
+    }
+    counts_of = {label: {part: len(texts) for part, texts in chosen[label].items()} for label in labels}
+    return Corpus(by_part, labels, counts_of, excluded)
+
+
+def part_of(module: str) -> Part:
+    """The part to which every text of ``module`` belongs."""
+    place = int.from_bytes(hashlib.sha256(module.encode()).digest()[:4], "big") % 100
+    for part in PARTS[1:]:
+        if place < _HELD_OUT[part]:
+            return part
+        place -= _HELD_OUT[part]
+    return "train"
+
+
+def skeleton(text: str) -> str:
+    """What two texts share that differ in identifiers, numbers, case or punctuation alone."""
+    return " ".join(_WORD.findall(" ".join(word for word in text.split() if not _IDENTIFIER.search(word)).lower()))
+
+
+def to_jsonl(texts: Iterable[Text]) -> str:
+    """One ``{"text": ..., "label": ...}`` a line."""
+    return "".join(json.dumps({"text": item.text, "label": item.label}, ensure_ascii=False) + "\n" for item in texts)
+
+
+def read_jsonl(path: Path) -> list[Text]:
+    """The texts that ``to_jsonl`` wrote."""
+    return [Text(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _shared_skeletons(modules: Iterable[Sequence[Sequence[str]]]) -> set[str]:
+    """Skeletons of paragraphs that occur in more than one module; a module is its docstrings' paragraphs."""
+    modules_with: Counter[str] = Counter()
+    for docs in modules:
+        modules_with.update({skeleton(paragraph) for doc in docs for paragraph in doc})
+    return {shape for shape, count in modules_with.items() if count > 1}
+
+
+def _texts_by_part(
+    modules: Mapping[str, Sequence[Sequence[str]]],
+    source: Source,
+    shared: set[str],
+    limits: Limits,
+    tokens_of: TokenCount,
+) -> dict[Part, list[str]]:
+    """The texts of one source by part, in the order of their hash, each paragraph in one text alone."""
+    own_name = re.compile(source.own_names, re.IGNORECASE)
+    usable: list[tuple[Part, list[str]]] = []  # one docstring each
+    for module, docs in modules.items():
+        seen = set(shared)
+        for doc in docs:
+            usable.append((part_of(module), []))
+            for paragraph in doc:
+                shape = skeleton(paragraph)
+                if shape not in seen and not own_name.search(paragraph):
+                    usable[-1][1].append(paragraph)
+                seen.add(shape)
+    tokens = iter(tokens_of([paragraph for _, doc in usable for paragraph in doc]))
+    parts: dict[Part, list[str]] = {part: [] for part in PARTS}
+    for part, doc in usable:
+        packed = _packed([(paragraph, next(tokens)) for paragraph in doc], limits.tokens)
+        parts[part] += [text for text in packed if len(text) >= limits.characters]
+    return {part: sorted(texts, key=_digest) for part, texts in parts.items()}
+
+
+def _packed(paragraphs: Iterable[tuple[str, int]], most_tokens: int) -> list[str]:
+    """Paragraphs, each with its tokens, joined in order while they fit; one too long by itself is left out."""
+    texts: list[str] = []
+    room = 0
+    for paragraph, tokens in paragraphs:
+        if tokens - _SPECIAL <= room:
+            texts[-1] += f" {paragraph}"
+            room -= tokens - _SPECIAL
+        elif tokens <= most_tokens:
+            texts.append(paragraph)
+            room = most_tokens - tokens
+    return texts
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
