@@ -23,7 +23,7 @@ from .plan import ladder
 _RUNGS = 4
 _ROUNDS = 3
 _ROUND_SECONDS = 0.3
-# Engines that are open at once while they are measured: each owns a packed copy of its weights.
+# Whole engines that are open at once while they are measured: each owns a packed copy of its weights.
 _GROUP = 4
 # What the runtime chooses while memory lasts.
 _RESIDENCY: Residency = "packed"
@@ -58,8 +58,7 @@ def measure_engines(
     """
     measured: dict[str, list[float]] = {}
     if is_this_host(builder.profile):
-        files = list({engine.file: engine for engine in engines}.values())
-        for group in clock.each([files[start : start + _GROUP] for start in range(0, len(files), _GROUP)]):
+        for group in clock.each(_groups(engines)):
             stats = builder.stage.once_json(f"latency-{group[0].file}.json", partial(_best_of_rounds, builder, group))
             measured |= {engine.file: pair for engine, pair in zip(group, stats, strict=True)}
     return tuple(
@@ -72,6 +71,18 @@ def measure_engines(
         )
         for engine in engines
     )
+
+
+def _groups(engines: Sequence[EngineEntry]) -> list[list[EngineEntry]]:
+    """Engines that are measured in turns: all buckets of a segment, since the chain weighs those against each other."""
+    files = list({engine.file: engine for engine in engines}.values())
+    wholes = [engine for engine in files if engine.segment is None]
+    groups = [wholes[start : start + _GROUP] for start in range(0, len(wholes), _GROUP)]
+    segments: dict[str, list[EngineEntry]] = {}
+    for engine in files:
+        if engine.segment is not None:
+            segments.setdefault(engine.file.removesuffix(f".{engine.bucket.label}.onnx"), []).append(engine)
+    return [*groups, *segments.values()]
 
 
 def _predicted(builder: EngineBuilder, engine: EngineEntry, corrections: Mapping[Bucket, Correction]) -> float:

@@ -29,8 +29,7 @@ def prove(
     proofs = list(universal.source.family.prove_load(universal.source.checkpoint, smallest[0].feeds))
     for submodel in clock.each(chosen):
         proofs += prove_slice(universal, submodel, smallest, limit)
-        for bucket, own in cases.items():
-            proofs += prove_exits(universal, bundle, submodel, bucket, own, limit)
+        proofs += prove_exits(universal, bundle, submodel, cases, limit)
     for proof in proofs:
         if not proof.worst <= proof.limit:  # NaN fails too
             raise ParityError(f"{proof.suite} suite, {proof.subject}: {proof.worst:.3g}, allowed {proof.limit:.3g}")

@@ -1,32 +1,35 @@
 """Exits in use: rows leave where PyTorch would let them, whatever batch they are in; the extremes leave first and last.
 
-Engines round, so an entropy within the measured error of its threshold may fall on either side: such near ties are left
-out of the comparison and listed.
+Every bucket's engines are proven alone, and then together, where batches shrink from one bucket to another. Measured
+latencies, which choose buckets on a device, play no part here, so that equal compiles have equal proofs. Engines round,
+so an entropy within the measured error of its threshold may fall on either side: such near ties are left out of the
+comparison and listed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..elastic import Bucket, Submodel
 from ..exporters.universal import UniversalModel
 from ..runtime.bundle import Bundle
+from ..runtime.engine_pool import EnginePool
+from ..runtime.exits.chain import ChainRun, ExitChain
 from ..runtime.exits.policy import ExitPolicy, closed
-from ..runtime.manifest import ExitsEntry, Proof
-from ..runtime.model import ElasticModel
+from ..runtime.manifest import EngineEntry, ExitsEntry, Proof
 from ..runtime.residency import Residency
 from ..runtime.threads import threads_or_default
 from .build_segments import by_segment
 from .cases import Case
-from .parity import Arrays, Tolerance
+from .parity import Tolerance
 
 # A receipt's error is that of engines run shared at one shape; packed, and in smaller batches, they round otherwise.
 _MARGIN = 2.0
-_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -42,92 +45,124 @@ def prove_exits(
     universal: UniversalModel,
     bundle: Bundle,
     submodel: Submodel,
-    bucket: Bucket,
-    cases: Sequence[Case],
+    cases: Mapping[Bucket, Sequence[Case]],
     limit: Tolerance,
 ) -> Iterator[Proof]:
-    """Decision, composition and extremes of the chain of ``submodel`` at ``bucket``; none without one."""
+    """Decisions, extremes and composition of the chain of ``submodel``; none if it has fewer than two exits."""
     entry = bundle.manifest.exits
-    segments = [e for e in bundle.manifest.engines if e.submodel == submodel.id and e.segment and e.bucket == bucket]
-    if entry is None or len(segments) < 2:
+    segments = [engine for engine in bundle.manifest.engines if engine.submodel == submodel.id and engine.segment]
+    if entry is None or len({engine.segment for engine in segments}) < 2:
         return
-    references = _references(universal, submodel, cases)
-    receipts = [output for engine in segments if engine.parity for output in engine.parity.outputs]
-    error = _MARGIN * max(output.max_abs for output in receipts if output.name == entry.entropy)
-    mine: dict[str, Residency] = {e.id: "packed" for e in bundle.manifest.engines if e.submodel == submodel.id}
-    with ElasticModel(bundle, mine, threads_or_default(None)) as model:
-        chain = _Chain(model, submodel.id, f"{submodel.id}@{bucket.label}", references, error, limit)
-        for policy in _policies(entry, references):
-            yield chain.decisions(policy)
-        yield chain.compositions(_policies(entry, references)[0])
-        yield chain.extremes(entry.classes)
+    error = _entropy_error(segments, entry)
+    for bucket, own in cases.items():
+        references = _references(universal, submodel, own)
+        policies = _policies(entry, references)
+        subject = f"{submodel.id}@{bucket.label}"
+        with _chain(bundle, submodel, [engine for engine in segments if engine.bucket == bucket]) as chain:
+            for policy in policies:
+                yield _decisions(chain, policy, references, error, subject)
+            yield _extremes(chain, references, entry.classes, subject)
+            if bucket.batch > 1:
+                yield _neighbours(chain, policies[0], references, error, limit, subject)
+    largest = max(cases, key=lambda bucket: (bucket.tokens, bucket))
+    if len(cases) > 1 and largest.batch > 1:
+        references = _references(universal, submodel, cases[largest])
+        policy = _policies(entry, references)[0]
+        with (
+            _chain(bundle, submodel, [engine for engine in segments if engine.bucket == largest]) as alone,
+            _chain(bundle, submodel, segments) as together,
+        ):
+            yield _shrinking(alone, together, policy, references, error, limit, f"{submodel.id}, all buckets")
 
 
-@dataclass(frozen=True)
-class _Chain:
-    """One chain through the runtime, and what PyTorch says of the same rows."""
+@contextmanager
+def _chain(bundle: Bundle, submodel: Submodel, engines: Sequence[EngineEntry]) -> Iterator[ExitChain]:
+    """The chain on these engines alone, packed."""
+    here = replace(bundle, manifest=replace(bundle.manifest, engines=tuple(engines)))
+    residencies: dict[str, Residency] = {engine.id: "packed" for engine in engines}
+    pool = EnginePool(here, residencies, threads_or_default(None))
+    try:
+        yield ExitChain(here, submodel.id, pool, ())
+    finally:
+        pool.close()
 
-    model: ElasticModel
-    submodel: str
-    subject: str
-    references: Sequence[_Reference]
-    error: float
-    limit: Tolerance
 
-    def decisions(self, policy: ExitPolicy) -> Proof:
-        """Exit by exit, row by row, as PyTorch's entropies have it."""
-        checked = differing = 0
-        ties: list[str] = []
-        for reference in self.references:
-            expected, tie = expected_exits(reference.entropy, policy, self.error)
-            found = self._indices(reference.case.feeds, policy)
-            checked += int((~tie).sum())
-            differing += int((found != expected)[~tie].sum())
-            ties += [f"case {reference.case.name}, row {row}" for row in np.flatnonzero(tie)]
-        return Proof(
-            "decision", f"{self.subject}, {policy.name}", max(1, checked), float(differing), 0.0, tuple(ties[:_LISTED])
-        )
+def _decisions(
+    chain: ExitChain, policy: ExitPolicy, references: Sequence[_Reference], error: float, subject: str
+) -> Proof:
+    """Exit by exit, row by row, as PyTorch's entropies have it."""
+    checked = differing = 0
+    ties: list[str] = []
+    for reference in references:
+        expected, tie = expected_exits(reference.entropy, policy, error)
+        found = chain.run(reference.case.feeds, policy).index
+        checked += int((~tie).sum())
+        differing += int((found != expected)[~tie].sum())
+        ties += [f"case {reference.case.name}, row {row}" for row in np.flatnonzero(tie)]
+    return Proof("decision", f"{subject}, {policy.name}", checked, float(differing), 0.0, tuple(ties))
 
-    def compositions(self, policy: ExitPolicy) -> Proof:
-        """The same answers in another order, and alone: largest difference of logits, scaled as parity scales it."""
-        worst, checked = 0.0, 0
-        for reference in self.references:
-            _, tie = expected_exits(reference.entropy, policy, self.error)
-            feeds = reference.case.feeds
-            together = self._logits(feeds, policy)
-            scale = max(1.0, float(np.sqrt(np.mean(np.square(together, dtype=np.float64)))))
-            rows = len(together)
-            for order in (np.arange(rows)[::-1], np.arange(1), np.arange(rows - 1, rows)):
-                again = self._logits(
-                    {name: np.ascontiguousarray(array[order]) for name, array in feeds.items()}, policy
-                )
-                kept = ~tie[order]
-                checked += int(kept.sum())
-                worst = max(worst, float(np.abs(again - together[order])[kept].max(initial=0.0)) / scale)
-        return Proof("composition", self.subject, max(1, checked), worst, self.limit.atol)
 
-    def extremes(self, classes: int) -> Proof:
-        """Below zero nobody leaves early; above ln C everybody leaves at the first exit."""
-        exits = len(self.references[0].entropy)
-        ends = [(closed(exits), exits - 1)]
-        ends.append((ExitPolicy((math.log(classes) + 1.0,) * (exits - 1), name="every exit open"), 0))
-        wrong = checked = 0
-        for policy, expected in ends:
-            for reference in self.references:
-                found = self._indices(reference.case.feeds, policy)
-                checked += len(found)
-                wrong += int((found != expected).sum())
-        return Proof("extremes", self.subject, checked, float(wrong), 0.0)
+def _extremes(chain: ExitChain, references: Sequence[_Reference], classes: int, subject: str) -> Proof:
+    """Below zero nobody leaves early; above ln C everybody leaves at the first exit."""
+    opened = ExitPolicy((math.log(classes) + 1.0,) * (chain.exits - 1), name="every exit open")
+    wrong = checked = 0
+    for policy, expected in ((closed(chain.exits), chain.exits - 1), (opened, 0)):
+        for reference in references:
+            found = chain.run(reference.case.feeds, policy).index
+            checked += len(found)
+            wrong += int((found != expected).sum())
+    return Proof("extremes", subject, checked, float(wrong), 0.0)
 
-    def _indices(self, feeds: Arrays, policy: ExitPolicy) -> np.ndarray:
-        exits = self.model(feeds, submodel=self.submodel, exits=policy).exits
-        assert exits is not None
-        return exits.index
 
-    def _logits(self, feeds: Arrays, policy: ExitPolicy) -> np.ndarray:
-        entry = self.model.bundle.manifest.exits
-        assert entry is not None
-        return self.model(feeds, submodel=self.submodel, exits=policy)[entry.logits]
+def _neighbours(
+    chain: ExitChain,
+    policy: ExitPolicy,
+    references: Sequence[_Reference],
+    error: float,
+    limit: Tolerance,
+    subject: str,
+) -> Proof:
+    """The same answers in another order, and with no other row: largest scaled difference of logits."""
+    worst, checked = 0.0, 0
+    for reference in references:
+        _, tie = expected_exits(reference.entropy, policy, error)
+        feeds = reference.case.feeds
+        together = chain.run(feeds, policy)
+        rows = len(together.index)
+        for order in (np.arange(rows)[::-1], np.arange(1), np.arange(rows - 1, rows)):
+            picked = {name: np.ascontiguousarray(array[order]) for name, array in feeds.items()}
+            kept = ~tie[order]
+            checked += int(kept.sum())
+            worst = max(worst, _difference(together, chain.run(picked, policy), order, kept))
+    return Proof("composition", subject, checked, worst, limit.atol)
+
+
+def _shrinking(
+    alone: ExitChain,
+    together: ExitChain,
+    policy: ExitPolicy,
+    references: Sequence[_Reference],
+    error: float,
+    limit: Tolerance,
+    subject: str,
+) -> Proof:
+    """The same answers where every row stays in the largest bucket and where batches shrink as rows leave."""
+    worst, checked = 0.0, 0
+    for reference in references:
+        _, tie = expected_exits(reference.entropy, policy, error)
+        feeds = reference.case.feeds
+        one, other = alone.run(feeds, policy), together.run(feeds, policy)
+        checked += int((~tie).sum())
+        worst = max(worst, _difference(one, other, np.arange(len(tie)), ~tie))
+    return Proof("composition", subject, checked, worst, limit.atol)
+
+
+def _difference(one: ChainRun, other: ChainRun, order: np.ndarray, kept: np.ndarray) -> float:
+    """Of the rows ``order`` of ``one`` and all of ``other``; infinite where a kept row left at another exit."""
+    if (one.index[order] != other.index)[kept].any():
+        return math.inf
+    scale = max(1.0, float(np.sqrt(np.mean(np.square(one.logits, dtype=np.float64)))))
+    return float(np.abs(one.logits[order] - other.logits)[kept].max(initial=0.0)) / scale
 
 
 def expected_exits(entropy: np.ndarray, policy: ExitPolicy, error: float) -> tuple[np.ndarray, np.ndarray]:
@@ -160,13 +195,28 @@ def _references(universal: UniversalModel, submodel: Submodel, cases: Sequence[C
     ]
 
 
+def _entropy_error(segments: Sequence[EngineEntry], entry: ExitsEntry) -> float:
+    """By how much an engine's entropy may differ from PyTorch's, as measured when the engines were built."""
+    receipts = [output for engine in segments if engine.parity for output in engine.parity.outputs]
+    return _MARGIN * max(output.max_abs for output in receipts if output.name == entry.entropy)
+
+
 def _policies(entry: ExitsEntry, references: Sequence[_Reference]) -> list[ExitPolicy]:
-    """Thresholds under which rows really part: between the middle two of each exit's entropies; and the model's own."""
+    """Thresholds under which rows really part: about half of them at each exit; and the model's own."""
     pooled = np.concatenate([reference.entropy for reference in references], axis=1)  # [exits, rows of all cases]
-    middle = pooled.shape[1] // 2
-    between = np.sort(pooled[:-1], axis=1)[:, middle - 1 : middle + 1].mean(axis=1)
-    policies = [ExitPolicy(tuple(float(threshold) for threshold in between), name="median thresholds")]
+    parting = tuple(_widest_gap(np.sort(entropies)) for entropies in pooled[:-1])
+    policies = [ExitPolicy(parting, name="parting thresholds")]
     if entry.gate is not None:
         own = entry.gate.thresholds[: len(pooled) - 1]
         policies.append(ExitPolicy(own, entry.gate.compare, name="the model's own gate"))
     return policies
+
+
+def _widest_gap(entropies: np.ndarray) -> float:
+    """The middle of the widest gap within the middle half of rising ``entropies``, as far as there are gaps."""
+    if len(entropies) == 1:
+        return float(entropies[0])
+    quarter = len(entropies) // 4
+    low, high = quarter, max(quarter + 1, len(entropies) - 1 - quarter)
+    place = low + int(np.argmax(np.diff(entropies[low : high + 1])))
+    return float((entropies[place] + entropies[place + 1]) / 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Literal
 
@@ -18,14 +18,22 @@ def residencies_for(
     memory_mb: float | None,
     requested: Residency | Literal["auto"] = "auto",
 ) -> dict[str, Residency]:
-    """Residency per engine id, see ``assign_residencies``. Engines of one file are one, and get the same."""
+    """Residency per engine id, see ``assign_residencies``. Engines of one file are one, and get the same.
+
+    Segments get memory only where their chain can run, which takes all of them and a whole engine.
+    """
     needs: dict[str, EngineNeed] = {}
     for engine, need in zip(engines, engine_needs(bundle, engines), strict=True):
         first = needs.setdefault(engine.file, need)
         # Of submodels that share a file the one that matters most decides.
         needs[engine.file] = replace(first, importance=max(first.importance, need.importance))
-    assigned = assign_residencies(list(needs.values()), memory_mb, requested)
-    of_file = {file: assigned[need.engine] for file, need in needs.items() if need.engine in assigned}
+    while True:
+        assigned = assign_residencies(list(needs.values()), memory_mb, requested)
+        of_file = {file: assigned[need.engine] for file, need in needs.items() if need.engine in assigned}
+        idle = _idle_segments(engines, of_file.keys())
+        if len(of_file) == len(needs) or idle.isdisjoint(needs):
+            break
+        needs = {file: need for file, need in needs.items() if file not in idle}
     return {engine.id: of_file[engine.file] for engine in engines if engine.file in of_file}
 
 
@@ -59,6 +67,17 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
             )
         )
     return needs
+
+
+def _idle_segments(engines: Sequence[EngineEntry], admitted: Set[str]) -> set[str]:
+    """Files of segments that no chain can use while these files are ``admitted``."""
+    chains: dict[str, set[str]] = {}
+    for engine in engines:
+        if engine.segment is not None:
+            chains.setdefault(engine.submodel, set()).add(engine.file)
+    answering = {engine.submodel for engine in engines if engine.segment is None and engine.file in admitted}
+    usable = [files for submodel, files in chains.items() if submodel in answering and files <= admitted]
+    return set().union(*chains.values()).difference(*usable)
 
 
 def _widths(submodel: Submodel, layers: tuple[int, int]) -> tuple[int, ...]:

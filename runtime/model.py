@@ -12,7 +12,6 @@ from typing import Literal, Self
 
 from ..elastic import Bucket
 from ..errors import InputError, SelectionError
-from ..profiles.probe_host import probe_host
 from .answer import Answer, ExitRows, Padding, Timings
 from .arrays import Array
 from .bundle import Bundle, Check, open_bundle
@@ -21,8 +20,8 @@ from .engine_needs import residencies_for
 from .engine_pool import EnginePool
 from .exits.choice import OFF, AskedExits, ExitChoice, ExitChooser
 from .exits.drift import Drift
+from .host_latencies import measured_elsewhere
 from .inputs import InputChecker, cut_back
-from .manifest import BuildRecord
 from .residency import RESIDENCIES, Residency
 from .runner import runnable_engines
 from .text import Encoded, TextEncoder
@@ -69,7 +68,7 @@ class ElasticModel:
         manifest = bundle.manifest
         self._inputs = InputChecker(manifest.inputs)
         self._outputs = manifest.outputs
-        self._dispatcher = Dispatcher(manifest, residencies, bundle.build.latencies, _measured_elsewhere(bundle.build))
+        self._dispatcher = Dispatcher(manifest, residencies, bundle.build.latencies, measured_elsewhere(bundle.build))
         self._pool = EnginePool(bundle, residencies, threads)
         self._exits = ExitChooser(bundle, manifest.exits, self._pool) if manifest.exits else None
         self._latency_budgets = {b.name for b in manifest.budgets if b.limits.latency_ms is not None}
@@ -244,13 +243,3 @@ class ElasticModel:
         if text is None:
             raise InputError(f"bundle {self.bundle.path}: has no tokenizer; pass arrays by input name instead of text")
         return TextEncoder(self.bundle.file(text.file), text, self.bundle.manifest.inputs)
-
-
-def _measured_elsewhere(build: BuildRecord) -> str | None:
-    """The processor of the build record's measurements, or None where it is this host's or nothing was measured."""
-    if all(latency.measured_p50_ms is None for latency in build.latencies):
-        return None
-    here = probe_host()
-    if (build.host.get("cpu"), build.host.get("architecture")) == (here.cpu, here.architecture):
-        return None
-    return " ".join(str(build.host.get("cpu", "an unknown processor")).split())[:80]

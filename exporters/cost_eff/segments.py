@@ -50,7 +50,9 @@ class CostEffExits(Exits):
         return self._entry
 
     def workload(self, submodel: Submodel, bucket: Bucket, segment: int) -> list[Op]:
-        return segment_ops(self._architecture, submodel, bucket, *self._span(segment))
+        return segment_ops(
+            self._architecture, submodel, bucket, self._span(segment), self._layers[segment : segment + 1]
+        )
 
     def segment(self, module: torch.nn.Module, segment: int) -> torch.nn.Module:
         from .segment_modules import FirstSegment, LaterSegment

@@ -21,6 +21,7 @@ from ..engine_pool import EnginePool
 from ..exits.calibration import Costs
 from ..exits.chain import ExitChain, SegmentRun
 from ..exits.policy import ExitPolicy, closed
+from ..host_latencies import latencies_here
 from ..inputs import InputChecker, cut_back
 from ..manifest import EngineEntry
 from .budget import LATENCIES
@@ -67,7 +68,7 @@ class ExitBench:
         self._submodel = submodel
         self._pool = pool
         manifest = bundle.manifest
-        self.chain = ExitChain(bundle, submodel, pool, bundle.build.latencies)
+        self.chain = ExitChain(bundle, submodel, pool, latencies_here(bundle.build))
         own = [engine for engine in manifest.engines if engine.submodel == submodel]
         segments = [entry.name for entry in manifest.exits.segments] if manifest.exits else []
         self._segment_flops = {

@@ -20,6 +20,9 @@ _CURVE_POINTS = 100
 _CANDIDATES = 16
 _PASSES = 2
 _STEPS = 10
+# By how many standard deviations the best of some hundred candidates must win: at 1 nearly every search on noise moves,
+# at 2 one in three, at 3 one in thirty.
+_SIGMAS = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,9 +171,9 @@ def _moved(problem: Problem, current: Array, exit_index: int, value: float) -> A
 
 
 def _is_no_chance(before: Array, after: Array) -> bool:
-    """Whether answers became better, row by row, by more than their own scatter."""
+    """Whether answers became better, row by row, by more than chance would make the best of many candidates."""
     won, lost = int((after & ~before).sum()), int((before & ~after).sum())
-    return won - lost > math.sqrt(won + lost)
+    return won - lost > _SIGMAS * math.sqrt(won + lost)
 
 
 def _with_margins(problem: Problem, thresholds: Array) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import SelectionError
 from ..bundle import Bundle
 from ..engine_pool import EnginePool
+from ..host_latencies import latencies_here
 from ..manifest import ExitsEntry
 from .calibration import CALIBRATION_NAME, CalibratedPolicy, read_calibration
 from .chain import ExitChain
@@ -46,6 +47,7 @@ class ExitChooser:
         self._bundle = bundle
         self._gate = exits.gate
         self._pool = pool
+        self._latencies = latencies_here(bundle.build)
         self._calibration = read_calibration(bundle)
         policies = self._calibration.policies if self._calibration else ()
         self._monitors = {(policy.submodel, policy.name): ExitMonitor(policy) for policy in policies}
@@ -145,9 +147,7 @@ class ExitChooser:
             chain = self._chains.get(submodel)
             if chain is None:
                 try:
-                    chain = ExitChain(
-                        self._bundle, submodel, self._pool, self._bundle.build.latencies, self._pool.residencies
-                    )
+                    chain = ExitChain(self._bundle, submodel, self._pool, self._latencies, self._pool.residencies)
                 except SelectionError as problem:
                     chain = problem
                 self._chains[submodel] = chain

@@ -29,10 +29,14 @@ class Cover:
 
 
 class Covers:
-    """The cheapest covers by engines of these costs, each above 0. Thread-safe; what was found is remembered."""
+    """The cheapest covers by engines of these costs, each above 0. Thread-safe; what was found is remembered.
+
+    An engine counts as no dearer than those of larger buckets: where one was measured to be, something else disturbed
+    the measurement.
+    """
 
     def __init__(self, costs: Mapping[Bucket, float]) -> None:
-        self._costs = dict(costs)
+        self._costs = {bucket: min(cost for other, cost in costs.items() if _holds(other, bucket)) for bucket in costs}
         self._batches: dict[int, list[Bucket]] = {}
         for bucket in sorted(costs, reverse=True):
             self._batches.setdefault(bucket.sequence, []).append(bucket)
@@ -42,7 +46,7 @@ class Covers:
 
     def cheapest(self, rows: int, longest: int) -> Cover:
         """For ``rows`` rows of up to ``longest`` steps, no more than the longest bucket has; among equals the shorter
-        sequence, then fewer runs."""
+        sequence, then fewer runs, then fewer spare rows."""
         cover = self._cheapest.get((rows, longest))
         if cover is None:
             fitting = sorted(sequence for sequence in self._batches if sequence >= longest)
@@ -69,13 +73,17 @@ class Covers:
 
     def _found(self, sequence: int, rows: int) -> Cover:
         """``best[n]`` holds ``n`` rows: one run of any batch, and the best for the rows that it leaves."""
-        best: list[tuple[float, int, tuple[Bucket, ...]]] = [(0.0, 0, ())]
+        best: list[tuple[float, int, int, tuple[Bucket, ...]]] = [(0.0, 0, 0, ())]
         for n in range(1, rows + 1):
             options = []
             for bucket in self._batches[sequence]:
-                cost, runs, rest = best[max(0, n - bucket.batch)]
-                options.append((cost + self._costs[bucket], runs + 1, (bucket, *rest)))
-            best.append(min(options, key=lambda option: option[:2]))
-        cost, _, buckets = best[rows]
+                cost, runs, places, rest = best[max(0, n - bucket.batch)]
+                options.append((cost + self._costs[bucket], runs + 1, places + bucket.batch, (bucket, *rest)))
+            best.append(min(options, key=lambda option: option[:3]))
+        cost, _, _, buckets = best[rows]
         # Fewer spare rows than the smallest run has, or that run could go; so they all lie in the last.
         return Cover(tuple(sorted(buckets, reverse=True)), cost)
+
+
+def _holds(outer: Bucket, inner: Bucket) -> bool:
+    return outer.batch >= inner.batch and outer.sequence >= inner.sequence

@@ -119,6 +119,14 @@ def test_segments_cost_together_what_the_model_costs(source) -> None:
     assert sorted(parts, key=repr) == sorted(source.workload(universal, bucket), key=repr)
 
 
+def test_a_segment_is_charged_for_its_own_exit_alone(tmp_path: Path) -> None:
+    source = open_source(save_tiny(tmp_path / "m"), exits=[3])
+    ops = source.exits.workload(source.spec.universal(), Bucket(2, 10), 0)
+    assert {op.name for op in ops if op.name.startswith("exits")} == {
+        f"exits.3.{part}" for part in ("pool", "classifier", "entropy")
+    }
+
+
 def test_exits_are_cut_where_it_is_asked(tmp_path: Path) -> None:
     source = open_source(save_tiny(tmp_path / "m"), exits=[1])
     assert [segment.layer for segment in source.exits.entry.segments] == [1, 4], "the last always answers"

@@ -76,7 +76,7 @@ def test_proofs_of_every_suite_are_in_the_manifest(bundle: Path) -> None:
     assert {proof.suite for proof in proofs} == {"load", "decision", "composition", "extremes"}
     assert all(proof.worst <= proof.limit for proof in proofs)
     decisions = [proof for proof in proofs if proof.suite == "decision"]
-    assert {proof.subject.split(", ")[1] for proof in decisions} == {"median thresholds", "the model's own gate"}
+    assert {proof.subject.split(", ")[1] for proof in decisions} == {"parting thresholds", "the model's own gate"}
     assert sum(proof.checked for proof in decisions) > 50
 
 

@@ -100,3 +100,13 @@ def test_layers_that_a_submodel_has_not_do_not_keep_it_from_nesting(bundle: Bund
         residencies_for(changed, [engines[1], engines[3]], 14, "shared")
     with pytest.raises(SelectionError, match=r"2 engines as shared take 20.0 MB"):
         residencies_for(changed, [engines[0], engines[3]], 19, "shared")
+
+
+def test_segments_that_no_chain_can_use_take_no_memory(bundle: Bundle) -> None:
+    """Whole engines of 41 and 21 MB; a segment alone would fit in 11 and could answer nothing."""
+    engines = bundle.manifest.engines
+    with pytest.raises(SelectionError, match=r"no engine fits; the smallest, depth2@b1-s8, takes 21.0 MB"):
+        residencies_for(bundle, engines, 20)
+    assert residencies_for(bundle, engines, 21).keys() == {"depth2@b1-s8"}
+    shallow = {"depth2@b1-s8", "depth2.to1@b1-s8", "depth2.to2@b1-s8", "depth4.to1@b1-s8", "depth4.to2@b1-s8"}
+    assert residencies_for(bundle, engines, 23).keys() == shallow, "files that the shallow chain shares"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -291,6 +293,51 @@ def test_both_ways_refuse_the_same_inputs(exits_bundle: Path, feeds: Any, messag
         for exits in ("off", 0.5):
             with pytest.raises(InputError, match=message):
                 model(feeds, exits=exits)
+
+
+def test_exits_as_arrays(exits_bundle: Path, own: Path) -> None:
+    with nestforge.load(exits_bundle, threads=1) as model:
+        exits = model(FEEDS, exits=np.array(0.25)).exits
+        assert exits is not None
+        assert exits.policy.thresholds == (0.25, 0.25)
+    manifest = open_bundle(own).manifest
+    whole = tuple(engine for engine in manifest.engines if engine.segment is None)
+    write_exits_manifest(own, replace(manifest, exits=None, engines=whole))
+    with (
+        nestforge.load(own, threads=1) as model,
+        pytest.raises(SelectionError, match="this model has no exits to leave at"),
+    ):
+        model(FEEDS, exits=np.array([0.25, 0.5]))
+
+
+def test_an_answer_is_the_callers_to_change(with_policies: Path) -> None:
+    with nestforge.load(with_policies, threads=1) as model:
+        for _ in range(40):
+            exits = model(FEEDS).exits
+            assert exits is not None
+            exits.index[:] = 100
+        (drift,) = model.drift().values()
+    assert drift.rows == 240
+    assert len(drift.live) == 3
+
+
+def test_a_closed_model_holds_no_session(exits_bundle: Path) -> None:
+    with nestforge.load(exits_bundle, threads=1) as model:
+        model(FEEDS, exits=0.5)
+        pool = model._pool
+        sessions = [weakref.ref(runner._session) for runner in pool._open.values()]
+        assert sessions
+    gc.collect()
+    assert [session() for session in sessions] == [None] * len(sessions)
+
+
+def test_engines_that_are_said_to_cost_nothing(own: Path) -> None:
+    manifest = open_bundle(own).manifest
+    write_exits_manifest(own, replace(manifest, engines=tuple(replace(engine, flops=0) for engine in manifest.engines)))
+    with nestforge.load(own, threads=1) as model:
+        exits = model(FEEDS, exits=0.5).exits
+        assert exits is not None
+        assert exits.share.tolist() == [0.0] * 6
 
 
 def test_a_model_without_exits_answers_as_ever(own: Path) -> None:

@@ -123,6 +123,21 @@ def test_a_chance_win_changes_nothing() -> None:
     assert np.array_equal(common, thresholds)
 
 
+def test_noise_is_hardly_ever_learnt() -> None:
+    """Right or wrong by coin: no thresholds are better than others, so nearly every search must stay where it began."""
+    table = np.zeros((5, 2, 1))
+    table[:, 1] = 1.0
+    moved = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        entropy, good = rng.random((600, 5)).astype(np.float32), rng.random((600, 5)) < 0.7
+        observed = Observed(entropy, good, np.zeros(600, int), 1, "<=")
+        found = search(Problem(observed, SegmentCosts(table, table), ExitBudget("mean_flops", 3.0), CLASSES))
+        assert found is not None
+        moved += not np.array_equal(*found)
+    assert moved <= 2
+
+
 def test_full_depth_within_the_budget_closes_every_exit() -> None:
     observed, costs = two_kinds_of_rows()
     found = search(Problem(observed, costs, ExitBudget("mean_flops", 3.0), CLASSES))

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from nestforge.runtime.exits.calibration import (
     Figures,
     check_name,
     empty_calibration,
+    keep_policy,
     read_calibration,
     write_calibration,
 )
@@ -181,3 +183,24 @@ def test_a_write_that_fails_leaves_the_old_calibration(bundle: Bundle, monkeypat
 
 def test_an_empty_calibration_names_its_bundle(bundle: Bundle) -> None:
     assert empty_calibration(bundle) == Calibration(1, bundle.build.manifest_sha256, {}, ())
+
+
+def test_policies_that_others_kept_meanwhile_stay(bundle: Bundle) -> None:
+    """Two calibrations that began on the same folder, each with its own minutes of work."""
+    first, second = policy(), policy("other")
+    with ThreadPoolExecutor(2) as pool:
+        kept = list(pool.map(lambda each: keep_policy(bundle, each, default=True), (first, second)))
+    found = read_calibration(bundle)
+    assert found in kept
+    assert found is not None
+    assert {each.name for each in found.policies} == {first.name, second.name}
+
+
+def test_a_folder_that_cannot_be_locked_is_written_all_the_same(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert keep_policy(bundle, policy(), default=False) == read_calibration(bundle)

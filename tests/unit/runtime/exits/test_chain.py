@@ -308,3 +308,12 @@ def test_a_closed_pool_says_so(exits_bundle: Path) -> None:
         chain.run(requests([4]), closed(3))
     with pytest.raises(BundleError, match="the model is closed"):
         chain.run(requests([4, 4]), closed(3))
+
+
+def test_a_row_of_padding_alone_is_never_cut(chain: ExitChain) -> None:
+    """Attention spreads over all its steps, so that how many there are decides what it answers."""
+    feeds = requests([16, 3], 16)
+    feeds["attention_mask"][0] = 0
+    assert {bucket.sequence for bucket in chain.run(feeds, closed(3)).buckets} == {16}
+    shorter = {name: array[1:] for name, array in feeds.items()}
+    assert {bucket.sequence for bucket in chain.run(shorter, closed(3)).buckets} == {8}

@@ -69,6 +69,7 @@ def test_one_threshold_for_all_or_one_for_each(asked: Any, exits: int, expected:
         ([True, 0.1], "thresholds: expected numbers in nats, got True"),
         (["0.1", "0.2"], "thresholds: expected numbers in nats, got '0.1'"),
         (None, "thresholds: expected numbers in nats, got None"),
+        ([10**400, 0.1], f"thresholds: expected numbers in nats, got 1{79 * '0'}"),
     ],
 )
 def test_refuses_thresholds(asked: Any, message: str) -> None:
