@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.nestforge-dev
 CHECKPOINT := $(VENV)/.nestforge-checkpoint
-TRAINED := demo/exits/training.json
+TRAINED := demo/exits/slender/model.safetensors
 # The repository root is the package, so mypy finds it under its name through a link, whatever the clone is called.
 MYPY_LINK := .cache/mypy/nestforge
 

@@ -77,8 +77,8 @@ class CostEffModel(torch.nn.Module):
         if exits.pool == "cls":
             pooled = hidden[:, 0]  # [B, H]
         elif exits.pool == "mean":
-            real = attention_mask.unsqueeze(-1).to(hidden.dtype)  # [B, S, 1]
-            pooled = (hidden * real).sum(1) / real.sum(1).clamp(min=1)
+            real = attention_mask.unsqueeze(1).to(hidden.dtype)  # [B, 1, S]
+            pooled = (real @ hidden).squeeze(1) / real.sum(-1).clamp(min=1)
         else:
             pooled = hidden.mean(1)
         head: torch.nn.Module = self.exits[str(layer)]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from ...elastic import ElasticSpec
 from ...runtime.manifest import Proof
@@ -53,18 +54,27 @@ def prove_kept(
     yield Proof("load", "kept heads and channels", len(pairs), worst, _LIMIT * len(architecture.layers))
 
 
-def prove_factors(model: CostEffModel, feeds: Mapping[str, np.ndarray]) -> Iterator[Proof]:
-    """A lookup through the factors equals the rows of their product; none for a dense embedding."""
-    embeddings = model.embeddings
-    if embeddings.word_projection is None:
+def prove_factors(
+    checkpoint: Checkpoint, architecture: Architecture, spec: ElasticSpec, feeds: Mapping[str, np.ndarray]
+) -> Iterator[Proof]:
+    """A lookup in the loaded model equals the rows of the stored factors' product; none for a dense embedding."""
+    if architecture.rank is None:
         return
+    model = _model(architecture, read_weights(checkpoint, architecture, spec))
+    assert model.embeddings.word_projection is not None
     ids = torch.from_numpy(np.unique(feeds["input_ids"]))
+    w1, w2 = (_stored(checkpoint, f"embeddings.word_{part}.weight") for part in ("embeddings", "projection"))
+    dense = w1[ids] @ w2.T
     with torch.no_grad():
-        found = embeddings.word_projection(embeddings.word_embeddings(ids))
-        dense = (embeddings.word_embeddings.weight.double() @ embeddings.word_projection.weight.double().T)[ids]
+        found = model.embeddings.word_projection(model.embeddings.word_embeddings(ids)).double()
     scale = max(1.0, float(dense.square().mean().sqrt()))
-    worst = float((found.double() - dense).abs().max()) / scale
-    yield Proof("load", "factorised embedding", len(ids), worst, _LIMIT)
+    yield Proof("load", "factorised embedding", len(ids), float((found - dense).abs().max()) / scale, _LIMIT)
+
+
+def _stored(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    with safe_open(checkpoint.folder / checkpoint.tensors[name].file, framework="pt") as tensors:
+        stored: torch.Tensor = tensors.get_tensor(name).double()
+    return stored
 
 
 def _model(architecture: Architecture, weights: Mapping[str, torch.Tensor]) -> CostEffModel:

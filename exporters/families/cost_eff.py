@@ -77,8 +77,7 @@ class CostEffFamily(Family):
         stored = replace(architecture, layers=architecture.stored, kept={})
         specs = _spec(architecture, nested=False), _spec(stored, nested=False)
         yield from prove_kept(checkpoint, architecture, specs, feeds)
-        model = self.load(checkpoint).model
-        yield from prove_factors(model, feeds)  # type: ignore[arg-type]  # what load() returned
+        yield from prove_factors(checkpoint, architecture, specs[0], feeds)
 
     def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:
         model = module.model

@@ -97,19 +97,15 @@ def _table(
 def _outcome(model: ElasticModel, exits: AskedExits, texts: Texts, milliseconds: float) -> Outcome:
     right, flops, layers = [], [], []
     whole = {engine.id: engine for engine in model.bundle.manifest.engines}
-    buckets = [engine.bucket for engine in model.bundle.manifest.engines]
-    batch = max(buckets, key=lambda bucket: (bucket.sequence, bucket.batch)).batch
-    for start in range(0, len(texts.texts), batch):
-        part = texts.texts[start : start + batch]
-        answer = model(part, exits=exits, truncate=True)
-        right += (answer["logits"].argmax(1) == texts.labels[start : start + batch]).tolist()
+    for text, label in zip(texts.texts, texts.labels, strict=True):
+        answer = model(text, exits=exits, truncate=True)
+        right.append(int(answer["logits"][0].argmax()) == label)
         if answer.exits is None:
-            engine = whole[answer.engine]
-            flops += [engine.flops / engine.bucket.batch] * len(part)
-            layers += [_layers(model)[-1]] * len(part)
+            flops.append(whole[answer.engine].flops)
+            layers.append(_layers(model)[-1])
         else:
-            flops += answer.exits.flops.tolist()
-            layers += answer.exits.layer.tolist()
+            flops.append(int(answer.exits.flops[0]))
+            layers.append(int(answer.exits.layer[0]))
     return Outcome(mean(right), milliseconds, mean(flops), np.array(layers))
 
 
