@@ -76,6 +76,7 @@ def _require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
         ("axes", universal.spec.axes, manifest.axes),
         ("inputs", signature.inputs, manifest.inputs),
         ("outputs", signature.outputs, manifest.outputs),
+        ("exits", universal.source.exits.entry if universal.source.exits else None, manifest.exits),
     ):
         if found != expected:
             raise CheckpointError(

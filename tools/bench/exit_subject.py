@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...compiler.compile import compile_bundle
-from ...compiler.write_bundle import source_entries
 from ...elastic import Bucket
 from ...errors import CheckpointError
-from ...exporters.source import open_source
 from ...profiles.load_profile import load_profile
 from ...runtime.bundle import Bundle, open_bundle
 from ...runtime.calibrate.budget import parse_budget
@@ -21,7 +19,7 @@ from ...runtime.exits.calibration import CalibratedPolicy
 from ...runtime.manifest import EngineEntry
 from ...runtime.text import TextEncoder
 from ..demo.exit_report import read_texts
-from ..demo.exits import FOLDER
+from ..demo.exits import FOLDER, is_made_from
 
 # Texts are cut to 64 tokens, as they were in training; published costs are of 128.
 SEQUENCE, LONGEST = 64, 128
@@ -45,10 +43,8 @@ def model_folder() -> Path:
 
 @cache
 def exits_bundle() -> Bundle:
-    """The slender model cut at three exits, for every batch to which requests may shrink; compiled once per training."""
-    if _BUNDLE.exists() and open_bundle(_BUNDLE).manifest.provenance.source != source_entries(
-        open_source(model_folder())
-    ):
+    """The slender model cut at three exits, for every batch to which requests may shrink; once per training."""
+    if _BUNDLE.exists() and not is_made_from(_BUNDLE, model_folder()):
         shutil.rmtree(_BUNDLE)
     if not _BUNDLE.exists():
         profile = replace(load_profile("host-cpu"), buckets=_BUCKETS, budgets={})

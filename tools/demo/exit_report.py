@@ -99,7 +99,7 @@ def _outcome(model: ElasticModel, exits: AskedExits, texts: Texts, milliseconds:
     whole = {engine.id: engine for engine in model.bundle.manifest.engines}
     for text, label in zip(texts.texts, texts.labels, strict=True):
         answer = model(text, exits=exits, truncate=True)
-        right.append(int(answer["logits"][0].argmax()) == label)
+        right.append(int(answer["logits"][0].argmax()) == int(label))
         if answer.exits is None:
             flops.append(whole[answer.engine].flops)
             layers.append(_layers(model)[-1])

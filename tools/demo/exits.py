@@ -7,12 +7,16 @@ is done once; so is each compile.
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from ...compiler.report import markdown
+from ...compiler.write_bundle import source_entries
 from ...errors import NestforgeError
+from ...exporters.source import open_source
+from ...runtime.bundle import open_bundle
 from ..console import print_table
 from .exit_report import exit_report, read_texts, whole_engine_ms
 
@@ -41,6 +45,9 @@ def main() -> int:
 
 def _compile_and_calibrate(model: Path, bundle: Path) -> None:
     nestforge = str(Path(sys.executable).with_name("nestforge"))
+    if bundle.exists() and not is_made_from(bundle, model):
+        print(f"\n{bundle} was made from another training and is made anew")
+        shutil.rmtree(bundle)
     if bundle.exists():
         print(f"\n{bundle} exists and is used again; remove it (rm -r {bundle}) to compile anew")
     else:
@@ -52,6 +59,11 @@ def _compile_and_calibrate(model: Path, bundle: Path) -> None:
     budget = f"mean_latency_ms<={SHARE * whole_engine_ms(bundle, read_texts(calibration)):.3g}"
     asked = ["--data", str(calibration), "--truncate", "--budget", budget, "--name", "demo", "--plot", str(plot)]
     _run(nestforge, "calibrate", str(bundle), *asked)
+
+
+def is_made_from(bundle: Path, model: Path) -> bool:
+    """Whether the files of ``model`` are those that ``bundle`` was compiled from."""
+    return open_bundle(bundle).manifest.provenance.source == source_entries(open_source(model))
 
 
 def _compared() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from cost_eff_models import CONFIG, SIDECAR, random_weights, save_folder, save_t
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.elastic import Bucket
+from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.exits.policy import ExitPolicy
@@ -86,6 +89,27 @@ def test_verify_against_the_model_covers_every_engine(bundle: Path) -> None:
     assert {verdict.engine for verdict in report.engines} == {
         engine.id for engine in nestforge.open_bundle(bundle).manifest.engines
     }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda exits: exits.update(trims=not exits["trims"]),
+        lambda exits: exits["gate"].update(thresholds=[0.9, 0.9]),
+        lambda exits: exits.pop("gate"),
+    ],
+)
+def test_exits_that_are_not_the_models_are_caught_under_new_hashes(bundle: Path, tmp_path: Path, change) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "b"))
+    data = json.loads((copy / "manifest.json").read_text())
+    change(data["exits"])
+    raw = json.dumps(data).encode()
+    (copy / "manifest.json").write_bytes(raw)
+    record = json.loads((copy / "build.json").read_text())
+    record["manifest_sha256"] = hashlib.sha256(raw).hexdigest()
+    (copy / "build.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match="its exits are not those of"):
+        verify_bundle(copy, bundle.with_suffix(""))
 
 
 def test_narrower_submodels_have_segments_and_slices_are_proven(tmp_path: Path) -> None:
