@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..elastic import Axis
@@ -26,6 +26,8 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
         ("model", f"{manifest.name} ({manifest.family})"),
         ("axes", describe_axes(manifest.axes)),
         ("order", _ranking(manifest)),
+        *_exit_facts(manifest),
+        *_proof_facts(manifest),
         ("files", f"{len(manifest.files)}, {total / 1e6:.1f} MB in all"),
         ("profile", str(manifest.provenance.profile.get("name", "-"))),
         ("created", f"{build.created} by nestforge {manifest.provenance.tools.get('nestforge', '?')} on {host or '?'}"),
@@ -36,8 +38,9 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
 
 def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
     """One row a submodel: size, quality, and the latency of its largest bucket."""
-    largest = max((engine.bucket for engine in manifest.engines), key=lambda bucket: (bucket.tokens, bucket.sequence))
-    engines = {engine.submodel: engine for engine in manifest.engines if engine.bucket == largest}
+    wholes = [engine for engine in manifest.engines if engine.segment is None]
+    largest = max((engine.bucket for engine in wholes), key=lambda bucket: (bucket.tokens, bucket.sequence))
+    engines = {engine.submodel: engine for engine in wholes if engine.bucket == largest}
     latencies = {latency.engine: latency for latency in build.latencies}
     budgets: dict[str, list[str]] = {}
     for budget in manifest.budgets:
@@ -90,6 +93,26 @@ def describe_axes(axes: Iterable[Axis]) -> str:
     for axis in axes:
         sizes[axis.kind, axis.size] = sizes.get((axis.kind, axis.size), 0) + 1
     return ", ".join(f"{count} x {kind} {size}" for (kind, size), count in sizes.items())
+
+
+def _exit_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    if manifest.exits is None:
+        return
+    layers = ", ".join(str(segment.layer) for segment in manifest.exits.segments)
+    gate = manifest.exits.gate
+    own = f"entropy {gate.compare} {', '.join(f'{t:g}' for t in gate.thresholds)}" if gate else "no gate of its own"
+    yield "exits", f"after layers {layers}, {manifest.exits.classes} classes; {own}"
+
+
+def _proof_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Per suite: on how many subjects, how many comparisons, and what was left out."""
+    for suite in dict.fromkeys(proof.suite for proof in manifest.proofs):
+        proofs = [proof for proof in manifest.proofs if proof.suite == suite]
+        worst = max(proof.worst for proof in proofs)
+        ties = sum(len(proof.near_ties) for proof in proofs)
+        left_out = f", {ties} near ties left out" if ties else ""
+        checked = sum(proof.checked for proof in proofs)
+        yield f"proof of {suite}", f"{len(proofs)} subjects, {checked} comparisons, worst {worst:.1e}{left_out}"
 
 
 def _ranking(manifest: Manifest) -> str:

@@ -67,6 +67,11 @@ levels_option = click.option(
     multiple=True,
     help="Granularities of an axis kind, such as ffn=0.25,0.5,1; repeatable. Default: the profile's, else S/M/L/XL.",
 )
+exits_option = click.option(
+    "--exits",
+    type=LayersType(),
+    help="Layers after which a multi-exit model is cut, such as 3,6,9; the last always is one. Default: every exit.",
+)
 profile_option = click.option(
     "--profile",
     metavar="NAME|FILE",

@@ -12,7 +12,7 @@ from ...elastic import Bucket
 from ...runtime.bundle import open_bundle
 from ..bundle_view import bundle_data, print_submodels
 from ..console import print_json, working
-from ..options import LayersType, bucket_option, json_option, levels_option, model_argument, profile_option
+from ..options import bucket_option, exits_option, json_option, levels_option, model_argument, profile_option
 
 if TYPE_CHECKING:
     from ...compiler.compile import Include
@@ -37,11 +37,7 @@ Examples:
 @levels_option
 @click.option("--submodel", "submodels", multiple=True, metavar="ID", help="Build this one too; repeatable.")
 @bucket_option
-@click.option(
-    "--exits",
-    type=LayersType(),
-    help="Layers after which a multi-exit model is cut, such as 3,6,9; the last always is one. Default: every exit.",
-)
+@exits_option
 @click.option(
     "--include",
     type=click.Choice(["budgets", "levels", "ladder"]),

@@ -17,7 +17,7 @@ from ...runtime.tables import describe_axes
 from ...workload import macs
 from ..bundle_view import bundle_data, print_bundle
 from ..console import print_facts, print_json, print_table, working
-from ..options import bucket_option, json_option, levels_option, profile_option
+from ..options import bucket_option, exits_option, json_option, levels_option, profile_option
 
 EXAMPLES = """\b
 Examples:
@@ -60,6 +60,7 @@ class ModelView:
 @profile_option
 @bucket_option
 @levels_option
+@exits_option
 @json_option
 @click.pass_context
 def command(
@@ -68,24 +69,25 @@ def command(
     profile: str,
     buckets: tuple[Bucket, ...],
     levels: tuple[tuple[str, tuple[float, ...]], ...],
+    exits: tuple[int, ...] | None,
     as_json: bool,
 ) -> None:
     """Show what a model offers, or what a bundle holds.
 
     Of a model: axes, parameters and FLOPs of the levels that a compile for the profile would build. Of a bundle:
-    submodels, engines, files, parity. A folder with a manifest.json is a bundle. --profile, --bucket and --levels
-    are for models.
+    submodels, engines, files, parity. A folder with a manifest.json is a bundle. --profile, --bucket, --levels and
+    --exits are for models.
     """
     if (model_or_bundle / MANIFEST_NAME).exists():
-        if buckets or levels or ctx.get_parameter_source("profile") is not ParameterSource.DEFAULT:
-            raise click.UsageError("--profile, --bucket and --levels are for models; a bundle's are fixed")
+        if buckets or levels or exits or ctx.get_parameter_source("profile") is not ParameterSource.DEFAULT:
+            raise click.UsageError("--profile, --bucket, --levels and --exits are for models; a bundle's are fixed")
         bundle = open_bundle(model_or_bundle)
         if as_json:
             print_json(bundle_data(bundle))
         else:
             print_bundle(bundle)
         return
-    view = view_model(model_or_bundle, buckets, dict(levels), profile)
+    view = view_model(model_or_bundle, buckets, dict(levels), profile, exits)
     if as_json:
         print_json(view)
     else:
@@ -97,6 +99,7 @@ def view_model(
     buckets: tuple[Bucket, ...],
     fractions: dict[str, tuple[float, ...]],
     profile: str = HOST_PROFILE_NAME,
+    exits: tuple[int, ...] | None = None,
 ) -> ModelView:
     """Reads headers only; buckets and fractions that are not given are the profile's.
 
@@ -105,7 +108,7 @@ def view_model(
     from ...compiler.levels import levels
     from ...exporters.source import open_source
 
-    source = open_source(folder)
+    source = open_source(folder, exits)
     with working():  # the first use of host-cpu measures this host
         device = load_profile(profile)
     shapes = source.signature.buckets(buckets or device.buckets)

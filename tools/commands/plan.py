@@ -11,7 +11,7 @@ import click
 from ...elastic import Bucket
 from ...profiles.load_profile import load_profile
 from ..console import print_facts, print_json, print_table, working
-from ..options import bucket_option, json_option, levels_option, model_argument, profile_option
+from ..options import bucket_option, exits_option, json_option, levels_option, model_argument, profile_option
 
 if TYPE_CHECKING:
     from ...compiler.plan import Plan
@@ -30,12 +30,14 @@ Examples:
 @profile_option
 @levels_option
 @bucket_option
+@exits_option
 @json_option
 def command(
     model: Path,
     profile: str,
     levels: tuple[tuple[str, tuple[float, ...]], ...],
     buckets: tuple[Bucket, ...],
+    exits: tuple[int, ...] | None,
     as_json: bool,
 ) -> None:
     """Show which submodel each budget gets, and why.
@@ -47,7 +49,7 @@ def command(
     from ...compiler.plan import make_plan
     from ...exporters.source import open_source
 
-    source = open_source(model)
+    source = open_source(model, exits)
     with working():  # the first use of host-cpu measures this host
         device = load_profile(profile)
     shapes = source.signature.buckets(buckets or device.buckets)

@@ -8,6 +8,7 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.runtime.manifest import SCHEMA_VERSION
+from nestforge.runtime.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 VERSIONS = [1, 2]
@@ -24,6 +25,18 @@ def test_an_old_bundle_answers_as_it_did(version: int) -> None:
             way = float(exits) if exits not in ("", "off") else "off"
             answer = model("the quick brown fox jumps over the lazy dog", submodel=submodel, exits=way)
             np.testing.assert_allclose(answer.outputs[output], expected[name], atol=1e-5, rtol=1e-4)
+
+
+def test_what_a_bundle_says_of_its_exits_and_proofs() -> None:
+    bundle = nestforge.open_bundle(GOLDEN / "bundle-v2")
+    facts = dict(bundle_facts(bundle.manifest, bundle.build))
+    assert facts["exits"] == "after layers 1, 3, 4, 3 classes; entropy <= 0.4, 0.3"
+    assert facts["proof of decision"].startswith("4 subjects, ")
+    assert "proof of load" in facts
+    predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies}
+    table = submodel_table(bundle.manifest, bundle.build)
+    for row in table.rows:
+        assert row[4] == f"{predicted[row[1] + '@b1-s16']:.2f}", "of the whole engine, not of a segment"
 
 
 def test_every_schema_has_its_golden_bundle() -> None:

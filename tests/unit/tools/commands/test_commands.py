@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from cost_eff_models import save_tiny as save_tiny_exits
 from nestforge.compiler import compile as compile_module
 from nestforge.compiler import verify as verify_module
 from nestforge.compiler.verify import EngineVerdict, VerifyReport
@@ -83,6 +84,15 @@ def test_inspect_shows_the_levels_that_plan_has(compiled: Any, tmp_path: Path) -
             candidate["id"] for candidate in planned["candidates"]
         }
         assert list(seen["levels"][0]["flops"]) == ["b1-s8"]  # the profile's bucket
+
+
+def test_exits_are_chosen_alike_by_inspect_and_plan(compiled: Any, tmp_path: Path) -> None:
+    model = save_tiny_exits(tmp_path / "exits")
+    options = ["--profile", compiled.profile, "--bucket", "1x8", "--exits", "1"]
+    seen, planned = (json_of(command, model, *options) for command in ("inspect", "plan"))
+    assert [level["label"] for level in seen["levels"]] == ["depth1", "depth4"], "the last exit is always one"
+    assert [candidate["labels"] for candidate in planned["candidates"]] == [["depth1"], ["depth4"]]
+    assert "no exit after layer 2; it has 1, 3, 4" in error_of("plan", model, *options[:-1], "2")
 
 
 def test_inspect_a_bundle(compiled: Any) -> None:
