@@ -108,7 +108,9 @@ def _union(
                 if not isinstance(failure, type(error(""))):
                     raise
                 failures.append(failure)
-    raise failures[0]
+    is_list = isinstance(data, (list, tuple))
+    takes_lists = [typing.get_origin(option) in (tuple, list) for option in options if option is not type(None)]
+    raise next((f for f, takes in zip(failures, takes_lists, strict=True) if takes == is_list), failures[0])
 
 
 def _scalar(

@@ -79,7 +79,7 @@ class EngineBuilder:
     def computed_from(self) -> dict[str, str]:
         """Outputs that are computed from another one, for tolerances."""
         exits = self.universal.source.exits
-        return {exits.entry.entropy: exits.entry.logits} if exits else {}
+        return exits.entry.computed_from if exits else {}
 
     def emit(self, name: str, file: str, submodel: Submodel, bucket: Bucket, segment: int | None = None) -> Emitted:
         """Writes the engine of ``submodel``, or of one segment of it: sliced from its template, or traced."""

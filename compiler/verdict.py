@@ -32,7 +32,7 @@ def verdict_of(
     """The outputs ``found`` on ``cases`` against PyTorch's, by the rule of the gate."""
     limit = tolerance_for(str(bundle.manifest.provenance.profile["precision"]), universal.spec.depth)
     exits = bundle.manifest.exits
-    computed_from = {exits.entropy: exits.logits} if exits else {}
+    computed_from = exits.computed_from if exits else {}
     comparisons = compare(reference, found, [case.name for case in cases], limit, computed_from)
     broken = next((comparison.describe() for comparison in comparisons if not comparison), None)
     return EngineVerdict(engine.id, tuple(comparison.output for comparison in comparisons), broken)

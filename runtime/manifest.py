@@ -177,6 +177,11 @@ class ExitsEntry:
     trims: bool
     gate: GateEntry | None = None
 
+    @property
+    def computed_from(self) -> dict[str, str]:
+        """Outputs that are computed from another one."""
+        return {self.entropy: self.logits}
+
 
 @dataclass(frozen=True)
 class Proof:

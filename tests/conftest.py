@@ -6,8 +6,14 @@ from pathlib import Path
 
 import nestforge
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+# No test asserts wall-clock time, so none may fail for being slow on a busy machine.
+settings.register_profile("nestforge", deadline=None)
+settings.load_profile("nestforge")
 
 
 def pytest_configure() -> None:

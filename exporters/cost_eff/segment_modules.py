@@ -12,8 +12,8 @@ import torch
 from .model import CostEffModel
 
 
-class FirstSegment(torch.nn.Module):
-    """Embeddings, the layers up to ``last``, and the exit there; the state ``[B, S, H]`` comes first if passed on."""
+class _Segment(torch.nn.Module):
+    """The layers behind ``first`` up to ``last`` and the exit there; a state ``[B, S, H]`` that is passed on is first."""
 
     def __init__(self, model: CostEffModel, first: int, last: int, passes_on: bool) -> None:
         super().__init__()
@@ -21,21 +21,25 @@ class FirstSegment(torch.nn.Module):
         self._span = (first, last)
         self._passes_on = passes_on
 
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *types: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        return self._from(self.model.embeddings(input_ids, *types or (None,)), attention_mask)
-
     def _from(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         hidden = self.model.states_from(hidden, attention_mask, *self._span)[-1]
         answer = self.model.answer(self._span[1], hidden, attention_mask)
         return (hidden, *answer) if self._passes_on else answer
 
 
-class LaterSegment(FirstSegment):
-    """The layers behind ``first`` up to ``last``, and the exit there, from the state ``[B, S, H]``."""
+class FirstSegment(_Segment):
+    """From ids, mask and types ``[B, S]``: the embeddings come before its layers."""
 
-    def forward(self, state: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *types: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return self._from(self.model.embeddings(input_ids, *types or (None,)), attention_mask)
+
+
+class LaterSegment(_Segment):
+    """From the state ``[B, S, H]`` that the segment before passed on, and the mask ``[B, S]``."""
+
+    def forward(self, state: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self._from(state, attention_mask)
 
 

@@ -14,16 +14,16 @@ from time import perf_counter
 
 import numpy as np
 
-from ...elastic import DEPTH, Bucket
+from ...elastic import Bucket
 from ...errors import InputError, SelectionError
 from ..arrays import Array
 from ..bundle import Bundle
 from ..engine_pool import EnginePool
 from ..inputs import InputChecker
-from ..manifest import EngineEntry, Latency, SegmentEntry
-from ..runner import Runner, runnable_engines
+from ..manifest import EngineEntry, Latency
 from .cover import Cover, Covers
 from .policy import ExitPolicy, check_count
+from .segments import segments_of
 from .workspace import Workspace
 
 # Workspaces that wait for the next request; more requests at once make their own.
@@ -85,16 +85,8 @@ class ExitChain:
         manifest = bundle.manifest
         if manifest.exits is None:
             raise SelectionError(f"bundle {bundle.path}: this model has no exits to leave at; its whole engines answer")
-        depth = manifest.submodel(submodel).values[DEPTH][0]
-        usable = {engine.id for engine in runnable_engines(bundle)} if engines is None else engines
-        known = _latencies_by_file(bundle, latencies)
         self._exits = manifest.exits
-        self._pool = pool
-        self._segments = [
-            _Segment(entry, _engines(bundle, submodel, entry.name, usable), known, pool)
-            for entry in manifest.exits.segments
-            if entry.layer <= depth
-        ]
+        self._segments = segments_of(bundle, manifest.exits, submodel, pool, latencies, engines)
         self.exits = len(self._segments)
         self.layers = tuple(segment.entry.layer for segment in self._segments)
         self._layers = np.array(self.layers, np.int64)
@@ -252,64 +244,6 @@ class ExitChain:
     def _cover(self, covers: Covers, rows: int, longest: int) -> Cover:
         """Where steps behind the longest row change answers, the request's own length decides how many there are."""
         return covers.cheapest(rows, longest) if self._exits.trims else covers.shortest(rows, longest)
-
-
-class _Segment:
-    """One segment's engines by bucket, and what they cost."""
-
-    def __init__(
-        self,
-        entry: SegmentEntry,
-        engines: Mapping[Bucket, EngineEntry],
-        known: Mapping[str, Sequence[Latency]],
-        pool: EnginePool,
-    ) -> None:
-        self.entry = entry
-        self.engines = engines
-        self.covers = Covers(_costs(engines, known, pool))
-        self._pool = pool
-
-    def runner(self, bucket: Bucket) -> Runner:
-        return self._pool.get(self.engines[bucket])
-
-
-def _engines(bundle: Bundle, submodel: str, segment: str, usable: Collection[str]) -> dict[Bucket, EngineEntry]:
-    every = [engine for engine in bundle.manifest.engines if (engine.submodel, engine.segment) == (submodel, segment)]
-    engines = {engine.bucket: engine for engine in reversed(every) if engine.id in usable}
-    missing = [engine.id for engine in every if engine.bucket not in engines]
-    if missing or not every:
-        raise SelectionError(
-            f"submodel {submodel}: its exits cannot be used here, engine {(*missing, segment)[0]} is left out "
-            "(by memory_mb, or for want of its backend); its whole engine can answer"
-        )
-    return engines
-
-
-def _latencies_by_file(bundle: Bundle, latencies: Sequence[Latency]) -> dict[str, list[Latency]]:
-    """Engines of one file are one engine, whichever of them was measured."""
-    files = {engine.id: engine.file for engine in bundle.manifest.engines}
-    known: dict[str, list[Latency]] = {}
-    for latency in latencies:
-        if latency.engine in files:
-            known.setdefault(files[latency.engine], []).append(latency)
-    return known
-
-
-def _costs(
-    engines: Mapping[Bucket, EngineEntry], known: Mapping[str, Sequence[Latency]], pool: EnginePool
-) -> dict[Bucket, float]:
-    """Milliseconds by bucket, all measured or all predicted, else tokens."""
-    measured, predicted = {}, {}
-    for bucket, engine in engines.items():
-        residency = pool.residencies.get(engine.id)
-        for latency in sorted(known.get(engine.file, ()), key=lambda one: one.residency == residency):
-            predicted[bucket] = latency.predicted_ms
-            if latency.measured_p50_ms is not None:
-                measured[bucket] = latency.measured_p50_ms
-    for costs in (measured, predicted):
-        if len(costs) == len(engines) and min(costs.values()) > 0:
-            return costs
-    return {bucket: float(bucket.tokens) for bucket in engines}
 
 
 def _lengths(mask: Array) -> Array:

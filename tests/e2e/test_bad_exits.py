@@ -194,11 +194,14 @@ MODELS: dict[str, tuple[Callable[[Folder], object], str]] = {
         sidecar(gate__tau=[0.4, 0.3, 0.2]),
         "gate: tau: expected 2 numbers, one for every exit but the last, or a number for all; got a list of 3",
     ),
-    "a threshold that is no number": (sidecar(gate__tau=["0.4", 0.3]), "gate: tau: expected a number, got a list"),
+    "a threshold that is no number": (
+        sidecar(gate__tau=["0.4", 0.3]),
+        "gate: tau[0]: expected a number, got text '0.4'",
+    ),
     "a threshold that is NaN": (sidecar(gate__tau=float("nan")), "gate: tau: expected a finite number, got nan"),
     "a threshold that is infinite": (
         sidecar(gate__tau=[float("inf"), 0.3]),
-        "gate: tau: expected a number, got a list",
+        "gate: tau[0]: expected a finite number, got inf",
     ),
     "a threshold that is true": (sidecar(gate__tau=True), "gate: tau: expected a number, got bool True"),
     "another criterion": (sidecar(gate__criterion="margin"), "gate: criterion: got 'margin'; expected one of entropy"),

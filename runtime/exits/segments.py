@@ -1,0 +1,93 @@
+"""The segments of one submodel with their engines, and what those cost relative to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ...elastic import DEPTH, Bucket
+from ...errors import SelectionError
+from ..bundle import Bundle
+from ..engine_pool import EnginePool
+from ..manifest import EngineEntry, ExitsEntry, Latency, SegmentEntry
+from ..runner import Runner, runnable_engines
+from .cover import Covers
+
+
+class Segment:
+    """One segment's engines by bucket, and what they cost."""
+
+    def __init__(
+        self,
+        entry: SegmentEntry,
+        engines: Mapping[Bucket, EngineEntry],
+        known: Mapping[str, Sequence[Latency]],
+        pool: EnginePool,
+    ) -> None:
+        self.entry = entry
+        self.engines = engines
+        self.covers = Covers(_costs(engines, known, pool))
+        self._pool = pool
+
+    def runner(self, bucket: Bucket) -> Runner:
+        return self._pool.get(self.engines[bucket])
+
+
+def segments_of(
+    bundle: Bundle,
+    exits: ExitsEntry,
+    submodel: str,
+    pool: EnginePool,
+    latencies: Sequence[Latency],
+    engines: Collection[str] | None,
+) -> list[Segment]:
+    """The segments of ``submodel`` (its id), in order, on ``engines`` (ids; None is all that can run here).
+
+    Raises SelectionError where one of them is left out.
+    """
+    depth = bundle.manifest.submodel(submodel).values[DEPTH][0]
+    usable = {engine.id for engine in runnable_engines(bundle)} if engines is None else engines
+    known = _latencies_by_file(bundle, latencies)
+    return [
+        Segment(entry, _engines(bundle, submodel, entry.name, usable), known, pool)
+        for entry in exits.segments
+        if entry.layer <= depth
+    ]
+
+
+def _engines(bundle: Bundle, submodel: str, segment: str, usable: Collection[str]) -> dict[Bucket, EngineEntry]:
+    every = [engine for engine in bundle.manifest.engines if (engine.submodel, engine.segment) == (submodel, segment)]
+    engines = {engine.bucket: engine for engine in reversed(every) if engine.id in usable}
+    missing = [engine.id for engine in every if engine.bucket not in engines]
+    if missing or not every:
+        raise SelectionError(
+            f"submodel {submodel}: its exits cannot be used here, engine {(*missing, segment)[0]} is left out "
+            "(by memory_mb, or for want of its backend); its whole engine can answer"
+        )
+    return engines
+
+
+def _latencies_by_file(bundle: Bundle, latencies: Sequence[Latency]) -> dict[str, list[Latency]]:
+    """Engines of one file are one engine, whichever of them was measured."""
+    files = {engine.id: engine.file for engine in bundle.manifest.engines}
+    known: dict[str, list[Latency]] = {}
+    for latency in latencies:
+        if latency.engine in files:
+            known.setdefault(files[latency.engine], []).append(latency)
+    return known
+
+
+def _costs(
+    engines: Mapping[Bucket, EngineEntry], known: Mapping[str, Sequence[Latency]], pool: EnginePool
+) -> dict[Bucket, float]:
+    """Milliseconds by bucket, all measured or all predicted, else tokens."""
+    measured, predicted = {}, {}
+    for bucket, engine in engines.items():
+        residency = pool.residencies.get(engine.id)
+        for latency in sorted(known.get(engine.file, ()), key=lambda one: one.residency == residency):
+            predicted[bucket] = latency.predicted_ms
+            if latency.measured_p50_ms is not None:
+                measured[bucket] = latency.measured_p50_ms
+    for costs in (measured, predicted):
+        if len(costs) == len(engines) and min(costs.values()) > 0:
+            return costs
+    return {bucket: float(bucket.tokens) for bucket in engines}
