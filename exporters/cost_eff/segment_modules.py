@@ -13,7 +13,7 @@ from .model import CostEffModel
 
 
 class _Segment(torch.nn.Module):
-    """The layers behind ``first`` up to ``last`` and the exit there; a state ``[B, S, H]`` that is passed on is first."""
+    """The layers behind ``first`` up to ``last`` and the exit there; a state ``[B, S, H]`` passed on is first."""
 
     def __init__(self, model: CostEffModel, first: int, last: int, passes_on: bool) -> None:
         super().__init__()

@@ -196,7 +196,7 @@ MODELS: dict[str, tuple[Callable[[Folder], object], str]] = {
     ),
     "a threshold that is no number": (
         sidecar(gate__tau=["0.4", 0.3]),
-        "gate: tau[0]: expected a number, got text '0.4'",
+        "gate: tau[0]: expected a number, got str '0.4'",
     ),
     "a threshold that is NaN": (sidecar(gate__tau=float("nan")), "gate: tau: expected a finite number, got nan"),
     "a threshold that is infinite": (
