@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ...exporters.universal import load_universal
 from ...runtime.answer import Answer
 from ...runtime.model import ElasticModel
 from .exit_subject import EXITS, exits_bundle, half_the_flops, model_folder, requests
-from .harness import Row, milliseconds
+from .harness import Row, interleaved, ratio
 from .subjects import CORES
 
 _REQUESTS = {1: 100, 32: 10}
@@ -35,11 +35,9 @@ def _row(model: ElasticModel, module: Any, batch: int) -> Row:
     eager = [partial(_eager, module, inputs, policy.thresholds) for inputs in tensors]
     chain = [partial(model, feeds, exits=policy) for feeds in asked]
     same = sum(_equal_layers(theirs(), ours()) for theirs, ours in zip(eager, chain, strict=True))
-    ratios = []
-    for _ in range(_ROUNDS):
-        pairs = [(milliseconds(theirs), milliseconds(ours)) for theirs, ours in zip(eager, chain, strict=True)]
-        ratios.append(sum(theirs for theirs, _ in pairs) / sum(ours for _, ours in pairs))
-    speed, rows = median(ratios), batch * len(asked)
+    # In blocks with a pause between, as every benchmark here: threads of one still spin when the other begins.
+    times = interleaved({"eager": partial(_all, eager), "chain": partial(_all, chain)}, _ROUNDS, runs=1)
+    speed, rows = ratio(times, "eager", "chain"), batch * len(asked)
     return Row(
         f"calibrated chain against an eager early-exit loop, batch {batch}",
         f"{speed:.2f}x; {same} of {rows} rows leave at the same layer",
@@ -48,6 +46,11 @@ def _row(model: ElasticModel, module: Any, batch: int) -> Row:
         f"{len(asked)} requests of test texts at their own lengths, median of {_ROUNDS} rounds in turns; the loop "
         f"drops rows that left; {CORES} threads each",
     )
+
+
+def _all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 def _equal_layers(theirs: tuple[torch.Tensor, torch.Tensor], ours: Answer) -> int:
