@@ -93,7 +93,7 @@ class ExitChain:
         self._inputs = InputChecker(manifest.inputs)
         self._buckets = sorted(self._segments[0].engines)
         self._fitting: set[tuple[int, int]] = set()
-        self._flops: dict[tuple[int, int, Cover], Array] = {}
+        self._flops: dict[tuple[int, int, Cover], list[int]] = {}
         self._idle: list[Workspace] = []
         self._kept = _KEPT
 
@@ -152,15 +152,14 @@ class ExitChain:
     ) -> ChainRun:
         batch = shape.batch
         mask = feeds[self._exits.mask]
-        lengths: Array | None = None
+        lengths: list[int] | None = None
         longest = self._longest(mask) if self._exits.trims else shape.sequence
+        # Books are kept in lists: between two engines the caches hold weights, and every numpy function comes anew.
         logits = np.empty((batch, self._exits.classes), np.float32)
-        entropy = np.empty(batch, np.float32)
-        index = np.empty(batch, np.int64)
-        flops = np.zeros(batch, np.int64)
+        entropy, index, flops = [0.0] * batch, [0] * batch, [0] * batch
 
-        rows = np.arange(batch)  # number in the request of the row at each position
-        live: Array | None = None  # positions of the rows that have not left; None is all
+        rows = list(range(batch))  # number in the request of the row at each position
+        live = rows  # positions of the rows that have not left
         moved = 0  # the segment that first ran on the rows as they lie now
         cover = first = self._cover(self._segments[0].covers, batch, longest)
         source = 0
@@ -173,46 +172,53 @@ class ExitChain:
             for call in step.calls:
                 call()
             source = 1 - source
-            at = slice(len(rows)) if live is None else live
-            certain_of = step.entropy[at]
             if watch is not None:
-                state = None if step.state is None else step.state[at]
+                state = None if step.state is None else step.state[live]
                 took = 1e3 * (perf_counter() - started)
-                entry = segment.entry
-                watch(
-                    SegmentRun(number, entry.layer, rows[at], step.logits[at], certain_of, state, cover.buckets, took)
-                )
+                here = np.array([rows[place] for place in live])
+                answers = step.logits[live], step.entropy[live]
+                watch(SegmentRun(number, segment.entry.layer, here, *answers, state, cover.buckets, took))
                 started = perf_counter()
 
-            if not is_last and not policy.anyone_leaves(number, certain_of.tolist()):
-                continue
-            leaves = np.ones(len(certain_of), bool) if is_last else policy.leaving(number, certain_of)
-            cost = self._flops_of(moved, number, cover)[at]
-            if len(certain_of) == batch and leaves.all():  # as with one row always, and with every exit closed
-                index.fill(number)
-                logits, entropy, flops = step.logits[:batch].copy(), certain_of.copy(), cost.copy()
-                break
-            here, answer = rows[at], step.logits[at]
-            gone = here[leaves]
-            logits[gone], entropy[gone], index[gone] = answer[leaves], certain_of[leaves], number
-            flops[gone] += cost[leaves]
-            if len(gone) == len(here):
+            certain = step.entropy.tolist()
+            leaves = [is_last] * len(live)
+            if not is_last:
+                leaves = policy.leavers(number, [certain[place] for place in live])
+                if not any(leaves):
+                    continue
+            gone = [place for place, is_out in zip(live, leaves, strict=True) if is_out]
+            cost = self._flops_of(moved, number, cover)
+            logits[[rows[place] for place in gone]] = step.logits[gone]
+            for place in gone:
+                row = rows[place]
+                entropy[row], index[row] = certain[place], number
+                flops[row] += cost[place]
+            if len(gone) == len(live):
                 break
 
-            stays = np.flatnonzero(~leaves)
-            here, positions = here[stays], stays if live is None else live[stays]
+            stays = [place for place, is_out in zip(live, leaves, strict=True) if not is_out]
             if self._exits.trims:
-                lengths = _lengths(mask) if lengths is None else lengths
-                longest = int(lengths[here].max())
+                lengths = _lengths(mask).tolist() if lengths is None else lengths
+                longest = max(lengths[rows[place]] for place in stays)
             covers = self._segments[number + 1].covers
-            fewer = self._cover(covers, len(here), longest)
+            fewer = self._cover(covers, len(stays), longest)
+            live = stays
             if fewer.cost < covers.cost(cover):
-                flops[here] += cost[stays]
-                origin, source = workspace.keep(positions, cover, fewer, source)
-                rows, live, cover, moved = rows[origin], None, fewer, number + 1
-            else:
-                live = positions
-        return ChainRun(logits, entropy, index, self._layers[index], flops, first.buckets, workspace.open_ms)
+                for place in stays:
+                    flops[rows[place]] += cost[place]
+                origin, source = workspace.keep(np.array(stays), cover, fewer, source)
+                rows = [rows[place] for place in origin.tolist()]
+                live, cover, moved = list(range(len(rows))), fewer, number + 1
+        answered = np.array(index, np.int64)
+        return ChainRun(
+            logits,
+            np.array(entropy, np.float32),
+            answered,
+            self._layers[answered],
+            np.array(flops, np.int64),
+            first.buckets,
+            workspace.open_ms,
+        )
 
     def _check_fits(self, shape: Bucket) -> None:
         """The rule of whole engines: one bucket holds the request."""
@@ -230,15 +236,17 @@ class ExitChain:
         """Steps of the longest row, mostly those of the request."""
         return mask.shape[1] if any(mask[:, -1].tolist()) else int(_lengths(mask).max())
 
-    def _flops_of(self, first: int, last: int, cover: Cover) -> Array:
-        """What each row of ``cover`` costs from segment number ``first`` to ``last``: int64 ``[R]``."""
+    def _flops_of(self, first: int, last: int, cover: Cover) -> list[int]:
+        """What each row of ``cover`` costs from segment number ``first`` to ``last``."""
         key = (first, last, cover)
         found = self._flops.get(key)
         if found is None:
-            batches = [bucket.batch for bucket in cover.buckets]
             segments = self._segments[first : last + 1]
-            shares = [sum(one.engines[bucket].flops // bucket.batch for one in segments) for bucket in cover.buckets]
-            found = self._flops[key] = np.repeat(np.array(shares, np.int64), batches)
+            found = self._flops[key] = [
+                sum(one.engines[bucket].flops // bucket.batch for one in segments)
+                for bucket in cover.buckets
+                for _ in range(bucket.batch)
+            ]
         return found
 
     def _cover(self, covers: Covers, rows: int, longest: int) -> Cover:

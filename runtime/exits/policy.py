@@ -54,12 +54,11 @@ class ExitPolicy:
         found: Array = certain
         return found
 
-    def anyone_leaves(self, exit_index: int, entropies: Sequence[float]) -> bool:
-        """Whether ``leaving`` would let a row out, without numpy: at most exits nobody leaves, and after an engine has
-        run the caches hold weights, not numpy's code."""
+    def leavers(self, exit_index: int, entropies: Sequence[float]) -> list[bool]:
+        """As ``leaving``, without numpy: after an engine has run the caches hold weights, not numpy's code."""
         limit = self._limits[exit_index]
         certain = [value < limit for value in entropies] if self.compare == "<" else [v <= limit for v in entropies]
-        return all(certain) if self.rule == "batch_max" else any(certain)
+        return [all(certain)] * len(certain) if self.rule == "batch_max" else certain
 
     @cached_property
     def _limits(self) -> tuple[float, ...]:

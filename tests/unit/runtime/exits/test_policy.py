@@ -100,6 +100,6 @@ def test_the_quick_question_has_the_same_answer(
 ) -> None:
     policy = ExitPolicy((threshold,), compare, rule)
     array = np.array(entropies, np.float32)
-    assert policy.anyone_leaves(0, array.tolist()) == policy.leaving(0, array).any()
+    assert policy.leavers(0, array.tolist()) == policy.leaving(0, array).tolist()
     at_threshold = ExitPolicy((float(array[0]) if array[0] == array[0] else 0.0,), compare)
-    assert at_threshold.anyone_leaves(0, array[:1].tolist()) == (compare == "<=" and array[0] == array[0])
+    assert at_threshold.leavers(0, array[:1].tolist()) == [compare == "<=" and array[0] == array[0]]
