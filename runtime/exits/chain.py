@@ -152,11 +152,10 @@ class ExitChain:
     ) -> ChainRun:
         batch = shape.batch
         mask = feeds[self._exits.mask]
-        lengths: list[int] | None = None
-        longest = self._longest(mask) if self._exits.trims else shape.sequence
+        lengths = _lengths(mask) if self._exits.trims else [shape.sequence] * batch
+        longest = max(lengths)
         # Books are kept in lists: between two engines the caches hold weights, and every numpy function comes anew.
-        logits = np.empty((batch, self._exits.classes), np.float32)
-        entropy, index, flops = [0.0] * batch, [0] * batch, [0] * batch
+        index, places, flops = [0] * batch, [0] * batch, [0] * batch
 
         rows = list(range(batch))  # number in the request of the row at each position
         live = rows  # positions of the rows that have not left
@@ -188,18 +187,15 @@ class ExitChain:
                     continue
             gone = [place for place, is_out in zip(live, leaves, strict=True) if is_out]
             cost = self._flops_of(moved, number, cover)
-            logits[[rows[place] for place in gone]] = step.logits[gone]
             for place in gone:
                 row = rows[place]
-                entropy[row], index[row] = certain[place], number
+                index[row], places[row] = number, place
                 flops[row] += cost[place]
             if len(gone) == len(live):
                 break
 
             stays = [place for place, is_out in zip(live, leaves, strict=True) if not is_out]
-            if self._exits.trims:
-                lengths = _lengths(mask).tolist() if lengths is None else lengths
-                longest = max(lengths[rows[place]] for place in stays)
+            longest = max([lengths[rows[place]] for place in stays])
             covers = self._segments[number + 1].covers
             fewer = self._cover(covers, len(stays), longest)
             live = stays
@@ -210,9 +206,10 @@ class ExitChain:
                 rows = [rows[place] for place in origin.tolist()]
                 live, cover, moved = list(range(len(rows))), fewer, number + 1
         answered = np.array(index, np.int64)
+        logits, entropy = workspace.answers(answered, np.array(places, np.int64))
         return ChainRun(
             logits,
-            np.array(entropy, np.float32),
+            entropy,
             answered,
             self._layers[answered],
             np.array(flops, np.int64),
@@ -232,10 +229,6 @@ class ExitChain:
             )
         self._fitting.add(size)
 
-    def _longest(self, mask: Array) -> int:
-        """Steps of the longest row, mostly those of the request."""
-        return mask.shape[1] if any(mask[:, -1].tolist()) else int(_lengths(mask).max())
-
     def _flops_of(self, first: int, last: int, cover: Cover) -> list[int]:
         """What each row of ``cover`` costs from segment number ``first`` to ``last``."""
         key = (first, last, cover)
@@ -254,12 +247,12 @@ class ExitChain:
         return covers.cheapest(rows, longest) if self._exits.trims else covers.shortest(rows, longest)
 
 
-def _lengths(mask: Array) -> Array:
-    """The last position that counts, plus 1: int64 ``[B]`` of a mask ``[B, S]``.
+def _lengths(mask: Array) -> list[int]:
+    """The last position that counts, plus 1, of every row of a mask ``[B, S]`` of whole numbers.
 
     Attention in a row where none counts is spread over all of them, so that such a row is never cut.
     """
-    steps = mask.shape[1]
-    ends = np.where(mask, np.arange(1, steps + 1), 0).max(axis=1)
-    lengths: Array = np.where(ends, ends, steps)
-    return lengths
+    raw, width = mask.tobytes(), mask.shape[1] * mask.itemsize
+    # Bytes without the zeros at their end: next to no code, where numpy's reductions would have to be woken.
+    ends = [len(raw[begin : begin + width].rstrip(b"\0")) for begin in range(0, len(raw), width)]
+    return [-(-end // mask.itemsize) or mask.shape[1] for end in ends]

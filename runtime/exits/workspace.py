@@ -49,7 +49,9 @@ class Workspace:
         self._answer_specs = (specs[exits.logits], specs[exits.entropy])
         self._buffers = {spec.name: _flat(spec, most) for spec in first.inputs}
         self._states = (_flat(self._state_spec, most), _flat(self._state_spec, most))
-        self._answers = tuple(_flat(spec, most) for spec in self._answer_specs)
+        # Every exit has its own, so that answers stay where they are until the request ends: [exits, rows, ...].
+        count = len(exits.segments)
+        self._answers = tuple(_flat(spec, most, count).reshape(count, *spec.shape(most)) for spec in self._answer_specs)
         self._filled: dict[tuple[int, int], tuple[Array, ...]] = {}
         self._steps: dict[tuple[object, ...], Step] = {}
         self.open_ms = 0.0
@@ -100,7 +102,7 @@ class Workspace:
         key = (index, cover, source, fetch_state)
         step = self._steps.get(key)
         if step is None:
-            step = self._bind(segment, cover, source, fetch_state, runner)
+            step = self._bind(index, segment, cover, source, fetch_state, runner)
             if len(self._steps) >= _REMEMBERED:
                 self._steps.clear()
             self._steps[key] = step
@@ -146,8 +148,19 @@ class Workspace:
             target[count:] = 0
         return positions, 1 - source
 
+    def answers(self, exits: Array, places: Array) -> tuple[Array, Array]:
+        """Copies of the answers that stand at ``places`` [B] of ``exits`` [B] (int64): logits [B, C], entropy [B]."""
+        logits, entropy = self._answers
+        return logits[exits, places], entropy[exits, places]
+
     def _bind(
-        self, segment: SegmentEntry, cover: Cover, source: int, fetch_state: bool, runner: Callable[[Bucket], Runner]
+        self,
+        index: int,
+        segment: SegmentEntry,
+        cover: Cover,
+        source: int,
+        fetch_state: bool,
+        runner: Callable[[Bucket], Runner],
     ) -> Step:
         exits, size = self._exits, Bucket(cover.rows, cover.sequence)
         feeds = {
@@ -156,9 +169,7 @@ class Workspace:
             )
             for spec in segment.inputs
         }
-        logits, entropy = (
-            _view(buffer, spec, size) for buffer, spec in zip(self._answers, self._answer_specs, strict=True)
-        )
+        logits, entropy = (buffer[index, : cover.rows] for buffer in self._answers)
         outputs = {exits.logits: logits, exits.entropy: entropy}
         fetched = {spec.name: spec for spec in segment.outputs if fetch_state and spec.name == exits.state_out}
         for name, spec in fetched.items():
@@ -177,10 +188,10 @@ class Workspace:
         return Step(tuple(calls), logits, entropy, outputs.get(exits.state_out))
 
 
-def _flat(spec: TensorSpec, most: Bucket) -> Array:
+def _flat(spec: TensorSpec, most: Bucket, copies: int = 1) -> Array:
     """Elements for ``most``, from the beginning of a cache line on, as the backend's own buffers are."""
     dtype = np.dtype(spec.dtype)
-    size = prod(spec.shape(most)) * dtype.itemsize
+    size = copies * prod(spec.shape(most)) * dtype.itemsize
     room = np.empty(size + _LINE, np.uint8)
     begin = -room.ctypes.data % _LINE
     return room[begin : begin + size].view(dtype)
