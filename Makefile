@@ -63,7 +63,7 @@ $(CHECKPOINT): constraints.txt | $(SETUP)
 	touch $@
 
 $(TRAINED): | $(SETUP) $(CHECKPOINT)
-	$(BIN)/python -m nestforge.tools.train
+	$(BIN)/python -m nestforge.tools.train.exits
 
 $(MYPY_LINK):
 	mkdir -p $(@D)

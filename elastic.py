@@ -114,6 +114,8 @@ class ElasticSpec:
     ``depth`` is the number of layers that an answer passes through, for tolerances. ``widths`` are the axis kinds
     counted in neurons, which levels round to the hardware's multiple; other kinds are cut in whole steps.
     ``since`` maps a parameter to the least depth of a submodel that has it; every submodel has those left out.
+    ``granularities`` are the levels that training sampled, by axis kind as fractions of the size, rising to 1; None
+    where they are not known.
     """
 
     axes: tuple[Axis, ...]
@@ -122,6 +124,7 @@ class ElasticSpec:
     depth: int = 1
     widths: frozenset[str] = frozenset({"ffn"})
     since: Mapping[str, int] = field(default_factory=dict, hash=False)
+    granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
 
     @property
     def kinds(self) -> list[str]:

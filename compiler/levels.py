@@ -31,9 +31,10 @@ def levels(
 ) -> tuple[Level, ...]:
     """Levels of ``spec``, smallest first; the last is the universal model.
 
-    ``fractions`` maps an axis kind to one fraction per level; a kind left out keeps its full size. ``None`` moves
-    the kinds with choices alone, choice by choice, where there are any: those were trained. Else it moves all kinds
-    together through 1/8, 1/4, 1/2, 1 for a model that was trained nested and 1/4, 1/2, 3/4, 1 otherwise.
+    ``fractions`` maps an axis kind to one fraction per level; a kind left out keeps its full size. ``None`` takes the
+    levels that training sampled, where the spec knows them. Else it moves the kinds with choices alone, choice by
+    choice, where there are any: those were trained. Else it moves all kinds together through 1/8, 1/4, 1/2, 1 for a
+    model that was trained nested and 1/4, 1/2, 3/4, 1 otherwise.
     The spec's ``widths`` are rounded to the nearest multiple of ``width_multiple`` (at least one, never above the
     size), kinds with choices to the nearest of them, other kinds to whole steps (at least one).
     Raises PlanError for an unknown kind or fractions that do not increase to 1.
@@ -49,6 +50,8 @@ def levels(
 
 
 def _default(spec: ElasticSpec) -> dict[str, Sequence[float]]:
+    if spec.granularities is not None:
+        return dict(spec.granularities)
     chosen = {axis.kind: [choice / axis.size for choice in axis.choices] for axis in spec.axes if axis.choices}
     if chosen:
         return dict(chosen)

@@ -36,7 +36,9 @@ def run() -> list[Row]:
     Workspace.keep = timed_keep  # type: ignore[method-assign]
     try:
         chain = ExitChain(bundle, deepest(bundle), pool, bundle.build.latencies)
-        gates, moving, requests_us = [], [], []
+        gates: list[float] = []
+        moving: list[float] = []
+        requests_us: list[float] = []
         for feeds in requests(bundle, _BATCH, _REQUESTS):
             gated = max(1, int(chain.run(feeds, policy).index.max()))  # exits whose gate let rows on
             taken = []

@@ -29,7 +29,7 @@ SHARE = 0.6
 
 def main() -> int:
     try:
-        _run(sys.executable, "-m", "nestforge.tools.train", "--output", str(FOLDER))
+        _run(sys.executable, "-m", "nestforge.tools.train.exits", "--output", str(FOLDER))
         for model in MODELS:
             _compile_and_calibrate(FOLDER / model, FOLDER / f"{model}.bundle")
         report = FOLDER / "report.md"

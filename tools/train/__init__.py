@@ -1,1 +1,1 @@
-"""A real multi-exit model, trained here: all-MiniLM-L6-v2 with six exits, then slenderised. Not part of the wheel."""
+"""Trains the models that the demonstrations compile: no part of the product, only of its checkout."""

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.exporters.cost_eff.architecture import Widths
 from nestforge.exporters.cost_eff.model import CostEffModel
-from nestforge.tools.train.batches import Batch
-from nestforge.tools.train.importance import Importance
-from nestforge.tools.train.losses import forward
-from nestforge.tools.train.slender import Target, most_important, schedule, slender, word_embedding
+from nestforge.tools.train.exits.batches import Batch
+from nestforge.tools.train.exits.importance import Importance
+from nestforge.tools.train.exits.losses import forward
+from nestforge.tools.train.exits.slender import Target, most_important, schedule, slender, word_embedding
 
 KEPT_HEADS = [torch.tensor([0, 3]), torch.tensor([1, 2]), torch.tensor([2, 3])]
 KEPT_FFN = [torch.tensor([0, 4, 11]), torch.tensor([1, 2, 3]), torch.tensor([5, 9, 10])]

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ...exporters.checkpoint import open_checkpoint
-from ...exporters.cost_eff.architecture import Architecture
-from ...exporters.cost_eff.model import CostEffModel
-from ...exporters.cost_eff.read_architecture import read_architecture
-from ...exporters.cost_eff.sidecar import SCHEMA_VERSION, SIDECAR_NAME, EmbeddingSpec, Sidecar
-from ...strict import unstructure
+from ....exporters.checkpoint import open_checkpoint
+from ....exporters.cost_eff.architecture import Architecture
+from ....exporters.cost_eff.model import CostEffModel
+from ....exporters.cost_eff.read_architecture import read_architecture
+from ....exporters.cost_eff.sidecar import SCHEMA_VERSION, SIDECAR_NAME, EmbeddingSpec, Sidecar
+from ....strict import unstructure
 
 _WEIGHTS = "model.safetensors"
 

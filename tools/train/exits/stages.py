@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from ...compiler.staging import to_json, write_synced
-from ...exporters.checkpoint import open_checkpoint, sha256_of
-from ...exporters.cost_eff.model import CostEffModel
-from ...strict import unstructure
-from ..console import Progress
+from ....compiler.staging import to_json, write_synced
+from ....exporters.checkpoint import open_checkpoint, sha256_of
+from ....exporters.cost_eff.model import CostEffModel
+from ....strict import unstructure
+from ...console import Progress
 from .batches import Rows, open_tokenizer, tokenise
 from .docstrings import Source
 from .evaluate import exit_quality, majority

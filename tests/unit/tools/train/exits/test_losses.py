@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 from nestforge.exporters.cost_eff.model import CostEffModel
-from nestforge.tools.train.batches import Batch, Rows
-from nestforge.tools.train.losses import Distillation, Pass, feature_loss, forward, label_loss, prediction_loss
+from nestforge.tools.train.exits.batches import Batch, Rows
+from nestforge.tools.train.exits.losses import Distillation, Pass, feature_loss, forward, label_loss, prediction_loss
 from torch.nn import functional
 
 

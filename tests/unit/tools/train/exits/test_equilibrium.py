@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from nestforge.exporters.cost_eff.model import CostEffModel
-from nestforge.tools.train.batches import Batch
-from nestforge.tools.train.equilibrium import dropout, gradient_equilibrium, scaled_gradient
-from nestforge.tools.train.losses import forward, label_loss
+from nestforge.tools.train.exits.batches import Batch
+from nestforge.tools.train.exits.equilibrium import dropout, gradient_equilibrium, scaled_gradient
+from nestforge.tools.train.exits.losses import forward, label_loss
 from torch.nn import functional
 
 

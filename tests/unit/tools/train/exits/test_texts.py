@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 from nestforge.errors import CheckpointError
-from nestforge.tools.train.docstrings import Source
-from nestforge.tools.train.texts import PARTS, Corpus, Limits, part_of, read_corpus, read_jsonl, skeleton, to_jsonl
+from nestforge.tools.train.exits.docstrings import Source
+from nestforge.tools.train.exits.texts import (
+    PARTS,
+    Corpus,
+    Limits,
+    part_of,
+    read_corpus,
+    read_jsonl,
+    skeleton,
+    to_jsonl,
+)
 
 WORDS = ("river", "stone", "cloud", "ember", "forest", "harbour", "lantern", "meadow", "mirror", "orchard", "pebble")
 LIMITS = Limits(

@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from nestforge.tools.train.docstrings import SOURCES, Source, docstrings, module_files
+from nestforge.tools.train.exits.docstrings import SOURCES, Source, docstrings, module_files
 
 MODULE = '''"""One sentence of a module, long enough to be prose.
 

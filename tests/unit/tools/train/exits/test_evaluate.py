@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from nestforge.exporters.cost_eff.model import CostEffModel
-from nestforge.tools.train.batches import Rows
-from nestforge.tools.train.evaluate import exit_quality, majority
+from nestforge.tools.train.exits.batches import Rows
+from nestforge.tools.train.exits.evaluate import exit_quality, majority
 
 
 def test_constant_exits(model: CostEffModel) -> None:

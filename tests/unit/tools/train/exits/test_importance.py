@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from nestforge.exporters.cost_eff.model import CostEffModel
-from nestforge.tools.train.batches import Batch, Rows
-from nestforge.tools.train.importance import taylor_importance
-from nestforge.tools.train.losses import label_loss
+from nestforge.tools.train.exits.batches import Batch, Rows
+from nestforge.tools.train.exits.importance import taylor_importance
+from nestforge.tools.train.exits.losses import label_loss
 
 
 def test_zeroed_structures_score_nothing(model: CostEffModel, rows: Rows) -> None:

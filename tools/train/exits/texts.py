@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from ...errors import CheckpointError
+from ....errors import CheckpointError
 from .docstrings import Source, docstrings, module_files
 
 Part = Literal["train", "calibration", "test"]

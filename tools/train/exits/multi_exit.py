@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from safetensors.torch import load_file
 
-from ...errors import CheckpointError
-from ...exporters.checkpoint import Checkpoint
-from ...exporters.cost_eff.architecture import Architecture, Widths
-from ...exporters.cost_eff.model import CostEffModel
-from ...exporters.cost_eff.sidecar import ExitSpec
+from ....errors import CheckpointError
+from ....exporters.checkpoint import Checkpoint
+from ....exporters.cost_eff.architecture import Architecture, Widths
+from ....exporters.cost_eff.model import CostEffModel
+from ....exporters.cost_eff.sidecar import ExitSpec
 
 _EXIT_SPREAD = 0.02  # BERT's initial spread of a classifier
 _UNUSED = ("pooler.", "embeddings.position_ids")

@@ -11,13 +11,13 @@ import torch
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoint import sha256_of
 from nestforge.exporters.source import open_source
-from nestforge.tools.train import __main__ as command
-from nestforge.tools.train.docstrings import Source
-from nestforge.tools.train.fit import Stretch
-from nestforge.tools.train.recipe import Recipe
-from nestforge.tools.train.slender import Target
-from nestforge.tools.train.stages import Training
-from nestforge.tools.train.texts import PARTS, Limits
+from nestforge.tools.train.exits import __main__ as command
+from nestforge.tools.train.exits.docstrings import Source
+from nestforge.tools.train.exits.fit import Stretch
+from nestforge.tools.train.exits.recipe import Recipe
+from nestforge.tools.train.exits.slender import Target
+from nestforge.tools.train.exits.stages import Training
+from nestforge.tools.train.exits.texts import PARTS, Limits
 from tiny_models import WORDS, save_tiny_encoder
 
 RECIPE = Recipe(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
-from nestforge.tools.train.batches import Rows
+from nestforge.tools.train.exits.batches import Rows
 
 
 def rows_of(lengths: list[int]) -> Rows:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from nestforge.exporters.cost_eff.model import CostEffModel
-from nestforge.tools.train.batches import Rows
-from nestforge.tools.train.evaluate import exit_quality
-from nestforge.tools.train.fit import Stretch, fit
-from nestforge.tools.train.losses import forward, label_loss
+from nestforge.tools.train.exits.batches import Rows
+from nestforge.tools.train.exits.evaluate import exit_quality
+from nestforge.tools.train.exits.fit import Stretch, fit
+from nestforge.tools.train.exits.losses import forward, label_loss
 
 
 def test_every_exit_learns_a_learnable_task(model: CostEffModel) -> None:

@@ -1,4 +1,4 @@
-"""``python -m nestforge.tools.train``: trains the multi-exit example and prints how good every exit is."""
+"""``python -m nestforge.tools.train.exits``: trains the multi-exit example and prints how good every exit is."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from ...errors import NestforgeError, OutputError
-from ..console import print_table, working
-from ..demo.checkpoint import demo_checkpoint
+from ....errors import NestforgeError, OutputError
+from ...console import print_table, working
+from ...demo.checkpoint import demo_checkpoint
 from .docstrings import SOURCES
 from .recipe import RECIPE
 from .stages import Training

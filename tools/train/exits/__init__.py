@@ -1,0 +1,1 @@
+"""Training of the multi-exit example: from all-MiniLM-L6-v2 to a slender model with exits (COST-EFF)."""
