@@ -9,9 +9,10 @@ comparison and listed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -41,6 +42,10 @@ class _Reference:
     entropy: np.ndarray
 
 
+# Two answers, and the row of the first for each row of the second.
+_Pair = tuple[ChainRun, ChainRun, np.ndarray]
+
+
 def prove_exits(
     universal: UniversalModel,
     bundle: Bundle,
@@ -63,7 +68,8 @@ def prove_exits(
                 yield _decisions(chain, policy, references, error, subject)
             yield _extremes(chain, references, entry.classes, subject)
             if bucket.batch > 1:
-                yield _neighbours(chain, policies[0], references, error, limit, subject)
+                pairs = partial(_neighbours, chain, policies[0])
+                yield _composition(pairs, policies[0], references, error, limit, subject)
     largest = max(cases, key=lambda bucket: (bucket.tokens, bucket))
     if len(cases) > 1 and largest.batch > 1:
         references = _references(universal, submodel, cases[largest])
@@ -72,7 +78,8 @@ def prove_exits(
             _chain(bundle, submodel, [engine for engine in segments if engine.bucket == largest]) as alone,
             _chain(bundle, submodel, segments) as together,
         ):
-            yield _shrinking(alone, together, policy, references, error, limit, f"{submodel.id}, all buckets")
+            pairs = partial(_shrinking, alone, together, policy)
+            yield _composition(pairs, policy, references, error, limit, f"{submodel.id}, all buckets")
 
 
 @contextmanager
@@ -114,46 +121,38 @@ def _extremes(chain: ExitChain, references: Sequence[_Reference], classes: int, 
     return Proof("extremes", subject, checked, float(wrong), 0.0)
 
 
-def _neighbours(
-    chain: ExitChain,
+def _neighbours(chain: ExitChain, policy: ExitPolicy, reference: _Reference) -> Iterator[_Pair]:
+    """The rows together, then in another order, and with no other row."""
+    feeds = reference.case.feeds
+    together = chain.run(feeds, policy)
+    rows = len(together.index)
+    for order in (np.arange(rows)[::-1], np.arange(1), np.arange(rows - 1, rows)):
+        picked = {name: np.ascontiguousarray(array[order]) for name, array in feeds.items()}
+        yield together, chain.run(picked, policy), order
+
+
+def _shrinking(alone: ExitChain, together: ExitChain, policy: ExitPolicy, reference: _Reference) -> Iterator[_Pair]:
+    """Every row in the largest bucket to the end, and batches that shrink as rows leave."""
+    one = alone.run(reference.case.feeds, policy)
+    yield one, together.run(reference.case.feeds, policy), np.arange(len(one.index))
+
+
+def _composition(
+    pairs: Callable[[_Reference], Iterator[_Pair]],
     policy: ExitPolicy,
     references: Sequence[_Reference],
     error: float,
     limit: Tolerance,
     subject: str,
 ) -> Proof:
-    """The same answers in another order, and with no other row: largest scaled difference of logits."""
+    """The same answers whatever rows a row is run with: largest scaled difference of logits."""
     worst, checked = 0.0, 0
     for reference in references:
         _, tie = expected_exits(reference.entropy, policy, error)
-        feeds = reference.case.feeds
-        together = chain.run(feeds, policy)
-        rows = len(together.index)
-        for order in (np.arange(rows)[::-1], np.arange(1), np.arange(rows - 1, rows)):
-            picked = {name: np.ascontiguousarray(array[order]) for name, array in feeds.items()}
+        for one, other, order in pairs(reference):
             kept = ~tie[order]
             checked += int(kept.sum())
-            worst = max(worst, _difference(together, chain.run(picked, policy), order, kept))
-    return Proof("composition", subject, checked, worst, limit.atol)
-
-
-def _shrinking(
-    alone: ExitChain,
-    together: ExitChain,
-    policy: ExitPolicy,
-    references: Sequence[_Reference],
-    error: float,
-    limit: Tolerance,
-    subject: str,
-) -> Proof:
-    """The same answers where every row stays in the largest bucket and where batches shrink as rows leave."""
-    worst, checked = 0.0, 0
-    for reference in references:
-        _, tie = expected_exits(reference.entropy, policy, error)
-        feeds = reference.case.feeds
-        one, other = alone.run(feeds, policy), together.run(feeds, policy)
-        checked += int((~tie).sum())
-        worst = max(worst, _difference(one, other, np.arange(len(tie)), ~tie))
+            worst = max(worst, _difference(one, other, order, kept))
     return Proof("composition", subject, checked, worst, limit.atol)
 
 

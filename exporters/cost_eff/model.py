@@ -207,3 +207,9 @@ class Answering(torch.nn.Module):
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         answer: tuple[torch.Tensor, ...] = self.model(*inputs)
         return answer
+
+
+def inner_model(module: torch.nn.Module) -> CostEffModel:
+    """The model inside an ``Answering``, or inside a copy of one with narrower parameters."""
+    assert isinstance(module.model, CostEffModel)
+    return module.model

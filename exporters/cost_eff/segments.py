@@ -55,19 +55,21 @@ class CostEffExits(Exits):
         )
 
     def segment(self, module: torch.nn.Module, segment: int) -> torch.nn.Module:
+        from .model import inner_model
         from .segment_modules import FirstSegment, LaterSegment
 
         first, last = self._span(segment)
         passes_on = segment < len(self._layers) - 1
         kind = LaterSegment if segment else FirstSegment
-        return kind(module.model, first, last, passes_on).eval()  # type: ignore[arg-type]  # what load() returned
+        return kind(inner_model(module), first, last, passes_on).eval()
 
     def every_exit(self, module: torch.nn.Module) -> torch.nn.Module:
+        from .model import inner_model
         from .segment_modules import EveryExit
 
-        depth: int = module.model.depth  # type: ignore[assignment, union-attr]  # what load() returned
-        layers = [layer for layer in self._layers if layer <= depth]
-        return EveryExit(module.model, layers, self._layers[-1]).eval()  # type: ignore[arg-type]  # as above
+        model = inner_model(module)
+        layers = [layer for layer in self._layers if layer <= model.depth]
+        return EveryExit(model, layers, self._layers[-1]).eval()
 
     def _span(self, segment: int) -> tuple[int, int]:
         return (0, *self._layers)[segment], self._layers[segment]

@@ -80,11 +80,13 @@ class CostEffFamily(Family):
         yield from prove_factors(checkpoint, architecture, specs[0], feeds)
 
     def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:
-        model = module.model
+        from ..cost_eff.model import inner_model
+
+        model = inner_model(module)
         assert submodel.depth is not None
-        del model.encoder.layer[submodel.depth :]  # type: ignore[union-attr, operator]  # what load() returned
-        for layer in [name for name in model.exits if int(name) > submodel.depth]:  # type: ignore[union-attr]
-            del model.exits[layer]  # type: ignore[union-attr, operator]
+        del model.encoder.layer[submodel.depth :]
+        for layer in [name for name in model.exits if int(name) > submodel.depth]:
+            del model.exits[layer]
 
     def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
         return read_architecture(checkpoint).parameter_shapes

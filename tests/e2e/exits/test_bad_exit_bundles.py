@@ -1,0 +1,268 @@
+"""Bundles with damaged exits, and calibrations that are not theirs: one line each."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from exit_bundles import requests, write_exits_bundle, write_exits_manifest
+from exit_rows import write_arrays
+from nestforge.runtime.exits.calibration import CALIBRATION_NAME
+from nestforge.runtime.manifest import MANIFEST_NAME
+from nestforge.tools.cli import main
+from refusals import refused
+
+BUDGET = "mean_flops<=3500"
+
+
+@pytest.fixture(scope="module")
+def kept(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibrated bundle."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    bundle = Path(shutil.copytree(written, folder / "own.bundle"))
+    path = write_arrays(folder / "rows.npz", 20)
+    arguments = ["calibrate", bundle, "--data", path, "--budget", BUDGET, "--name", "lean"]
+    assert CliRunner().invoke(main, list(map(str, arguments))).exit_code == 0
+    return bundle
+
+
+@pytest.fixture
+def calibrated(kept: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(kept, tmp_path / "own.bundle"))
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
+    def edit(raw: bytes) -> bytes:
+        data = json.loads(raw)
+        change(data)
+        return json.dumps(data).encode()
+
+    return edit
+
+
+def first(**changes: Any) -> Callable[[bytes], bytes]:
+    return edited(lambda data: data["policies"][0].update(changes))
+
+
+CALIBRATIONS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda _: b"", "not JSON ("),
+    "cut off": (lambda raw: raw[: len(raw) // 2], "not JSON ("),
+    "binary": (lambda _: bytes(range(256)), "not JSON ("),
+    "a list": (lambda _: b"[]", "schema_version 'None', expected 1"),
+    "another schema": (edited(lambda data: data.update(schema_version=2)), "schema_version '2', expected 1"),
+    "unknown key": (edited(lambda data: data.update(policy={})), "unknown key 'policy'; did you mean 'policies'?"),
+    "no policies": (edited(lambda data: data.pop("policies")), "missing key 'policies'"),
+    "a key twice": (
+        lambda raw: raw.replace(b'"schema_version"', b'"policies": [], "schema_version"'),
+        "not JSON (a key stands twice among defaults, manifest_sha256, policies, policies, schema_version)",
+    ),
+    "of another bundle": (
+        edited(lambda data: data.update(manifest_sha256="0" * 64)),
+        "belongs to another manifest than this bundle's",
+    ),
+    "unknown submodel": (first(submodel="depth3"), "policy 'lean' of 'depth3': no such submodel in this bundle"),
+    "too few thresholds": (first(thresholds=[0.3]), "policy 'lean' of 'depth4': 1 thresholds, expected 2"),
+    "too many thresholds": (first(thresholds=[0.3, 0.2, 0.1]), "policy 'lean' of 'depth4': 3 thresholds, expected 2"),
+    "a threshold that is text": (
+        first(thresholds=["0.3", 0.2]),
+        "policies[0]: thresholds[0]: expected a number, got str '0.3'",
+    ),
+    "a threshold that is NaN": (first(thresholds=[float("nan"), 0.2]), "not JSON (NaN is not a JSON number)"),
+    "a threshold beyond numbers": (
+        lambda raw: re.sub(rb'("thresholds": \[\s*)[^\s,]+', rb"\g<1>1e999", raw),
+        "policies[0]: thresholds[0]: expected a finite number, got inf",
+    ),
+    "another comparison": (first(compare=">"), "policies[0]: compare: got '>'; expected one of <, <="),
+    "another rule": (first(rule="row"), "policies[0]: rule: got 'row'; did you mean 'per_row'?"),
+    "a histogram of fewer exits": (
+        first(histogram=[10, 10]),
+        "policy 'lean' of 'depth4': histogram [10, 10], expected counts of 3 exits",
+    ),
+    "a histogram of nothing": (
+        first(histogram=[0, 0, 0]),
+        "policy 'lean' of 'depth4': histogram [0, 0, 0], expected counts of 3 exits",
+    ),
+    "a histogram below zero": (first(histogram=[-1, 10, 10]), "policies[0]: histogram[0]: expected at least 0, got -1"),
+    "a name that means something": (first(name="off"), "policy 'off' of 'depth4': not a name that a policy may have"),
+    "a default that is not there": (
+        edited(lambda data: data.update(defaults={"depth4": "fast"})),
+        "defaults: no policy 'fast' of submodel 'depth4'",
+    ),
+    "a default of no submodel": (
+        edited(lambda data: data.update(defaults={"depth3": "lean"})),
+        "defaults: no policy 'lean' of submodel 'depth3'",
+    ),
+    "a policy twice": (
+        edited(lambda data: data["policies"].append(data["policies"][0])),
+        "policy 'lean' of 'depth4': stands twice",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CALIBRATIONS.values(), ids=CALIBRATIONS)
+def test_calibrations(calibrated: Path, tmp_path: Path, change: Callable[[bytes], bytes], message: str) -> None:
+    path = calibrated / CALIBRATION_NAME
+    path.write_bytes(change(path.read_bytes()))
+    rows = write_arrays(tmp_path / "rows.npz", 20)
+    for arguments in (
+        ("run", calibrated, "--text", "w1"),
+        ("run", calibrated, "--text", "w1", "--exits", "off"),
+        ("calibrate", calibrated, "--data", rows, "--budget", BUDGET),
+    ):
+        found = refused(tmp_path, *arguments)
+        assert found.removeprefix(f"{path}: ").startswith(message)
+        assert found.startswith(str(path)), "the line says where"
+        assert re.search(r"; (remove it and calibrate again|use the nestforge release that wrote it, or calib)", found)
+
+
+def test_a_calibration_that_is_a_link_or_a_folder(calibrated: Path, tmp_path: Path) -> None:
+    path = calibrated / CALIBRATION_NAME
+    path.rename(tmp_path / "elsewhere.json")
+    path.symlink_to(tmp_path / "elsewhere.json")
+    assert refused(tmp_path, "run", calibrated, "--text", "w1").startswith(f"{path}: expected a regular file")
+    path.unlink()
+    path.mkdir()
+    assert refused(tmp_path, "run", calibrated, "--text", "w1").startswith(f"{path}: expected a regular file")
+
+
+def test_a_policy_of_another_name_or_submodel(calibrated: Path, tmp_path: Path) -> None:
+    found = refused(tmp_path, "run", calibrated, "--text", "w1", "--exits", "fast")
+    assert found == "no calibrated exits 'fast' of submodel depth4; it has lean"
+    found = refused(tmp_path, "run", calibrated, "--text", "w1", "--exits", "lean", "--submodel", "S")
+    assert found == "no calibrated exits 'lean' of submodel depth2; it has none"
+
+
+def drop_engines(data: dict[str, Any], keep: Callable[[dict[str, Any]], bool]) -> None:
+    data["engines"] = [engine for engine in data["engines"] if keep(engine)]
+
+
+def swap_layers(data: dict[str, Any]) -> None:
+    segments = data["exits"]["segments"]
+    segments[0], segments[1] = segments[1], segments[0]
+
+
+MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no exits": (lambda d: d.pop("exits"), "engine depth2.to1@b1-s8: segment 'to1', but this manifest has no exits"),
+    "one segment": (
+        lambda d: d["exits"].update(segments=d["exits"]["segments"][-1:]),
+        "exits: segments end at layers [4]; expected at least two, rising",
+    ),
+    "a segment missing": (
+        lambda d: d["exits"]["segments"].pop(1),
+        "exits: segments end at layers [1, 4], axis depth has [1, 2, 4]",
+    ),
+    "segments that fall": (swap_layers, "exits: segments end at layers [2, 1, 4]; expected at least two, rising"),
+    "a segment twice": (
+        lambda d: d["exits"]["segments"][1].update(name="to1"),
+        "exits: segments are named ['to1', 'to1', 'to4']; expected names that differ",
+    ),
+    "a segment behind the last layer": (
+        lambda d: d["exits"]["segments"][2].update(layer=5),
+        "exits: segments end at layers [1, 2, 5], axis depth has [1, 2, 4]",
+    ),
+    "no engines of a segment": (
+        lambda d: drop_engines(d, lambda e: e.get("segment") != "to2"),
+        "submodel depth2 at b1-s8: has segments, but no to2",
+    ),
+    "an engine of a segment missing": (
+        lambda d: drop_engines(d, lambda e: e["id"] != "depth4.to2@b4-s8"),
+        "submodel depth4 at b4-s8: has segments, but no to2",
+    ),
+    "an engine of an unknown segment": (
+        lambda d: d["engines"][1].update(segment="to9"),
+        "engine depth2.to1@b1-s8: segment 'to9' is not in this manifest",
+    ),
+    "a segment without its bytes": (
+        lambda d: d["engines"][1].pop("weight_bytes"),
+        "engine depth2.to1@b1-s8: a segment without weight_bytes",
+    ),
+    "engines of one file that differ": (
+        lambda d: d["engines"][1].update(flops=7),
+        "engine depth4.to1@b1-s8: differs from another engine of its file to1.b1-s8.onnx in more than its",
+    ),
+    "other classes": (
+        lambda d: d["exits"].update(classes=4),
+        "outputs are logits float32 [batch, 3], entropy float32 [batch]; expected those of an exit, logits",
+    ),
+    "one class": (lambda d: d["exits"].update(classes=1), "exits: classes: expected at least 2, got 1"),
+    "unknown logits": (
+        lambda d: d["exits"].update(logits="scores"),
+        "outputs are logits float32 [batch, 3], entropy float32 [batch]; expected those of an exit, scores",
+    ),
+    "unknown mask": (
+        lambda d: d["exits"].update(mask="mask"),
+        "exits: mask 'mask' is not an input of whole numbers [batch, sequence]",
+    ),
+    "unknown state": (
+        lambda d: d["exits"].update(state_out="hidden"),
+        "exits: 'hidden' is not an output [batch, sequence, H] of segment to1",
+    ),
+    "a state of another width": (
+        lambda d: d["exits"]["segments"][1]["inputs"][0]["dims"].__setitem__(2, 5),
+        "segment to2: inputs are state float32 [batch, sequence, 5], attention_mask int64 [batch, sequence];",
+    ),
+    "too few thresholds": (
+        lambda d: d["exits"]["gate"].update(thresholds=[0.1]),
+        "exits: 1 thresholds, expected 2, for all but the last",
+    ),
+    "another comparison": (
+        lambda d: d["exits"]["gate"].update(compare="="),
+        "exits: gate: compare: got '='; did you mean '<='?",
+    ),
+    "trims that is a number": (lambda d: d["exits"].update(trims=1), "exits: trims: expected true or false, got int 1"),
+    "unknown key": (
+        lambda d: d["exits"].update(threshold=1),
+        "exits: unknown key 'threshold'; expected one of classes, entropy, gate, logits, mask, segments,",
+    ),
+    "depths that are no exits": (
+        lambda d: d["axes"][0].update(choices=[1, 3, 4]),
+        "submodel depth2: axis depth: expected one of 1, 3, 4, got 2",
+    ),
+    "schema 3": (lambda d: d.update(schema_version=3), "schema_version '3', expected 1 or 2"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), MANIFESTS.values(), ids=MANIFESTS)
+def test_manifests(bundle: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
+    data = json.loads((bundle / MANIFEST_NAME).read_text())
+    change(data)
+    write_exits_manifest(bundle, data)
+    rows = write_arrays(tmp_path / "rows.npz", 20)
+    for arguments in (
+        ("run", bundle, "--text", "w1"),
+        ("inspect", bundle),
+        ("verify", bundle),
+        ("calibrate", bundle, "--data", rows, "--budget", BUDGET),
+    ):
+        found = refused(tmp_path, *arguments)
+        assert found.startswith(f"{bundle / MANIFEST_NAME}: {message}")
+
+
+@pytest.mark.parametrize("name", ["to2.b1-s8.onnx", "to4.b4-s16.onnx"])
+def test_segment_files_that_are_gone_or_cut(bundle: Path, tmp_path: Path, name: str) -> None:
+    whole = (bundle / name).read_bytes()
+    (bundle / name).write_bytes(whole[:-1])
+    found = refused(tmp_path, "run", bundle, "--text", "w1")
+    assert found.startswith(f"{bundle / name}: {len(whole) - 1} bytes, expected {len(whole)}; fetch the bundle again")
+    (bundle / name).unlink()
+    assert refused(tmp_path, "run", bundle, "--text", "w1").startswith(f"{bundle / name}: missing; fetch the bundle")
+
+
+def test_a_segment_of_another_interface_under_the_same_name(tmp_path: Path) -> None:
+    """Sizes mended: what is found when the engine is opened."""
+    bundle = write_exits_bundle(tmp_path / "b")
+    shutil.copy(bundle / "to4.b1-s8.onnx", bundle / "to2.b1-s8.onnx")
+    data = json.loads((bundle / MANIFEST_NAME).read_text())
+    for entry in data["files"]:
+        entry["bytes"] = (bundle / entry["path"]).stat().st_size
+    write_exits_manifest(bundle, data)
+    np.savez(tmp_path / "in.npz", **requests([3]))
+    found = refused(tmp_path, "run", bundle, "--inputs", tmp_path / "in.npz", "--exits", "-1")
+    assert found.startswith("engine depth4.to2@b1-s8: outputs are ")
