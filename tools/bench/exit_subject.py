@@ -20,7 +20,8 @@ from ...runtime.exits.calibration import CalibratedPolicy
 from ...runtime.manifest import EngineEntry
 from ...runtime.text import TextEncoder
 from ..demo.exit_report import read_texts
-from ..demo.exits import FOLDER, is_made_from
+from ..demo.exits import FOLDER
+from ..demo.steps import is_made_from
 
 # Texts are cut to 64 tokens, as they were in training; published costs are of 128.
 SEQUENCE, LONGEST = 64, 128

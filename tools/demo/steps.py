@@ -1,0 +1,61 @@
+"""What every demonstration does: commands that are printed before they run, so that they can be repeated by hand."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ...compiler.write_bundle import source_entries
+from ...errors import NestforgeError
+from ...exporters.source import open_source
+from ...runtime.bundle import open_bundle
+
+
+def demonstrate(steps: Callable[[], None]) -> int:
+    """Runs ``steps`` and returns the exit code: a failure is one line, and that of a command its own exit code."""
+    try:
+        steps()
+    except NestforgeError as failure:
+        print(f"demo: error: {failure}", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError as failure:
+        return failure.returncode
+    return 0
+
+
+def run(*command: str) -> None:
+    """Runs a command, printed as one would type it. Raises CalledProcessError if it fails."""
+    print(f"\n$ {shlex.join([Path(command[0]).name, *command[1:]])}", flush=True)
+    subprocess.run(command, check=True)
+
+
+def nestforge(*arguments: str) -> None:
+    """Runs the ``nestforge`` of this environment. Raises CalledProcessError if it fails."""
+    run(str(Path(sys.executable).with_name("nestforge")), *arguments)
+
+
+def compile_once(model: Path, bundle: Path, *options: str) -> bool:
+    """Compiles ``model``, unless ``bundle`` was made from these very files; whether it did."""
+    if bundle.exists() and not is_made_from(bundle, model):
+        print(f"\n{bundle} was made from another model and is made anew")
+        shutil.rmtree(bundle)
+    if bundle.exists():
+        print(f"\n{bundle} exists and is used again; remove it (rm -r {bundle}) to compile anew")
+        return False
+    nestforge("compile", short(model), *options, "--output", str(bundle))
+    return True
+
+
+def is_made_from(bundle: Path, model: Path) -> bool:
+    """Whether the files of ``model`` are those that ``bundle`` was compiled from."""
+    return open_bundle(bundle).manifest.provenance.source == source_entries(open_source(model))
+
+
+def short(path: Path) -> str:
+    """``path`` from here where it lies below, so that a printed command is readable."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
