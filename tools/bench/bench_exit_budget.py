@@ -1,4 +1,8 @@
-"""Calibrated mean latency, measured anew on held-out texts, against the budget asked for."""
+"""Calibrated mean latency, measured anew on held-out texts, against the budget asked for.
+
+The budget is a share of the whole engine's time, and the check is that share, of a whole engine timed in turns with the
+chain: between calibration and check the machine itself gets faster and slower by more than the bar.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +30,23 @@ def run() -> list[Row]:
 
 def _row(model: ElasticModel, bundle: Bundle, share: float) -> Row:
     asked = requests(bundle, 1, _REQUESTS)
-    budget = share * _mean_ms(model, asked, OFF)
+    budget = share * _mean_ms(model, asked, [OFF])[0]
     policy = calibrated(bundle, f"mean_latency_ms<={budget:.4g}").policy()
-    found = _mean_ms(model, asked, policy)
+    whole, found = _mean_ms(model, asked, [OFF, policy])
+    off = found / (share * whole) - 1
     return Row(
         f"calibrated latency against a budget of {share:.0%} of the whole engine",
-        f"{found:.3f} of {budget:.3f} ms ({found / budget - 1:+.1%})",
+        f"{found / whole:.1%} ({off:+.1%}; {found:.3f} of {whole:.3f} ms)",
         "within 5 %",
-        abs(found / budget - 1) <= 0.05,
-        f"mean over {_REQUESTS} test texts that calibration never saw, median of {_ROUNDS} rounds, batch 1",
+        abs(off) <= 0.05,
+        f"mean over {_REQUESTS} test texts that calibration never saw, median of {_ROUNDS} rounds in turns, batch 1",
     )
 
 
-def _mean_ms(model: ElasticModel, asked: Sequence[Mapping[str, Array]], exits: AskedExits) -> float:
-    for feeds in asked[:20]:
-        model(feeds, exits=exits)
-    return median(mean(milliseconds(partial(model, feeds, exits=exits)) for feeds in asked) for _ in range(_ROUNDS))
+def _mean_ms(model: ElasticModel, asked: Sequence[Mapping[str, Array]], ways: Sequence[AskedExits]) -> list[float]:
+    """Mean milliseconds a request of each way, text by text in turns."""
+    rounds = []
+    for _ in range(_ROUNDS + 1):
+        times = [[milliseconds(partial(model, feeds, exits=exits)) for exits in ways] for feeds in asked]
+        rounds.append([mean(way) for way in zip(*times, strict=True)])
+    return [median(way) for way in zip(*rounds[1:], strict=True)]  # the first round warmed up
