@@ -11,16 +11,19 @@ TRAINED := demo/exits/slender/model.safetensors
 MYPY_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest lint format typecheck bench demo demo-exits wheel clean distclean
+.PHONY: help setup test pytest lint format typecheck bench demo demo-exits demo-matformer wheel clean distclean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(SETUP) $(CHECKPOINT)  ## compile the real all-MiniLM-L6-v2 for this machine, run it, print the table of submodels
 	$(BIN)/python -m nestforge.tools.demo
 
 demo-exits: $(SETUP) $(CHECKPOINT)  ## train a multi-exit model (about 10 minutes, once), compile it, calibrate it, compare
 	$(BIN)/python -m nestforge.tools.demo.exits
+
+demo-matformer: $(SETUP)  ## train nested models of text and of images, compile each for eight budgets, draw quality over latency
+	$(BIN)/python -m nestforge.tools.demo.matformer
 
 test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compiler.compile import compile_bundle as compile
+    from .compiler.nest.nest import nest
     from .runtime.answer import Answer
     from .runtime.bundle import Bundle, open_bundle
     from .runtime.model import ElasticModel, load
@@ -24,6 +25,7 @@ __all__ = [
     "__version__",
     "compile",
     "load",
+    "nest",
     "open_bundle",
     "use_process_wide_threads",
 ]
@@ -34,6 +36,7 @@ _HOMES = {
     "ElasticModel": ("runtime.model", "ElasticModel"),
     "compile": ("compiler.compile", "compile_bundle"),
     "load": ("runtime.model", "load"),
+    "nest": ("compiler.nest.nest", "nest"),
     "open_bundle": ("runtime.bundle", "open_bundle"),
     "use_process_wide_threads": ("runtime.threads", "use_process_wide_threads"),
 }

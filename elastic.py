@@ -115,7 +115,8 @@ class ElasticSpec:
     counted in neurons, which levels round to the hardware's multiple; other kinds are cut in whole steps.
     ``since`` maps a parameter to the least depth of a submodel that has it; every submodel has those left out.
     ``granularities`` are the levels that training sampled, by axis kind as fractions of the size, rising to 1; None
-    where they are not known.
+    where they are not known. ``coupled`` names the axes whose steps are measured against each other, by a mean over
+    them: there a step that is cut is not a step of zeros.
     """
 
     axes: tuple[Axis, ...]
@@ -125,6 +126,7 @@ class ElasticSpec:
     widths: frozenset[str] = frozenset({"ffn"})
     since: Mapping[str, int] = field(default_factory=dict, hash=False)
     granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
+    coupled: frozenset[str] = frozenset()
 
     @property
     def kinds(self) -> list[str]:

@@ -9,25 +9,28 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..elastic import Bucket, Submodel
-from ..errors import BuildError, ParityError, PlanError
+from ..errors import BuildError, InputError, ParityError, PlanError
 from ..exporters.checkpoint import sha256_of
+from ..exporters.published_slice import read_slice
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
-from ..profiles.device_profile import DeviceProfile, profile_data
+from ..profiles.device_profile import BudgetSpec, DeviceProfile, LadderShape, profile_data
 from ..profiles.load_profile import load_profile
 from ..profiles.probe_host import is_this_host
 from ..runtime.bundle import Bundle, open_bundle
 from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
 from ..strict import unstructure
+from .assignments import read_assignment
 from .build_engine import EngineBuilder, reference_outputs
 from .build_segments import build_segments
 from .cases import parity_cases
 from .clock import Clock, Progress, silent
-from .corpus import Corpus, read_corpus
+from .corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
+from .ladder import ladder
 from .levels import Level
 from .levels import levels as make_levels
 from .measure_latency import fit_rungs, measure_engines
-from .plan import Plan, ladder, make_plan
+from .plan import Plan, make_plan
 from .prove import prove
 from .quality import measure_quality
 from .rank_axes import rank_axes, text_encoder
@@ -46,8 +49,12 @@ def compile_bundle(
     output: str | Path = "model.bundle",
     *,
     text: str | Path | None = None,
+    data: str | Path | None = None,
     levels: Mapping[str, Sequence[float]] | None = None,
+    shape: LadderShape | None = None,
+    budgets: Mapping[str, BudgetSpec] | None = None,
     submodels: Sequence[str] = (),
+    slices: Sequence[str | Path] = (),
     buckets: Sequence[Bucket] | None = None,
     exits: Sequence[int] | None = None,
     include: Include = "levels",
@@ -56,29 +63,39 @@ def compile_bundle(
 ) -> Path:
     """Compiles the checkpoint in folder ``model`` into the bundle ``output``, which must not exist.
 
-    ``text`` is a file with one text per line: it calibrates the ranking and, held out, shows quality. ``levels`` maps
-    an axis kind to fractions of its size. ``exits`` are the layers after which a multi-exit model is cut, by default
-    all that have an exit; the last always is one. ``include`` says which submodels to build: those that budgets chose,
-    also every level, or every rung of the ladder; ``submodels`` (ids) come on top. ``progress(stage, done, total)`` is
-    called as work proceeds.
+    ``text`` is a file with one text per line: part calibrates the ranking, the rest is held out and shows quality.
+    ``data`` is the same for models of anything else: an NPZ file with an array per input, and perhaps ``labels``.
+    ``levels`` maps an axis kind to fractions of its size, ``shape`` says which layers the ladder between them promotes
+    first, and ``budgets`` stand in place of the profile's. ``exits`` are the layers after which a multi-exit model is
+    cut, by default all that have an exit; the last always is one. ``include`` says which submodels to build: those that
+    budgets chose, also every level, or every rung of the ladder; ``submodels`` (ids) come on top, and so do ``slices``,
+    folders that hold a published slice of the model. ``progress(stage, done, total)`` is called as work proceeds.
     Raises a NestforgeError and publishes nothing if an input is bad or a gate fails; an interrupted compile goes on
     where it was when called again with the same arguments.
     """
     if include not in get_args(Include):
         raise PlanError(f"include {include!r}: expected one of {', '.join(get_args(Include))}")
     source = open_source(model, exits)
-    device = _device(source, profile, buckets, levels)
+    source.checkpoint.require_weights()
+    device = _device(source, profile, buckets, levels=levels, shape=shape, budgets=budgets)
     steps = make_levels(source.spec, device.levels, device.width_multiple)
-    wanted = [source.spec.parse(submodel) for submodel in submodels]
+    rungs = ladder(steps, device.shape)
+    wanted = [read_assignment(source.spec, submodel, steps, device.width_multiple) for submodel in submodels]
+    published = [read_slice(source, Path(folder)) for folder in slices]
+    wanted += published
     _refuse_impossible_budgets(source, device, steps)
-    corpus = read_corpus(Path(text)) if text is not None else None
+    corpus = _corpus(source, text, data)
     options: dict[str, Any] = {
         "include": include,
         "submodels": [submodel.id for submodel in wanted],
         "text": text is not None,
     }
+    if data is not None:
+        options["data"] = True
     if exits is not None:
         options["exits"] = sorted(exits)
+    if published:
+        options["slices"] = [submodel.id for submodel in published]
     clock = Clock(progress)
     with staged(Path(output), _key(source, device, corpus, options)) as stage:
         with clock("load"):
@@ -87,14 +104,14 @@ def compile_bundle(
             ranking = rank_axes(universal, corpus, stage, clock)
         templates = Templates(universal, stage, device.opset)
         with clock("trace"):  # once per bucket, depth and segment
-            for key in clock.each(templates.keys([*ladder(steps), *wanted, source.spec.universal()], device.buckets)):
+            for key in clock.each(templates.keys([*rungs, *wanted, source.spec.universal()], device.buckets)):
                 templates.get(key)
         with clock("store"):  # every weight once, elastic dimension first
             stage.once(stage.folder / WEIGHTS_NAME, partial(write_store, universal, templates.weights()))
         draft = draft_bundle(stage, universal.source, ranking, device, options)
         builder = _builder(universal, device, templates, stage, draft)
         with clock("measure"):  # a few rungs on this host correct the predictions
-            corrections = fit_rungs(builder, steps, clock)
+            corrections = fit_rungs(builder, rungs, clock)
         plan = make_plan(universal.source, device, levels=steps, submodels=wanted, corrections=corrections)
         chosen = _chosen(universal, plan, steps, wanted, include)
         with clock("build"):  # slice, and compare with PyTorch: the gate
@@ -103,7 +120,7 @@ def compile_bundle(
                 [(submodel, bucket) for submodel in chosen for bucket in device.buckets]
             ):
                 engines += [builder.build(submodel, bucket), *build_segments(builder, submodel, bucket)]
-        with clock("quality"):  # what the submodels keep, on held-out text
+        with clock("quality"):  # what the submodels keep, on held-out texts or rows
             quality = measure_quality(builder, text_encoder(universal), engines, corpus, clock)
         with clock("bench"):  # what the dispatcher will go by
             latencies = measure_engines(builder, engines, corrections, clock)
@@ -122,9 +139,12 @@ def _device(
     source: ModelSource,
     profile: str | Path | DeviceProfile,
     buckets: Sequence[Bucket] | None,
+    *,
     levels: Mapping[str, Sequence[float]] | None,
+    shape: LadderShape | None,
+    budgets: Mapping[str, BudgetSpec] | None,
 ) -> DeviceProfile:
-    """The profile, with the buckets and levels of this compile in place of its own."""
+    """The profile, with what this compile asks for in place of its own."""
     device = profile if isinstance(profile, DeviceProfile) else load_profile(profile)
     if device.backend != "onnxruntime":
         raise BuildError(
@@ -134,7 +154,7 @@ def _device(
     device = replace(device, buckets=source.signature.buckets(buckets or device.buckets))
     if levels:
         device = replace(device, levels={kind: tuple(fractions) for kind, fractions in levels.items()})
-    return device
+    return replace(device, shape=shape or device.shape, budgets=budgets or device.budgets)
 
 
 def _refuse_impossible_budgets(source: ModelSource, device: DeviceProfile, steps: Sequence[Level]) -> None:
@@ -145,15 +165,23 @@ def _refuse_impossible_budgets(source: ModelSource, device: DeviceProfile, steps
     make_plan(source, device, levels=steps)
 
 
+def _corpus(source: ModelSource, text: str | Path | None, data: str | Path | None) -> Corpus | ArrayCorpus | None:
+    if text is not None and data is not None:
+        raise InputError("text and data: expected one of them, the examples that rank the axes and show quality")
+    if data is not None:
+        return read_array_corpus(Path(data), source)
+    return read_corpus(Path(text)) if text is not None else None
+
+
 def _key(
-    source: ModelSource, device: DeviceProfile, corpus: Corpus | None, options: Mapping[str, Any]
+    source: ModelSource, device: DeviceProfile, corpus: Corpus | ArrayCorpus | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Everything that an interrupted compile must share with the one that goes on."""
     return {
         "tools": tool_versions(),
         "source": unstructure(source_entries(source)),
         "profile": profile_data(device),
-        "corpus": unstructure(corpus),
+        "corpus": corpus.key if corpus is not None else None,
         "options": options,
     }
 

@@ -16,8 +16,6 @@ from ..runtime.threads import threads_or_default
 from .build_engine import EngineBuilder
 from .clock import Clock
 from .cost_model import Correction, fit_correction, predict
-from .levels import Level
-from .plan import ladder
 
 # Spread over the ladder; the correction has three factors, so four rungs leave it one to disagree with.
 _RUNGS = 4
@@ -29,11 +27,10 @@ _GROUP = 4
 _RESIDENCY: Residency = "packed"
 
 
-def fit_rungs(builder: EngineBuilder, levels: Sequence[Level], clock: Clock) -> Mapping[Bucket, Correction]:
-    """Corrections per bucket, from rungs built and measured here; empty if the profile is of another device."""
+def fit_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], clock: Clock) -> Mapping[Bucket, Correction]:
+    """Corrections per bucket, from some of ``rungs`` built and measured here; empty for a profile of another device."""
     if not is_this_host(builder.profile):
         return {}
-    rungs = ladder(levels)
     picked = rungs_to_measure(len(rungs))
     return {
         bucket: fit_correction(

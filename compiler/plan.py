@@ -6,17 +6,19 @@ nothing measured. Latencies in it are predicted or, given corrections, corrected
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, Protocol
 
-from ..elastic import Bucket, ElasticSpec, Submodel, canonical
+from ..elastic import Bucket, ElasticSpec, Submodel
 from ..errors import PlanError
+from ..exporters.parameter_groups import ParameterGroups
 from ..profiles.device_profile import BudgetSpec, DeviceProfile, resolve_limit
 from ..runtime.manifest import Limits
 from ..workload import Op
+from .assignments import unusual
 from .cost_model import Correction, predict, predict_memory_bytes
+from .ladder import ladder
 from .levels import Level
 
 
@@ -27,7 +29,7 @@ class Source(Protocol):
     def name(self) -> str: ...
     @property
     def spec(self) -> ElasticSpec: ...
-    def parameters(self, submodel: Submodel) -> int: ...
+    def parameter_groups(self, submodel: Submodel) -> ParameterGroups: ...
     def weight_bytes(self, submodel: Submodel) -> int: ...
     def workload(self, submodel: Submodel, bucket: Bucket) -> Sequence[Op]: ...
 
@@ -53,7 +55,8 @@ class BucketCost:
 class Candidate:
     """A submodel that could be compiled. ``rung`` is its place on the ladder; None for one that was asked for by id.
 
-    ``memory_mb``: weights and the activations of the largest bucket.
+    ``memory_mb``: weights and the activations of the largest bucket. ``non_embedding_parameters`` leaves out the tables
+    of tokens and positions, ``ffn_parameters`` are those of the feed-forward networks that shrink.
     """
 
     id: str
@@ -63,7 +66,21 @@ class Candidate:
     weight_bytes: int
     memory_mb: float
     costs: tuple[BucketCost, ...]
+    non_embedding_parameters: int
+    ffn_parameters: int
     rung: int | None = None
+
+    def figures(self, bucket: Bucket) -> dict[str, float]:
+        """What budgets limit, by the names that they have there; latency and FLOPs at ``bucket``."""
+        cost = next(cost for cost in self.costs if cost.bucket == bucket)
+        return {
+            "latency_ms": cost.latency_ms,
+            "memory_mb": self.memory_mb,
+            "parameters": self.parameters,
+            "flops": cost.flops,
+            "non_embedding_parameters": self.non_embedding_parameters,
+            "ffn_parameters": self.ffn_parameters,
+        }
 
 
 @dataclass(frozen=True)
@@ -102,26 +119,6 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def ladder(levels: Sequence[Level]) -> tuple[Submodel, ...]:
-    """The promotion ladder: ``(g - 1) * l + 1`` rungs for ``g`` levels and ``l`` layers, smallest first.
-
-    Between two adjacent levels the last layers are promoted one by one, all their axes together; axes outside the
-    layers move with the next full level. Rungs that rounding makes equal appear once.
-    """
-    layers = sorted({axis.layer for axis, _ in levels[0].submodel.values if axis.layer is not None})
-    rungs: dict[str, Submodel] = {}
-    for low, high in pairwise(levels):
-        for promoted in range(max(1, len(layers))):
-            last = set(layers[len(layers) - promoted :])
-            values = tuple(
-                (axis, high.submodel[axis.name] if axis.layer in last else value) for axis, value in low.submodel.values
-            )
-            rung = canonical(values)
-            rungs.setdefault(rung.id, rung)
-    rungs.setdefault(levels[-1].submodel.id, levels[-1].submodel)
-    return tuple(rungs.values())
-
-
 def make_plan(
     source: Source,
     profile: DeviceProfile,
@@ -139,7 +136,7 @@ def make_plan(
     corrections = corrections or {}
     if corrections and set(corrections) != set(profile.buckets):
         raise ValueError("corrections: expected one for every bucket of the profile")
-    rungs = ladder(levels)
+    rungs = ladder(levels, profile.shape)
     known = {rung.id for rung in rungs}
     extra = {submodel.id: submodel for submodel in submodels if submodel.id not in known}
     labels = {level.submodel.id: tuple(o.label for o in levels if o.submodel == level.submodel) for level in levels}
@@ -153,8 +150,13 @@ def make_plan(
         latency_basis=basis,
         candidates=(*on_ladder, *beside),
         budgets=tuple(_choose(name, budget, on_ladder, profile, basis) for name, budget in profile.budgets.items()),
-        notes=(*(note for level in levels for note in level.rounding), *_unusual(extra.values(), levels)),
+        notes=(*(note for level in levels for note in level.rounding), *unusual(extra.values(), levels)),
     )
+
+
+def figures_of(source: Source, profile: DeviceProfile, submodel: Submodel) -> dict[str, float]:
+    """What budgets limit, of any submodel, at the profile's largest bucket; the latency is predicted."""
+    return _candidate(source, profile, {}, submodel, (), None).figures(profile.largest_bucket)
 
 
 def _candidate(
@@ -166,12 +168,13 @@ def _candidate(
     rung: int | None,
 ) -> Candidate:
     costs = {bucket: predict(source.workload(submodel, bucket), profile) for bucket in profile.buckets}
+    groups = source.parameter_groups(submodel)
     weight_bytes = source.weight_bytes(submodel)
     return Candidate(
         id=submodel.id,
         labels=labels,
         values={kind: tuple(values) for kind, values in submodel.by_kind().items()},
-        parameters=source.parameters(submodel),
+        parameters=groups.total,
         weight_bytes=weight_bytes,
         memory_mb=predict_memory_bytes(weight_bytes, list(costs.values())) / 1e6,
         costs=tuple(
@@ -185,6 +188,8 @@ def _candidate(
             )
             for bucket, cost in costs.items()
         ),
+        non_embedding_parameters=groups.non_embedding,
+        ffn_parameters=groups.ffn,
         rung=rung,
     )
 
@@ -192,7 +197,9 @@ def _candidate(
 def _choose(
     name: str, budget: BudgetSpec, rungs: Sequence[Candidate], profile: DeviceProfile, basis: str
 ) -> BudgetPlan:
-    limits = _resolve(budget, _figures(rungs[-1], profile.largest_bucket))
+    limits = _resolve(budget, rungs[-1].figures(profile.largest_bucket))
+    if limits.ffn_parameters is not None and rungs[-1].ffn_parameters == 0:
+        raise PlanError(f"budget {name!r}: ffn_parameters: this model has no feed-forward networks that shrink")
     checks = _checks(limits, profile, basis)
     broken = {rung.id: _broken(rung, checks, profile.largest_bucket) for rung in rungs}
     fitting = [index for index, rung in enumerate(rungs) if not broken[rung.id]]
@@ -202,7 +209,7 @@ def _choose(
             "raise the limit or add smaller levels"
         )
     chosen = fitting[-1]
-    figures = _figures(rungs[chosen], profile.largest_bucket)
+    figures = rungs[chosen].figures(profile.largest_bucket)
     kept = ", ".join(f"{c.what} {c.show(figures[c.figure])} of {c.show(c.limit)}" for c in checks if not c.of_device)
     if chosen == len(rungs) - 1:
         reason = f"the universal model keeps {kept}" if kept else "no limits: the universal model"
@@ -231,10 +238,10 @@ class _Check:
                 return f"{value:.3f} ms"
             case "memory_mb":
                 return f"{value:.2f} MB"
-            case "parameters":
-                return f"{value:,.0f}"
-            case _:
+            case "flops":
                 return f"{value / 1e6:,.2f} MFLOP"
+            case _:
+                return f"{value:,.0f}"
 
 
 def _checks(limits: Limits, profile: DeviceProfile, basis: str) -> list[_Check]:
@@ -244,6 +251,8 @@ def _checks(limits: Limits, profile: DeviceProfile, basis: str) -> list[_Check]:
         ("memory_mb", "memory", limits.memory_mb),
         ("parameters", "parameters", limits.parameters),
         ("flops", f"compute ({bucket})", limits.flops),
+        ("non_embedding_parameters", "non-embedding parameters", limits.non_embedding_parameters),
+        ("ffn_parameters", "FFN parameters", limits.ffn_parameters),
     ]
     device = _Check("memory_mb", f"memory of {profile.name}", profile.memory_mb, of_device=True)
     return [*(_Check(figure, what, limit) for figure, what, limit in own if limit is not None), device]
@@ -251,7 +260,7 @@ def _checks(limits: Limits, profile: DeviceProfile, basis: str) -> list[_Check]:
 
 def _broken(candidate: Candidate, checks: Sequence[_Check], bucket: Bucket) -> str:
     """Every limit that ``candidate`` breaks and by how much; empty if none."""
-    figures = _figures(candidate, bucket)
+    figures = candidate.figures(bucket)
     return ", ".join(
         f"{check.what} {check.show(value)} exceeds {check.show(check.limit)} by {check.show(value - check.limit)}"
         for check in checks
@@ -259,33 +268,18 @@ def _broken(candidate: Candidate, checks: Sequence[_Check], bucket: Bucket) -> s
     )
 
 
-def _figures(candidate: Candidate, bucket: Bucket) -> dict[str, float]:
-    cost = next(cost for cost in candidate.costs if cost.bucket == bucket)
-    return {
-        "latency_ms": cost.latency_ms,
-        "memory_mb": candidate.memory_mb,
-        "parameters": candidate.parameters,
-        "flops": cost.flops,
-    }
-
-
 def _resolve(budget: BudgetSpec, universal: Mapping[str, float]) -> Limits:
-    parameters = resolve_limit(budget.parameters, universal["parameters"])
-    flops = resolve_limit(budget.flops, universal["flops"])
+    """The limits in absolute units; counts are rounded down to whole ones."""
+
+    def whole(name: str) -> int | None:
+        limit = resolve_limit(getattr(budget, name), universal[name])
+        return None if limit is None else int(limit)
+
     return Limits(
         latency_ms=resolve_limit(budget.latency_ms, universal["latency_ms"]),
         memory_mb=resolve_limit(budget.memory_mb, universal["memory_mb"]),
-        parameters=None if parameters is None else int(parameters),
-        flops=None if flops is None else int(flops),
+        parameters=whole("parameters"),
+        flops=whole("flops"),
+        non_embedding_parameters=whole("non_embedding_parameters"),
+        ffn_parameters=whole("ffn_parameters"),
     )
-
-
-def _unusual(submodels: Iterable[Submodel], levels: Sequence[Level]) -> Iterator[str]:
-    """What sets submodels that were asked for apart from rungs: no training and no ranking speaks for either."""
-    on_levels = {(axis.name, value) for level in levels for axis, value in level.submodel.values}
-    for submodel in submodels:
-        for kind, values in submodel.by_kind().items():
-            if any(later < earlier for earlier, later in pairwise(values)):
-                yield f"{submodel.id}: {kind} shrinks with depth, which rungs of the ladder never do"
-        if off := [f"{axis.name} {value}" for axis, value in submodel.values if (axis.name, value) not in on_levels]:
-            yield f"{submodel.id}: on no level: {', '.join(off)}"

@@ -17,10 +17,14 @@ from .parity import Tolerance
 def prove_slice(
     universal: UniversalModel, submodel: Submodel, cases: Sequence[Case], limit: Tolerance
 ) -> Iterator[Proof]:
-    """The proof for ``submodel``, in torch alone; none where it cuts no axis."""
-    if all(value == axis.size for axis, value in submodel.values if axis.choices is None):
+    """The proof for ``submodel``, in torch alone; none where it cuts no axis but coupled ones.
+
+    A coupled axis has no zeros to compare with: both sides have it narrowed.
+    """
+    coupled = {name: submodel[name] for name in universal.spec.coupled}
+    if all(value == axis.size for axis, value in submodel.values if axis.choices is None and axis.name not in coupled):
         return
-    whole = universal.narrow(universal.spec.submodel(dict(submodel.structure)))
+    whole = universal.narrow(universal.spec.submodel({**dict(submodel.structure), **coupled}))
     zeroed = {
         name: _zeroed(universal, name.removeprefix(PREFIX), parameter.data, submodel)
         for name, parameter in whole.named_parameters()

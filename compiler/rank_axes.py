@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, InputError
 from ..exporters.ranking import Scores, magnitude_scores, rank, taylor_scores
 from ..exporters.universal import UniversalModel
+from ..runtime.arrays import Array
 from ..runtime.inputs import InputChecker
 from ..runtime.manifest import Ranking
 from ..runtime.text import TextEncoder
 from .clock import Clock
-from .corpus import Corpus
+from .corpus import ArrayCorpus, Corpus
 from .staging import Stage
 from .store import save_tensors
 
@@ -32,13 +35,13 @@ def text_encoder(model: UniversalModel) -> TextEncoder | None:
     return TextEncoder(model.source.checkpoint.folder / signature.text.file, signature.text, signature.inputs)
 
 
-def rank_axes(model: UniversalModel, corpus: Corpus | None, stage: Stage, clock: Clock) -> Ranking:
+def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage: Stage, clock: Clock) -> Ranking:
     """Orders the model's axes in place: not at all if it was trained nested, by first-order Taylor importance on the
-    calibration texts if there are any, else by weight magnitude.
+    calibration texts or rows if there are any, else by weight magnitude.
 
-    Raises CheckpointError if texts are given and the model has no tokenizer, InputError if its tokenizer does not fit.
+    Raises CheckpointError if texts are given and the model has no tokenizer, InputError if texts or rows do not fit it.
     """
-    if corpus is not None and text_encoder(model) is None:
+    if isinstance(corpus, Corpus) and text_encoder(model) is None:
         raise CheckpointError(
             f"{model.source.checkpoint.folder}: no tokenizer.json, so the text file cannot be read by this model"
         )
@@ -46,23 +49,43 @@ def rank_axes(model: UniversalModel, corpus: Corpus | None, stage: Stage, clock:
         return Ranking("none")
     if corpus is None:
         return rank(model, magnitude_scores(model), "magnitude")
-    path = stage.once(stage.work / "scores.safetensors", partial(_save_taylor_scores, model, corpus, clock))
-    return rank(model, load_file(path), "taylor", corpus.calibration)
+    scores = load_file(
+        stage.once(stage.work / "scores.safetensors", partial(_save_taylor_scores, model, corpus, clock))
+    )
+    if isinstance(corpus, Corpus):
+        return rank(model, scores, "taylor", corpus.calibration)
+    data = corpus.calibration
+    return replace(rank(model, scores, "taylor"), data_sha256=data.sha256, samples=data.size)
 
 
-def _save_taylor_scores(model: UniversalModel, corpus: Corpus, clock: Clock, path: Path) -> None:
+def _save_taylor_scores(model: UniversalModel, corpus: Corpus | ArrayCorpus, clock: Clock, path: Path) -> None:
     save_tensors({name: scores.numpy() for name, scores in _taylor_scores(model, corpus, clock).items()}, path)
 
 
-def _taylor_scores(model: UniversalModel, corpus: Corpus, clock: Clock) -> Scores:
-    encoder, checker = text_encoder(model), InputChecker(model.source.signature.inputs)
+def _taylor_scores(model: UniversalModel, corpus: Corpus | ArrayCorpus, clock: Clock) -> Scores:
+    signature, checker = model.source.signature, InputChecker(model.source.signature.inputs)
+    batches = []
+    for feeds in _text_batches(model, corpus) if isinstance(corpus, Corpus) else _row_batches(corpus):
+        sequence = checker.shape_of(feeds).sequence
+        if signature.max_sequence is not None and sequence > signature.max_sequence:
+            raise InputError(
+                f"rows have {sequence} positions, the model takes at most {signature.max_sequence}; cut them"
+            )
+        batches.append(tuple(torch.from_numpy(feeds[spec.name]) for spec in signature.inputs))
+    return taylor_scores(model, batches, clock.tick)
+
+
+def _text_batches(model: UniversalModel, corpus: Corpus) -> Iterator[Mapping[str, Array]]:
+    encoder = text_encoder(model)
     assert encoder is not None
     longest = min(_LONGEST, model.source.signature.max_sequence or _LONGEST)
     # Neighbours of like length need little padding.
     texts = sorted(corpus.calibration, key=len)
-    batches = []
     for start in range(0, len(texts), _BATCH):
-        feeds = encoder.encode(texts[start : start + _BATCH], longest, truncate=True).feeds
-        checker.shape_of(feeds)
-        batches.append(tuple(torch.from_numpy(feeds[spec.name]) for spec in model.source.signature.inputs))
-    return taylor_scores(model, batches, clock.tick)
+        yield encoder.encode(texts[start : start + _BATCH], longest, truncate=True).feeds
+
+
+def _row_batches(corpus: ArrayCorpus) -> Iterator[Mapping[str, Array]]:
+    data = corpus.calibration
+    for start in range(0, data.size, _BATCH):
+        yield data.take(range(start, min(start + _BATCH, data.size))).feeds

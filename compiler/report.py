@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..runtime.consistency.figures import FIGURES, present
 from ..runtime.manifest import BuildRecord, Manifest
 from ..runtime.tables import Table, bundle_facts, engine_table, submodel_table
 
@@ -28,11 +29,12 @@ def render_report(manifest: Manifest, build: BuildRecord) -> str:
 def _quality_note(manifest: Manifest) -> str:
     measured = [entry.quality for entry in manifest.submodels if entry.quality]
     if not measured:
-        return "Quality was not measured: the compile was given no text."
-    return (
-        f"Mean cosine and recall@10 are agreement with the universal model on {measured[0].texts} texts that took no "
-        "part in the ranking."
-    )
+        return "Quality was not measured: the compile was given no data to compare outputs on."
+    first = measured[0]
+    positions = f" with {first.positions} positions" if first.positions is not None else ""
+    held_out = f"{first.samples} samples{positions} that took no part in the ranking"
+    head = f"Each submodel against the universal model on {held_out}:"
+    return "\n".join([head, "", *(f"- {FIGURES[n].heading}: {FIGURES[n].meaning}" for n in present([first.figures]))])
 
 
 def markdown(table: Table) -> str:

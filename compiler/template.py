@@ -19,14 +19,19 @@ from ..errors import SliceError
 from ..exporters.trace import Interface, Trace, trace
 from ..exporters.universal import UniversalModel
 from ..runtime.manifest import WEIGHTS_NAME
+from .passes.drop_open_masks import drop_open_masks
 from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
 from .passes.linear_to_gemm import linear_to_gemm
 from .passes.merge_reshapes import merge_reshapes
+from .passes.shorten_names import shorten_names
 from .passes.simplify_attention import simplify_attention
 from .passes.weights_as_inputs import weights_as_inputs
 from .store import Store, stored_name, transposed_parameters, unshared_parameters
 
 _FACTS = "nestforge.template"
+# Elements. Larger tables, such as a causal mask, stay computed from their size: every engine would hold its own copy,
+# and a backend folds them when it loads one.
+_FOLDED = 64
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,10 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
     """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external."""
     model = traced.model
     with weights_as_inputs(model, parameters):
-        optimize_ir(model)  # shape arithmetic is folded
+        optimize_ir(model, output_size_limit=_FOLDED)  # shape arithmetic is folded, tables are not
     linear_to_gemm(model, transposed_parameters(spec))  # the layout that makes a slice a prefix
     returned = _returned_values(model, traced.module_outputs)
+    drop_open_masks(model)  # what is added to scores hides something
     simplify_attention(model)  # no detours around queries, keys and probabilities
     merge_reshapes(model)  # layers meet without detours
     problem = None
@@ -70,6 +76,7 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
         problem = str(failure)
     with weights_as_inputs(model, {*parameters, *(stored_name(name, spec) for name in parameters)}):
         _tidy(model)  # unused nodes out, duplicates merged, no traces of this machine in metadata
+    shorten_names(model, {stored_name(name, spec) for name in parameters})  # engines are many, names in none of them
     left = {value: value.name or "" for node in model.graph for value in node.outputs}
     kept = {module: left[value] for module, value in returned.items() if value in left}
     shareable = {stored_name(name, spec) for name in parameters} - unshared_parameters(spec)

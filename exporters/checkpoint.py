@@ -35,11 +35,25 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A Hugging Face style folder: ``config.json`` and safetensors weights, in one file or sharded with an index."""
+    """A Hugging Face style folder: ``config.json`` and safetensors weights, in one file or sharded with an index.
+
+    A model that is not trained yet has no ``tensors``; ``missing`` then says why, in one line. Its ``folder`` need not
+    exist.
+    """
 
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorHeader]
+    missing: str | None = None
+
+    @property
+    def has_weights(self) -> bool:
+        return self.missing is None
+
+    def require_weights(self) -> None:
+        """Raises CheckpointError for a model that is not trained yet."""
+        if self.missing is not None:
+            raise CheckpointError(self.missing)
 
     @property
     def name(self) -> str:
@@ -52,22 +66,31 @@ class Checkpoint:
         return str(named[0] if isinstance(named, list) else named) if named else None
 
     def source_files(self) -> list[Path]:
-        """The files that the compiled result depends on, sorted by name."""
+        """The files that the compiled result depends on, sorted by name. Raises CheckpointError without weights."""
+        self.require_weights()
         weights = {self.folder / header.file for header in self.tensors.values()}
         texts = [*self.folder.glob("*.json"), *self.folder.glob("1_Pooling/*.json")]
         return sorted(path for path in {*weights, *texts} if path.is_file())
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Reads the headers of the checkpoint in ``folder``.
+def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
+    """Reads the headers of the checkpoint in ``folder``; where ``untrained``, ``config.json`` alone is enough.
 
     Raises CheckpointError for a missing, damaged or refused (pickle) file.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; expected config.json and model.safetensors in it")
     config = read_json(folder / "config.json")
+    files = _weight_files(folder)
+    if not files:
+        missing = (
+            f"{folder / 'model.safetensors'}: no such file; expected it or model.safetensors.index.json with its shards"
+        )
+        if not untrained:
+            raise CheckpointError(missing)
+        return Checkpoint(folder, config, {}, missing)
     tensors: dict[str, TensorHeader] = {}
-    for path in _weight_files(folder):
+    for path in files:
         tensors.update(_headers(path))
     return Checkpoint(folder, config, tensors)
 
@@ -116,7 +139,7 @@ def _weight_files(folder: Path) -> list[Path]:
             f"{folder / pickles[0]}: pickled weights are refused since loading them can run code; convert once with "
             f"transformers: AutoModel.from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER)"
         )
-    raise CheckpointError(f"{single}: no such file; expected it or model.safetensors.index.json with its shards")
+    return []
 
 
 def _headers(path: Path) -> dict[str, TensorHeader]:

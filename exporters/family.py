@@ -16,6 +16,7 @@ from ..runtime.manifest import Proof, TensorSpec, TextEntry
 from ..workload import Op
 from .checkpoint import Checkpoint
 from .exits import Exits
+from .parameter_groups import is_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,6 +55,8 @@ class Family(ABC):
 
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
+    # Whether config.json alone tells axes and parameters, so that a model can be planned before it is trained.
+    reads_config_alone: ClassVar[bool] = False
 
     @abstractmethod
     def describe(self, checkpoint: Checkpoint) -> ElasticSpec:
@@ -70,6 +73,10 @@ class Family(ABC):
     def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
         """Shape of every parameter by name; by default every floating-point tensor of the checkpoint."""
         return {name: header.shape for name, header in checkpoint.tensors.items() if header.dtype[0] in "FB"}
+
+    def is_embedding(self, parameter: str, shape: tuple[int, ...]) -> bool:
+        """Whether a parameter (with its full shape) is a table of tokens or positions; by default told by its name."""
+        return is_table(parameter, shape)
 
     @abstractmethod
     def load(self, checkpoint: Checkpoint) -> torch.nn.Module:

@@ -9,11 +9,13 @@ from math import prod
 from pathlib import Path
 
 from ..elastic import DEPTH, Bucket, ElasticSpec, Submodel
-from ..errors import PlanError
+from ..errors import CheckpointError, PlanError
 from ..workload import Op
 from .checkpoint import Checkpoint, open_checkpoint
 from .exits import Exits, chosen_exits
 from .family import Family, Signature, family_of
+from .matformer.presets import PREFIX, preset_checkpoint
+from .parameter_groups import ParameterGroups, parameter_groups
 
 # Engines hold float32 weights whatever the checkpoint's storage type.
 BYTES_PER_PARAMETER = 4
@@ -63,6 +65,10 @@ class ModelSource:
             if self.spec.has(name, submodel)
         )
 
+    def parameter_groups(self, submodel: Submodel) -> ParameterGroups:
+        """Parameters of ``submodel``: in all, embedding tables, feed-forward."""
+        return parameter_groups(self.spec, self.shapes, submodel, self.family.is_embedding)
+
     def weight_bytes(self, submodel: Submodel) -> int:
         """Bytes of the weights of ``submodel`` as an engine holds them."""
         return self.parameters(submodel) * BYTES_PER_PARAMETER
@@ -73,11 +79,19 @@ class ModelSource:
 
 
 def open_source(folder: Path | str, exits: Sequence[int] | None = None) -> ModelSource:
-    """Opens a model folder; ``exits`` are the layers whose exits are used, by default all.
+    """Opens a model folder, or ``preset:NAME``; ``exits`` are the layers whose exits are used, by default all.
 
+    A model without weights (a preset, or a folder with ``config.json`` alone) can be described and planned where its
+    configuration says everything; what needs the weights then raises CheckpointError.
     Raises CheckpointError or UnsupportedModelError.
     """
-    checkpoint = open_checkpoint(Path(folder))
+    text = str(folder)
+    if text.startswith(PREFIX):
+        checkpoint = preset_checkpoint(text.removeprefix(PREFIX))
+    else:
+        checkpoint = open_checkpoint(Path(folder), untrained=True)
     family = family_of(checkpoint)
+    if checkpoint.missing is not None and not family.reads_config_alone:
+        raise CheckpointError(checkpoint.missing)
     cut_at = None if exits is None else tuple(exits)
     return ModelSource(checkpoint, family, family.parameter_shapes(checkpoint), cut_at)

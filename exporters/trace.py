@@ -17,6 +17,7 @@ import torch
 from ..elastic import Bucket
 from ..errors import ExportError
 from ..runtime.manifest import TensorSpec
+from .onnx_translations import TRANSLATIONS
 from .universal import PREFIX
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -55,6 +56,7 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
                 opset_version=opset,
                 input_names=[spec.name for spec in interface.inputs],
                 output_names=[spec.name for spec in interface.outputs],
+                custom_translation_table=TRANSLATIONS,
                 verbose=False,
             )
     except Exception as failure:  # torch.export raises many unrelated types for models it cannot trace
@@ -62,10 +64,19 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
         raise ExportError(f"{type(module).__name__} at {bucket.label}: torch.onnx.export failed: {reason}") from failure
     assert program is not None
     model = program.model
+    own = _own_names(module)
     for name, value in list(model.graph.initializers.items()):
-        if name.startswith(PREFIX):
-            value.name = name.removeprefix(PREFIX)
+        value.name = own.get(name, name).removeprefix(PREFIX)
     return Trace(model, _module_outputs(model))
+
+
+def _own_names(module: torch.nn.Module) -> dict[str, str]:
+    """Every name of a parameter to its first, which is its own: torch.export may choose another of a tied one."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    }
 
 
 def _module_outputs(model: ir.Model) -> dict[str, str]:

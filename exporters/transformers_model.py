@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,26 +14,44 @@ from .checkpoint import Checkpoint
 from .family import Signature
 
 
-class EncoderModule(torch.nn.Module):
+class TransformersModule(torch.nn.Module):
     """Calls ``model`` by keyword and returns its outputs as a tuple, in the signature's order.
 
-    ``pooling`` adds the sentence embedding ``[B, H]`` that sentence-transformers computes outside the model:
-    ``{"mean": bool, "normalize": bool}``; empty for none.
+    ``options`` are passed to every call beside the inputs, such as ``use_cache``.
     """
 
-    def __init__(self, model: torch.nn.Module, signature: Signature, pooling: Mapping[str, bool]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, signature: Signature, options: Mapping[str, object] | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.inputs = tuple(spec.name for spec in signature.inputs)
         self.outputs = tuple(spec.name for spec in signature.outputs)
-        self.pooling = dict(pooling)
+        self.options = dict(options or {})
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        named = dict(zip(self.inputs, tensors, strict=True))
-        result = dict(self.model(**named))
-        if self.pooling:
-            result["sentence_embedding"] = self._embed(result["last_hidden_state"], named["attention_mask"])
+        result = self.answer(dict(zip(self.inputs, tensors, strict=True)))
         return tuple(result[name] for name in self.outputs)
+
+    def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Everything that the model returns, by name."""
+        return dict(self.model(**inputs, **self.options))
+
+
+class EncoderModule(TransformersModule):
+    """``pooling`` adds the sentence embedding ``[B, H]`` that sentence-transformers computes outside the model:
+    ``{"mean": bool, "normalize": bool}``; empty for none.
+    """
+
+    def __init__(self, model: torch.nn.Module, signature: Signature, pooling: Mapping[str, bool]) -> None:
+        super().__init__(model, signature)
+        self.pooling = dict(pooling)
+
+    def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        result = super().answer(inputs)
+        if self.pooling:
+            result["sentence_embedding"] = self._embed(result["last_hidden_state"], inputs["attention_mask"])
+        return result
 
     def _embed(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.pooling["mean"]:
@@ -44,11 +62,16 @@ class EncoderModule(torch.nn.Module):
         return torch.nn.functional.normalize(pooled, dim=-1) if self.pooling["normalize"] else pooled
 
 
-def load_transformers(checkpoint: Checkpoint, without_pooler: bool) -> torch.nn.Module:
+def load_transformers(
+    checkpoint: Checkpoint, without_pooler: bool, resize: Callable[[torch.nn.Module], None] | None = None
+) -> torch.nn.Module:
     """The class that ``config.json`` names, with this checkpoint's weights, in eval mode and float32.
 
-    Raises CheckpointError if a weight is missing, has another shape or is not finite.
+    Where ``config.json`` lists an ``intermediate_size`` per layer, which transformers' own classes do not know, the
+    module is made with the largest of them, and ``resize`` gives every layer its own before weights are loaded.
+    Raises CheckpointError if there are no weights, or one is missing, has another shape or is not finite.
     """
+    checkpoint.require_weights()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
 
@@ -61,7 +84,12 @@ def load_transformers(checkpoint: Checkpoint, without_pooler: bool) -> torch.nn.
     has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
     options = {"add_pooling_layer": False} if without_pooler and has_pooler else {}
     try:
-        config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+        widths = checkpoint.config.get("intermediate_size")
+        if resize is not None and isinstance(widths, list):
+            config = transformers.AutoConfig.for_model(**{**checkpoint.config, "intermediate_size": max(widths)})
+            cls = _resized(transformers.MODEL_MAPPING[type(config)] if name is None else cls, resize)
+        else:
+            config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
         model, report = cls.from_pretrained(
             checkpoint.folder,
             config=config,
@@ -81,6 +109,16 @@ def load_transformers(checkpoint: Checkpoint, without_pooler: bool) -> torch.nn.
             raise CheckpointError(f"{checkpoint.folder}: tensor {parameter_name} holds NaN or infinite values")
     frozen: torch.nn.Module = model.eval().requires_grad_(False)
     return frozen
+
+
+def _resized(cls: Any, resize: Callable[[torch.nn.Module], None]) -> Any:
+    """``cls`` whose new modules are resized. It keeps its name: by it transformers finds how weights were renamed."""
+
+    def init(self: torch.nn.Module, *args: Any, **options: Any) -> None:
+        cls.__init__(self, *args, **options)
+        resize(self)
+
+    return type(cls.__name__, (cls,), {"__init__": init, "__module__": cls.__module__})
 
 
 def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Literal
 
 from ..elastic import Bucket
@@ -18,7 +19,12 @@ from ..strict import structure, unstructure
 # 1: first published schema.
 SCHEMA_VERSION = 1
 
+# Which layers a rung of the promotion ladder promotes first; compiler/ladder.py defines them.
+LadderShape = Literal["increasing", "decreasing", "up-down", "down-up"]
+
 _SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
+_COUNT = re.compile(r"(\d+(?:\.\d+)?) ?([KMGB])")
+_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 
 @dataclass(frozen=True)
@@ -43,13 +49,17 @@ class Rates:
 class BudgetSpec:
     """Limits of one budget; ``None`` is no limit, ``"50 %"`` is a share of the universal model's own figure.
 
-    Latency and FLOPs are judged at the profile's largest bucket, so they hold for all.
+    Parameters and FLOPs may be written ``"94.4M"``, with K, M, or G or B for 10^9. Parameters are all, all but the
+    tables of tokens and positions, or those of the feed-forward networks that shrink. Latency and FLOPs are judged at
+    the profile's largest bucket, so they hold for all.
     """
 
     latency_ms: float | str | None = None
     memory_mb: float | str | None = None
     parameters: int | str | None = None
     flops: int | str | None = None
+    non_embedding_parameters: int | str | None = None
+    ffn_parameters: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,7 @@ class DeviceProfile:
 
     ``cores`` are CPU cores, or streaming multiprocessors of a GPU. ``memory_mb`` is what a set of engines may use.
     ``width_multiple``: FFN widths are rounded to it. ``levels`` maps an axis kind to its granularities as fractions.
+    ``shape`` says which layers are promoted first on the way from one level to the next.
     ``host`` is the fingerprint of the machine that was probed (processor, cores, version of ONNX Runtime): a compile
     there measures engines, elsewhere it predicts.
     """
@@ -76,6 +87,7 @@ class DeviceProfile:
     # Below 20 Gelu is not one operation; from 23 on attention becomes one that ONNX Runtime's CPU kernel refuses.
     opset: Literal[20, 21, 22] = 20
     levels: Mapping[str, tuple[float, ...]] | None = None
+    shape: LadderShape = "increasing"
     host: str | None = None
 
     @property
@@ -98,6 +110,23 @@ def read_profile(data: object, where: str) -> DeviceProfile:
     return profile
 
 
+def parse_budget(text: str) -> tuple[str, BudgetSpec]:
+    """Reads ``METRIC<=X``, or several with commas between, as a budget whose name is the text itself.
+
+    The metrics are the fields of BudgetSpec. Raises ProfileError for anything else.
+    """
+    where = f"budget {text[:80]!r}"
+    limits: dict[str, float | str] = {}
+    for part in text.split(","):
+        metric, sign, value = (word.strip() for word in part.partition("<="))
+        if not sign or not metric or not value or metric in limits:
+            raise ProfileError(f"{where}: expected METRIC<=X, such as ffn_parameters<=94.4M or latency_ms<=50 %")
+        limits[metric] = _number(value)
+    budget = structure(BudgetSpec, limits, where, ProfileError)
+    _check_budget(budget, where)
+    return "".join(text.split()), budget
+
+
 def profile_data(profile: DeviceProfile) -> dict[str, Any]:
     """The plain data that ``read_profile`` reads back as an equal profile."""
     return {**unstructure(profile), "buckets": [f"{bucket.batch}x{bucket.sequence}" for bucket in profile.buckets]}
@@ -105,7 +134,23 @@ def profile_data(profile: DeviceProfile) -> dict[str, Any]:
 
 def resolve_limit(limit: float | str | None, universal: float) -> float | None:
     """A limit in absolute units, given the universal model's own figure."""
-    return float(limit[:-1]) / 100 * universal if isinstance(limit, str) else limit
+    if not isinstance(limit, str):
+        return limit
+    if count := _COUNT.fullmatch(limit):
+        return float(Decimal(count[1]) * _UNITS[count[2]])
+    return float(limit[:-1]) / 100 * universal
+
+
+def _number(text: str) -> float | str:
+    """A plain number as one; anything else as it stands."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _read_buckets(texts: object, where: str) -> object:
@@ -131,17 +176,25 @@ def _check(profile: DeviceProfile, where: str) -> None:
         if isinstance(value, float) and rate.name != "op_overhead_us":
             _check_positive(f"{where}: rates: {rate.name}", value)
     for name, budget in profile.budgets.items():
-        for limit in dataclasses.fields(BudgetSpec):
-            _check_limit(f"{where}: budgets.{name}: {limit.name}", getattr(budget, limit.name))
+        _check_budget(budget, f"{where}: budgets.{name}")
 
 
-def _check_limit(where: str, limit: float | str | None) -> None:
+def _check_budget(budget: BudgetSpec, where: str) -> None:
+    for limit in dataclasses.fields(BudgetSpec):
+        counts = not limit.name.endswith(("_ms", "_mb"))
+        _check_limit(f"{where}: {limit.name}", getattr(budget, limit.name), counts)
+
+
+def _check_limit(where: str, limit: float | str | None, counts: bool) -> None:
+    """``counts``: the figure is a number of things, which may be written in thousands, millions or billions."""
     if not isinstance(limit, str):
         _check_positive(where, limit)
         return
-    share = _SHARE.fullmatch(limit)
-    if not share or not 0 < float(share[1]) <= 100:
-        raise ProfileError(f'{where}: expected a positive number or a share such as "50 %", got {limit!r}')
+    share, count = _SHARE.fullmatch(limit), _COUNT.fullmatch(limit) if counts else None
+    number = Decimal(count[1]) if count else Decimal(share[1]) if share else Decimal(0)
+    if not number or (share and number > 100):
+        plain = "number, such as 94.4M," if counts else "number"
+        raise ProfileError(f'{where}: expected a positive {plain} or a share such as "50 %", got {limit!r:.80}')
 
 
 def _check_positive(where: str, value: float | None) -> None:

@@ -1,4 +1,5 @@
-"""Which engine answers a request, and why: a pure choice over the manifest's figures.
+"""Which engine answers a request, and why: a pure choice over the manifest's figures, and, for a deadline, over what
+is in flight.
 
 Everything is sorted when the model is loaded, and choices are remembered, so that a request costs microseconds.
 """
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from ..elastic import Bucket
 from ..errors import InputError, SelectionError
 from ..strict import nearest
+from .in_flight import Ahead
 from .limits import positive_limit
 from .manifest import EngineEntry, Latency, Manifest, SubmodelEntry
 from .residency import Residency
@@ -22,22 +24,27 @@ _LISTED = 8
 
 
 class Request(NamedTuple):
-    """What a request can afford: a named budget, or one submodel, or limits (both must hold); nothing asks for the
+    """What a request can afford: a named budget, or one submodel, or limits (all must hold); nothing asks for the
     largest submodel. ``memory_mb`` limits what the engine needs for itself: weights, private initializers, activations.
+    A limit in time is one of two: ``latency_ms`` for the run alone, or ``deadline_ms`` for the run among those that
+    are in flight.
     """
 
     budget: str | None = None
     submodel: str | None = None
     latency_ms: float | None = None
     memory_mb: float | None = None
+    deadline_ms: float | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine that answers, and why, with the figures it was chosen on."""
+    """The engine that answers, and why, with the figures it was chosen on. ``latency_ms`` is what its run takes alone,
+    infinite where the bundle states nothing."""
 
     engine: EngineEntry
     reason: str
+    latency_ms: float
 
 
 @dataclass(frozen=True)
@@ -84,9 +91,10 @@ class Dispatcher:
             candidates.sort(key=lambda candidate: (candidate.engine.bucket.tokens, candidate.engine.bucket))
         self._candidates = by_submodel
         self._remembered: dict[tuple[object, ...], Choice] = {}
+        self._remembered_holding: dict[tuple[int, int], list[_Candidate]] = {}
 
     def choose(self, request: Request, batch: int, sequence: int) -> Choice:
-        """The engine for an input of ``batch`` rows of ``sequence`` steps.
+        """The engine for an input of ``batch`` rows of ``sequence`` steps, of a request without a deadline.
 
         Raises SelectionError, listing what exists, if none satisfies the request or it is malformed; InputError if the
         input is larger than every bucket.
@@ -104,15 +112,41 @@ class Dispatcher:
             self._remembered[key] = choice
         return choice
 
+    def choose_in_time(
+        self, request: Request, batch: int, sequence: int, ahead: Ahead, spent_ms: float = 0.0
+    ) -> Choice:
+        """The largest submodel that answers by the request's ``deadline_ms``, of which ``spent_ms`` have passed, among
+        what is in flight.
+
+        Raises as ``choose`` does.
+        """
+        deadline, memory = self._deadline(request)
+        left = deadline - spent_ms
+        room = ahead.room_ms(left)
+        candidates = self._remember_holding(batch, sequence)
+        small_enough = [candidate for candidate in candidates if candidate.memory_mb <= memory]
+        for candidate in small_enough:
+            if candidate.latency_ms <= room:
+                reason = f"{_expected(candidate.latency, candidate, ahead)} <= {left:.3g} ms left of {deadline:g}"
+                if memory < math.inf:
+                    reason += f", {candidate.memory_mb:.1f} MB <= {memory:g} MB"
+                larger = candidates[: candidates.index(candidate)]
+                missed = f"; next larger {_expected(str(larger[-1]), larger[-1], ahead)}" if larger else ""
+                return Choice(candidate.engine, f"{reason}, {ahead}{missed}", candidate.latency_ms)
+        within = f" and memory_mb <= {memory:g}" if memory < math.inf else ""
+        soonest = min(small_enough or candidates, key=lambda each: each.latency_ms)
+        raise SelectionError(
+            f"no submodel answers {batch}x{sequence} with deadline_ms <= {deadline:g}{within} ({left:.3g} ms left, "
+            f"{ahead}); the soonest is {_expected(str(soonest), soonest, ahead)}; allow more time, or ask for it as "
+            "submodel"
+        )
+
     def longest_sequence(self, batch: int) -> int:
         """The longest sequence that any engine takes for ``batch`` rows. Raises InputError beyond every bucket."""
         return max(bucket.sequence for bucket in self._buckets_for(batch, 1))
 
     def _choose(self, request: Request, batch: int, sequence: int) -> Choice:
-        limits = request.latency_ms is not None or request.memory_mb is not None
-        if (request.budget is not None) + (request.submodel is not None) + limits > 1:
-            given = ", ".join(name for name, value in request._asdict().items() if value is not None)
-            raise SelectionError(f"request with {given}: expected a budget, or a submodel, or limits, not several")
+        limits = _check_one_selector(request)
         for name, asked in (("budget", request.budget), ("submodel", request.submodel)):
             if not isinstance(asked, str | None):
                 raise SelectionError(f"{name}: expected a name, got {asked!r:.80}")
@@ -124,15 +158,15 @@ class Dispatcher:
                     f"no budget {request.budget!r} in this bundle{nearest(request.budget, self._budgets)}"
                 )
             candidate = self._smallest(self._manifest.submodel(budget.submodel), batch, sequence)
-            return Choice(candidate.engine, f"budget {budget.name}: {budget.reason}")
+            return Choice(candidate.engine, f"budget {budget.name}: {budget.reason}", candidate.latency_ms)
         if request.submodel is not None:
             candidate = self._smallest(self._manifest.submodel(request.submodel), batch, sequence)
-            return Choice(candidate.engine, f"submodel {request.submodel} asked for")
+            return Choice(candidate.engine, f"submodel {request.submodel} asked for", candidate.latency_ms)
         if limits:
             return self._within(request, batch, sequence)
         candidate = self._holding(batch, sequence)[0]
         which = "" if candidate.engine.submodel == self._submodels[0].id else " with an engine for this input here"
-        return Choice(candidate.engine, f"no limit asked: the largest submodel{which}")
+        return Choice(candidate.engine, f"no limit asked: the largest submodel{which}", candidate.latency_ms)
 
     def _within(self, request: Request, batch: int, sequence: int) -> Choice:
         limits = {
@@ -146,10 +180,16 @@ class Dispatcher:
             fits, reason = _compare(candidate, limits)
             if fits:
                 missed = f"; next larger {larger}" if larger else ""
-                return Choice(candidate.engine, f"{reason}{missed}")
+                return Choice(candidate.engine, f"{reason}{missed}", candidate.latency_ms)
             larger = candidate
         wanted = " and ".join(f"{name} <= {limit:g}" for name, limit in limits.items())
         raise SelectionError(f"no submodel answers {batch}x{sequence} with {wanted}; there is {_listing(candidates)}")
+
+    def _deadline(self, request: Request) -> tuple[float, float]:
+        """The request's deadline and its limit on memory, infinite if it has none."""
+        _check_one_selector(request)
+        memory = math.inf if request.memory_mb is None else positive_limit("memory_mb", request.memory_mb)
+        return positive_limit("deadline_ms", request.deadline_ms), memory
 
     def _smallest(self, submodel: SubmodelEntry, batch: int, sequence: int) -> _Candidate:
         """The smallest bucket of one submodel that holds the input."""
@@ -160,6 +200,16 @@ class Dispatcher:
             f"submodel {submodel.id} has no engine for {batch}x{sequence} here (no bucket that large, or left out by "
             f"memory_mb); there is {_listing(self._holding(batch, sequence))}"
         )
+
+    def _remember_holding(self, batch: int, sequence: int) -> list[_Candidate]:
+        found = self._remembered_holding.get((batch, sequence))
+        if found is None:
+            self._buckets_for(batch, sequence)
+            found = self._holding(batch, sequence)
+            if len(self._remembered_holding) >= _REMEMBERED:
+                self._remembered_holding.clear()
+            self._remembered_holding[batch, sequence] = found
+        return found
 
     def _holding(self, batch: int, sequence: int) -> list[_Candidate]:
         """Per submodel, from the largest down, the smallest bucket that holds the input."""
@@ -186,6 +236,24 @@ class Dispatcher:
                 "send less at once, or compile with a larger bucket"
             )
         return holding
+
+
+def _check_one_selector(request: Request) -> bool:
+    """Whether limits are given. Raises SelectionError for a request that asks in several ways."""
+    limits = any(limit is not None for limit in (request.latency_ms, request.memory_mb, request.deadline_ms))
+    if (request.budget is not None) + (request.submodel is not None) + limits > 1:
+        given = ", ".join(name for name, value in request._asdict().items() if value is not None)
+        raise SelectionError(f"request with {given}: expected a budget, or a submodel, or limits, not several")
+    if request.latency_ms is not None and request.deadline_ms is not None:
+        raise SelectionError(
+            "request with latency_ms, deadline_ms: expected one; latency_ms limits the run alone, deadline_ms counts "
+            "the requests in flight too"
+        )
+    return limits
+
+
+def _expected(shown: str, candidate: _Candidate, ahead: Ahead) -> str:
+    return f"{shown}, expected in {ahead.finish_ms(candidate.latency_ms):.3g} ms"
 
 
 def _holds(bucket: Bucket, batch: int, sequence: int) -> bool:

@@ -10,7 +10,8 @@ from ..elastic import Axis, Bucket
 from ..errors import SelectionError
 
 # 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
-SCHEMA_VERSION = 2
+# 3 (2026-11): figures of quality by what an output means, roles of outputs; reads 1 and 2.
+SCHEMA_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
 REPORT_NAME = "report.md"
@@ -26,6 +27,9 @@ RANGES = {
     "bool": (0, 1),
 }
 DTYPES = tuple(RANGES)
+# What an output means: a vector of the input; logits of classes; logits of the token at each position (masked language
+# models); logits of the token that follows each position (causal ones).
+Role = Literal["embedding", "classes", "tokens", "next_tokens"]
 # The hashes of these cannot stand in the manifest: it is one of them, and the others name its hash or follow it.
 UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME)
 
@@ -45,7 +49,8 @@ class TensorSpec:
 
     ``dims`` names each dimension: ``batch`` and ``sequence`` follow the bucket, a number is fixed. ``pad`` is the value
     that fills an input up to its bucket; an input without one cannot be padded. ``high`` bounds a whole-number input
-    to ``0 <= value < high``: the vocabulary size for token ids, 2 for a mask.
+    to ``0 <= value < high``: the vocabulary size for token ids, 2 for a mask. ``role`` says what an output means, and
+    so by what measure submodels are compared (runtime/consistency/roles.py); where no output has one, shapes decide.
     """
 
     name: str
@@ -53,6 +58,7 @@ class TensorSpec:
     dims: tuple[str | int, ...]
     pad: int | None = None
     high: int | None = field(default=None, metadata={"min": 1})
+    role: Role | None = None
 
     def shape(self, bucket: Bucket) -> tuple[int, ...]:
         """Static shape at ``bucket``."""
@@ -88,12 +94,16 @@ class ParityReceipt:
 
 @dataclass(frozen=True)
 class Quality:
-    """Agreement of a text encoder's submodel with the universal model on held-out text."""
+    """Agreement of a submodel with the universal model on ``samples`` held-out texts or rows.
 
-    texts: int
-    mean_cosine: float
-    recall_at_10: float
+    ``figures`` are those of the model's outputs by name, with units and headings in runtime/consistency/figures.py;
+    ``positions`` is how many of them the figures per position rest on, None where rows have none.
+    """
+
+    samples: int = field(metadata={"min": 1})
+    figures: Mapping[str, float]
     data_sha256: str
+    positions: int | None = field(default=None, metadata={"min": 1})
 
 
 @dataclass(frozen=True)
@@ -206,6 +216,8 @@ class Limits:
     memory_mb: float | None = None
     parameters: int | None = None
     flops: int | None = None
+    non_embedding_parameters: int | None = None
+    ffn_parameters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -231,11 +243,11 @@ class TextEntry:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How the elastic axes were ordered at import."""
+    """How the elastic axes were ordered at import, and from how many texts or rows."""
 
     method: Literal["none", "magnitude", "taylor"]
     data_sha256: str | None = None
-    texts: int | None = None
+    samples: int | None = None
     order_sha256: str | None = None
 
 

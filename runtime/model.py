@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from time import perf_counter
 from types import TracebackType
@@ -12,6 +14,7 @@ from typing import Literal, Self
 
 from ..elastic import Bucket
 from ..errors import InputError, SelectionError
+from ..profiles.probe_host import probe_host
 from .answer import Answer, ExitRows, Padding, Timings
 from .arrays import Array
 from .bundle import Bundle, Check, open_bundle
@@ -21,11 +24,15 @@ from .engine_pool import EnginePool
 from .exits.choice import OFF, AskedExits, ExitChoice, ExitChooser
 from .exits.drift import Drift
 from .host_latencies import measured_elsewhere
+from .in_flight import Ahead, InFlight
 from .inputs import InputChecker, cut_back
 from .residency import RESIDENCIES, Residency
 from .runner import runnable_engines
 from .text import Encoded, TextEncoder
 from .threads import threads_or_default
+
+# Texts whose tokens are counted at a time.
+_COUNTED = 256
 
 
 def load(
@@ -37,7 +44,7 @@ def load(
     check: Check = "fast",
     preload: bool = False,
 ) -> ElasticModel:
-    """Opens a bundle as a model; engines open on first use, or at once with ``preload``.
+    """Opens a bundle as a model; engines and tokenizer open on first use, or at once with ``preload``.
 
     ``memory_mb`` caps what all engines may hold together (weights, private initializers, activations; 10^6 bytes), and
     ``residency`` is decided under it, see ``assign_residencies``. ``threads`` is the number of cores per run, by
@@ -71,6 +78,8 @@ class ElasticModel:
         self._dispatcher = Dispatcher(manifest, residencies, bundle.build.latencies, measured_elsewhere(bundle.build))
         self._pool = EnginePool(bundle, residencies, threads)
         self._exits = ExitChooser(bundle, manifest.exits, self._pool) if manifest.exits else None
+        # With fewer threads than cores several runs proceed at full speed.
+        self._in_flight = InFlight(max(1.0, probe_host().cores / threads))
         self._latency_budgets = {b.name for b in manifest.budgets if b.limits.latency_ms is not None}
         self._encoder_lock = threading.Lock()
 
@@ -82,14 +91,17 @@ class ElasticModel:
         latency_ms: float | None = None,
         memory_mb: float | None = None,
         submodel: str | None = None,
+        deadline_ms: float | None = None,
         exits: AskedExits | None = None,
         truncate: bool = False,
     ) -> Answer:
         """Answers one request: arrays by input name, or a text, or a list of texts.
 
-        At most one of: a named ``budget``; a ``submodel`` by id or label; limits (``latency_ms``, ``memory_mb``).
-        Without any the largest submodel answers. An input smaller than its bucket is padded, which the answer says; a
-        longer text is refused unless ``truncate``. ``exits`` lets rows leave early: by thresholds in nats, one for all
+        At most one of: a named ``budget``; a ``submodel`` by id or label; limits (``memory_mb``, and ``latency_ms`` or
+        ``deadline_ms``). Without any the largest submodel answers. ``latency_ms`` limits what the run takes alone;
+        ``deadline_ms`` asks for the answer within that time of the call, so that what this model is answering for other
+        threads counts too. An input smaller than its bucket is padded, which the answer says; a longer text is refused
+        unless ``truncate``. ``exits`` lets rows leave early: by thresholds in nats, one for all
         exits or one for each but the last; by the name of a calibrated policy; by an ``ExitPolicy``; "off" keeps them
         all in. Without it the bundle's default policy decides, else the model's own gate; if there is neither, or the
         latency is limited, the whole engine answers. Raises InputError, SelectionError, or a BundleError if an engine
@@ -107,15 +119,107 @@ class ElasticModel:
         encoded_at = perf_counter()
 
         given = self._inputs.shape_of(feeds)
-        request = Request(budget, submodel, latency_ms, memory_mb)
-        choice = self._dispatcher.choose(request, given.batch, given.sequence)
+        request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
+        choice, number = self._admit(request, given, started)
+        try:
+            return self._answer(feeds, given, choice, exits, request, truncated, (started, encoded_at))
+        finally:
+            self._in_flight.leave(number)
+
+    def choose(
+        self,
+        batch: int,
+        sequence: int = 1,
+        *,
+        budget: str | None = None,
+        latency_ms: float | None = None,
+        memory_mb: float | None = None,
+        submodel: str | None = None,
+        deadline_ms: float | None = None,
+    ) -> Choice:
+        """The engine that would answer ``batch`` rows of ``sequence`` steps now, and why; nothing runs. Raises as a
+        call does."""
+        request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
+        if deadline_ms is None:
+            return self._dispatcher.choose(request, batch, sequence)
+        return self._dispatcher.choose_in_time(request, batch, sequence, self._in_flight.ahead())
+
+    def longest_sequence(self, batch: int) -> int:
+        """The longest sequence that any engine takes for ``batch`` rows. Raises InputError beyond every bucket."""
+        return self._dispatcher.longest_sequence(batch)
+
+    def token_counts(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens each text has for this model, those that its tokenizer adds included."""
+        with self._encoder_lock:
+            encoder = self._encoder
+        counts: list[int] = []
+        for start in range(0, len(texts), _COUNTED):
+            counts += encoder.encode(texts[start : start + _COUNTED], sys.maxsize).lengths
+        return counts
+
+    def drift(self) -> Mapping[str, Drift]:
+        """By calibrated policy, how the exits that answered since loading compare with the calibration's; of those
+        with enough rows. The first time that one drifts, the logger ``nestforge`` warns."""
+        return self._exits.drift() if self._exits else {}
+
+    def open_engines(self) -> None:
+        """Opens every engine that has a residency, and the tokenizer, so that no request waits for them."""
+        if self.bundle.manifest.text is not None:
+            # A model with an input that no text feeds takes arrays alone.
+            with self._encoder_lock, suppress(InputError):
+                self._encoder  # noqa: B018  (a cached property: reading it loads it)
+        for engine in self.bundle.manifest.engines:
+            if engine.id in self.residencies:
+                self._pool.get(engine)
+
+    def close(self) -> None:
+        """Releases every engine; the model cannot be used afterwards."""
+        self._pool.close()
+        if self._exits is not None:
+            self._exits.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"ElasticModel({self.bundle!r}, {self.threads} threads)"
+
+    def _admit(self, request: Request, given: Bucket, started: float) -> tuple[Choice, int]:
+        """The choice for a request, and its number among those in flight."""
+        if request.deadline_ms is None:
+            choice = self._dispatcher.choose(request, given.batch, given.sequence)
+            return choice, self._in_flight.enter(choice.latency_ms)
+
+        def in_time(ahead: Ahead) -> tuple[Choice, float]:
+            spent_ms = 1e3 * (perf_counter() - started)
+            choice = self._dispatcher.choose_in_time(request, given.batch, given.sequence, ahead, spent_ms)
+            return choice, choice.latency_ms
+
+        return self._in_flight.admit(in_time)
+
+    def _answer(
+        self,
+        feeds: Mapping[str, Array],
+        given: Bucket,
+        choice: Choice,
+        exits: AskedExits | None,
+        request: Request,
+        truncated: tuple[int, ...],
+        times: tuple[float, float],
+    ) -> Answer:
+        """Answers by the engine chosen, or by its submodel's segments where exits are open."""
+        started, encoded_at = times
         engine, reason = choice.engine, choice.reason
         if self._exits is not None:
-            exit_choice = self._exits.choose(
-                exits, engine.submodel, latency_ms is not None or budget in self._latency_budgets
-            )
+            limited = request.latency_ms is not None or request.deadline_ms is not None
+            exit_choice = self._exits.choose(exits, engine.submodel, limited or request.budget in self._latency_budgets)
             if exit_choice.chain is not None:
-                return self._leave(feeds, given, choice, exit_choice, truncated, (started, encoded_at))
+                return self._leave(feeds, given, choice, exit_choice, truncated, times)
             reason = f"{reason}; {exit_choice.reason}"
         elif exits is not None and not (isinstance(exits, str) and exits == OFF):
             raise SelectionError(
@@ -150,34 +254,6 @@ class ElasticModel:
                 run=1e3 * (ran - opened),
             ),
         )
-
-    def drift(self) -> Mapping[str, Drift]:
-        """By calibrated policy, how the exits that answered since loading compare with the calibration's; of those
-        with enough rows. The first time that one drifts, the logger ``nestforge`` warns."""
-        return self._exits.drift() if self._exits else {}
-
-    def open_engines(self) -> None:
-        """Opens every engine that has a residency, so that no request waits for it."""
-        for engine in self.bundle.manifest.engines:
-            if engine.id in self.residencies:
-                self._pool.get(engine)
-
-    def close(self) -> None:
-        """Releases every engine; the model cannot be used afterwards."""
-        self._pool.close()
-        if self._exits is not None:
-            self._exits.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"ElasticModel({self.bundle!r}, {self.threads} threads)"
 
     def _leave(
         self,

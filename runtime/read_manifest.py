@@ -5,28 +5,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ..elastic import ElasticSpec
 from ..errors import BundleFormatError, PlanError
-from ..strict import structure
+from ..strict import structure, unstructure
+from .consistency.roles import role_problems
 from .exits.check import exit_problems
-from .manifest import RANGES, SCHEMA_VERSION, UNLISTED, BuildRecord, EngineEntry, Manifest, TensorSpec
+from .manifest import RANGES, SCHEMA_VERSION, UNLISTED, BuildRecord, EngineEntry, Manifest, Quality, TensorSpec
 
 # A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
 MAX_JSON_BYTES = 16 * 2**20
 MAX_ELEMENTS = 2**31
 # Of one model; a submodel's id names each of them.
 MAX_KINDS = 64
-# What an older schema lacks is optional in this one.
+# What an older schema lacks is optional in this one; what it says otherwise, _upgraded puts in today's words.
 _READABLE = tuple(range(1, SCHEMA_VERSION + 1))
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}")
+_FIGURE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def read_manifest(raw: bytes, where: str) -> Manifest:
     """Parses a manifest. Raises BundleFormatError for anything this version cannot vouch for."""
-    manifest = structure(Manifest, _versioned_json(raw, where), where, BundleFormatError)
+    manifest = structure(Manifest, _upgraded(_versioned_json(raw, where), where), where, BundleFormatError)
     for problem in _problems(manifest):
         raise BundleFormatError(f"{where}: {problem}")
     return manifest
@@ -76,6 +79,10 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     for budget in manifest.budgets:
         if budget.submodel not in ids:
             yield f"budget {budget.name}: submodel {budget.submodel!r} is not in this manifest"
+    for submodel in manifest.submodels:
+        for figure in submodel.quality.figures if submodel.quality else ():
+            if not _FIGURE.fullmatch(figure):
+                yield f"submodel {submodel.id}: figure {figure[:80]!r}; expected a name such as mean_cosine"
     for spec in _specs(manifest):
         if any(d not in {"batch", "sequence"} if isinstance(d, str) else not 1 <= d <= MAX_ELEMENTS for d in spec.dims):
             yield f"tensor {spec.name}: dims {list(spec.dims)}; expected 'batch', 'sequence' or a positive number"
@@ -94,6 +101,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     if not manifest.engines or not manifest.inputs or not manifest.outputs:
         yield "expected at least one engine, one input and one output"
     yield from exit_problems(manifest)
+    yield from role_problems(manifest)
 
 
 def _place(engine: EngineEntry) -> str:
@@ -144,6 +152,38 @@ def _repeated(what: str, names: Iterable[str]) -> Iterable[str]:
         seen.add(name)
 
 
+@dataclass(frozen=True)
+class _TextQuality:
+    """Quality as schemas 1 and 2 have it: of text encoders alone."""
+
+    texts: int
+    mean_cosine: float
+    recall_at_10: float
+    data_sha256: str
+
+
+def _upgraded(data: Any, where: str) -> Any:
+    """A manifest of schema 1 or 2 with the fields that schema 3 has under other names; shape errors are left to
+    ``structure``. Raises BundleFormatError for a quality that those schemas did not have."""
+    if data["schema_version"] >= 3:
+        return data
+    ranking, submodels = data.get("ranking"), data.get("submodels")
+    if isinstance(ranking, dict) and "texts" in ranking:
+        ranking = {"samples" if key == "texts" else key: value for key, value in ranking.items()}
+    if isinstance(submodels, list):
+        submodels = [_upgraded_submodel(entry, f"{where}: submodels[{i}]") for i, entry in enumerate(submodels)]
+    given = {"ranking": ranking, "submodels": submodels}
+    return data | {key: value for key, value in given.items() if key in data}
+
+
+def _upgraded_submodel(entry: Any, where: str) -> Any:
+    if not isinstance(entry, dict) or entry.get("quality") is None:
+        return entry
+    old = structure(_TextQuality, entry["quality"], f"{where}: quality", BundleFormatError)
+    figures = {"mean_cosine": old.mean_cosine, "recall_at_10": old.recall_at_10}
+    return entry | {"quality": unstructure(Quality(old.texts, figures, old.data_sha256))}
+
+
 def _versioned_json(raw: bytes, where: str) -> object:
     if len(raw) > MAX_JSON_BYTES:
         raise BundleFormatError(f"{where}: {len(raw)} bytes, more than the {MAX_JSON_BYTES} allowed")
@@ -154,7 +194,7 @@ def _versioned_json(raw: bytes, where: str) -> object:
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version not in _READABLE:
         raise BundleFormatError(
-            f"{where}: schema_version {str(version)[:80]!r}, expected {' or '.join(map(str, _READABLE))}; "
+            f"{where}: schema_version {str(version)[:80]!r}, expected one of {', '.join(map(str, _READABLE))}; "
             "open it with the nestforge release that wrote it, or compile again"
         )
     return data

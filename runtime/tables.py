@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..elastic import Axis
+from .consistency.figures import cell, heading, present
 from .manifest import BuildRecord, EngineEntry, Latency, Manifest
 
 
@@ -37,7 +38,7 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
 
 
 def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
-    """One row a submodel: size, quality, and the latency of its largest bucket."""
+    """One row a submodel: size, the latency of its largest bucket, and the figures of quality that the model has."""
     wholes = [engine for engine in manifest.engines if engine.segment is None]
     largest = max((engine.bucket for engine in wholes), key=lambda bucket: (bucket.tokens, bucket.sequence))
     engines = {engine.submodel: engine for engine in wholes if engine.bucket == largest}
@@ -45,9 +46,9 @@ def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
     budgets: dict[str, list[str]] = {}
     for budget in manifest.budgets:
         budgets.setdefault(budget.submodel, []).append(budget.name)
+    figures = present(entry.quality.figures for entry in manifest.submodels if entry.quality)
     rows = []
     for entry in manifest.submodels:
-        quality = entry.quality
         rows.append(
             [
                 "/".join(entry.labels) or "-",
@@ -55,14 +56,13 @@ def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
                 f"{entry.parameters / 1e6:.2f}",
                 f"{entry.weight_bytes / 1e6:.1f}",
                 *_latency_cells(engines.get(entry.id), latencies),
-                f"{quality.mean_cosine:.4f}" if quality else "-",
-                f"{quality.recall_at_10:.3f}" if quality else "-",
+                *(cell(entry.quality.figures if entry.quality else None, name) for name in figures),
                 ", ".join(budgets.get(entry.id, [])) or "-",
             ]
         )
     at = f"ms at {largest.batch}x{largest.sequence}"
     columns = ["level", "submodel", "M params", "weights MB", f"predicted {at}", f"measured {at}"]
-    return Table([*columns, "mean cosine", "recall@10", "budgets"], rows)
+    return Table([*columns, *map(heading, figures), "budgets"], rows)
 
 
 def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
@@ -119,7 +119,7 @@ def _ranking(manifest: Manifest) -> str:
     ranking = manifest.ranking
     if ranking.method == "none":
         return "as stored; the model was trained nested" if manifest.trained_nested else "as stored"
-    return f"ranked by {ranking.method}" + (f" on {ranking.texts} texts" if ranking.texts else "")
+    return f"ranked by {ranking.method}" + (f" on {ranking.samples} samples" if ranking.samples else "")
 
 
 def _emitted(engine: EngineEntry) -> str:

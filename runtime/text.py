@@ -16,10 +16,11 @@ from .manifest import TensorSpec, TextEntry
 
 @dataclass(frozen=True)
 class Encoded:
-    """Inputs of shape ``[texts, longest text]``, and the rows that were truncated."""
+    """Inputs of shape ``[texts, longest text]``, the rows that were truncated, and the length of each row unpadded."""
 
     feeds: dict[str, Array]
     truncated: tuple[int, ...]
+    lengths: tuple[int, ...]
 
 
 class TextEncoder:
@@ -58,7 +59,8 @@ class TextEncoder:
             )
         if too_long:
             rows = self._truncating(longest).encode_batch(list(texts))
-        return Encoded({spec.name: _matrix(rows, name, spec) for spec, name in self._fields}, too_long)
+        feeds = {spec.name: _matrix(rows, name, spec) for spec, name in self._fields}
+        return Encoded(feeds, too_long, tuple(len(row.ids) for row in rows))
 
     def _truncating(self, longest: int) -> Any:
         # Truncation is a setting of the tokenizer, so a copy has it: other threads go on with the plain one. Copying

@@ -14,7 +14,22 @@ import click
 from .. import __version__
 from ..errors import NestforgeError
 
-COMMANDS = ("doctor", "inspect", "plan", "compile", "calibrate", "verify", "run", "bench", "profile")
+COMMANDS = (
+    "doctor",
+    "inspect",
+    "plan",
+    "mixnmatch",
+    "nest",
+    "compile",
+    "calibrate",
+    "verify",
+    "consistency",
+    "run",
+    "index",
+    "search",
+    "bench",
+    "profile",
+)
 
 # The extra that brings each package which only some hosts need.
 _EXTRAS = {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from ..elastic import Bucket
+from ..errors import ProfileError
+from ..profiles.device_profile import BudgetSpec, LadderShape, parse_budget
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 
@@ -54,6 +56,18 @@ class LevelsType(click.ParamType):  # type: ignore[type-arg]  # as above
         return kind.strip(), fractions
 
 
+class BudgetType(click.ParamType):  # type: ignore[type-arg]  # as above
+    """``ffn_parameters<=94.4M``: a budget, named by its own text."""
+
+    name = "METRIC<=X[,...]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, BudgetSpec]:
+        try:
+            return value if isinstance(value, tuple) else parse_budget(str(value))
+        except ProfileError as failure:
+            self.fail(str(failure), param, ctx)
+
+
 bucket_option = click.option(
     "--bucket",
     "buckets",
@@ -66,6 +80,33 @@ levels_option = click.option(
     type=LevelsType(),
     multiple=True,
     help="Granularities of an axis kind, such as ffn=0.25,0.5,1; repeatable. Default: the profile's, else S/M/L/XL.",
+)
+shape_option = click.option(
+    "--shape",
+    type=click.Choice(get_args(LadderShape)),
+    help="Which layers are promoted first between two levels. Default: the profile's, else increasing (the last ones).",
+)
+budget_option = click.option(
+    "--budget",
+    "budgets",
+    type=BudgetType(),
+    multiple=True,
+    help="A budget in place of the profile's, such as 'ffn_parameters<=94.4M' or 'latency_ms<=50 %'; repeatable.",
+)
+submodel_option = click.option(
+    "--submodel",
+    "submodels",
+    multiple=True,
+    metavar="ID",
+    help="This submodel too, such as ffn768x4_1536x2; repeatable.",
+)
+slice_option = click.option(
+    "--slice",
+    "slices",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FOLDER",
+    help="The submodel that this folder holds as a published slice of the model, too; repeatable.",
 )
 exits_option = click.option(
     "--exits",

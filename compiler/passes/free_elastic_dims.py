@@ -79,10 +79,19 @@ def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
         dims = rule(node, [_dims(value, known) for value in node.inputs])
         changed |= node.op_type == "Reshape"
         if any(_is_elastic(dim) for dim in dims):
-            known[node.outputs[0]] = dims
-            if node.outputs[0].is_graph_output():
-                raise _error(node, "an output of the model would shrink")
+            for output in node.outputs:
+                known[output] = _at_extents(output, dims)
+                if output.is_graph_output():
+                    raise _error(node, "an output of the model would shrink")
     return changed
+
+
+def _at_extents(output: ir.Value, dims: Dims) -> Dims:
+    """``dims`` with the output's own extents where they are not elastic: what a Split or a Slice changes."""
+    if output.shape is None or len(output.shape) != len(dims):
+        return dims
+    extents = output.shape.numpy()
+    return tuple(dim if _is_elastic(dim) else (int(extent),) for dim, extent in zip(dims, extents, strict=True))
 
 
 def _dims(value: ir.Value | None, known: Mapping[ir.Value, Dims]) -> Dims:
@@ -152,6 +161,43 @@ def _last_axis_whole(node: ir.Node, inputs: list[Dims]) -> Dims:
     return inputs[0]
 
 
+def _split(node: ir.Node, inputs: list[Dims]) -> Dims:
+    if _is_elastic(inputs[0][node.attributes.get_int("axis", 0)]):
+        raise _error(node, "a Split of an elastic dimension")
+    return inputs[0]
+
+
+def _slice(node: ir.Node, inputs: list[Dims]) -> Dims:
+    tensor = ir.convenience.get_const_tensor(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else None
+    if tensor is None:
+        raise _error(node, "the axes of a Slice are not constant")
+    if any(_is_elastic(inputs[0][int(axis)]) for axis in tensor.numpy()):
+        raise _error(node, "a Slice of an elastic dimension")
+    return inputs[0]
+
+
+def _concat(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Joined along a dimension that does not shrink; of the others, all inputs shrink alike."""
+    axis = node.attributes.get_int("axis", 0) % len(inputs[0])
+    for index, dims in enumerate(zip(*inputs, strict=True)):
+        elastic = any(_is_elastic(dim) for dim in dims)
+        if elastic and (index == axis or len(set(dims)) > 1):
+            raise _error(node, "a Concat of dimensions that do not shrink together")
+    return inputs[0]
+
+
+def _mean(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """A mean over an elastic dimension divides by the extent that it finds; a sum's divisor may be a constant."""
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    axes = ir.convenience.get_const_tensor(given) if given is not None else None
+    if axes is None:
+        raise _error(node, "the axes of a mean are not constant")
+    reduced = {int(axis) % len(inputs[0]) for axis in axes.numpy().tolist()}
+    if node.attributes.get_int("keepdims", 1):
+        return tuple((1,) if index in reduced else dim for index, dim in enumerate(inputs[0]))
+    return tuple(dim for index, dim in enumerate(inputs[0]) if index not in reduced)
+
+
 def _reshape(node: ir.Node, inputs: list[Dims]) -> Dims:
     """Regroups the factors into the output's extents and frees the one elastic dimension of the target."""
     output = node.outputs[0]
@@ -199,5 +245,9 @@ _RULES: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     "Transpose": _transpose,
     "Softmax": _last_axis_whole,
     "LayerNormalization": _last_axis_whole,
+    "ReduceMean": _mean,
     "Reshape": _reshape,
+    "Split": _split,
+    "Slice": _slice,
+    "Concat": _concat,
 }

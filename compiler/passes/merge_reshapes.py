@@ -11,6 +11,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 _UNARY = {"Gelu", "Relu", "Tanh", "Erf", "Sigmoid", "Identity"}
+# Of one tensor where the second operand is a single number: squared ReLU ends in a Pow.
+_WITH_NUMBER = {"Add", "Sub", "Mul", "Div", "Pow"}
 
 
 def merge_reshapes(model: ir.Model) -> bool:
@@ -25,7 +27,7 @@ def _apply(node: ir.Node) -> bool:
     source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
     if source is None or source.op_type != "Reshape" or source.inputs[0] is None:
         return False
-    if node.op_type in _UNARY and not node.outputs[0].is_graph_output():
+    if _is_elementwise(node):
         return _move_behind(node, source)
     if node.op_type != "Reshape":
         return False
@@ -39,7 +41,7 @@ def _move_behind(node: ir.Node, reshape: ir.Node) -> bool:
     """``Reshape -> f`` becomes ``f -> Reshape``; the result keeps its name and shape."""
     inner, target, result = reshape.inputs[0], reshape.inputs[1], node.outputs[0]
     uses = list(result.uses())
-    if inner is None or not uses or any(use.node.op_type != "Reshape" for use in uses):
+    if inner is None or not _meets_reshapes(result):
         return False
     node.replace_input_with(0, inner)
     again = ir.node("Reshape", [result, target], attributes=reshape.attributes)
@@ -50,3 +52,27 @@ def _move_behind(node: ir.Node, reshape: ir.Node) -> bool:
         use.node.replace_input_with(use.idx, moved)
     node.append(again)
     return True
+
+
+def _is_elementwise(node: ir.Node) -> bool:
+    """Whether ``node`` works on the elements of its first input alone, whatever their shape."""
+    if node.op_type in _UNARY:
+        return True
+    if node.op_type not in _WITH_NUMBER or node.inputs[1] is None:
+        return False
+    number = ir.convenience.get_const_tensor(node.inputs[1])
+    return number is not None and number.size == 1 and len(number.shape) <= 1
+
+
+def _meets_reshapes(value: ir.Value) -> bool:
+    """Whether all that is made of ``value``, through elementwise work alone, goes into Reshapes."""
+    uses = list(value.uses())
+    return (
+        bool(uses)
+        and not value.is_graph_output()
+        and all(
+            use.idx == 0
+            and (use.node.op_type == "Reshape" or (_is_elementwise(use.node) and _meets_reshapes(use.node.outputs[0])))
+            for use in uses
+        )
+    )

@@ -1,6 +1,7 @@
 """Attention without the detours that the exporter's decomposition of scaled-dot-product attention takes.
 
-1. Keys: ``Transpose -> Reshape (fold batch and heads) -> Transpose -> Reshape (unfold)`` is one Transpose.
+1. Keys: ``Reshape (fold batch and heads) -> Transpose -> Reshape (unfold)`` is one Transpose, and so is that with a
+   Transpose before it.
 2. Scale: ``(q * c) @ (k * c)`` is ``(q * c^2) @ k``, one pass over a tensor less.
 3. NaN guard: ``Where(IsNaN(p), 0, p)`` after a Softmax exists for rows whose every score is minus infinity. With a
    finite mask there is no such row, and a NaN that comes from elsewhere should be seen.
@@ -27,13 +28,18 @@ def _transpose_keys(node: ir.Node) -> bool:
     """Rule 1, at the last Reshape."""
     swap = _producer(node, 0, "Transpose") if node.op_type == "Reshape" else None
     fold = _producer(swap, 0, "Reshape") if swap else None
-    first = _producer(fold, 0, "Transpose") if fold else None
-    if swap is None or fold is None or first is None or first.inputs[0] is None:
+    source = fold.inputs[0] if fold else None
+    if swap is None or fold is None or source is None:
         return False
-    start, end = _extents(first.outputs[0]), _extents(node.outputs[0])
+    start, end = _extents(source), _extents(node.outputs[0])
     unfolds = len(start) == 4 and end == [*start[:2], start[3], start[2]]
-    if not unfolds or tuple(swap.attributes.get_ints("perm") or ()) != (0, 2, 1):
+    folded = _extents(fold.outputs[0]) == [start[0] * start[1], *start[2:]] if unfolds else False
+    if not folded or tuple(swap.attributes.get_ints("perm") or ()) != (0, 2, 1):
         return False
+    first = _producer(fold, 0, "Transpose")
+    if first is None or first.inputs[0] is None:  # keys turned by their positions, say
+        _replace(node, ir.node("Transpose", [source], attributes={"perm": [0, 1, 3, 2]}))
+        return True
     a, b, c, d = first.attributes.get_ints("perm") or (3, 2, 1, 0)
     _replace(node, ir.node("Transpose", [first.inputs[0]], attributes={"perm": [a, b, d, c]}))
     return True

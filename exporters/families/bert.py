@@ -15,6 +15,7 @@ from ...errors import CheckpointError
 from ...runtime.manifest import TensorSpec, TextEntry
 from ...workload import Op, elementwise, linear, lookup, self_attention
 from ..checkpoint import Checkpoint, read_json
+from ..elastic_config import read_nesting
 from ..family import Family, Signature
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ class BertFamily(Family):
                 ),
                 PrefixSlice(f"{block}attention.output.dense.weight", 1, attention.name, head_dim),
             ]
-        spec = ElasticSpec(tuple(axes), tuple(slices), bool(checkpoint.config.get("nested")), depth=layers)
+        nesting = read_nesting(checkpoint, ("ffn", "heads"))
+        spec = ElasticSpec(
+            tuple(axes), tuple(slices), nesting.nested, depth=layers, granularities=nesting.granularities
+        )
         for cut in slices:
             expected = next(axis.size for axis in axes if axis.name == cut.axis) * cut.unit
             found = _shape(checkpoint, cut.parameter)

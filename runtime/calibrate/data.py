@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import InputError
+from ..array_file import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, file_sha256, opened, read_array_file
 from ..arrays import Array
 from ..bundle import Bundle
-from ..inputs import InputChecker
-from ..npz import read_npz
 from ..text import TextEncoder
 
-# Of a file, and of what an NPZ file unpacks to; calibration needs some thousand rows.
-MAX_BYTES = 256 * 2**20
-MAX_ROWS = 50_000
-LABELS = "labels"
 _HELD_OUT_ONE_IN = 3
 LEAST_ROWS_TO_SPLIT = 50
 
@@ -85,45 +78,23 @@ def _hash(data: LabelledData, names: Sequence[str], row: int) -> int:
 def _read_arrays(path: Path, bundle: Bundle, longest: int, truncate: bool) -> LabelledData:
     if truncate:
         raise InputError(f"{path}: truncate applies to text only; cut the arrays yourself")
-    raw_sha256 = _sha256(path)
-    arrays = read_npz(path, MAX_BYTES)
-    labels = arrays.pop(LABELS, None)
-    if any(not len(array) for array in arrays.values() if array.ndim):
-        raise InputError(f"{path}: has no rows")
-    try:
-        shape = InputChecker(bundle.manifest.inputs).shape_of(arrays)
-    except InputError as failure:
-        raise InputError(f"{path}: {failure}") from failure
-    _check_count(path, shape.batch)
-    lengths = _lengths(bundle, arrays, shape.batch)
+    file = read_array_file(path, bundle.manifest.inputs, MAX_BYTES, MAX_ROWS)
+    lengths = _lengths(bundle, file.feeds, file.rows)
     if lengths.max() > longest:
         row = int(lengths.argmax())
         raise InputError(
             f"{path}: row {row} has {lengths[row]} steps, the largest bucket for such requests takes {longest}; "
             "shorten it, or compile with a larger one"
         )
-    if labels is not None:
-        labels = _checked_labels(path, bundle, labels, shape.batch)
-    return LabelledData(_cut(bundle, arrays, longest), lengths, labels, 0, raw_sha256)
-
-
-def _checked_labels(path: Path, bundle: Bundle, labels: Array, rows: int) -> Array:
-    if labels.dtype.kind not in "iu" or labels.shape != (rows,):
-        raise InputError(
-            f"{path}: {LABELS}: expected {rows} whole numbers, got {labels.dtype} of shape {list(labels.shape)}"
-        )
-    classes = _classes(bundle)
-    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
-    if len(wrong):
-        raise InputError(f"{path}: {LABELS}: row {wrong[0]} has {labels[wrong[0]]}, expected 0..{classes - 1}")
-    return labels.astype(np.int64)
+    labels = None if file.labels is None else checked_labels(path, file.labels, file.rows, _classes(bundle))
+    return LabelledData(_cut(bundle, file.feeds, longest), lengths, labels, 0, file.sha256)
 
 
 def _read_texts(path: Path, bundle: Bundle, longest: int, truncate: bool) -> LabelledData:
     manifest = bundle.manifest
     if manifest.text is None:
         raise InputError(f"{path}: bundle {bundle.path} has no tokenizer; pass arrays as .npz instead of text")
-    raw_sha256 = _sha256(path)
+    raw_sha256 = file_sha256(path, MAX_BYTES)
     texts, labels = _parse_texts(path, _classes(bundle))
     encoder = TextEncoder(bundle.file(manifest.text.file), manifest.text, manifest.inputs)
     encoded = encoder.encode(texts, longest, truncate=True)
@@ -140,13 +111,13 @@ def _read_texts(path: Path, bundle: Bundle, longest: int, truncate: bool) -> Lab
 def _parse_texts(path: Path, classes: int) -> tuple[list[str], list[int] | None]:
     texts: list[str] = []
     labels: list[int] = []
-    with _opened(path):
+    with opened(path):
         raw = path.read_bytes()
     try:
         lines = raw.decode("utf-8").removesuffix("\n").split("\n") if raw else []
     except UnicodeDecodeError as failure:
         raise InputError(f"{path}: line {raw[: failure.start].count(10) + 1}: not UTF-8") from failure
-    _check_count(path, len(lines))
+    check_rows(path, len(lines), MAX_ROWS)
     for number, line in enumerate(lines, 1):
         where = f"{path}: line {number}"
         try:
@@ -177,13 +148,6 @@ def _is_encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _check_count(path: Path, rows: int) -> None:
-    if not rows:
-        raise InputError(f"{path}: has no rows")
-    if rows > MAX_ROWS:
-        raise InputError(f"{path}: {rows} rows, more than the {MAX_ROWS} allowed; some thousand are enough")
-
-
 def _lengths(bundle: Bundle, feeds: Mapping[str, Array], rows: int) -> Array:
     """Steps that count, int64 ``[n]``: up to the last that the mask keeps where others may be cut, else all."""
     exits = bundle.manifest.exits
@@ -207,19 +171,3 @@ def _cut(bundle: Bundle, feeds: Mapping[str, Array], longest: int) -> dict[str, 
 def _classes(bundle: Bundle) -> int:
     assert bundle.manifest.exits is not None
     return bundle.manifest.exits.classes
-
-
-def _sha256(path: Path) -> str:
-    with _opened(path), path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > MAX_BYTES:
-            raise InputError(f"{path}: {size} bytes, more than the {MAX_BYTES} allowed; some thousand rows are enough")
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as failure:
-        raise InputError(f"{path}: cannot be read ({failure.strerror or failure})") from failure

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from nestforge.compiler.compile import compile_bundle
 from nestforge.profiles.load_profile import dump_profile
+from refused_compile import Case
 from tiny_compile import board, save_tiniest
 from tiny_models import add_pooling, corpus
 
@@ -44,7 +45,12 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(tmp_path_factory: pytest.TempPathFactory, model: Path, text: Path, profile: Path) -> Compiled:
     """The one bundle that most tests look at: two buckets, four levels, and a submodel that was asked for by id."""
     events: list[tuple[str, int, int]] = []
-    arguments = {"profile": str(profile), "text": str(text), "submodels": ["ffn12_20-heads2_1"]}
+    arguments = {"profile": str(profile), "text": str(text), "submodels": ["ffn8_24-heads2_1"]}
     output = tmp_path_factory.mktemp("compiled") / "tiny.bundle"
     found = compile_bundle(model, output=output, progress=lambda *event: events.append(event), **arguments)
     return Compiled(found, model, arguments, tuple(events))
+
+
+@pytest.fixture
+def case(tmp_path: Path, model: Path) -> Case:
+    return Case(tmp_path, model)

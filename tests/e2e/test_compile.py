@@ -123,13 +123,13 @@ def test_budgets_hold_and_labels_name_their_submodels(compiled: Any) -> None:
 
 def test_ranking_and_quality_are_recorded(compiled: Any) -> None:
     manifest = open_bundle(compiled.bundle, "full").manifest
-    assert (manifest.ranking.method, manifest.ranking.texts) == ("taylor", 128)
+    assert (manifest.ranking.method, manifest.ranking.samples) == ("taylor", 128)
     quality = {entry.id: entry.quality for entry in manifest.submodels}
-    assert all(found is not None and found.texts >= 60 for found in quality.values())
-    cosines = [quality[name].mean_cosine for name in ("ffn8-heads1", "ffn24-heads2", "ffn32-heads2")]
+    assert all(found is not None and found.samples >= 60 for found in quality.values())
+    cosines = [quality[name].figures["mean_cosine"] for name in ("ffn8-heads1", "ffn24-heads2", "ffn32-heads2")]
     assert cosines == sorted(cosines)
     assert cosines[-1] == pytest.approx(1.0)
-    assert quality["ffn32-heads2"].recall_at_10 == 1.0
+    assert quality["ffn32-heads2"].figures["recall_at_10"] == 1.0
     assert manifest.ranking.data_sha256 not in {found.data_sha256 for found in quality.values()}, "held out"
 
 

@@ -23,7 +23,7 @@ OUTSIDE = {
     # onnx only to measure this host through ONNX Runtime, where it is installed: see test_lazy_imports
     "profiles": {"numpy", "psutil", "yaml", "onnxruntime", "onnx"},
     "runtime": DEVICE - {"yaml"},
-    "exporters": {"numpy", "torch", "transformers", "onnx_ir", "safetensors"},
+    "exporters": {"numpy", "torch", "transformers", "onnx_ir", "onnxscript", "safetensors"},
     "compiler": {"numpy", "onnxruntime", *BUILD} - {"transformers"},
     "tools": DEVICE | {"click", "rich", "matplotlib"},
 }

@@ -136,6 +136,22 @@ def minilm_bundle() -> Path:
     return path
 
 
+def tiny_bundle() -> Path:
+    """Levels of a 2-layer encoder with random weights, small enough that its engines fit the caches together."""
+    import transformers
+
+    path = _CACHE / "tiny.bundle"
+    if not path.exists():
+        folder = _CACHE / "tiny-checkpoint"
+        torch.manual_seed(0)
+        config = transformers.BertConfig(
+            vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256
+        )
+        transformers.BertModel(config).save_pretrained(folder)
+        compile_bundle(folder, replace(_elsewhere(), buckets=(Bucket(1, 32),)), path)
+    return path
+
+
 def _elsewhere() -> DeviceProfile:
     """A profile that is not of this host, so that 64 engines are built and verified but not timed."""
     return replace(load_profile("laptop-x86"), buckets=(BUCKET,), cores=CORES)

@@ -12,15 +12,28 @@ from ...elastic import Bucket
 from ...runtime.bundle import open_bundle
 from ..bundle_view import bundle_data, print_submodels
 from ..console import print_json, working
-from ..options import bucket_option, exits_option, json_option, levels_option, model_argument, profile_option
+from ..options import (
+    bucket_option,
+    budget_option,
+    exits_option,
+    json_option,
+    levels_option,
+    model_argument,
+    profile_option,
+    shape_option,
+    slice_option,
+    submodel_option,
+)
 
 if TYPE_CHECKING:
     from ...compiler.compile import Include
+    from ...profiles.device_profile import BudgetSpec, LadderShape
 
 EXAMPLES = """\b
 Examples:
   nestforge compile MODEL --profile host-cpu --output my.bundle
   nestforge compile MODEL --text calibration.txt --levels ffn=0.25,0.5,1 --levels heads=0.5,1,1 --output my.bundle
+  nestforge compile MODEL --budget 'ffn_parameters<=50 %' --shape increasing --include budgets --output my.bundle
   nestforge compile MODEL --submodel ffn768-heads6 --bucket 1x64 --bucket 8x128 --output my.bundle
 """
 
@@ -34,8 +47,16 @@ Examples:
     type=click.Path(path_type=Path),
     help="UTF-8 text, one example a line: ranks the axes and measures quality. Without it: magnitude, no quality.",
 )
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="The same for models that take no text: .npz with an array per input, rows first, perhaps 'labels'.",
+)
 @levels_option
-@click.option("--submodel", "submodels", multiple=True, metavar="ID", help="Build this one too; repeatable.")
+@shape_option
+@budget_option
+@submodel_option
+@slice_option
 @bucket_option
 @exits_option
 @click.option(
@@ -51,8 +72,12 @@ def command(
     profile: str,
     output: Path,
     text: Path | None,
+    data: Path | None,
     levels: tuple[tuple[str, tuple[float, ...]], ...],
+    shape: LadderShape | None,
+    budgets: tuple[tuple[str, BudgetSpec], ...],
     submodels: tuple[str, ...],
+    slices: tuple[Path, ...],
     buckets: tuple[Bucket, ...],
     exits: tuple[int, ...] | None,
     include: Include,
@@ -72,8 +97,12 @@ def command(
                 profile,
                 output,
                 text=text,
+                data=data,
                 levels=dict(levels) or None,
+                shape=shape,
+                budgets=dict(budgets) or None,
                 submodels=submodels,
+                slices=slices,
                 buckets=buckets or None,
                 exits=exits,
                 include=include,

@@ -23,17 +23,23 @@ EXAMPLES = """\b
 Examples:
   nestforge inspect MODEL --bucket 1x128
   nestforge inspect MODEL --profile raspberry-pi-5 --levels ffn=0.125,0.25,0.5,1
+  nestforge inspect preset:matlm-850m
   nestforge inspect my.bundle --json
 """
 
 
 @dataclass(frozen=True)
 class LevelView:
-    """One level of a model; per bucket label ``flops`` and ``macs``, the multiply-adds of its matrix products alone."""
+    """One level of a model; per bucket label ``flops`` and ``macs``, the multiply-adds of its matrix products alone.
+
+    ``non_embedding`` are the parameters outside the tables of tokens and positions, ``ffn`` those that FFN axes slice.
+    """
 
     label: str
     submodel: str
     parameters: int
+    non_embedding: int
+    ffn: int
     weight_bytes: int
     flops: dict[str, int]
     macs: dict[str, int]
@@ -74,9 +80,9 @@ def command(
 ) -> None:
     """Show what a model offers, or what a bundle holds.
 
-    Of a model: axes, parameters and FLOPs of the levels that a compile for the profile would build. Of a bundle:
-    submodels, engines, files, parity. A folder with a manifest.json is a bundle. --profile, --bucket, --levels and
-    --exits are for models.
+    Of a model: axes, parameters and FLOPs of the levels that a compile for the profile would build; preset:NAME is a
+    configuration that nobody has trained yet. Of a bundle: submodels, engines, files, parity. A folder with a
+    manifest.json is a bundle. --profile, --bucket, --levels and --exits are for models.
     """
     if (model_or_bundle / MANIFEST_NAME).exists():
         if buckets or levels or exits or ctx.get_parameter_source("profile") is not ParameterSource.DEFAULT:
@@ -116,13 +122,16 @@ def view_model(
         LevelView(
             label=level.label,
             submodel=level.submodel.id,
-            parameters=source.parameters(level.submodel),
+            parameters=groups.total,
+            non_embedding=groups.non_embedding,
+            ffn=groups.ffn,
             weight_bytes=source.weight_bytes(level.submodel),
             flops={b.label: sum(op.flops for op in source.workload(level.submodel, b)) for b in shapes},
             macs={b.label: macs(source.workload(level.submodel, b)) for b in shapes},
             rounding=level.rounding,
         )
         for level in levels(source.spec, fractions or device.levels, device.width_multiple)
+        for groups in [source.parameter_groups(level.submodel)]
     ]
     spec = source.spec
     return ModelView(
@@ -154,6 +163,8 @@ def _print_model(view: ModelView) -> None:
             level.label,
             level.submodel,
             f"{level.parameters / 1e6:.2f}",
+            f"{level.non_embedding / 1e6:.2f}",
+            f"{level.ffn / 1e6:.2f}",
             f"{level.weight_bytes / 1e6:.1f}",
             *(f"{level.flops[label] / 1e9:.3f}" for label in labels),
             *(f"{level.macs[label] / 1e9:.3f}" for label in labels),
@@ -161,6 +172,6 @@ def _print_model(view: ModelView) -> None:
         for level in view.levels
     ]
     heads = [f"{unit} {label}" for unit in ("GFLOPs", "GMACs") for label in labels]
-    print_table(["level", "submodel", "M params", "weights MB", *heads], rows)
+    print_table(["level", "submodel", "M params", "non-emb", "FFN", "weights MB", *heads], rows)
     for remark in (remark for level in view.levels for remark in level.rounding):
         click.echo(remark)

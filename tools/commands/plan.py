@@ -11,10 +11,21 @@ import click
 from ...elastic import Bucket
 from ...profiles.load_profile import load_profile
 from ..console import print_facts, print_json, print_table, working
-from ..options import bucket_option, exits_option, json_option, levels_option, model_argument, profile_option
+from ..options import (
+    bucket_option,
+    budget_option,
+    exits_option,
+    json_option,
+    levels_option,
+    model_argument,
+    profile_option,
+    shape_option,
+    submodel_option,
+)
 
 if TYPE_CHECKING:
     from ...compiler.plan import Plan
+    from ...profiles.device_profile import BudgetSpec, LadderShape
 
 _LISTED = 4  # rejected candidates shown per budget
 
@@ -22,6 +33,7 @@ EXAMPLES = """\b
 Examples:
   nestforge plan MODEL --profile host-cpu
   nestforge plan MODEL --profile raspberry-pi-5 --levels ffn=0.25,0.5,1 --json
+  nestforge plan MODEL --budget 'non_embedding_parameters<=245.4M' --budget 'latency_ms<=50 %' --shape up-down
 """
 
 
@@ -29,6 +41,9 @@ Examples:
 @model_argument
 @profile_option
 @levels_option
+@shape_option
+@budget_option
+@submodel_option
 @bucket_option
 @exits_option
 @json_option
@@ -36,6 +51,9 @@ def command(
     model: Path,
     profile: str,
     levels: tuple[tuple[str, tuple[float, ...]], ...],
+    shape: LadderShape | None,
+    budgets: tuple[tuple[str, BudgetSpec], ...],
+    submodels: tuple[str, ...],
     buckets: tuple[Bucket, ...],
     exits: tuple[int, ...] | None,
     as_json: bool,
@@ -45,6 +63,7 @@ def command(
     Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
     the profile's figures; a compile on the target itself corrects them by measuring.
     """
+    from ...compiler.assignments import read_assignment
     from ...compiler.levels import levels as make_levels
     from ...compiler.plan import make_plan
     from ...exporters.source import open_source
@@ -53,9 +72,16 @@ def command(
     with working():  # the first use of host-cpu measures this host
         device = load_profile(profile)
     shapes = source.signature.buckets(buckets or device.buckets)
-    device = replace(device, levels=dict(levels) or device.levels, buckets=shapes)
+    device = replace(
+        device,
+        levels=dict(levels) or device.levels,
+        shape=shape or device.shape,
+        budgets=dict(budgets) or device.budgets,
+        buckets=shapes,
+    )
     steps = make_levels(source.spec, device.levels, device.width_multiple)
-    made = make_plan(source, device, levels=steps)
+    wanted = [read_assignment(source.spec, submodel, steps, device.width_multiple) for submodel in submodels]
+    made = make_plan(source, device, levels=steps, submodels=wanted)
     if as_json:
         print_json(made)
     else:
@@ -79,13 +105,15 @@ def _print_plan(plan: Plan) -> None:
                 "/".join(candidate.labels) or "-",
                 candidate.id,
                 f"{candidate.parameters / 1e6:.2f}",
+                f"{candidate.non_embedding_parameters / 1e6:.2f}",
+                f"{candidate.ffn_parameters / 1e6:.2f}",
                 f"{candidate.memory_mb:.1f}",
                 f"{cost.flops / 1e9:.3f}",
                 f"{cost.latency_ms:.2f}",
                 *(verdicts[budget.name].get(candidate.id, "fits") for budget in plan.budgets),
             ]
         )
-    columns = ["level", "submodel", "M params", "memory MB", "GFLOPs", f"{plan.latency_basis} ms"]
+    columns = ["level", "submodel", "M params", "non-emb.", "FFN", "memory MB", "GFLOPs", f"{plan.latency_basis} ms"]
     print_table([*columns, *(budget.name for budget in plan.budgets)], rows)
     for budget in plan.budgets:
         limits = [f"{f.name} {value:g}" for f in fields(budget.limits) if (value := getattr(budget.limits, f.name))]

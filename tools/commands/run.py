@@ -14,6 +14,7 @@ from ...errors import OutputError
 from ...runtime.answer import Answer, ExitRows
 from ...runtime.npz import read_npz
 from ...runtime.residency import RESIDENCIES, Residency
+from ..best_answers import Best, best_answers
 from ..console import print_facts, print_json, print_table
 from ..options import bundle_argument, json_option
 
@@ -34,6 +35,11 @@ Examples:
 @click.option("--inputs", type=click.Path(path_type=Path), help="NPZ file with one array per input, by name.")
 @click.option("--budget", help="A named budget of the bundle.")
 @click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="The most that the run may take.")
+@click.option(
+    "--deadline-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    help="The most until the answer, its encoding included; the reason shows how it was reckoned.",
+)
 @click.option("--submodel", metavar="ID", help="This submodel, by id or level.")
 @click.option(
     "--exits",
@@ -57,6 +63,7 @@ def command(
     inputs: Path | None,
     budget: str | None,
     latency_ms: float | None,
+    deadline_ms: float | None,
     submodel: str | None,
     exits: str | None,
     truncate: bool,
@@ -66,35 +73,38 @@ def command(
 ) -> None:
     """Answer one request with the submodel that fits it.
 
-    Without --budget, --latency-ms or --submodel the largest submodel answers. Prints which one did,
-    why, and how long it took.
+    Without --budget, --latency-ms, --deadline-ms or --submodel the largest submodel answers. Prints which one did,
+    why, and how long it took. Of logits it prints the best classes or tokens.
     """
     from ...runtime.model import load
 
     if bool(texts) == (inputs is not None):
         raise click.UsageError("expected either --text or --inputs")
-    if sum(limit is not None for limit in (budget, latency_ms, submodel)) > 1:
-        raise click.UsageError("expected at most one of --budget, --latency-ms and --submodel")
+    if sum(limit is not None for limit in (budget, latency_ms, deadline_ms, submodel)) > 1:
+        raise click.UsageError("expected at most one of --budget, --latency-ms, --deadline-ms and --submodel")
     if truncate and not texts:
         raise click.UsageError("--truncate is for --text")
     if output is not None and output.exists():
         raise OutputError(f"{output}: exists already; choose another file")
-    with load(bundle, residency=residency) as model:
+    # A deadline counts from the call, so nothing opens after it.
+    with load(bundle, residency=residency, preload=deadline_ms is not None) as model:
         feeds = read_npz(inputs) if inputs is not None else list(texts)
         answer = model(
             feeds,
             budget=budget,
             latency_ms=latency_ms,
+            deadline_ms=deadline_ms,
             submodel=submodel,
             exits=None if exits is None else _asked_exits(exits),
             truncate=truncate,
         )
+        best = best_answers(model.bundle, answer, model.token_counts(texts) if texts else None)
     if output is not None:
         _write_arrays(output, answer.outputs)
     if as_json:
-        print_json(_answer_data(answer))
-    else:
-        _print_answer(answer)
+        print_json({**_answer_data(answer), "best": None if best is None else {"what": best[0], "rows": best[1]}})
+        return
+    _print_answer(answer, best)
 
 
 def _asked_exits(text: str) -> str | tuple[float, ...] | float:
@@ -144,7 +154,7 @@ def _exits_data(exits: ExitRows) -> dict[str, Any]:
     return {"policy": exits.policy, "rows": rows}
 
 
-def _print_answer(answer: Answer) -> None:
+def _print_answer(answer: Answer, best: tuple[str, list[list[Best]]] | None) -> None:
     timings = answer.timings
     facts = [
         ("submodel", answer.submodel),
@@ -165,6 +175,11 @@ def _print_answer(answer: Answer) -> None:
         values = " ".join(f"{value:.4f}" for value in array.ravel()[:_SHOWN])
         rows.append([name, str(array.dtype), "x".join(map(str, array.shape)), values])
     print_table(["output", "dtype", "shape", "first values"], rows)
+    if best is not None:
+        what, candidates = best
+        click.echo()
+        columns = ["row", f"best {what} and logit", *([""] * (len(candidates[0]) - 1))]
+        print_table(columns, [[str(number), *map(str, row)] for number, row in enumerate(candidates)])
     if answer.exits is not None:
         click.echo()
         left = [

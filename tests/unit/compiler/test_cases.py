@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nestforge.compiler.cases import parity_cases, text_feeds
+from nestforge.compiler.cases import parity_cases
 from nestforge.compiler.rank_axes import text_encoder
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
@@ -14,8 +14,6 @@ from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.inputs import InputChecker
 from nestforge.runtime.manifest import TensorSpec
 from nestforge.runtime.text import TextEncoder
-from tiny_compile import save_tiniest
-from tiny_models import _tokenizer
 
 
 @pytest.fixture
@@ -63,33 +61,30 @@ def test_cases_are_the_same_every_time(model: UniversalModel) -> None:
         assert all(np.array_equal(array, other.feeds[name]) for name, array in one.feeds.items())
 
 
-def test_a_model_without_text_has_no_text_case() -> None:
-    signature = Signature(
-        (TensorSpec("pixels", "float32", ("batch", 3, 4)),), (TensorSpec("y", "float32", ("batch",)),), 1
-    )
-    cases = parity_cases(signature, Bucket(2, 1), None)
-    assert [case.name for case in cases] == ["random-0", "random-1", "whole", "padded"]
-    assert all(case.feeds["pixels"].shape == (2, 3, 4) for case in cases)
-
-
-def test_fewer_texts_than_rows_are_padded_with_empty_rows(model: UniversalModel) -> None:
-    feeds = text_feeds(_encoder(model), model.source.signature.inputs, ["the fox"], Bucket(3, 6))
-    assert feeds["input_ids"].tolist() == [[2, 4, 8, 3, 0, 0], [0] * 6, [0] * 6]
+@pytest.mark.parametrize(
+    ("pad", "batch", "names"),
+    [
+        (None, 2, ["random-0", "random-1"]),
+        (0, 1, ["random-0", "random-1"]),
+        (0, 2, ["random-0", "random-1", "padded"]),
+    ],
+)
+def test_a_model_of_images_has_no_text_and_no_length(pad: int | None, batch: int, names: list[str]) -> None:
+    pixels = TensorSpec("pixels", "float32", ("batch", 3, 4), pad=pad)
+    signature = Signature((pixels,), (TensorSpec("y", "float32", ("batch",)),))
+    cases = parity_cases(signature, Bucket(batch, 1), None)
+    assert [case.name for case in cases] == names
+    assert all(case.feeds["pixels"].shape == (batch, 3, 4) for case in cases)
+    if "padded" in names:
+        rows = cases[-1].feeds["pixels"]
+        assert rows[0].all()
+        assert not rows[1].any(), "a request of one image, filled up"
 
 
 def test_a_bucket_too_short_for_any_text_is_refused(model: UniversalModel) -> None:
     """Tokenizers do not truncate below the tokens that they add themselves."""
     with pytest.raises(InputError, match=r"^bucket b1-s1: too short for text"):
         parity_cases(model.source.signature, Bucket(1, 1), _encoder(model))
-
-
-def test_a_tokenizer_that_knows_more_than_the_model_is_refused(tmp_path: Path) -> None:
-    """PyTorch would fail deep in its embedding, or read beyond it on another device."""
-    folder = save_tiniest(tmp_path / "m", vocab_size=10)
-    _tokenizer(64).save(str(folder / "tokenizer.json"))
-    model = load_universal(open_source(folder))
-    with pytest.raises(InputError, match=r"^input input_ids: values 2\.\.21, expected 0\.\.9"):
-        text_feeds(_encoder(model), model.source.signature.inputs, ["the test of time"], Bucket(2, 8))
 
 
 def _encoder(model: UniversalModel) -> TextEncoder:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.compiler import corpus as module
-from nestforge.compiler.corpus import read_corpus
-from nestforge.errors import CheckpointError
+from nestforge.compiler.corpus import read_array_corpus, read_corpus
+from nestforge.errors import CheckpointError, InputError
+from nestforge.exporters.source import open_source
+from tiny_compile import save_tiniest
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -93,3 +96,80 @@ def test_a_file_of_absurd_size_is_not_read(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(module, "MAX_TEXT_BYTES", 100)
     with pytest.raises(CheckpointError, match=r"bytes, more than the 100 allowed$"):
         read_corpus(write(tmp_path / "t", numbered(300)))
+
+
+def rows(path: Path, count: int, seed: int = 0, labelled: bool = True, **changes: np.ndarray) -> Path:
+    """``count`` different rows for the tiny classifier, and one of them twice."""
+    ids = np.random.default_rng(seed).integers(4, 24, (count, 8))
+    arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    arrays = {name: np.concatenate([array, array[:1]]) for name, array in arrays.items()}
+    if labelled:
+        arrays["labels"] = arrays["input_ids"][:, 0] % 2
+    np.savez(path, **{**arrays, **changes})
+    return path
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiniest(tmp_path_factory.mktemp("rows") / "m", task="ForSequenceClassification")
+
+
+def test_rows_are_parted_as_texts_are(classifier: Path, tmp_path: Path) -> None:
+    source = open_source(classifier)
+    corpus = read_array_corpus(rows(tmp_path / "a.npz", 300), source)
+    parts = [{row.tobytes() for row in part.feeds["input_ids"]} for part in (corpus.calibration, corpus.held_out)]
+    assert (len(parts[0]), not parts[0] & parts[1]) == (128, True)
+    assert corpus.held_out.size == len(parts[1]), "no row twice"
+    assert 30 < len(parts[1]) < 100
+    assert corpus.held_out.labels is not None
+    assert (corpus.held_out.labels == corpus.held_out.feeds["input_ids"][:, 0] % 2).all()
+
+
+def test_a_row_never_changes_its_part(classifier: Path, tmp_path: Path) -> None:
+    source = open_source(classifier)
+    small = read_array_corpus(rows(tmp_path / "a.npz", 300), source)
+    grown = read_array_corpus(rows(tmp_path / "b.npz", 700), source)
+    for one, other in ((small.calibration, grown.held_out), (grown.calibration, small.held_out)):
+        contents = [{row.tobytes() for row in part.feeds["input_ids"]} for part in (one, other)]
+        assert not contents[0] & contents[1]
+
+
+def test_a_resumed_compile_tells_other_rows_and_labels_apart(classifier: Path, tmp_path: Path) -> None:
+    source = open_source(classifier)
+    keys = [
+        read_array_corpus(path, source).key
+        for path in (
+            rows(tmp_path / "a.npz", 300),
+            rows(tmp_path / "b.npz", 300),
+            rows(tmp_path / "c.npz", 300, seed=1),
+            rows(tmp_path / "d.npz", 300, labelled=False),
+        )
+    ]
+    assert keys[0] == keys[1]
+    assert len({str(key) for key in keys}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"labels": np.full(301, 2)}, r"labels: row 0 has 2, expected 0\.\.1"),
+        ({"labels": np.zeros(5, int)}, "labels: expected 301 whole numbers"),
+        (
+            {"input_ids": np.zeros((301, 8), np.float32)},
+            "input input_ids: expected a numpy array of int64, got float32",
+        ),
+        ({"pixels": np.zeros(301)}, "inputs attention_mask, input_ids, pixels, token_type_ids: expected exactly"),
+    ],
+)
+def test_rows_that_do_not_fit_the_model(
+    classifier: Path, tmp_path: Path, changes: dict[str, np.ndarray], problem: str
+) -> None:
+    path = rows(tmp_path / "r.npz", 300, **changes)
+    with pytest.raises(InputError, match=problem) as refusal:
+        read_array_corpus(path, open_source(classifier))
+    assert str(refusal.value).startswith(f"{path}: ")
+
+
+def test_rows_that_are_too_few(classifier: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="40 different rows; expected at least 200"):
+        read_array_corpus(rows(tmp_path / "r.npz", 40), open_source(classifier))

@@ -71,6 +71,28 @@ def test_a_batch_folded_into_heads_is_unfolded_again() -> None:
     assert _targets(model) == [[2, 3, -1, 8], [-1, 3, 8], [2, -1, 8, 3], [2, 8, -1]]
 
 
+def test_halves_of_a_head_are_turned_and_joined_again() -> None:
+    """Rotary positions: heads stay elastic through Split, Slice and Concat of the head's own dimension."""
+    model = _model("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    turn (float[6, 32] x) => (float[6, 5] y)
+    <float[32, 32] q, float[16, 5] o, int64[4] split = {2, 3, 4, 8}, int64[2] join = {6, 16},
+     int64[1] zero = {0}, int64[1] four = {4}, int64[1] last = {-1}>
+    {
+      h = Gemm <transB=1> (x, q)
+      s = Reshape (h, split)
+      first, second = Split <axis=-1, num_outputs=2> (s)
+      swapped = Concat <axis=-1> (second, first)
+      back = Slice (swapped, zero, four, last)
+      r = Mul (back, second)
+      j = Reshape (r, join)
+      y = MatMul (j, o)
+    }
+    """)
+    assert free_elastic_dims(model, {"q": (Elastic(HEADS), 8), "o": (Elastic(HEADS), 4)})
+    assert _targets(model) == [[2, 3, -1, 8], [6, -1]]
+
+
 def test_nothing_elastic_nothing_changed() -> None:
     model = _model(SPLIT_HEADS)
     assert not free_elastic_dims(model, {})
@@ -86,6 +108,11 @@ def test_nothing_elastic_nothing_changed() -> None:
         ("h = Gemm <transB=1> (x, w)  y = MatMul (h, v)", "do not shrink together"),
         ("h = Gemm <transB=1> (x, w)  r = Reshape (h, cut)  y = MatMul (r, e)", "cuts through an elastic dimension"),
         ("h = Gemm <transB=1> (x, w)  y = CumSum (h, a)", "no rule for CumSum"),
+        ("h = Gemm <transB=1> (x, w)  y, z = Split <axis=1, num_outputs=2> (h)", "a Split of an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Slice (h, one, two, one)", "a Slice of an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Slice (h, one, two)", "the axes of a Slice are not constant"),
+        ("h = Gemm <transB=1> (x, w)  y = Concat <axis=1> (h, c)", "a Concat of dimensions that do not shrink"),
+        ("h = Gemm <transB=1> (x, w)  y = Concat <axis=0> (h, c)", "a Concat of dimensions that do not shrink"),
     ],
 )
 def test_what_it_cannot_follow_is_named(body: str, problem: str) -> None:
@@ -93,8 +120,33 @@ def test_what_it_cannot_follow_is_named(body: str, problem: str) -> None:
     <ir_version: 10, opset_import: ["" : 20]>
     graph (float[6, 32] x) => (float y)
     <float[64, 32] w, float[64] g, float[6, 64] c, float[64, 5] v, float[16, 2] e, int64[2] cut = {{24, 16}},
-     int64 a = {{1}}>
+     int64 a = {{1}}, int64[1] one = {{1}}, int64[1] two = {{2}}>
     {{ {body} }}
     """)
     with pytest.raises(SliceError, match=problem):
         free_elastic_dims(model, {"w": (Elastic(FFN),)})
+
+
+MEAN = """
+<ir_version: 10, opset_import: ["" : 20]>
+cutoff (float[6, 32] x) => (float[6, 5] y)
+<float[64, 32] w, float[64, 5] v, int64[1] last = {-1}>
+{
+  h = Gemm <transB=1> (x, w)
+  m = OPERATION <keepdims=1> (h, last)
+  c = Sub (h, m)
+  y = Gemm (c, v)
+}
+"""
+
+
+def test_a_mean_over_an_elastic_dimension_is_followed() -> None:
+    """It divides by the extent that it finds, so a submodel's mean is taken over its own neurons."""
+    model = _model(MEAN.replace("OPERATION", "ReduceMean"))
+    assert not free_elastic_dims(model, {"w": (Elastic(FFN),), "v": (Elastic(FFN),)})
+
+
+def test_a_sum_over_an_elastic_dimension_is_not() -> None:
+    model = _model(MEAN.replace("OPERATION", "ReduceSum"))
+    with pytest.raises(SliceError, match=r"node m \(ReduceSum\): no rule for ReduceSum"):
+        free_elastic_dims(model, {"w": (Elastic(FFN),), "v": (Elastic(FFN),)})

@@ -8,9 +8,10 @@ from nestforge.compiler import measure_latency as module
 from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.clock import Clock, silent
 from nestforge.compiler.cost_model import predict
+from nestforge.compiler.ladder import ladder
 from nestforge.compiler.levels import levels
 from nestforge.compiler.measure_latency import fit_rungs, measure_engines
-from nestforge.compiler.plan import ladder, make_plan
+from nestforge.compiler.plan import make_plan
 from nestforge.profiles.probe_host import _fingerprint, probe_host
 from nestforge.runtime.measure import LatencyStats
 from tiny_compile import BUCKET
@@ -40,8 +41,12 @@ def steps(builder: EngineBuilder) -> Any:
     return levels(builder.universal.spec, None, 8)
 
 
+def rungs(builder: EngineBuilder) -> Any:
+    return ladder(steps(builder))
+
+
 def test_another_device_is_predicted_and_never_measured(builder: EngineBuilder, measured: list[str]) -> None:
-    assert fit_rungs(builder, steps(builder), Clock(silent)) == {}
+    assert fit_rungs(builder, rungs(builder), Clock(silent)) == {}
     engines = [builder.build(builder.universal.spec.universal(), BUCKET)]
     plan = make_plan(builder.universal.source, builder.profile, levels=steps(builder))
     (latency,) = measure_engines(builder, engines, {}, Clock(silent))
@@ -52,16 +57,16 @@ def test_another_device_is_predicted_and_never_measured(builder: EngineBuilder, 
 
 def test_a_profile_of_a_host_like_this_one_is_another_device(builder: EngineBuilder, measured: list[str]) -> None:
     other = replace(builder, profile=replace(builder.profile, host="0123456789abcdef"))
-    assert fit_rungs(other, steps(builder), Clock(silent)) == {}
+    assert fit_rungs(other, rungs(builder), Clock(silent)) == {}
     assert measured == []
 
 
 def test_rungs_spread_over_the_ladder_are_measured_in_turn(builder: EngineBuilder, measured: list[str]) -> None:
     here = on_this_host(builder)
-    corrections = fit_rungs(here, steps(builder), Clock(silent))
-    rungs = [rung.id for rung in ladder(steps(builder))]
-    assert len(rungs) == 7, "3 steps between levels, 2 layers each, and the universal model"
-    picked = [rungs[0], rungs[2], rungs[4], rungs[6]]
+    corrections = fit_rungs(here, rungs(builder), Clock(silent))
+    ids = [rung.id for rung in rungs(builder)]
+    assert len(ids) == 7, "3 steps between levels, 2 layers each, and the universal model"
+    picked = [ids[0], ids[2], ids[4], ids[6]]
     assert measured == picked * 3
     assert set(corrections) == {BUCKET}
     assert corrections[BUCKET].rungs == 4
@@ -79,7 +84,7 @@ def test_the_correction_brings_predictions_to_what_was_measured(
         return LatencyStats(10, 3 * cost.predicted_ms, 9.0, 9.0)
 
     monkeypatch.setattr(module, "measure", slow)
-    correction = fit_rungs(here, steps(builder), Clock(silent))[BUCKET]
+    correction = fit_rungs(here, rungs(builder), Clock(silent))[BUCKET]
     cost = predict(source.workload(source.spec.parse("ffn12_20-heads1_2"), BUCKET), here.profile)
     assert correction.corrected_ms(cost) == pytest.approx(3 * cost.predicted_ms, rel=1e-6)
 
@@ -87,20 +92,20 @@ def test_the_correction_brings_predictions_to_what_was_measured(
 def test_an_interrupted_compile_does_not_measure_again(builder: EngineBuilder, measured: list[str]) -> None:
     """It would cost time, and other figures would choose another plan than the one half built."""
     here = on_this_host(builder)
-    corrections = fit_rungs(here, steps(builder), Clock(silent))
+    corrections = fit_rungs(here, rungs(builder), Clock(silent))
     engines = [here.build(here.universal.spec.parse(name), BUCKET) for name in ("ffn8-heads1", "ffn32-heads2")]
     latencies = measure_engines(here, engines, corrections, Clock(silent))
     count = len(measured)
     for path in here.stage.folder.glob("*.onnx"):
         path.unlink()  # as the manifest's stage does with rungs that were only measured
-    assert fit_rungs(here, steps(builder), Clock(silent)) == corrections
+    assert fit_rungs(here, rungs(builder), Clock(silent)) == corrections
     assert measure_engines(here, engines, corrections, Clock(silent)) == latencies
     assert len(measured) == count
 
 
 def test_predicted_and_measured_stand_side_by_side(builder: EngineBuilder, measured: list[str]) -> None:
     here = on_this_host(builder)
-    corrections = fit_rungs(here, steps(builder), Clock(silent))
+    corrections = fit_rungs(here, rungs(builder), Clock(silent))
     plan = make_plan(here.universal.source, here.profile, levels=steps(builder), corrections=corrections)
     engine = here.build(here.universal.spec.parse("ffn8-heads1"), BUCKET)
     (latency,) = measure_engines(here, [engine], corrections, Clock(silent))

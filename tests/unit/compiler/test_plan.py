@@ -1,61 +1,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from bare_encoder import Encoder, encoder
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.compiler.cost_model import Correction
+from nestforge.compiler.ladder import SHAPES
 from nestforge.compiler.levels import levels
-from nestforge.compiler.plan import Candidate, Plan, ladder, make_plan
-from nestforge.elastic import Axis, Bucket, ElasticSpec, Submodel
+from nestforge.compiler.plan import Candidate, Plan, make_plan
+from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
+from nestforge.exporters.source import ModelSource, open_source
 from nestforge.profiles.device_profile import BudgetSpec, DeviceProfile
 from nestforge.profiles.load_profile import load_profile
 from nestforge.runtime.manifest import Limits
 from nestforge.strict import structure, unstructure
-from nestforge.workload import Op
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """A bare encoder: attention and feed-forward without biases, nothing else."""
-
-    hidden: int
-    head_dim: int
-    spec: ElasticSpec
-    name: str = "encoder"
-    count: Callable[[Submodel], int] | None = None
-
-    def parameters(self, submodel: Submodel) -> int:
-        if self.count:
-            return self.count(submodel)
-        return sum(
-            self.hidden * (2 * value if axis.kind == "ffn" else 4 * value * self.head_dim)
-            for axis, value in submodel.values
-        )
-
-    def weight_bytes(self, submodel: Submodel) -> int:
-        return 4 * self.parameters(submodel)
-
-    def workload(self, submodel: Submodel, bucket: Bucket) -> list[Op]:
-        ops = []
-        for axis, value in submodel.values:
-            inner = value if axis.kind == "ffn" else value * self.head_dim
-            weights = self.hidden * inner * (2 if axis.kind == "ffn" else 4)
-            moved = 4 * bucket.tokens * (self.hidden + inner)
-            ops.append(Op(axis.name, "gemm", 2 * bucket.tokens * weights, 4 * weights, moved))
-            ops.append(Op(f"{axis.name}.norm", "elementwise", 0, 0, 8 * bucket.tokens * self.hidden))
-        return ops
-
-
-def encoder(layers: int = 3, ffn: int = 256, heads: int = 4, nested: bool = False) -> Encoder:
-    sizes = {"ffn": ffn, "heads": heads}
-    axes = tuple(Axis(f"layers.{i}.{kind}", size) for i in range(layers) for kind, size in sizes.items() if size)
-    return Encoder(64, 16, ElasticSpec(axes, (), nested))
 
 
 def device(budgets: Mapping[str, BudgetSpec], **changes: Any) -> DeviceProfile:
@@ -63,76 +27,8 @@ def device(budgets: Mapping[str, BudgetSpec], **changes: Any) -> DeviceProfile:
     return replace(board, name="board", budgets=budgets, buckets=(Bucket(1, 32), Bucket(4, 32)), **changes)
 
 
-def plan_for(source: Encoder, profile: DeviceProfile, **options: Any) -> Plan:
+def plan_for(source: Encoder | ModelSource, profile: DeviceProfile, **options: Any) -> Plan:
     return make_plan(source, profile, levels=levels(source.spec, profile.levels, profile.width_multiple), **options)
-
-
-def figures(candidate: Candidate, bucket: Bucket) -> dict[str, float]:
-    cost = next(cost for cost in candidate.costs if cost.bucket == bucket)
-    return {
-        "latency_ms": cost.latency_ms,
-        "memory_mb": candidate.memory_mb,
-        "parameters": candidate.parameters,
-        "flops": cost.flops,
-    }
-
-
-# The ladder.
-
-
-def test_last_layers_are_promoted_first_and_all_kinds_together() -> None:
-    spec = encoder(layers=3).spec
-    rungs = ladder(levels(spec, {"ffn": [0.25, 0.5, 1], "heads": [0.25, 0.5, 1]}, 8))
-    assert [rung.id for rung in rungs] == [
-        "ffn64-heads1",
-        "ffn64x2_128x1-heads1x2_2x1",
-        "ffn64x1_128x2-heads1x1_2x2",
-        "ffn128-heads2",
-        "ffn128x2_256x1-heads2x2_4x1",
-        "ffn128x1_256x2-heads2x1_4x2",
-        "ffn256-heads4",
-    ]
-
-
-def test_axis_outside_the_layers_moves_with_the_full_level() -> None:
-    spec = ElasticSpec((Axis("rank", 4), Axis("layers.0.ffn", 16), Axis("layers.1.ffn", 16)), ())
-    rungs = ladder(levels(spec, {"rank": [0.5, 1], "ffn": [0.5, 1]}, 8))
-    assert [rung.id for rung in rungs] == ["rank2-ffn8", "rank2-ffn8x1_16x1", "rank4-ffn16"]
-
-
-def test_rungs_that_rounding_makes_equal_appear_once() -> None:
-    source = encoder(layers=2, ffn=64, heads=1)
-    assert len(ladder(levels(source.spec, None, 64))) == 1
-    (candidate,) = plan_for(source, device({"full": BudgetSpec()}, width_multiple=64)).candidates
-    assert candidate.labels == ("S", "M", "L", "XL")
-
-
-@given(st.integers(1, 24), st.integers(1, 5))
-def test_ladder_length_and_growth(layers: int, count: int) -> None:
-    source = encoder(layers, ffn=640, heads=10)
-    steps = [(i + 1) / count for i in range(count)]
-    rungs = ladder(levels(source.spec, {"ffn": steps, "heads": steps}, 8))
-    assert len(rungs) == (count - 1) * layers + 1
-    parameters = [source.parameters(rung) for rung in rungs]
-    assert parameters == sorted(set(parameters))
-
-
-@pytest.mark.parametrize(
-    ("millions", "expected"),
-    [
-        (226.5, "ffn1536"),
-        (245.4, "ffn1536x12_3072x4"),
-        (278.4, "ffn1536x5_3072x11"),
-        (377.5, "ffn3072x8_6144x8"),
-    ],
-)
-def test_mix_n_match_of_the_matformer_paper(millions: float, expected: str) -> None:
-    """MatFormer 850M, Table 5 (row 4 as its own parameter count demands): 16 layers of 1536, non-embedding."""
-    spec = ElasticSpec(tuple(Axis(f"layers.{i}.ffn", 6144) for i in range(16)), (), trained_nested=True)
-    source = Encoder(1536, 96, spec, count=lambda submodel: sum(4 * 1536**2 + 2 * 1536 * v for _, v in submodel.values))
-    budget = BudgetSpec(parameters=round(millions * 1e6) + 50_000)  # the paper's figures are rounded to 0.1 million
-    (chosen,) = plan_for(source, device({"paper": budget}, memory_mb=1e6)).budgets
-    assert chosen.submodel == expected
 
 
 # Budgets.
@@ -169,7 +65,7 @@ def test_shares_are_of_the_universal_models_own_figures() -> None:
     with pytest.raises(PlanError):  # the smallest level has 25 % of the FLOPs
         plan_for(encoder(), device({"half": budget}))
     plan = plan_for(encoder(), device({"half": replace(budget, flops="75 %")}))
-    full = figures(plan.candidates[-1], Bucket(4, 32))
+    full = plan.candidates[-1].figures(Bucket(4, 32))
     assert plan.budgets[0].limits == Limits(
         latency_ms=full["latency_ms"] / 2,
         memory_mb=full["memory_mb"],
@@ -211,10 +107,71 @@ def test_budget_too_small_names_budget_limit_and_smallest_figure() -> None:
         plan_for(encoder(), device({"tiny": BudgetSpec(latency_ms=0.001)}))
 
 
+@pytest.fixture(scope="module")
+def matlm() -> ModelSource:
+    """The paper's 850M model: 16 layers of 1536, vocabulary 256,000."""
+    return open_source("preset:matlm-850m")
+
+
+# Table 5; row 4 as its own parameter count demands.
+@pytest.mark.parametrize(
+    ("budget", "expected", "parameters"),
+    [
+        ("226.5M", "ffn1536", 226_492_416),
+        ("245.4M", "ffn1536x12_3072x4", 245_366_784),
+        ("278.4M", "ffn1536x5_3072x11", 278_396_928),
+        ("377.5M", "ffn3072x8_6144x8", 377_487_360),
+    ],
+)
+def test_mix_n_match_of_the_matformer_paper(matlm: ModelSource, budget: str, expected: str, parameters: int) -> None:
+    board = device({"paper": BudgetSpec(non_embedding_parameters=budget)}, memory_mb=1e6)
+    plan = plan_for(matlm, board)
+    (chosen,) = plan.budgets
+    candidate = next(candidate for candidate in plan.candidates if candidate.id == chosen.submodel)
+    assert (candidate.id, candidate.non_embedding_parameters) == (expected, parameters)
+    assert candidate.parameters == parameters + 256_000 * 1536
+    assert len(plan.candidates) == 49
+    attention = 16 * 4 * 1536**2
+    assert candidate.ffn_parameters == parameters - attention
+    for name, limit in (("ffn_parameters", parameters - attention), ("parameters", parameters + 256_000 * 1536)):
+        exact = plan_for(matlm, replace(board, budgets={"paper": BudgetSpec(**{name: limit})}))
+        assert exact.budgets[0].submodel == expected
+        short = plan_for(matlm, replace(board, budgets={"paper": BudgetSpec(**{name: limit - 1})}))
+        assert short.budgets[0].submodel != expected
+
+
+def test_reasons_name_the_parameters_that_are_meant(matlm: ModelSource) -> None:
+    board = device({"a": BudgetSpec(non_embedding_parameters="245.4M"), "b": BudgetSpec(ffn_parameters="94.4M")})
+    first, second = plan_for(matlm, replace(board, memory_mb=1e6)).budgets
+    assert first.reason.startswith(
+        "rung 21 of 49 is the largest that keeps non-embedding parameters 245,366,784 of 245,400,000; in the next, "
+    )
+    assert "keeps FFN parameters 94,371,840 of 94,400,000; in the next, " in second.reason
+    assert first.limits == Limits(non_embedding_parameters=245_400_000)
+    assert second.limits == Limits(ffn_parameters=94_400_000)
+
+
+def test_ffn_parameters_need_feed_forward_networks() -> None:
+    with pytest.raises(PlanError) as failure:
+        plan_for(encoder(ffn=0), device({"small": BudgetSpec(ffn_parameters="50 %")}))
+    assert str(failure.value) == ("budget 'small': ffn_parameters: this model has no feed-forward networks that shrink")
+
+
+def test_the_shape_of_the_ladder_is_the_profiles() -> None:
+    budgets = {"half": BudgetSpec(parameters="45 %")}
+    chosen = {shape: plan_for(encoder(layers=4), device(budgets, shape=shape)).budgets[0].submodel for shape in SHAPES}
+    assert chosen == {
+        "increasing": "ffn64x1_128x3-heads1x1_2x3",
+        "decreasing": "ffn128x3_64x1-heads2x3_1x1",
+        "up-down": "ffn64x1_128x3-heads1x1_2x3",
+        "down-up": "ffn128x1_64x1_128x2-heads2x1_1x1_2x2",
+    }
+
+
 share = st.none() | st.integers(40, 100).map("{} %".format)
 
 
-@given(st.builds(BudgetSpec, share, share, share, share), st.integers(1, 6))
+@given(st.builds(BudgetSpec, *[share] * 6), st.integers(1, 6))
 def test_chosen_rung_keeps_every_limit_and_the_next_does_not(budget: BudgetSpec, layers: int) -> None:
     plan = plan_for(encoder(layers), device({"any": budget}))
     (chosen,) = plan.budgets
@@ -222,7 +179,7 @@ def test_chosen_rung_keeps_every_limit_and_the_next_does_not(budget: BudgetSpec,
     limits = {name: limit for name, limit in vars(chosen.limits).items() if limit is not None}
 
     def keeps(candidate: Candidate) -> bool:
-        return all(figures(candidate, plan.budget_bucket)[name] <= limit for name, limit in limits.items())
+        return all(candidate.figures(plan.budget_bucket)[name] <= limit for name, limit in limits.items())
 
     assert [keeps(candidate) for candidate in plan.candidates[index : index + 2]] in ([True, False], [True])
     assert [rejection.submodel for rejection in chosen.rejected] == [c.id for c in plan.candidates[index + 1 :]]
@@ -232,7 +189,7 @@ def test_chosen_rung_keeps_every_limit_and_the_next_does_not(budget: BudgetSpec,
 def test_figures_never_fall_along_the_ladder(layers: int, ffn: int, heads: int) -> None:
     plan = plan_for(encoder(layers, ffn, heads), device({"full": BudgetSpec()}))
     for bucket in (Bucket(1, 32), Bucket(4, 32)):
-        rows = [figures(candidate, bucket) for candidate in plan.candidates]
+        rows = [candidate.figures(bucket) for candidate in plan.candidates]
         for name in rows[0]:
             values = [row[name] for row in rows]
             assert values == sorted(values)
@@ -254,6 +211,8 @@ def test_candidate_figures() -> None:
     assert (candidate.id, candidate.rung, candidate.labels) == ("ffn64x1_128x1-heads1x1_2x1", 1, ())
     assert candidate.values == {"ffn": (64, 128), "heads": (1, 2)}
     assert candidate.parameters == 64 * 2 * (64 + 128) + 64 * 4 * 16 * (1 + 2)
+    assert candidate.ffn_parameters == 64 * 2 * (64 + 128)
+    assert candidate.non_embedding_parameters == candidate.parameters
     assert candidate.weight_bytes == 4 * candidate.parameters
     small, large = candidate.costs
     assert (small.bucket, large.flops) == (Bucket(1, 32), 2 * 128 * candidate.parameters)
@@ -302,7 +261,7 @@ def test_submodels_asked_for_are_candidates_that_budgets_do_not_choose() -> None
     ]
     assert plan.budgets[0].submodel == "ffn192x1_256x1-heads3x1_4x1"
     assert plan.notes == (
-        "ffn256x1_192x1-heads4: ffn shrinks with depth, which rungs of the ladder never do",
+        "ffn256x1_192x1-heads4: ffn shrinks with depth, which rungs of the increasing ladder never do",
         "ffn72-heads1: on no level: layers.0.ffn 72, layers.1.ffn 72",
     )
 

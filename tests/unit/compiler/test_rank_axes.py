@@ -5,16 +5,18 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from nestforge.compiler import rank_axes as module
 from nestforge.compiler.clock import Clock, silent
-from nestforge.compiler.corpus import Corpus
+from nestforge.compiler.corpus import ArrayCorpus, Corpus
 from nestforge.compiler.rank_axes import rank_axes, text_encoder
 from nestforge.compiler.staging import Stage
 from nestforge.errors import BundleCorruptError, CheckpointError, InputError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.runtime.consistency.samples import ArraySamples
 from tiny_compile import save_tiniest
 from tiny_models import WORDS, _tokenizer
 
@@ -52,14 +54,14 @@ def test_a_nested_model_keeps_its_order(copy: Path, stage: Stage, corpus: Corpus
     model = load(copy)
     before = weights(model)
     ranking = rank_axes(model, corpus, stage, Clock(silent))
-    assert (ranking.method, ranking.order_sha256, ranking.texts) == ("none", None, None)
+    assert (ranking.method, ranking.order_sha256, ranking.samples) == ("none", None, None)
     assert same(before, weights(model))
 
 
 def test_without_text_magnitude_decides(tiniest: Path, stage: Stage) -> None:
     model = load(tiniest)
     ranking = rank_axes(model, None, stage, Clock(silent))
-    assert (ranking.method, ranking.data_sha256, ranking.texts) == ("magnitude", None, None)
+    assert (ranking.method, ranking.data_sha256, ranking.samples) == ("magnitude", None, None)
     assert len(ranking.order_sha256 or "") == 64
 
 
@@ -67,11 +69,31 @@ def test_with_text_taylor_decides_and_says_from_what(tiniest: Path, stage: Stage
     events: list[tuple[int, int]] = []
     model = load(tiniest)
     ranking = rank_axes(model, CORPUS, stage, Clock(lambda _, done, total: events.append((done, total))))
-    assert (ranking.method, ranking.texts) == ("taylor", len(CORPUS.calibration))
+    assert (ranking.method, ranking.samples) == ("taylor", len(CORPUS.calibration))
     assert events == [(1, 2), (2, 2)], "23 texts are two batches of at most 16"
     other = rank_axes(load(tiniest), Corpus(CORPUS.calibration[:-1], ()), Stage(_fresh(stage)), Clock(silent))
     assert other.data_sha256 != ranking.data_sha256
     assert rank_axes(load(tiniest), None, stage, Clock(silent)).order_sha256 != ranking.order_sha256
+
+
+def test_rows_of_arrays_rank_as_their_texts_do(tiniest: Path, stage: Stage) -> None:
+    one, other = load(tiniest), load(tiniest)
+    encoder = text_encoder(one)
+    assert encoder is not None
+    texts = Corpus(CORPUS.calibration[:16], ())  # one batch, so that both are padded alike
+    data = ArraySamples(encoder.encode(sorted(texts.calibration, key=len), 64).feeds)
+    by_text = rank_axes(one, texts, stage, Clock(silent))
+    by_rows = rank_axes(other, ArrayCorpus(data, data), Stage(_fresh(stage)), Clock(silent))
+    assert (by_rows.method, by_rows.samples, by_rows.data_sha256) == ("taylor", 16, data.sha256)
+    assert by_rows.order_sha256 == by_text.order_sha256
+    assert same(weights(one), weights(other))
+
+
+def test_rows_that_are_longer_than_the_model_takes(tmp_path: Path, stage: Stage) -> None:
+    model = load(save_tiniest(tmp_path / "short", max_position_embeddings=6))
+    feeds = {spec.name: np.ones((3, 7), np.int64) for spec in model.source.signature.inputs}
+    with pytest.raises(InputError, match="rows have 7 positions, the model takes at most 6; cut them"):
+        rank_axes(model, ArrayCorpus(ArraySamples(feeds), ArraySamples(feeds)), stage, Clock(silent))
 
 
 def test_ranking_is_the_same_every_time(tiniest: Path, stage: Stage) -> None:
@@ -118,7 +140,7 @@ def test_a_damaged_tokenizer(copy: Path) -> None:
 def test_long_texts_are_cut_to_what_the_model_takes(tmp_path: Path, stage: Stage) -> None:
     folder = save_tiniest(tmp_path / "short", max_position_embeddings=6)
     long = Corpus((" ".join(WORDS), "the fox"), ())
-    assert rank_axes(load(folder), long, stage, Clock(silent)).texts == 2
+    assert rank_axes(load(folder), long, stage, Clock(silent)).samples == 2
 
 
 def _fresh(stage: Stage) -> Path:

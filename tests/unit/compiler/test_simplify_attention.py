@@ -32,6 +32,10 @@ attention (float[2, 6, 4, 8] q, float[2, 6, 4, 8] k, float[2, 4, 6, 8] v, bool[2
   y = MatMul (g, v)
 }
 """
+# Something between the split of heads and the detour, as where keys are turned by their positions.
+TURNED = ATTENTION.replace(
+    "kt = Transpose <perm=[0, 2, 1, 3]> (k)", "kr = Transpose <perm=[0, 2, 1, 3]> (k)\n  kt = Relu (kr)"
+)
 
 
 def _simplified(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto, bool]:
@@ -78,3 +82,11 @@ def test_scales_that_are_not_constants_stay() -> None:
     text = ATTENTION.replace("kk = Mul (ku, scale)", "kk = Mul (ku, ku)")
     _, after, _ = _simplified(text)
     assert Counter(node.op_type for node in after.graph.node)["Mul"] == 2
+
+
+def test_keys_that_were_turned_by_their_positions_are_transposed_once() -> None:
+    """Between the split of heads and the detour stands the rotation; only the detour goes."""
+    before, after, _ = _simplified(TURNED)
+    kinds = Counter(node.op_type for node in after.graph.node)
+    assert (kinds["Transpose"], kinds["Reshape"], kinds["Relu"]) == (3, 0, 1)
+    np.testing.assert_allclose(_run(after), _run(before), atol=1e-6, rtol=1e-5)

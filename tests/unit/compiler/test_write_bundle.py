@@ -15,7 +15,7 @@ from tiny_compile import BUCKET, write_levels
 
 
 def test_a_bundle_that_is_written_opens(builder: EngineBuilder) -> None:
-    quality = Quality(20, 0.9, 0.8, "0" * 64)
+    quality = Quality(20, {"mean_cosine": 0.9, "recall_at_10": 0.8}, "0" * 64)
     bundle = open_bundle(write_levels(builder, {"ffn8-heads1": quality}), check="full")
     manifest = bundle.manifest
     assert [entry.labels for entry in manifest.submodels] == [("S",), ("M",), ("L",), ("XL",)]

@@ -20,7 +20,7 @@ def test_ranking_leaves_the_function_unchanged_and_orders_the_axes(universal, me
     record = rank(universal, scores, method, ["a text"])
     for expected, found in zip(before, universal.module(*batch), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    assert (record.method, record.texts, len(record.order_sha256 or "")) == (method, 1, 64)
+    assert (record.method, record.samples, len(record.order_sha256 or "")) == (method, 1, 64)
     again = magnitude_scores(universal) if method == "magnitude" else taylor_scores(universal, _batches())
     for values in again.values():
         assert (values.diff() <= 1e-5 * values[:-1]).all(), "importance must fall along every axis"

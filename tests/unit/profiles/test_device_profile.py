@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import ProfileError
-from nestforge.profiles.device_profile import BudgetSpec, profile_data, read_profile, resolve_limit
+from nestforge.profiles.device_profile import BudgetSpec, parse_budget, profile_data, read_profile, resolve_limit
 
 DATA: dict[str, Any] = {
     "schema_version": 1,
@@ -39,6 +39,7 @@ def test_reads_units_buckets_and_defaults() -> None:
     profile = read_profile(DATA, "here")
     assert profile.buckets == (Bucket(1, 128), Bucket(8, 32), Bucket(4, 64))
     assert (profile.precision, profile.opset, profile.levels, profile.memory_mb) == ("fp32", 20, None, 4000.0)
+    assert profile.shape == "increasing"
     assert profile.budgets["full"] == BudgetSpec()
     assert profile.budgets["fast"] == BudgetSpec("50 %", 100.0, 1000, "12.5%")
 
@@ -48,7 +49,8 @@ def test_largest_bucket_has_most_tokens_then_the_longest_sequence() -> None:
 
 
 def test_data_round_trip() -> None:
-    profile = read_profile({**DATA, "levels": {"ffn": [0.5, 1]}}, "here")
+    budgets = {"named": {"non_embedding_parameters": "245.4M", "ffn_parameters": "40 %"}}
+    profile = read_profile({**DATA, "levels": {"ffn": [0.5, 1]}, "shape": "up-down", "budgets": budgets}, "here")
     assert read_profile(profile_data(profile), "there") == profile
     assert profile_data(profile)["buckets"] == DATA["buckets"]
 
@@ -84,8 +86,15 @@ def test_data_round_trip() -> None:
         (
             "budgets.fast",
             {"flops": "1e6"},
-            "here: budgets.fast: flops: expected a positive number or a share such as \"50 %\", got '1e6'",
+            'here: budgets.fast: flops: expected a positive number, such as 94.4M, or a share such as "50 %", got '
+            "'1e6'",
         ),
+        (
+            "budgets.fast",
+            {"memory_mb": "1M"},
+            "here: budgets.fast: memory_mb: expected a positive number or a share such as \"50 %\", got '1M'",
+        ),
+        ("shape", "flat", "here: shape: got 'flat'; expected one of decreasing, down-up, increasing, up-down"),
         ("budgets.fast", {"parameters": 0}, "here: budgets.fast: parameters: expected more than 0, got 0"),
         (
             "budgets.fast",
@@ -107,7 +116,62 @@ def test_missing_keys_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "expected"), [(None, None), (3.0, 3.0), (7, 7), ("50 %", 100.0), ("12.5%", 25.0), ("100 %", 200.0)]
+    ("limit", "expected"),
+    [
+        (None, None),
+        (3.0, 3.0),
+        (7, 7),
+        ("50 %", 100.0),
+        ("12.5%", 25.0),
+        ("100 %", 200.0),
+        ("226.5M", 226_500_000),
+        ("1.1 K", 1100),
+        ("2G", 2e9),
+        ("2B", 2e9),
+    ],
 )
 def test_resolve_limit(limit: float | str | None, expected: float | None) -> None:
     assert resolve_limit(limit, 200.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "budget"),
+    [
+        ("ffn_parameters<=94.4M", "ffn_parameters<=94.4M", BudgetSpec(ffn_parameters="94.4M")),
+        ("parameters <= 1000", "parameters<=1000", BudgetSpec(parameters=1000)),
+        (
+            "latency_ms<=50 %, memory_mb<=12.5",
+            "latency_ms<=50%,memory_mb<=12.5",
+            BudgetSpec(latency_ms="50 %", memory_mb=12.5),
+        ),
+    ],
+)
+def test_budgets_on_the_command_line(text: str, name: str, budget: BudgetSpec) -> None:
+    assert parse_budget(text) == (name, budget)
+
+
+FORM = "expected METRIC<=X, such as ffn_parameters<=94.4M or latency_ms<=50 %"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", f"budget '': {FORM}"),
+        ("flops", f"budget 'flops': {FORM}"),
+        ("flops<=", f"budget 'flops<=': {FORM}"),
+        ("flops<=1M,", f"budget 'flops<=1M,': {FORM}"),
+        ("flops<=1,flops<=2", f"budget 'flops<=1,flops<=2': {FORM}"),
+        ("ffn<=1", "budget 'ffn<=1': unknown key 'ffn'; expected one of "),
+        ("latency_ms<=-1", "budget 'latency_ms<=-1': latency_ms: expected more than 0, got -1"),
+        ("latency_ms<=nan", "budget 'latency_ms<=nan': latency_ms: expected a finite number, got nan"),
+        ("parameters<=0.5", "budget 'parameters<=0.5': parameters: expected a whole number, got float 0.5"),
+        (
+            "latency_ms<=5M",
+            "budget 'latency_ms<=5M': latency_ms: expected a positive number or a share such as \"50 %\", got '5M'",
+        ),
+    ],
+)
+def test_budgets_that_cannot_be_read(text: str, message: str) -> None:
+    with pytest.raises(ProfileError) as failure:
+        parse_budget(text)
+    assert str(failure.value).startswith(message)

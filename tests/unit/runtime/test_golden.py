@@ -7,11 +7,12 @@ from pathlib import Path
 import nestforge
 import numpy as np
 import pytest
+from nestforge.runtime.consistency.roles import compared_outputs
 from nestforge.runtime.manifest import SCHEMA_VERSION
 from nestforge.runtime.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-VERSIONS = [1, 2]
+VERSIONS = [1, 2, 3]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -42,3 +43,24 @@ def test_what_a_bundle_says_of_its_exits_and_proofs() -> None:
 def test_every_schema_has_its_golden_bundle() -> None:
     assert list(range(1, SCHEMA_VERSION + 1)) == VERSIONS
     assert sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()) == [f"bundle-v{v}" for v in VERSIONS]
+
+
+def test_what_a_bundle_says_of_its_quality() -> None:
+    manifest = nestforge.open_bundle(GOLDEN / "bundle-v3").manifest
+    assert [spec.role for spec in manifest.outputs] == ["next_tokens"]
+    assert (manifest.ranking.method, manifest.ranking.samples) == ("taylor", 128)
+    whole, small = (manifest.submodel(name).quality for name in ("ffn32", "ffn8"))
+    assert whole is not None
+    assert small is not None
+    assert (whole.figures["token_agreement"], whole.figures["kl_small_to_universal"]) == (1.0, 0.0)
+    assert 0 < small.figures["token_agreement"] < 1
+    assert small.figures.keys() == whole.figures.keys()
+    assert (small.samples, small.positions, small.data_sha256) == (whole.samples, whole.positions, whole.data_sha256)
+
+
+def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
+    compared = {}
+    for version in VERSIONS:
+        outputs = compared_outputs(nestforge.open_bundle(GOLDEN / f"bundle-v{version}").manifest)
+        compared[version] = {role: spec.name for role, spec in outputs.items()}
+    assert compared == {1: {"embedding": "last_hidden_state"}, 2: {"classes": "logits"}, 3: {"next_tokens": "logits"}}

@@ -35,6 +35,14 @@ with nestforge.load(sys.argv[1], check="full", preload=True) as model:
     assert model({"input_ids": np.zeros((1, 3), np.int64), "attention_mask": np.ones((1, 3), np.int64)}).padding
 from nestforge.runtime.measure import memory_use, measure
 """,
+    "compare": """
+import pathlib, tempfile, nestforge
+from nestforge.runtime.consistency.report import check_consistency
+with tempfile.TemporaryDirectory() as folder:
+    texts = pathlib.Path(folder, "texts.txt")
+    texts.write_text("\\n".join("a nest of models " * n + "a" for n in range(20)))
+    assert check_consistency(nestforge.open_bundle(sys.argv[1]), text=texts).submodels[-1].figures["recall_at_10"] == 1
+""",
 }
 
 
@@ -66,11 +74,12 @@ def test_public_names_are_exactly_these() -> None:
         "__version__",
         "compile",
         "load",
+        "nest",
         "open_bundle",
         "use_process_wide_threads",
     ]
     assert set(nestforge.__all__) <= set(dir(nestforge))
-    for name in set(nestforge.__all__) - {"compile"}:  # compile needs the extra that brings torch
+    for name in set(nestforge.__all__) - {"compile", "nest"}:  # these need the extra that brings torch
         assert getattr(nestforge, name) is not None
     with pytest.raises(AttributeError, match="module 'nestforge' has no attribute 'loads'"):
         nestforge.loads  # noqa: B018 - the access is the test

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleFormatError, SelectionError
-from nestforge.runtime.manifest import DTYPES, FileEntry, Manifest, TensorSpec
+from nestforge.runtime.manifest import DTYPES, FileEntry, Manifest, Quality, Ranking, TensorSpec
 from nestforge.runtime.read_manifest import MAX_JSON_BYTES, is_plain_name, read_manifest
 from nestforge.strict import unstructure
 
@@ -47,10 +47,39 @@ def values(data: dict[str, Any], new: dict[str, list[int]]) -> None:
     data["submodels"][0]["values"] = new
 
 
+OLD_QUALITY = {"texts": 40, "mean_cosine": 0.5, "recall_at_10": 0.25, "data_sha256": "0" * 64}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_schema_says_the_same_in_todays_words(data: dict[str, Any], version: int) -> None:
+    data.update(schema_version=version, ranking={"method": "taylor", "data_sha256": "1" * 64, "texts": 128})
+    data["submodels"][0]["quality"] = dict(OLD_QUALITY)
+    manifest = read(data)
+    assert manifest.ranking == Ranking("taylor", "1" * 64, 128)
+    figures = {"mean_cosine": 0.5, "recall_at_10": 0.25}
+    assert [entry.quality for entry in manifest.submodels] == [Quality(40, figures, "0" * 64), None]
+
+
+def test_figures_and_roles_are_read_back(data: dict[str, Any]) -> None:
+    quality = {"samples": 40, "figures": {"token_agreement": 1, "new_one": 2.5}, "data_sha256": "0" * 64}
+    data["schema_version"] = 3
+    data["submodels"][0]["quality"] = {**quality, "positions": 100}
+    data["outputs"][0]["role"] = "next_tokens"
+    manifest = read(data)
+    assert manifest.submodels[0].quality == Quality(40, {"token_agreement": 1.0, "new_one": 2.5}, "0" * 64, 100)
+    assert (manifest.outputs[0].role, manifest.outputs[1].role) == ("next_tokens", None)
+    assert unstructure(manifest) == data
+
+
+def quality(data: dict[str, Any], version: int, **fields: object) -> None:
+    data["schema_version"] = version
+    data["submodels"][0]["quality"] = fields
+
+
 Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
-    ("newer schema", lambda d: d.update(schema_version=3), "schema_version '3', expected 1 or 2"),
-    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected 1 or 2"),
+    ("newer schema", lambda d: d.update(schema_version=4), "schema_version '4', expected one of 1, 2, 3"),
+    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3"),
     ("schema is true", lambda d: d.update(schema_version=True), "schema_version: expected a whole number"),
     ("unknown key", lambda d: d.update(engine=[]), "unknown key 'engine'; did you mean 'engines'?"),
     ("missing key", lambda d: d.pop("budgets"), "missing key 'budgets'"),
@@ -112,6 +141,31 @@ REFUSED: list[tuple[str, Edit, str]] = [
         (f"negative {name}", lambda d, name=name: d["engines"][0].update({name: -5}), f"{name}: expected at least 0")
         for name in ("private_bytes", "flops", "moved_bytes", "activation_bytes")
     ),
+    ("old quality in a new schema", lambda d: quality(d, 3, **OLD_QUALITY), "quality: unknown key 'texts'"),
+    (
+        "new quality in an old schema",
+        lambda d: quality(d, 2, samples=4, figures={}, data_sha256="0" * 64),
+        "submodels[0]: quality: unknown key 'samples'",
+    ),
+    ("half a quality", lambda d: quality(d, 2, texts=4), "quality: missing key 'mean_cosine'"),
+    (
+        "figure that is no number",
+        lambda d: quality(d, 3, samples=4, figures={"loss": "low"}, data_sha256="0" * 64),
+        "figures.loss: expected a number, got str 'low'",
+    ),
+    (
+        "figure that is no name",
+        lambda d: quality(d, 3, samples=4, figures={"Loss\n": 1}, data_sha256="0" * 64),
+        "submodel ffn16: figure 'Loss\\n'; expected a name such as mean_cosine",
+    ),
+    (
+        "quality of nothing",
+        lambda d: quality(d, 3, samples=0, figures={}, data_sha256="0" * 64),
+        "samples: expected at least 1, got 0",
+    ),
+    ("unknown role", lambda d: d["outputs"][0].update(role="token"), "role: got 'token'; did you mean 'tokens'?"),
+    ("role of an input", lambda d: d["inputs"][0].update(role="tokens"), "only the outputs of whole engines have one"),
+    ("role that cannot be", lambda d: d["outputs"][1].update(role="tokens"), "cannot have role 'tokens'"),
     ("no engine", lambda d: d.update(engines=[]), "expected at least one engine"),
 ]
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
+from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime import engine_pool
+from nestforge.runtime import model as model_module
 from nestforge.runtime.answer import Padding
 from nestforge.runtime.manifest import WEIGHTS_NAME
 
@@ -231,3 +233,62 @@ def test_shared_engines_map_the_store_and_copy_no_weight(tiny_bundle: Path, feed
     with nestforge.load(tiny_bundle, threads=1, residency="shared") as model:
         model(feeds(1, 8))
         assert str(tiny_bundle / WEIGHTS_NAME) in Path("/proc/self/maps").read_text()
+
+
+def test_a_deadline_counts_the_requests_in_flight(
+    tiny_bundle: Path, feeds: Feeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, release = threading.Event(), threading.Event()
+    with nestforge.load(tiny_bundle, threads=probe_host().cores, preload=True) as model:
+        assert model(feeds(1, 8), deadline_ms=1000).submodel == "ffn32"
+        runner = model._pool.get(model.choose(1, 8, submodel="ffn32").engine)
+        run = runner.run
+
+        def held(inputs: Any) -> Any:
+            entered.set()
+            assert release.wait(10)
+            return run(inputs)
+
+        monkeypatch.setattr(runner, "run", held)
+        monkeypatch.setattr(model._in_flight, "_clock", lambda: model._in_flight._at)
+        monkeypatch.setattr(model_module, "perf_counter", lambda: 0.0)  # no time passes
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(model, feeds(1, 8))
+            assert entered.wait(10)
+            # 0.4 ms of its own at half speed; the largest alone takes 2.5 ms, beside itself 5.
+            choice = model.choose(1, 8, deadline_ms=4.9)
+            assert choice.engine.submodel == "ffn16"
+            assert choice.reason.startswith(
+                "measured 0.4 ms, expected in 0.8 ms <= 4.9 ms left of 4.9, 1 in flight that needs 2.5 ms more; "
+                "next larger ffn32 (measured 2.5 ms, "
+            )
+            assert model(feeds(1, 8), deadline_ms=4.9).submodel == "ffn16"
+            with pytest.raises(SelectionError, match=r"deadline_ms <= 0.5 .* the soonest is ffn16 .*, expected in 0.8"):
+                model(feeds(1, 8), deadline_ms=0.5)
+            release.set()
+            assert first.result(10).submodel == "ffn32"
+        assert model.choose(1, 8, deadline_ms=4.9).engine.submodel == "ffn32"
+        assert model._in_flight.ahead().remaining_ms == []
+
+
+def test_a_request_that_fails_is_no_longer_in_flight(tiny_bundle: Path, feeds: Feeds) -> None:
+    with nestforge.load(tiny_bundle, threads=1) as model:
+        for options in ({"exits": 0.3}, {"deadline_ms": 1e-9}, {"submodel": "none"}):
+            with pytest.raises(SelectionError):
+                model(feeds(1, 8), **options)
+    with pytest.raises(BundleError, match="the model is closed"):
+        model(feeds(1, 8))
+    assert model._in_flight.ahead().remaining_ms == []
+
+
+def test_a_deadline_excludes_other_choices(tiny_bundle: Path, feeds: Feeds) -> None:
+    with nestforge.load(tiny_bundle, threads=1) as model:
+        for options in ({"latency_ms": 1}, {"budget": "edge"}, {"submodel": "S"}):
+            with pytest.raises(SelectionError, match=r"request with .*deadline_ms: expected"):
+                model(feeds(1, 8), deadline_ms=5, **options)
+
+
+def test_counts_tokens_as_its_tokenizer_does(tiny_bundle: Path) -> None:
+    with nestforge.load(tiny_bundle, threads=1) as model:
+        assert model.token_counts(["a nest of models", "nest", ""] * 100) == [6, 3, 2] * 100
+        assert model.longest_sequence(2) == 16

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nestforge.runtime.manifest import BuildRecord, Manifest
-from nestforge.runtime.tables import engine_table
+from nestforge.runtime.manifest import BuildRecord, Manifest, Quality
+from nestforge.runtime.tables import engine_table, submodel_table
 
 RECORD = BuildRecord(1, "0" * 64, "2026-11-21T00:00:00Z", (), {}, {}, ())
 
@@ -22,4 +22,26 @@ def test_an_engine_says_why_it_was_traced(manifest: Manifest) -> None:
         "sliced",
         "traced: no rule for CumSum",
         "traced: node 17 (CumSum): no rule says how axis...",
+    ]
+
+
+def with_figures(manifest: Manifest, *figures: dict[str, float] | None) -> Manifest:
+    entries = zip(manifest.submodels, figures, strict=True)
+    submodels = tuple(replace(e, quality=Quality(9, f, "0" * 64) if f is not None else None) for e, f in entries)
+    return replace(manifest, submodels=submodels)
+
+
+def test_submodels_show_the_figures_that_the_model_has(manifest: Manifest) -> None:
+    table = submodel_table(with_figures(manifest, None, {"loss": 2.5, "token_agreement": 0.75, "new_one": 1.5}), RECORD)
+    assert table.columns[-4:] == ["token agreement", "loss nats/token", "new_one", "budgets"]
+    assert [row[-4:-1] for row in table.rows] == [["-", "-", "-"], ["0.7500", "2.5000", "1.5"]]
+    assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_without_figures_there_are_no_columns_for_them(manifest: Manifest) -> None:
+    columns = submodel_table(manifest, RECORD).columns
+    assert [column.rpartition(" at ")[0] or column for column in columns[-3:]] == [
+        "predicted ms",
+        "measured ms",
+        "budgets",
     ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 from nestforge.elastic import Bucket
-from nestforge.tools.options import BucketType, LevelsType
+from nestforge.profiles.device_profile import BudgetSpec
+from nestforge.tools.options import BucketType, BudgetType, LevelsType
 
 
 def test_bucket() -> None:
@@ -22,3 +23,9 @@ def test_levels() -> None:
 def test_levels_that_cannot_be_read(text: str) -> None:
     with pytest.raises(click.BadParameter, match="expected an axis kind and fractions"):
         LevelsType()(text)
+
+
+def test_budget() -> None:
+    assert BudgetType()("flops<=2G") == ("flops<=2G", BudgetSpec(flops="2G"))
+    with pytest.raises(click.BadParameter, match="unknown key 'flop'; did you mean 'flops'"):
+        BudgetType()("flop<=1")

@@ -13,10 +13,6 @@ from pathlib import Path
 
 _SHORTEST = 30  # characters of a paragraph
 _PROSE = re.compile(r"[A-Z](?!.*>>>).*[.!?]")  # begins and ends like prose; no console transcript
-_SKIPPED_FOLDERS = {
-    *("site-packages", "dist-packages", "test", "tests", "idle_test"),
-    *("_vendor", "__pycache__", "__phello__"),  # vendored code is another package's
-}
 
 
 @dataclass(frozen=True)
@@ -51,12 +47,6 @@ SOURCES = (
     Source("torch", "torch", r"torch"),
     Source("transformers", "transformers", r"transformers"),
 )
-
-
-def module_files(folder: Path) -> list[Path]:
-    """Every Python file below ``folder``, sorted, without tests and vendored packages."""
-    files = folder.rglob("*.py")
-    return sorted(path for path in files if not _SKIPPED_FOLDERS.intersection(path.relative_to(folder).parts))
 
 
 def docstrings(file: Path) -> Iterator[list[str]]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from ....exporters.cost_eff.model import CostEffModel
+from ..optimiser import decay_groups, linear_schedule
 from .batches import Batch
 from .equilibrium import dropout, gradient_equilibrium
 
 _DECAY = 0.01  # of matrices; biases and LayerNorms do not decay
-_WARM_UP = 0.1  # of the steps
 _CLIP = 1.0  # norm of all gradients
 
 
@@ -36,17 +36,14 @@ def fit(
     """Trains ``model`` in place, one step a batch, gradients in equilibrium over the exits."""
     optimiser = torch.optim.AdamW(_groups(model, stretch), fused=True)
     steps = len(batches)
-    warm_up = max(1, round(_WARM_UP * steps))
-    decay = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min((step + 1) / warm_up, (steps - step) / max(1, steps - warm_up))
-    )
+    schedule = linear_schedule(optimiser, steps)
     with gradient_equilibrium(model), dropout(model, stretch.dropout):
         for step, batch in enumerate(batches):
             optimiser.zero_grad()
             torch.autograd.backward(loss(model, batch))
             torch.nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
             optimiser.step()
-            decay.step()
+            schedule.step()
             on_step(step + 1, steps)
 
 
@@ -54,7 +51,5 @@ def _groups(model: CostEffModel, stretch: Stretch) -> list[dict[str, object]]:
     groups = []
     for rate, of_exits in ((stretch.rate, False), (stretch.exit_rate, True)):
         named = [(n, p) for n, p in model.named_parameters() if n.startswith("exits.") == of_exits]
-        for decays in (True, False):
-            chosen = [p for name, p in named if (p.ndim > 1 and "LayerNorm" not in name) == decays]
-            groups.append({"params": chosen, "lr": rate, "weight_decay": _DECAY if decays else 0.0})
+        groups += decay_groups(named, rate, _DECAY)
     return groups

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from ....exporters.checkpoint import open_checkpoint
@@ -44,11 +43,6 @@ def load_model(folder: Path) -> CostEffModel:
     model = CostEffModel(read_architecture(open_checkpoint(folder)))
     model.load_state_dict(load_file(folder / _WEIGHTS))
     return model
-
-
-def parameters_of(model: torch.nn.Module) -> int:
-    """Number of parameters."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _config(architecture: Architecture) -> dict[str, Any]:

@@ -1,39 +1,29 @@
-"""The training read top to bottom: texts, the whole model, the slender one. A finished stage is not repeated.
-
-``training.json`` holds a record of every finished stage with the key of what it was made from; a stage whose key and
-files are there is kept. Folders are written beside and renamed, so that what exists is whole.
-"""
+"""The training read top to bottom: texts, the whole model, the slender one. A finished stage is not repeated."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from ....compiler.staging import to_json, write_synced
+from ....compiler.staging import to_json
 from ....exporters.checkpoint import open_checkpoint, sha256_of
 from ....exporters.cost_eff.model import CostEffModel
-from ....strict import unstructure
 from ...console import Progress
+from ..optimiser import parameters_of
+from ..stages import Record, Stages, replace_file, replace_folder
 from .batches import Rows, open_tokenizer, tokenise
 from .docstrings import Source
 from .evaluate import exit_quality, majority
 from .fit import fit
-from .folder import load_model, parameters_of, save_model
+from .folder import load_model, save_model
 from .importance import taylor_importance
 from .losses import Distillation, label_loss
 from .multi_exit import multi_exit_model
 from .recipe import Recipe
 from .slender import Target, most_important, schedule, slender
 from .texts import PARTS, Part, read_corpus, read_jsonl, to_jsonl
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,7 @@ class Training:
         made_of = {"texts": texts, "whole": sha256_of(self.output / "whole" / "model.safetensors")}
         common = {"seed": recipe.seed, "batch": recipe.batch}
         self._stage("slender", common | thinner | stretches | made_of, self._slender)
-        return self._records()
+        return self._stages.records()
 
     def _data(self) -> Record:
         tokenizer = open_tokenizer(self._tokenizer)
@@ -74,8 +64,8 @@ class Training:
             lambda done, total: self.progress("reading docstrings", done, total),
         )
         for part in PARTS:
-            _replace(self._texts(part), to_jsonl(corpus.parts[part]).encode())
-        _replace(self.output / "labels.json", to_json(corpus.labels))
+            replace_file(self._texts(part), to_jsonl(corpus.parts[part]).encode())
+        replace_file(self.output / "labels.json", to_json(corpus.labels))
         labels = {part: [item.label for item in corpus.parts[part]] for part in PARTS}
         return {
             "texts": {part: len(labels[part]) for part in PARTS},
@@ -107,10 +97,7 @@ class Training:
         return self._publish(model, "slender", train.tokens)
 
     def _publish(self, model: CostEffModel, name: str, tokens: int) -> Record:
-        beside = self.output / f"{name}.writing"
-        save_model(model, self._tokenizer, beside)
-        shutil.rmtree(self.output / name, ignore_errors=True)
-        beside.rename(self.output / name)
+        replace_folder(self.output / name, lambda beside: save_model(model, self._tokenizer, beside))
         return {
             "parameters": parameters_of(model),
             "tokens_per_epoch": tokens,
@@ -118,25 +105,8 @@ class Training:
         }
 
     def _stage(self, name: str, key: Record, work: Callable[[], Record]) -> None:
-        """Does ``work`` unless its record, with this key, and its files are there."""
-        records, key = self._records(), unstructure(key)
         files = [self._texts(part) for part in PARTS] if name == "data" else [self.output / name]
-        if records.get(name, {}).get("made_from") == key and all(file.exists() for file in files):
-            self.progress(f"{name}: kept", 1, 1)
-            return
-        for left in self.output.glob("*.writing"):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-        torch.manual_seed(self.recipe.seed)
-        started = time.perf_counter()
-        result = work()
-        seconds = round(time.perf_counter() - started, 1)
-        record = {**unstructure(result), "seconds": seconds, "made_from": key}
-        _replace(self.output / "training.json", to_json({**self._records(), name: record}))
-
-    def _records(self) -> Record:
-        path = self.output / "training.json"
-        records: Record = json.loads(path.read_bytes()) if path.exists() else {}
-        return records
+        self._stages.run(name, key, files, self.recipe.seed, work)
 
     def _rows(self, part: Part) -> Rows:
         pad = int(open_checkpoint(self.source).config["pad_token_id"])
@@ -153,6 +123,10 @@ class Training:
         return lambda done, total: self.progress(stage, done, total)
 
     @property
+    def _stages(self) -> Stages:
+        return Stages(self.output, self.progress)
+
+    @property
     def _tokenizer(self) -> Path:
         return self.source / "tokenizer.json"
 
@@ -161,9 +135,3 @@ def _widths(model: CostEffModel) -> Target:
     """Of a model whose layers are all alike and whose embedding is dense."""
     widths = model.architecture.layers[0]
     return Target(widths.heads, widths.ffn, model.architecture.hidden)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    beside = path.with_name(path.name + ".writing")
-    write_synced(beside, data)
-    beside.rename(path)

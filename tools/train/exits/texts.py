@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from ....errors import CheckpointError
-from .docstrings import Source, docstrings, module_files
+from ..python_sources import module_files, place_of
+from .docstrings import Source, docstrings
 
 Part = Literal["train", "calibration", "test"]
 PARTS: tuple[Part, ...] = ("train", "calibration", "test")
@@ -113,7 +114,7 @@ def read_corpus(
 
 def part_of(module: str) -> Part:
     """The part to which every text of ``module`` belongs."""
-    place = int.from_bytes(hashlib.sha256(module.encode()).digest()[:4], "big") % 100
+    place = place_of(module)
     for part in PARTS[1:]:
         if place < _HELD_OUT[part]:
             return part

@@ -311,3 +311,15 @@ def test_profile_is_what_the_option_accepts(tmp_path: Path, monkeypatch: pytest.
     assert data["name"] == "host-cpu"
     assert profile_data(load_profile(path)) == data
     assert error_of("profile", "--output", path) == f"{path}: exists already; choose another file"
+
+
+def test_run_within_a_deadline(compiled: Any) -> None:
+    text = ["run", compiled.bundle, "--text", "the quick fox"]
+    data = json_of(*text, "--deadline-ms", "1e6")
+    assert data["submodel"] == "ffn64-heads4"
+    assert re.fullmatch(
+        r"predicted \S+ ms, expected in \S+ ms <= 1e\+06 ms left of 1e\+06, nothing in flight", data["reason"]
+    )
+    assert error_of(*text, "--deadline-ms", "1e-6").startswith("no submodel answers 1x5 with deadline_ms <= 1e-06 (")
+    assert nestforge(*text, "--deadline-ms", "5", "--latency-ms", "5").exit_code == 2
+    assert data["best"] is None

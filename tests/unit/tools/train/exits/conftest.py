@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from nestforge.exporters.cost_eff.architecture import Architecture, Widths
@@ -12,15 +10,6 @@ from nestforge.exporters.cost_eff.sidecar import ExitSpec
 from nestforge.tools.train.exits.batches import Batch, Rows
 
 DEPTH, HEADS, HEAD_SIZE, FFN, CLASSES = 3, 4, 4, 12, 3
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small are slower on several threads, and on a busy machine slower by far."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

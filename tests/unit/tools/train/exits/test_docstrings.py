@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from nestforge.tools.train.exits.docstrings import SOURCES, Source, docstrings, module_files
+from nestforge.tools.train.exits.docstrings import SOURCES, Source, docstrings
 
 MODULE = '''"""One sentence of a module, long enough to be prose.
 
@@ -43,13 +43,6 @@ def test_paragraphs_of_each_docstring(tmp_path: Path) -> None:
 def test_what_is_no_python_has_no_docstrings(tmp_path: Path, source: bytes) -> None:
     (tmp_path / "template.py").write_bytes(source)
     assert list(docstrings(tmp_path / "template.py")) == []
-
-
-def test_modules_sorted_without_tests_and_vendored_code(tmp_path: Path) -> None:
-    for name in ("b.py", "a/z.py", "tests/t.py", "a/_vendor/v.py", "notes.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    assert [path.relative_to(tmp_path).as_posix() for path in module_files(tmp_path)] == ["a/z.py", "b.py"]
 
 
 def test_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ from nestforge.exporters.cost_eff.model import CostEffModel
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.tools.train.exits.batches import Batch
-from nestforge.tools.train.exits.folder import load_model, parameters_of, save_model
+from nestforge.tools.train.exits.folder import load_model, save_model
 from nestforge.tools.train.exits.losses import forward
 from nestforge.tools.train.exits.slender import slender
+from nestforge.tools.train.optimiser import parameters_of
 
 
 @pytest.fixture

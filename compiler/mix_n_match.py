@@ -1,0 +1,129 @@
+"""Mix'n'Match on held-out text: the ladder's rung for a budget, the other shapes, and the best that a search finds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ..elastic import Submodel
+from ..errors import PlanError
+from ..exporters.source import ModelSource
+from ..exporters.universal import load_universal
+from ..profiles.device_profile import BudgetSpec, DeviceProfile
+from .clock import Clock, Progress, silent
+from .corpus import read_corpus
+from .held_out_loss import HeldOutLoss
+from .ladder import SHAPES
+from .levels import Level
+from .plan import Plan, figures_of, make_plan
+from .rank_axes import rank_axes
+from .search_assignments import Found, Sizes, search_assignments
+from .staging import Stage
+
+# Candidates of the search are of the size of the ladder's rung, give or take this share, and within the budget.
+WITHIN = 0.02
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A way to assign levels to layers: its ``size`` in the budget's unit, its loss on texts that no search saw."""
+
+    way: str
+    submodel: str
+    size: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What every way of assigning makes of one budget. ``metric`` is the budget's unit, ``loss_unit`` the loss's.
+
+    The search chose by the loss on ``search_texts`` texts; ``losses`` are on ``texts`` others.
+    """
+
+    model: str
+    metric: str
+    limit: float
+    loss_unit: str
+    assignments: tuple[Assignment, ...]
+    texts: int
+    search_texts: int
+    evaluations: int
+    seconds: float
+
+
+def compare_assignments(
+    source: ModelSource,
+    profile: DeviceProfile,
+    levels: Sequence[Level],
+    text: Path,
+    *,
+    evaluations: int,
+    seed: int,
+    progress: Progress = silent,
+) -> Comparison:
+    """Compares the four shapes and a search of ``evaluations`` assignments under the one budget of ``profile``.
+
+    A model that was not trained nested is ranked on the calibration texts first, as ``compile`` does.
+    Raises PlanError unless the budget has exactly one limit and a submodel that keeps it; CheckpointError for a bad
+    text file or a model that reads no text.
+    """
+    ((name, budget),) = profile.budgets.items()
+    metric = _only_metric(name, budget)
+    plans = {shape: make_plan(source, replace(profile, shape=shape), levels=levels) for shape in SHAPES}
+    corpus, clock = read_corpus(text), Clock(progress)
+    model = load_universal(source)
+    with clock("rank"), TemporaryDirectory() as folder:
+        stage = Stage(Path(folder))
+        stage.work.mkdir()
+        rank_axes(model, corpus, stage, clock)
+    seen, unseen = HeldOutLoss(model, corpus.held_out[::2]), HeldOutLoss(model, corpus.held_out[1::2])
+    chosen: dict[str, Submodel] = {shape: _chosen(source, plan) for shape, plan in plans.items()}
+    limit = float(getattr(plans["increasing"].budgets[0].limits, metric))
+
+    def size(submodel: Submodel) -> float:
+        return figures_of(source, profile, submodel)[metric]
+
+    found: list[Found] = []
+    began = time.perf_counter()
+    with clock("search"):
+        rung = size(chosen["increasing"])
+        sizes = Sizes(size, (1 - WITHIN) * rung, min((1 + WITHIN) * rung, limit))
+        search = search_assignments(levels, list(chosen.values()), sizes, seen, evaluations, seed)
+        for candidate in search:
+            found.append(candidate)
+            clock.tick(len(found), evaluations)
+    seconds = time.perf_counter() - began
+    best = min(found, key=_by_loss).submodel
+    ways = {level.label: level.submodel for level in levels} | chosen | {"best of the search": best}
+    with clock("compare"):
+        rows = tuple(Assignment(way, s.id, size(s), unseen(s)) for way, s in clock.each(list(ways.items())))
+    return Comparison(
+        model=source.name,
+        metric=metric,
+        limit=limit,
+        loss_unit=seen.unit,
+        assignments=rows,
+        texts=len(corpus.held_out[1::2]),
+        search_texts=len(corpus.held_out[::2]),
+        evaluations=len(found),
+        seconds=seconds,
+    )
+
+
+def _only_metric(name: str, budget: BudgetSpec) -> str:
+    limits = [field.name for field in fields(BudgetSpec) if getattr(budget, field.name) is not None]
+    if len(limits) != 1:
+        raise PlanError(f"budget {name!r}: expected exactly one limit to compare assignments by, got {len(limits)}")
+    return limits[0]
+
+
+def _chosen(source: ModelSource, plan: Plan) -> Submodel:
+    return source.spec.parse(plan.budgets[0].submodel)
+
+
+def _by_loss(found: Found) -> float:
+    return found.loss

@@ -1,0 +1,86 @@
+"""The nested model as an ordinary folder: its weights, its configuration, and what came with the original."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from ...errors import CheckpointError
+from ...exporters.checkpoint import Checkpoint
+from ...exporters.universal import PREFIX, UniversalModel
+from ...strict import unstructure
+from ..staging import Stage, to_json, write_synced
+from .distill import trainable
+
+RECORD_NAME = "nest.json"
+_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+# Tokenizer files, and the numbered parts of a sentence-transformers folder; not the card, which is of another model.
+_COPIED = ("*.json", "*.txt", "*.model")
+_PART = re.compile(r"\d+_\w+")
+_INDEX = re.compile(r".*\.index\.json")  # of weights in several files; here they are one
+
+
+def refuse_unwritable(model: UniversalModel) -> None:
+    """Raises CheckpointError if a weight that training changes is not in the checkpoint under its name and shape."""
+    checkpoint = model.source.checkpoint
+    for name, weight in trainable(model).items():
+        header = checkpoint.tensors.get(name)
+        if header is None or header.shape != tuple(weight.shape):
+            raise CheckpointError(
+                f"{checkpoint.folder}: parameter {name} of the loaded model is not a tensor of the weights, so a "
+                "trained one cannot be written back; save the model with its library's own save_pretrained first"
+            )
+
+
+def write_folder(
+    model: UniversalModel, fractions: Mapping[str, Sequence[float]], record: Mapping[str, Any], stage: Stage
+) -> None:
+    """Writes the folder that ``stage`` publishes: float32 weights under the checkpoint's own names."""
+    checkpoint = model.source.checkpoint
+    for path in _companions(checkpoint.folder):
+        target = stage.folder / path.relative_to(checkpoint.folder)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
+    config = {
+        **checkpoint.config,
+        "_name_or_path": f"{checkpoint.name}-nested",
+        "nested": True,
+        "granularities": unstructure(fractions),
+        **{key: "float32" for key in ("dtype", "torch_dtype") if key in checkpoint.config},
+    }
+    write_synced(stage.folder / _CONFIG, to_json(config))
+    write_synced(stage.folder / RECORD_NAME, to_json(record))
+    write_synced(stage.folder / _WEIGHTS, save(_weights(model), {"format": "pt"}))
+
+
+def _companions(folder: Path) -> list[Path]:
+    """What the original folder holds besides weights, configuration and prose."""
+    parts = [path for path in folder.iterdir() if path.is_dir() and _PART.fullmatch(path.name)]
+    found = {path for pattern in _COPIED for path in folder.glob(pattern)} - {folder / _CONFIG}
+    found |= {path for part in parts for path in part.iterdir()}
+    return sorted(path for path in found if path.is_file() and not _INDEX.fullmatch(path.name))
+
+
+def _weights(model: UniversalModel) -> dict[str, torch.Tensor]:
+    """Every tensor of the checkpoint, as the module has it where it has one: tied copies under each of their names."""
+    loaded = {name.removeprefix(PREFIX): data for name, data in model.module.state_dict().items()}
+    tensors = {}
+    for name, stored in _stored(model.source.checkpoint).items():
+        data = loaded.get(name, stored)
+        tensors[name] = (data.float() if data.is_floating_point() else data).clone().contiguous()
+    return tensors
+
+
+def _stored(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for file in sorted({header.file for header in checkpoint.tensors.values()}):
+        with safe_open(checkpoint.folder / file, framework="pt") as opened:
+            tensors.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118  (not a dict)
+    return tensors

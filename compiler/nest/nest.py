@@ -1,0 +1,186 @@
+"""The road from an ordinary checkpoint to a nested one. Read ``nest`` from top to bottom."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...elastic import Submodel
+from ...errors import CheckpointError, PlanError
+from ...exporters.source import ModelSource, open_source
+from ...exporters.universal import load_universal
+from ...strict import unstructure
+from ..clock import Clock, Progress, silent
+from ..corpus import Corpus, read_corpus
+from ..levels import RANKED_FRACTIONS, Level
+from ..levels import levels as make_levels
+from ..rank_axes import rank_axes
+from ..staging import staged
+from ..write_bundle import source_entries, tool_versions
+from .agreement import embeddings, mean_cosines
+from .distill import Effort, Taught, distill
+from .folder import refuse_unwritable, write_folder
+from .texts import TextBatches, training_texts
+
+DEFAULT_LEVELS: Mapping[str, Sequence[float]] = {"ffn": RANKED_FRACTIONS}
+DEFAULT_MINUTES = 8.0
+
+
+@dataclass(frozen=True)
+class NestedLevel:
+    """Mean cosine of one level to the original model on held-out texts: ``ranked`` before training, ``nested`` after.
+
+    ``fractions`` are those of every axis kind that moves, ``parameters`` counts the level's own.
+    """
+
+    label: str
+    submodel: str
+    fractions: Mapping[str, float]
+    parameters: int
+    ranked: float
+    nested: float
+
+
+@dataclass(frozen=True)
+class NestReport:
+    """What ``nest`` did and what it is worth; ``steps`` and ``seconds`` count the training of interrupted calls too."""
+
+    output: Path
+    levels: tuple[NestedLevel, ...]
+    texts: int
+    held_out: int
+    steps: int
+    seconds: float
+    seed: int
+
+
+def nest(
+    model: str | Path,
+    text: str | Path,
+    output: str | Path,
+    *,
+    levels: Mapping[str, Sequence[float]] | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> NestReport:
+    """Makes a nested model of the checkpoint in folder ``model``, in the new folder ``output``.
+
+    ``text`` is a file with one text per line, like those that the model is for; about one in five is held out.
+    ``levels`` maps an axis kind to the fractions of its size that become models of their own, by default the FFN's
+    quarters. Training takes ``minutes`` or a number of ``steps``, by default eight minutes; the same steps and seed
+    give the same weights on the same machine. ``progress(stage, done, total)`` is called as work proceeds.
+    Raises a NestforgeError and publishes nothing if an input is bad; an interrupted call goes on where it was when
+    called again with the same arguments.
+    """
+    effort = _effort(minutes, steps, seed)
+    source = open_source(model)
+    fractions = dict(levels or DEFAULT_LEVELS)
+    ladder = _levels(source, fractions)
+    corpus = read_corpus(Path(text))
+    texts = training_texts(Path(text))
+    clock = Clock(progress)
+    with staged(Path(output), _key(source, fractions, texts, corpus, effort)) as stage:
+        with clock("load"):
+            universal = load_universal(source)
+            refuse_unwritable(universal)
+        with clock("rank"):  # the important neurons first, so that even the untrained prefix is the best of its size
+            rank_axes(universal, corpus, stage, clock)
+        teacher = copy.deepcopy(universal.module)
+        held_out = TextBatches.of(source, corpus.held_out)
+        with clock("measure"):
+            reference = embeddings(source, teacher, held_out)
+            ranked = mean_cosines(universal, _submodels(ladder), held_out, reference, clock)
+        with clock("distill"):  # every level learns what the original answers
+            taught = distill(universal, teacher, ladder, TextBatches.of(source, texts), effort, stage, clock)
+        with clock("write"):
+            write_folder(universal, fractions, _record(ladder, effort, taught, texts, corpus), stage)
+        with clock("measure again"):  # what was written, as every later command reads it
+            written = load_universal(open_source(stage.folder))
+            nested = mean_cosines(written, _submodels(ladder), held_out, reference, clock)
+    found = tuple(
+        NestedLevel(
+            level.label,
+            level.submodel.id,
+            {kind: steps[number] for kind, steps in fractions.items()},
+            universal.source.parameters(level.submodel),
+            ranked[number],
+            nested[number],
+        )
+        for number, level in enumerate(ladder)
+    )
+    return NestReport(Path(output), found, len(texts), len(corpus.held_out), taught.steps, taught.seconds, seed)
+
+
+def _effort(minutes: float | None, steps: int | None, seed: int) -> Effort:
+    if minutes is not None and steps is not None:
+        raise PlanError("minutes and steps: expected one of them, got both")
+    if steps is not None:
+        if steps < 1:
+            raise PlanError(f"steps: expected at least 1, got {steps}")
+        return Effort(seed, steps=steps)
+    minutes = DEFAULT_MINUTES if minutes is None else minutes
+    if not 0 < minutes < float("inf"):
+        raise PlanError(f"minutes: expected more than 0, got {minutes:g}")
+    return Effort(seed, seconds=60 * minutes)
+
+
+def _levels(source: ModelSource, fractions: Mapping[str, Sequence[float]]) -> tuple[Level, ...]:
+    """The levels to train, refusing before any work what cannot be nested."""
+    folder, spec = source.checkpoint.folder, source.spec
+    if spec.trained_nested:
+        raise CheckpointError(f"{folder}: nested already, as its config.json says; compile it as it is")
+    if source.exits is not None or spec.axes != spec.prefix_axes:
+        raise CheckpointError(f"{folder}: a model with exits cannot be nested here; expected one that answers once")
+    if source.signature.text is None:
+        raise CheckpointError(f"{folder}: no tokenizer.json, so the text file cannot be read by this model")
+    ladder = make_levels(spec, fractions, width_multiple=1)
+    if len(ladder) == 1:
+        raise PlanError("levels: expected a level below 1, got only the whole model")
+    return ladder
+
+
+def _submodels(ladder: Sequence[Level]) -> list[Submodel]:
+    return [level.submodel for level in ladder]
+
+
+def _key(
+    source: ModelSource,
+    fractions: Mapping[str, Sequence[float]],
+    texts: Sequence[str],
+    corpus: Corpus,
+    effort: Effort,
+) -> dict[str, Any]:
+    """Everything that an interrupted training must share with the one that goes on."""
+    return {
+        "job": "nest",
+        "tools": tool_versions(),
+        "source": unstructure(source_entries(source)),
+        "levels": unstructure(fractions),
+        "texts": _sha256(texts),
+        "held_out": _sha256(corpus.held_out),
+        "effort": unstructure(effort),
+    }
+
+
+def _record(
+    ladder: Sequence[Level], effort: Effort, taught: Taught, texts: Sequence[str], corpus: Corpus
+) -> dict[str, Any]:
+    """What the written folder remembers of its making; nothing in it depends on how fast the machine was."""
+    return {
+        "tools": tool_versions(),
+        "levels": {level.label: level.submodel.id for level in ladder},
+        "effort": unstructure(effort),
+        "steps": taught.steps,
+        "texts": {"count": len(texts), "sha256": _sha256(texts)},
+        "held_out": {"count": len(corpus.held_out), "sha256": _sha256(corpus.held_out)},
+    }
+
+
+def _sha256(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

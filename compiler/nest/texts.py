@@ -1,0 +1,91 @@
+"""Texts as batches: cut to a length, neighbours of like length together, in an order that the seed decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...errors import CheckpointError
+from ...exporters.family import Signature
+from ...exporters.source import ModelSource
+from ...runtime.consistency.texts import MAX_TEXT_BYTES, keyed_texts
+from ...runtime.inputs import InputChecker
+from ...runtime.text import TextEncoder
+from ..corpus import _parts
+
+# Tokens of a text that are used; longer texts cost time quadratically and teach little more.
+LONGEST = 64
+# Batches whose texts are sorted together: enough to pad little, few enough to mix the texts.
+_SORTED_TOGETHER = 16
+
+
+def training_texts(path: Path) -> list[str]:
+    """Every text of the file ``path`` that no command holds out, shortest first. Raises CheckpointError."""
+    texts, _ = _parts(keyed_texts(path, CheckpointError, MAX_TEXT_BYTES))
+    return sorted(texts, key=lambda text: (len(text), text))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``inputs`` in the signature's order; ``weights`` float32 ``[B, S]`` is 1 where a token is real."""
+
+    inputs: tuple[torch.Tensor, ...]
+    weights: torch.Tensor
+
+
+@dataclass(frozen=True)
+class TextBatches:
+    """Batches of ``texts``, which are in order of length."""
+
+    texts: tuple[str, ...]
+    encoder: TextEncoder
+    signature: Signature
+
+    @classmethod
+    def of(cls, source: ModelSource, texts: Sequence[str]) -> TextBatches:
+        """``texts`` for the model in ``source``, by its own tokenizer, shortest first.
+
+        Raises InputError if an input does not come from text.
+        """
+        signature = source.signature
+        assert signature.text is not None
+        encoder = TextEncoder(source.checkpoint.folder / signature.text.file, signature.text, signature.inputs)
+        return cls(tuple(sorted(texts, key=lambda text: (len(text), text))), encoder, signature)
+
+    def once(self, size: int) -> Iterator[Batch]:
+        """Every text once, in order."""
+        for start in range(0, len(self.texts), size):
+            yield self._batch(self.texts[start : start + size])
+
+    def at(self, step: int, size: int, seed: int) -> Batch:
+        """The batch of one step; any step can be asked for, so that an interrupted training knows where it was."""
+        batches = -(-len(self.texts) // size)
+        rows = _epoch(len(self.texts), size, seed, step // batches)[step % batches]
+        return self._batch([self.texts[row] for row in rows])
+
+    def _batch(self, texts: Sequence[str]) -> Batch:
+        longest = min(LONGEST, self.signature.max_sequence or LONGEST)
+        encoded = self.encoder.encode(texts, longest, truncate=True)
+        InputChecker(self.signature.inputs).shape_of(encoded.feeds)
+        inputs = tuple(torch.from_numpy(encoded.feeds[spec.name]) for spec in self.signature.inputs)
+        lengths = torch.tensor(encoded.lengths)
+        real = torch.arange(inputs[0].shape[1]) < lengths[:, None]  # [B, S]
+        return Batch(inputs, real.float())
+
+
+@lru_cache(maxsize=1)
+def _epoch(texts: int, size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """The batches of one pass over the texts, each an array of rows; every row is in one of them."""
+    generator = np.random.default_rng([seed, epoch])
+    order = generator.permutation(texts)
+    together = size * _SORTED_TOGETHER
+    batches: list[np.ndarray] = []
+    for start in range(0, texts, together):
+        rows = np.sort(order[start : start + together])
+        batches += [rows[place : place + size] for place in range(0, len(rows), size)]
+    return [batches[place] for place in generator.permutation(len(batches))]

@@ -1,0 +1,76 @@
+"""Decoders with a gated FFN, as Llama, Mistral, Qwen and Gemma have it, up to Gemma 3n. See docs/models.md.
+
+Axis per layer: ``ffn``, the neurons that gate and up make and down reads. One full-sequence pass gives the logits at
+every position; attention is causal, so what pads a text on its right changes nothing before it and no mask is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
+from ...runtime.manifest import TensorSpec, TextEntry
+from ...workload import Op
+from ..checkpoint import Checkpoint
+from ..family import Family, Signature
+from ..gated_decoder.forward_ops import forward_ops
+from ..gated_decoder.layouts import LAYOUTS
+from ..gated_decoder.nesting import decoder_nesting
+from ..gated_decoder.read_architecture import read_architecture
+
+if TYPE_CHECKING:
+    import torch
+
+_MLP = re.compile(r".+\.layers\.(\d+)\.mlp")
+
+
+class GatedDecoderFamily(Family):
+    name: ClassVar[str] = "gated_decoder"
+    model_types: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
+    reads_config_alone: ClassVar[bool] = True
+
+    def describe(self, checkpoint: Checkpoint) -> ElasticSpec:
+        architecture = read_architecture(checkpoint)
+        axes = tuple(Axis(f"layers.{layer}.ffn", width) for layer, width in enumerate(architecture.widths))
+        slices = tuple(
+            PrefixSlice(parameter, dim, axis.name)
+            for layer, axis in enumerate(axes)
+            for parameter, dim in architecture.ffn_slices(layer)
+        )
+        nesting = decoder_nesting(checkpoint, architecture)
+        sparse = architecture.gemma3n.sparse if architecture.gemma3n else (False,) * len(axes)
+        coupled = frozenset(axis.name for axis, told in zip(axes, sparse, strict=True) if told)
+        return ElasticSpec(
+            axes, slices, nesting.nested, depth=len(axes), granularities=nesting.granularities, coupled=coupled
+        )
+
+    def signature(self, checkpoint: Checkpoint) -> Signature:
+        architecture = read_architecture(checkpoint)
+        tokens, vocabulary = ("batch", "sequence"), architecture.vocabulary
+        ids = TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=vocabulary)
+        logits = TensorSpec("logits", "float32", (*tokens, vocabulary), role="next_tokens")
+        has_text = (checkpoint.folder / "tokenizer.json").is_file()
+        text = TextEntry("tokenizer.json", ids.name, None, None, None) if has_text else None
+        return Signature((ids,), (logits,), architecture.positions, text=text)
+
+    def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
+        return forward_ops(read_architecture(checkpoint), submodel, bucket)
+
+    def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
+        return read_architecture(checkpoint).parameter_shapes
+
+    def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
+        from ..gated_decoder.load import load_decoder
+
+        return load_decoder(checkpoint, read_architecture(checkpoint), self.signature(checkpoint))
+
+    def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:
+        for name, part in module.named_modules():
+            if match := _MLP.fullmatch(name):
+                mlp: Any = part
+                mlp.intermediate_size = submodel[f"layers.{match[1]}.ffn"]
+
+
+FAMILY = GatedDecoderFamily()

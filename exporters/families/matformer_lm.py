@@ -1,0 +1,62 @@
+"""MatLM, the nested decoder-only language model of MatFormer. See docs/matformer.md.
+
+Axes per layer: ``ffn`` (rows of ``ffn.up``, columns of ``ffn.down``) and, where the configuration nests them, ``heads``
+(blocks of ``head_dim`` rows of query, key and value, the same columns of ``attention.output``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from ...elastic import Bucket, ElasticSpec, Submodel
+from ...runtime.manifest import TensorSpec, TextEntry
+from ...workload import Op
+from ..checkpoint import Checkpoint
+from ..family import Family, Signature
+from ..matformer.config import MatformerConfig, read_config
+from ..matformer.forward_ops import language_model_ops
+from ..matformer.shapes import compare_with_headers, elastic_spec, language_model_shapes
+
+if TYPE_CHECKING:
+    import torch
+
+
+class MatformerLmFamily(Family):
+    name: ClassVar[str] = "matformer_lm"
+    model_types: ClassVar[tuple[str, ...]] = ("matformer_lm",)
+    reads_config_alone: ClassVar[bool] = True
+
+    def describe(self, checkpoint: Checkpoint) -> ElasticSpec:
+        config = read_config(checkpoint, MatformerConfig)
+        return elastic_spec(config, language_model_shapes(config))
+
+    def signature(self, checkpoint: Checkpoint) -> Signature:
+        config = read_config(checkpoint, MatformerConfig)
+        tokens = ("batch", "sequence")
+        # No mask: attention is causal, so padding on the right changes nothing before it.
+        ids = TensorSpec("input_ids", "int64", tokens, pad=0, high=config.vocab_size)
+        logits = TensorSpec("logits", "float32", (*tokens, config.vocab_size), role="next_tokens")
+        text = None
+        if (checkpoint.folder / "tokenizer.json").is_file():
+            text = TextEntry("tokenizer.json", "input_ids", None, None, None)
+        return Signature((ids,), (logits,), config.max_position_embeddings, text=text)
+
+    def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
+        return language_model_ops(read_config(checkpoint, MatformerConfig), submodel, bucket)
+
+    def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
+        config = read_config(checkpoint, MatformerConfig)
+        shapes = language_model_shapes(config)
+        if checkpoint.has_weights:
+            compare_with_headers(checkpoint, config, shapes)
+        return shapes
+
+    def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
+        from ..matformer.answering import Answering
+        from ..matformer.folder import model_of
+
+        return Answering(model_of(checkpoint))
+
+
+FAMILY = MatformerLmFamily()

@@ -1,0 +1,60 @@
+"""MatViT, the nested vision transformer of MatFormer. See docs/matformer.md.
+
+Axes are those of MatLM. Images have no sequence: buckets differ in their batch alone, while attention sees every patch
+and the class token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from ...elastic import Bucket, ElasticSpec, Submodel
+from ...runtime.manifest import TensorSpec
+from ...workload import Op
+from ..checkpoint import Checkpoint
+from ..family import Family, Signature
+from ..matformer.config import MatformerVitConfig, read_config
+from ..matformer.shapes import compare_with_headers, elastic_spec, vision_model_shapes
+from ..matformer.vision_ops import vision_model_ops
+
+if TYPE_CHECKING:
+    import torch
+
+
+class MatformerVitFamily(Family):
+    name: ClassVar[str] = "matformer_vit"
+    model_types: ClassVar[tuple[str, ...]] = ("matformer_vit",)
+    reads_config_alone: ClassVar[bool] = True
+
+    def describe(self, checkpoint: Checkpoint) -> ElasticSpec:
+        config = read_config(checkpoint, MatformerVitConfig)
+        return elastic_spec(config, vision_model_shapes(config))
+
+    def signature(self, checkpoint: Checkpoint) -> Signature:
+        config = read_config(checkpoint, MatformerVitConfig)
+        dims = ("batch", config.num_channels, config.image_size, config.image_size)
+        # Rows do not see each other, so rows of zeros fill a batch up to its bucket.
+        pixels = TensorSpec("pixel_values", "float32", dims, pad=0)
+        logits = TensorSpec("logits", "float32", ("batch", config.num_labels), role="classes")
+        embedding = TensorSpec("embedding", "float32", ("batch", config.hidden_size), role="embedding")
+        return Signature((pixels,), (logits, embedding))
+
+    def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
+        return vision_model_ops(read_config(checkpoint, MatformerVitConfig), submodel, bucket)
+
+    def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
+        config = read_config(checkpoint, MatformerVitConfig)
+        shapes = vision_model_shapes(config)
+        if checkpoint.missing is None:
+            compare_with_headers(checkpoint, config, shapes)
+        return shapes
+
+    def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
+        from ..matformer.answering import Answering
+        from ..matformer.folder import model_of
+
+        return Answering(model_of(checkpoint))
+
+
+FAMILY = MatformerVitFamily()

@@ -1,0 +1,192 @@
+"""Reads a gated decoder's ``config.json`` strictly, and holds the weights against it (no torch here)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ...errors import CheckpointError
+from ...strict import structure
+from ..checkpoint import Checkpoint
+from ..elastic_config import read_widths
+from .architecture import DecoderArchitecture
+from .gemma3n import Gemma3nParts
+from .layouts import LAYOUTS
+
+# Positions whose frequencies depend on how long the sequence is: a static shape, which padding fills, would fix them.
+_LENGTH_DEPENDENT = {"dynamic", "longrope", "su"}
+# Tensors that published folders carry and no module has.
+_UNUSED = re.compile(r".*\.rotary_emb\.inv_freq")
+_SHARED_KEYS = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
+# Under these names transformers keeps the text part of a multimodal Gemma 3n, and saves it again.
+_TEXT_PART = "model.language_model."
+# The per-layer widths are counted through before any tensor is looked at.
+_MOST_LAYERS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stated:
+    """The keys that determine the graph, with the defaults that all model types share."""
+
+    vocab_size: int = field(metadata={"min": 1})
+    hidden_size: int = field(metadata={"min": 1})
+    num_hidden_layers: int = field(metadata={"min": 1})
+    num_attention_heads: int = field(metadata={"min": 1})
+    max_position_embeddings: int = field(metadata={"min": 1})
+    num_key_value_heads: int | None = field(default=None, metadata={"min": 1})
+    head_dim: int | None = field(default=None, metadata={"min": 1})
+    pad_token_id: int | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    use_bidirectional_attention: bool | None = None
+    is_causal: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gemma3nStated:
+    """The keys that Gemma 3n adds, with the defaults of its class."""
+
+    altup_num_inputs: int = field(default=4, metadata={"min": 2})
+    vocab_size_per_layer_input: int = field(default=262_144, metadata={"min": 1})
+    hidden_size_per_layer_input: int = field(default=256, metadata={"min": 1})
+    laurel_rank: int = field(default=64, metadata={"min": 1})
+    num_kv_shared_layers: int = field(default=15, metadata={"min": 0})
+    activation_sparsity_pattern: tuple[float, ...] | None = None
+
+
+def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
+    """The architecture of the model in ``checkpoint``, whose weights may be absent altogether.
+
+    Raises CheckpointError for what config.json lacks or gets wrong, for what a static graph cannot keep, and for a
+    tensor that is missing, misfits or has no place.
+    """
+    config, layout = checkpoint.config, LAYOUTS[checkpoint.config["model_type"]]
+    if checkpoint.architecture != layout.class_name:
+        raise _misfit(checkpoint, f"architectures: expected {layout.class_name}, got {checkpoint.architecture!s:.80}")
+    stated = structure(_Stated, _keys(_Stated, {**layout.defaults, **config}), _where(checkpoint), CheckpointError)
+    for problem in _refusals(config, stated):
+        raise _misfit(checkpoint, problem)
+    heads, pad = stated.num_attention_heads, stated.pad_token_id
+    architecture = DecoderArchitecture(
+        vocabulary=stated.vocab_size,
+        hidden=stated.hidden_size,
+        heads=heads,
+        kv_heads=stated.num_key_value_heads or heads,
+        head_dim=stated.head_dim or stated.hidden_size // heads,
+        widths=read_widths(checkpoint, stated.num_hidden_layers),
+        positions=stated.max_position_embeddings,
+        pad=pad if pad is not None and 0 <= pad < stated.vocab_size else 0,
+        tied=stated.tie_word_embeddings,
+        qkv_bias=layout.qkv_bias or (layout.reads_attention_bias and stated.attention_bias),
+        output_bias=layout.reads_attention_bias and stated.attention_bias,
+        ffn_bias=layout.reads_mlp_bias and stated.mlp_bias,
+        head_norms=layout.head_norms,
+        norms_around=layout.norms_around,
+        score_cap=layout.caps and stated.attn_logit_softcapping is not None,
+        logit_cap=layout.caps and stated.final_logit_softcapping is not None,
+        gemma3n=_gemma3n(checkpoint, stated.num_hidden_layers) if layout.gemma3n else None,
+    )
+    if checkpoint.has_weights:
+        _compare_with_headers(checkpoint, architecture)
+    return architecture
+
+
+def _keys(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(cls)}
+    return {key: value for key, value in config.items() if key in names}
+
+
+def _refusals(config: Mapping[str, Any], stated: _Stated) -> Iterator[str]:
+    heads, pairs = stated.num_attention_heads, stated.num_key_value_heads or stated.num_attention_heads
+    if stated.num_hidden_layers > _MOST_LAYERS:
+        yield f"num_hidden_layers: expected at most {_MOST_LAYERS}, got {stated.num_hidden_layers}"
+    if heads % pairs:
+        yield f"num_key_value_heads: {heads} heads cannot share {pairs} pairs of keys and values"
+    if stated.use_bidirectional_attention or not stated.is_causal:
+        key = "is_causal" if not stated.is_causal else "use_bidirectional_attention"
+        yield (
+            f"{key}: positions that see later ones are not supported; this model takes no mask, so the padding behind "
+            "a text would change its answer"
+        )
+    if config.get("quantization_config") is not None:
+        yield "quantization_config: quantized weights are not supported; save the model in float32 or bfloat16"
+    for kind in sorted(_position_kinds(config) & _LENGTH_DEPENDENT):
+        yield (
+            f"rotary positions of type {kind!r} change with the length of the sequence, so the padding up to a bucket "
+            "would change the answer; not supported"
+        )
+
+
+def _position_kinds(config: Mapping[str, Any]) -> set[str]:
+    """Types of rotary positions, under their present name or the earlier ones, for all layers or by layer type."""
+    kinds = set()
+    for key in ("rope_parameters", "rope_scaling"):
+        table = config.get(key)
+        tables = [table, *table.values()] if isinstance(table, Mapping) else []
+        for entry in tables:
+            if isinstance(entry, Mapping):
+                kinds |= {str(entry[name]) for name in ("rope_type", "type") if name in entry}
+    return kinds
+
+
+def _gemma3n(checkpoint: Checkpoint, layers: int) -> Gemma3nParts:
+    stated = structure(_Gemma3nStated, _keys(_Gemma3nStated, checkpoint.config), _where(checkpoint), CheckpointError)
+    if stated.num_kv_shared_layers >= layers:
+        shared = stated.num_kv_shared_layers
+        raise _misfit(checkpoint, f"num_kv_shared_layers: expected fewer than the {layers} layers, got {shared}")
+    pattern = stated.activation_sparsity_pattern
+    if pattern is None:  # the class's own default
+        pattern = tuple(0.95 if layers > 10 and layer < 10 else 0.0 for layer in range(layers))
+    if len(pattern) != layers:
+        problem = f"activation_sparsity_pattern: expected {layers} numbers, one per layer, got {len(pattern)}"
+        raise _misfit(checkpoint, problem)
+    return Gemma3nParts(
+        streams=stated.altup_num_inputs,
+        layer_vocabulary=stated.vocab_size_per_layer_input,
+        layer_hidden=stated.hidden_size_per_layer_input,
+        laurel_rank=stated.laurel_rank,
+        shared_layers=stated.num_kv_shared_layers,
+        sparse=tuple(share > 0 for share in pattern),
+    )
+
+
+def _compare_with_headers(checkpoint: Checkpoint, architecture: DecoderArchitecture) -> None:
+    expected, tensors = architecture.parameter_shapes, checkpoint.tensors
+    if architecture.gemma3n is not None:
+        tensors = {name.replace(_TEXT_PART, "model."): header for name, header in tensors.items()}
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing from the weights")
+        found = tensors[name].shape
+        if found != shape:
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {name} has shape {list(found)}; expected {list(shape)} as config.json "
+                "says"
+            )
+    for name in sorted(tensors.keys() - expected.keys()):
+        if not _is_unused(name, architecture):
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {name} is in the weights, but the model that config.json describes has "
+                "none of that name"
+            )
+
+
+def _is_unused(name: str, architecture: DecoderArchitecture) -> bool:
+    """A copy of the tied head, constants of old files, or keys and values of a layer that reads another's."""
+    if (architecture.tied and name == "lm_head.weight") or _UNUSED.fullmatch(name):
+        return True
+    shared = _SHARED_KEYS.fullmatch(name)
+    return shared is not None and not architecture.has_keys(int(shared[1]))
+
+
+def _where(checkpoint: Checkpoint) -> str:
+    return str(checkpoint.folder / "config.json")
+
+
+def _misfit(checkpoint: Checkpoint, problem: str) -> CheckpointError:
+    return CheckpointError(f"{_where(checkpoint)}: {problem}")

@@ -1,0 +1,1 @@
+"""MatFormer: nested language and vision models, as reference PyTorch modules and as facts known without torch."""

@@ -1,0 +1,40 @@
+"""What a pass over a MatFormer model costs, operation by operation (no torch here)."""
+
+from __future__ import annotations
+
+from ...elastic import Bucket, Submodel
+from ...workload import Op, elementwise, linear, lookup, self_attention
+from .config import MatformerConfig, NestedConfig
+
+
+def language_model_ops(config: MatformerConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """One pass of ``MatformerLM`` at ``bucket``, with the logits of every position."""
+    d, t = config.hidden_size, bucket.tokens
+    ops = [lookup("embed_tokens", t * d)]
+    for layer in range(config.num_hidden_layers):
+        ops += layer_ops(config, submodel, bucket, layer, bias=False)
+        turned = 2 * t * heads_of(config, submodel, layer) * config.head_dim
+        ops.append(elementwise(f"layers.{layer}.attention.rotary", turned, passes=4))
+    ops.append(elementwise("norm", t * d, passes=4))
+    return [*ops, linear("lm_head", t, d, config.vocab_size, bias=False)]
+
+
+def layer_ops(config: NestedConfig, submodel: Submodel, bucket: Bucket, layer: int, bias: bool) -> list[Op]:
+    """One pre-norm layer on ``bucket``'s tokens: attention and FFN, each with its norm and residual."""
+    d, t, at = config.hidden_size, bucket.tokens, f"layers.{layer}"
+    width = submodel[f"{at}.ffn"]
+    return [
+        elementwise(f"{at}.attention.norm", t * d, passes=4),
+        *self_attention(f"{at}.attention", bucket, d, heads_of(config, submodel, layer), config.head_dim),
+        elementwise(f"{at}.attention.residual", t * d, passes=3),
+        elementwise(f"{at}.ffn.norm", t * d, passes=4),
+        linear(f"{at}.ffn.up", t, d, width, bias),
+        elementwise(f"{at}.ffn.activation", t * width, passes=2),
+        linear(f"{at}.ffn.down", t, width, d, bias),
+        elementwise(f"{at}.ffn.residual", t * d, passes=3),
+    ]
+
+
+def heads_of(config: NestedConfig, submodel: Submodel, layer: int) -> int:
+    """Heads of ``layer`` in ``submodel``: all of them where heads are no axis."""
+    return submodel[f"layers.{layer}.heads"] if config.nested_heads else config.num_attention_heads

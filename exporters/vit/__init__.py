@@ -1,0 +1,1 @@
+"""Hugging Face vision transformers: what their folder says (architecture.py), and loading one (load.py)."""

@@ -1,0 +1,156 @@
+"""Every submodel of a deployed bundle against its universal model, on the user's own texts or rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...elastic import Bucket
+from ...errors import InputError, SelectionError
+from ..bundle import Bundle
+from ..manifest import EngineEntry, SubmodelEntry
+from ..runner import runnable_engines
+from ..text import TextEncoder
+from ..threads import threads_or_default
+from .array_samples import different_rows, read_array_samples
+from .measure import measure
+from .roles import compared_outputs
+from .samples import Samples, TextSamples
+from .texts import keyed_texts
+
+# More samples change figures in digits that nobody prints.
+MOST_SAMPLES = 2000
+LEAST_SAMPLES = 20
+
+
+@dataclass(frozen=True)
+class SubmodelFigures:
+    """One submodel and its figures against the universal model, by the names of ``figures.FIGURES``."""
+
+    submodel: str
+    labels: tuple[str, ...]
+    parameters: int
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """What was compared: ``outputs`` by their role, at ``bucket``, on ``samples`` of the ``given`` different ones.
+
+    ``positions`` is how many positions the figures per position rest on, None where outputs have none; ``truncated``
+    counts texts that were cut to the bucket; ``data_sha256`` is of the samples used.
+    """
+
+    bundle: str
+    universal: str
+    bucket: Bucket
+    outputs: Mapping[str, str]
+    samples: int
+    given: int
+    truncated: int
+    positions: int | None
+    data_sha256: str
+    submodels: tuple[SubmodelFigures, ...]
+
+
+def check_consistency(
+    bundle: Bundle,
+    *,
+    text: Path | None = None,
+    data: Path | None = None,
+    submodels: Sequence[str] = (),
+    threads: int | None = None,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> Consistency:
+    """Measures ``submodels`` (ids or labels; all of them by default) against the universal model, on this host.
+
+    Exactly one of ``text``, a UTF-8 file with one text per line, and ``data``, an NPZ file with an array per input,
+    rows first, and perhaps ``labels``. Everything runs at the bucket with the longest sequence that all have. Of more
+    than ``MOST_SAMPLES`` different samples those are used whose hashes are smallest.
+    Raises InputError for data that do not fit or are too few, SelectionError for a submodel that the bundle does not
+    have, for a bundle without its universal model, and for a model of which no output can be compared.
+    """
+    manifest = bundle.manifest
+    compared = compared_outputs(manifest)
+    if not compared:
+        raise SelectionError(
+            f"bundle {bundle.path}: no output of this model is a vector or logits, so none is compared"
+        )
+    entries = [manifest.submodel(name) for name in submodels] or list(manifest.submodels)
+    entries = sorted({entry.id: entry for entry in entries}.values(), key=lambda e: (e.parameters, e.id))
+    universal, engines = _engines(bundle, entries)
+    samples, given = _samples(bundle, text, data)
+    stage = "compare"
+    progress(stage, 0, 1)
+    measured = list(
+        measure(
+            bundle,
+            universal,
+            engines,
+            samples,
+            threads_or_default(threads),
+            lambda done, total: progress(stage, done, total),
+        )
+    )
+    progress(stage, 1, 1)
+    return Consistency(
+        bundle=str(bundle.path),
+        universal=universal.submodel,
+        bucket=universal.bucket,
+        outputs={role: spec.name for role, spec in compared.items()},
+        samples=samples.size,
+        given=given,
+        truncated=samples.truncated(universal.bucket),
+        positions=measured[0][1].positions,
+        data_sha256=samples.sha256,
+        submodels=tuple(
+            SubmodelFigures(entry.id, entry.labels, entry.parameters, quality.figures)
+            for entry, (_, quality) in zip(entries, measured, strict=True)
+        ),
+    )
+
+
+def _engines(bundle: Bundle, entries: Sequence[SubmodelEntry]) -> tuple[EngineEntry, list[EngineEntry]]:
+    """The universal model's engine and those of ``entries``, at one bucket that all have."""
+    whole = {(e.submodel, e.bucket): e for e in runnable_engines(bundle) if e.segment is None}
+    sizes: dict[str, list[int]] = {}
+    for axis in bundle.manifest.axes:
+        sizes.setdefault(axis.kind, []).append(axis.size)
+    full = {kind: tuple(values) for kind, values in sizes.items()}
+    universal = next((entry.id for entry in bundle.manifest.submodels if dict(entry.values) == full), None)
+    if universal is None or not any(name == universal for name, _ in whole):
+        raise SelectionError(
+            f"bundle {bundle.path}: has no engine of the universal model, with which submodels are compared; compile "
+            "it with one"
+        )
+    wanted = {universal, *(entry.id for entry in entries)}
+    shared = [bucket for bucket in {b for _, b in whole} if all((name, bucket) in whole for name in wanted)]
+    if not shared:
+        raise SelectionError(f"bundle {bundle.path}: no bucket has engines of all of {', '.join(sorted(wanted))}")
+    bucket = max(shared, key=lambda b: (b.sequence, -b.batch))
+    return whole[universal, bucket], [whole[entry.id, bucket] for entry in entries]
+
+
+def _samples(bundle: Bundle, text: Path | None, data: Path | None) -> tuple[Samples, int]:
+    """The samples to use, and of how many different ones."""
+    manifest = bundle.manifest
+    if (text is None) == (data is None):
+        raise InputError("text and data: expected exactly one of them")
+    if data is not None:
+        rows = read_array_samples(data, manifest)
+        numbers = [row for _, row in different_rows(rows)]
+        _check_enough(data, len(numbers), "rows")
+        return rows.take(numbers[:MOST_SAMPLES]), len(numbers)
+    assert text is not None
+    if manifest.text is None:
+        raise InputError(f"{text}: bundle {bundle.path} has no tokenizer; pass arrays as .npz instead of text")
+    texts = [line for _, line in keyed_texts(text, InputError)]
+    _check_enough(text, len(texts), "texts, one per line")
+    encoder = TextEncoder(bundle.file(manifest.text.file), manifest.text, manifest.inputs)
+    return TextSamples(encoder, tuple(texts[:MOST_SAMPLES])), len(texts)
+
+
+def _check_enough(path: Path, count: int, what: str) -> None:
+    if count < LEAST_SAMPLES:
+        raise InputError(f"{path}: {count} different {what}; expected at least {LEAST_SAMPLES}")

@@ -1,0 +1,169 @@
+"""The inputs on which two models are compared, batch by batch at a bucket's shape: texts, or rows of arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from ...elastic import Bucket
+from ...errors import InputError
+from ..arrays import Array
+from ..inputs import InputChecker
+from ..manifest import Manifest, TensorSpec
+from ..text import Encoded, TextEncoder
+from .roles import ids_input, mask_input
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs of a bucket's whole shape, of which the first ``rows`` rows are samples.
+
+    ``counted`` bool ``[rows, sequence]`` says which positions are theirs, ``labels`` int64 ``[rows]`` their classes, if
+    known.
+    """
+
+    feeds: Mapping[str, Array]
+    rows: int
+    counted: Array
+    labels: Array | None = None
+
+
+class Samples(Protocol):
+    """``size`` samples, the same in the same order whenever they are asked for; ``sha256`` is of their content."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    def truncated(self, bucket: Bucket) -> int:
+        """How many samples are cut to fit ``bucket``."""
+        ...
+
+    def batches(self, manifest: Manifest, bucket: Bucket) -> Iterator[Batch]:
+        """Every sample once, at ``bucket``'s shape. Raises InputError for what does not fit the model or bucket."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextSamples:
+    """Texts; those longer than the bucket are cut."""
+
+    encoder: TextEncoder
+    texts: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.texts)
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256("\n".join(self.texts).encode()).hexdigest()
+
+    def truncated(self, bucket: Bucket) -> int:
+        return len(self.encoder.encode(self.texts, bucket.sequence, truncate=True).truncated)
+
+    def batches(self, manifest: Manifest, bucket: Bucket) -> Iterator[Batch]:
+        for start in range(0, len(self.texts), bucket.batch):
+            part = self.texts[start : start + bucket.batch]
+            feeds, encoded = text_at_bucket(self.encoder, manifest.inputs, part, bucket)
+            counted = np.arange(bucket.sequence) < np.array(encoded.lengths)[:, None]
+            yield Batch(feeds, len(part), counted)
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySamples:
+    """Rows of arrays by input name, ``[n, ...]`` each, with their classes if known, int64 ``[n]``.
+
+    Positions count where the mask is not 0; without a mask, up to a row's last token that is not ``pad``.
+    """
+
+    feeds: Mapping[str, Array]
+    labels: Array | None = None
+
+    @property
+    def size(self) -> int:
+        return len(next(iter(self.feeds.values())))
+
+    @cached_property
+    def sha256(self) -> str:
+        content = hashlib.sha256()
+        for name, array in sorted(
+            [*self.feeds.items(), *([("labels", self.labels)] if self.labels is not None else [])]
+        ):
+            content.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            content.update(np.ascontiguousarray(array).tobytes())
+        return content.hexdigest()
+
+    def truncated(self, bucket: Bucket) -> int:  # noqa: ARG002  (rows that are too long are refused)
+        return 0
+
+    def take(self, rows: Sequence[int]) -> ArraySamples:
+        """The rows of these numbers, in this order."""
+        at = np.asarray(rows, np.int64)
+        labels = None if self.labels is None else self.labels[at]
+        return ArraySamples({name: array[at] for name, array in self.feeds.items()}, labels)
+
+    def row_sha256(self, row: int) -> bytes:
+        """SHA-256 of one row's inputs, by which it is given to one part of the data or the other."""
+        content = hashlib.sha256()
+        for name in sorted(self.feeds):
+            content.update(np.ascontiguousarray(self.feeds[name][row]).tobytes())
+        return content.digest()
+
+    def batches(self, manifest: Manifest, bucket: Bucket) -> Iterator[Batch]:
+        checker = InputChecker(manifest.inputs)
+        shape = checker.shape_of(self.feeds)
+        if any("sequence" in spec.dims for spec in manifest.inputs) and shape.sequence > bucket.sequence:
+            raise InputError(
+                f"rows have {shape.sequence} positions, the longest bucket takes {bucket.sequence}; cut them, or "
+                "compile with a longer bucket"
+            )
+        for start in range(0, self.size, bucket.batch):
+            # The last rows stand again where a bucket needs more: not every input can be padded with empty rows.
+            rows = np.minimum(np.arange(start, start + bucket.batch), self.size - 1)
+            feeds = checker.filled(
+                {name: array[rows] for name, array in self.feeds.items()},
+                checker.own_shape(Bucket(bucket.batch, bucket.sequence), bucket),
+            )
+            count = min(bucket.batch, self.size - start)
+            labels = None if self.labels is None else self.labels[start : start + count]
+            yield Batch(feeds, count, _counted(manifest, feeds, shape, bucket)[:count], labels)
+
+
+def text_at_bucket(
+    encoder: TextEncoder, inputs: Sequence[TensorSpec], texts: Sequence[str], bucket: Bucket
+) -> tuple[dict[str, Array], Encoded]:
+    """At most ``bucket.batch`` texts at the bucket's shape, truncated to it and padded; and how they were encoded.
+
+    Raises InputError if the tokenizer does not fit the model, or the bucket is too short for any text.
+    """
+    checker = InputChecker(inputs)
+    encoded = encoder.encode(texts, bucket.sequence, truncate=True)
+    if checker.shape_of(encoded.feeds).sequence > bucket.sequence:
+        raise InputError(
+            f"bucket {bucket.label}: too short for text, the tokenizer alone adds more tokens; choose a longer bucket"
+        )
+    return checker.filled(encoded.feeds, bucket), encoded
+
+
+def _counted(manifest: Manifest, feeds: Mapping[str, Array], given: Bucket, bucket: Bucket) -> Array:
+    """Positions that count ``[batch, sequence]`` of rows that had ``given.sequence`` before they were padded."""
+    if not any("sequence" in spec.dims for spec in manifest.inputs):
+        return np.ones((bucket.batch, 1), bool)
+    mask, ids = mask_input(manifest), ids_input(manifest)
+    if mask is not None:
+        kept: Array = feeds[mask] != 0
+        return kept
+    steps = np.arange(bucket.sequence)
+    if ids is None or ids.pad is None:
+        return np.broadcast_to(steps < given.sequence, (bucket.batch, bucket.sequence))
+    ends = np.where(feeds[ids.name] != ids.pad, steps + 1, 0).max(axis=1)
+    trimmed: Array = steps < ends[:, None]
+    return trimmed

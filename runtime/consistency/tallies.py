@@ -1,0 +1,138 @@
+"""Figures gathered batch by batch, so that no more than one batch of either model's outputs is ever held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from ...errors import InputError
+from ..arrays import Array
+from ..manifest import Role, TensorSpec
+from .distributions import kl_divergence, log_softmax, negative_log_likelihood, prefix_length, same_choice
+from .figures import NEIGHBOURS
+from .samples import Batch
+from .vectors import mean_cosine, recall_at
+
+# Logits of this many values are widened to float64 at once: so few stay in the processor's cache on their way through.
+_VALUES = 2**17
+
+
+class Tally(Protocol):
+    """Takes both models' outputs of each batch, the universal model's first, and ends with figures by name.
+
+    ``positions`` is how many were compared, None for outputs without positions. Outputs that are not finite, and
+    samples without any position, raise InputError.
+    """
+
+    @property
+    def positions(self) -> int | None: ...
+
+    def add(self, batch: Batch, reference: Array, found: Array) -> None: ...
+
+    def figures(self) -> dict[str, float]: ...
+
+
+def tally_for(role: Role, spec: TensorSpec, ids: TensorSpec | None) -> Tally:
+    """The tally of one output; ``ids`` is the input whose tokens an output of ``next_tokens`` foretells."""
+    return VectorTally(spec) if role == "embedding" else DistributionTally(role, spec, ids)
+
+
+class VectorTally:
+    """Cosine and neighbours of embeddings ``[B, H]``, or of ``[B, S, H]`` averaged over the positions that count."""
+
+    positions: int | None = None
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self._output = spec.name
+        self._rows: tuple[list[Array], list[Array]] = ([], [])
+
+    def add(self, batch: Batch, reference: Array, found: Array) -> None:
+        for kept, output in zip(self._rows, (reference, found), strict=True):
+            rows = output[: batch.rows].astype(np.float64)
+            if rows.ndim == 3:  # [rows, S, H]
+                weights = batch.counted[:, :, None]
+                rows = np.where(weights, rows, 0.0).sum(axis=1) / np.maximum(weights.sum(axis=1), 1)
+            kept.append(_finite(rows, self._output))
+
+    def figures(self) -> dict[str, float]:
+        reference, found = (np.concatenate(rows) for rows in self._rows)
+        recall = recall_at(reference, found, NEIGHBOURS) if len(reference) > 1 else 1.0
+        return {"mean_cosine": mean_cosine(reference, found), "recall_at_10": recall}
+
+
+class DistributionTally:
+    """Choices and divergences of logits ``[B, V]`` or ``[B, S, V]``, over every position that counts.
+
+    Of ``next_tokens`` a position counts where the text goes on: what follows the last token of a text is not known.
+    """
+
+    def __init__(self, role: Role, spec: TensorSpec, ids: TensorSpec | None) -> None:
+        self._role, self._output = role, spec.name
+        self._ids = ids if role == "next_tokens" else None
+        self._per_position = "sequence" in spec.dims
+        self._compared = self._same = 0
+        self._divergences = np.zeros(2)
+        self._prefixes: list[int] = []
+        self._loss = 0.0
+        self._labelled = self._right = 0
+
+    @property
+    def positions(self) -> int | None:
+        return self._compared if self._per_position else None
+
+    def add(self, batch: Batch, reference: Array, found: Array) -> None:
+        counted, following = batch.counted, None
+        if self._ids is not None:
+            counted, following = counted[:, :-1] & counted[:, 1:], batch.feeds[self._ids.name][:, 1:]
+        elif not self._per_position:
+            counted, reference, found = np.ones((batch.rows, 1), bool), reference[:, None], found[:, None]
+        for row in range(batch.rows):
+            same = [
+                self._compare(reference[row, at], found[row, at], None if following is None else following[row, at])
+                for at in _parts(np.flatnonzero(counted[row]), reference.shape[-1])
+            ]
+            if same:
+                self._prefixes.append(prefix_length(np.concatenate(same)))
+        if batch.labels is not None:
+            self._labelled += batch.rows
+            self._right += int((found[: batch.rows, 0].argmax(axis=-1) == batch.labels).sum())
+
+    def _compare(self, reference: Array, found: Array, truth: Array | None) -> Array:
+        """Counts positions with logits ``[n, V]``; returns where both choose alike, ``[n]``."""
+        p, q = (log_softmax(_finite(logits, self._output)) for logits in (found, reference))
+        self._divergences += kl_divergence(p, q).sum(), kl_divergence(q, p).sum()
+        if truth is not None:
+            self._loss += float(negative_log_likelihood(p, truth).sum())
+        same = same_choice(reference, found)
+        self._compared += len(same)
+        self._same += int(same.sum())
+        return same
+
+    def figures(self) -> dict[str, float]:
+        if not self._compared:
+            raise InputError("no sample has a position to compare; to a language model a text of one token is none")
+        agreement = "class_agreement" if self._role == "classes" else "token_agreement"
+        small, universal = (float(total) / self._compared for total in self._divergences)
+        figures = {agreement: self._same / self._compared}
+        figures |= {"kl_small_to_universal": small, "kl_universal_to_small": universal}
+        if self._labelled:
+            figures["accuracy"] = self._right / self._labelled
+        if self._ids is not None:
+            figures["matched_prefix"] = float(np.mean(self._prefixes))
+            figures["loss"] = self._loss / self._compared
+        return figures
+
+
+def _parts(steps: Array, values: int) -> Iterator[Array]:
+    """``steps`` in parts of so few that their logits of ``values`` each are cheap to widen."""
+    size = max(1, _VALUES // values)
+    for start in range(0, len(steps), size):
+        yield steps[start : start + size]
+
+
+def _finite(values: Array, output: str) -> Array:
+    if not np.isfinite(values).all():
+        raise InputError(f"output {output} is not finite where it counts, so nothing can be compared")
+    return values

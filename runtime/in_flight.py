@@ -1,0 +1,117 @@
+"""The requests that a model is answering now, and what a further one can expect among them.
+
+A model keeps no queue: every request runs at once, on the thread that made it, and the runs share the cores. With
+``lanes`` runs at full speed at a time, each of ``n`` runs proceeds at ``min(1, lanes / n)`` of it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Milliseconds of its own that each request in flight still needs, from the least up; 0 for one that has already
+    run for longer than was expected of it."""
+
+    remaining_ms: Sequence[float]
+    lanes: float
+
+    def finish_ms(self, own_ms: float) -> float:
+        """When a run that takes ``own_ms`` alone ends if it begins now and nothing else comes."""
+        passed = done = 0.0
+        for remaining, slower in self._stages():
+            if remaining >= own_ms:
+                return passed + (own_ms - done) * slower
+            passed, done = passed + (remaining - done) * slower, remaining
+        return passed + (own_ms - done) * self._slower(1)
+
+    def room_ms(self, within_ms: float) -> float:
+        """The longest run, by what it takes alone, that ends within ``within_ms`` if it begins now."""
+        passed = done = 0.0
+        for remaining, slower in self._stages():
+            ends = passed + (remaining - done) * slower
+            if ends >= within_ms:
+                return done + (within_ms - passed) / slower
+            passed, done = ends, remaining
+        return done + (within_ms - passed) / self._slower(1)
+
+    def _stages(self) -> Sequence[tuple[float, float]]:
+        """Until which own time of a new run each request stays beside it, and how many times slower all are then."""
+        count = len(self.remaining_ms) + 1
+        return [(remaining, self._slower(count - i)) for i, remaining in enumerate(self.remaining_ms)]
+
+    def _slower(self, runs: int) -> float:
+        return max(1.0, runs / self.lanes)
+
+    def __str__(self) -> str:
+        count = len(self.remaining_ms)
+        if not count:
+            return "nothing in flight"
+        need = sum(self.remaining_ms)
+        shown = f"{need:.3g} ms" if math.isfinite(need) else "unknown time"
+        return f"{count} in flight that need{'s' if count == 1 else ''} {shown} more"
+
+
+class InFlight:
+    """The book of the requests in flight; ``lanes`` is how many runs proceed at full speed at a time. Thread-safe."""
+
+    def __init__(self, lanes: float, clock: Callable[[], float] = perf_counter) -> None:
+        self._lanes = lanes
+        self._clock = clock
+        self._lock = threading.Lock()
+        # How far every request now in flight has come, had it begun at 0: all of them proceed alike.
+        self._progress_ms = 0.0
+        self._at = clock()
+        self._ends: dict[int, float] = {}
+        self._next = 0
+
+    def enter(self, expected_ms: float) -> int:
+        """Enters a request that takes ``expected_ms`` alone; returns the number to leave with."""
+        with self._lock:
+            return self._enter(expected_ms)
+
+    def admit(self, choose: Callable[[Ahead], tuple[T, float]]) -> tuple[T, int]:
+        """Enters the request that ``choose`` makes of what is in flight, by what it takes alone, in milliseconds.
+
+        No other request enters between the look and the entry, so that two cannot take the same room.
+        """
+        with self._lock:
+            chosen, expected_ms = choose(self._ahead())
+            return chosen, self._enter(expected_ms)
+
+    def leave(self, number: int) -> None:
+        """The request is answered, or has failed."""
+        with self._lock:
+            self._advance()
+            del self._ends[number]
+            if not self._ends:
+                self._progress_ms = 0.0
+
+    def ahead(self) -> Ahead:
+        """What is in flight now."""
+        with self._lock:
+            return self._ahead()
+
+    def _ahead(self) -> Ahead:
+        self._advance()
+        return Ahead(sorted(max(0.0, end - self._progress_ms) for end in self._ends.values()), self._lanes)
+
+    def _enter(self, expected_ms: float) -> int:
+        self._advance()
+        number, self._next = self._next, self._next + 1
+        self._ends[number] = self._progress_ms + expected_ms
+        return number
+
+    def _advance(self) -> None:
+        now = self._clock()
+        if self._ends:
+            self._progress_ms += 1e3 * (now - self._at) * min(1.0, self._lanes / len(self._ends))
+        self._at = now

@@ -1,0 +1,125 @@
+"""What every submodel finds in an index, beside what it saves: the curve from which to choose a query encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import InputError
+from ..arrays import Array
+from ..manifest import SubmodelEntry
+from ..model import ElasticModel
+from .encode import Encoded, Progress, encode
+from .identity import embedding_output
+from .index import Index, checked_labels
+from .nearest import nearest
+from .rows import Corpus, rows_of
+
+# Queries that each submodel encodes before it is measured.
+_WARM_UP = 16
+
+
+@dataclass(frozen=True)
+class SubmodelFigures:
+    """One submodel as query encoder, against the universal model, whose index it searches.
+
+    ``recall_at_k`` is the mean share of the universal model's ``k`` nearest rows that are among its own ``k``,
+    ``nearest_agreement`` the share of queries whose nearest row is the same, ``accuracy`` the share whose nearest row
+    has their label (None without labels). ``flops`` are of one query, ``flops_saved`` and ``parameters_saved`` shares
+    of the universal model's. ``ms_per_query`` is the median over queries of their share of a run, measured.
+    """
+
+    submodel: str
+    labels: tuple[str, ...]
+    parameters: int
+    parameters_saved: float
+    flops: int
+    flops_saved: float
+    recall_at_k: float
+    nearest_agreement: float
+    accuracy: float | None
+    ms_per_query: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The figures of every submodel over ``queries`` queries, the largest first."""
+
+    k: int
+    queries: int
+    truncated: int
+    submodels: tuple[SubmodelFigures, ...]
+
+
+def compare_submodels(
+    index: Index,
+    model: ElasticModel,
+    queries: Corpus,
+    *,
+    k: int = 10,
+    labels: Array | None = None,
+    truncate: bool = False,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Searches with every submodel of the bundle that may run here. Queries should not be rows of the corpus.
+
+    ``labels`` ``[Q]`` are the queries' classes; the corpus's stand in the index. Raises InputError, SelectionError as
+    ``Index.search`` does.
+    """
+    index.check(model.bundle)
+    manifest = model.bundle.manifest
+    rows = rows_of(model, queries)
+    count = len(rows.lengths)
+    wanted = None if labels is None else checked_labels(labels, count)
+    if (wanted is None) != (index.labels is None):
+        lacking = "the list of queries" if wanted is None else index.name
+        raise InputError(f"labels: {lacking} has none; label the corpus and the queries, or neither")
+    spec = embedding_output(manifest, index.identity.output)
+    resident = {e.submodel for e in manifest.engines if e.segment is None and e.id in model.residencies}
+    universal = manifest.submodel(index.identity.submodel)
+    others = [entry for entry in manifest.submodels if entry.id in resident and entry.id != universal.id]
+    entries = [universal, *sorted(others, key=lambda entry: (-entry.parameters, entry.id))]
+    k = min(k, len(index.embeddings))
+    found: list[SubmodelFigures] = []
+    whole: Encoded | None = None
+    best = np.empty((count, k), np.int64)
+    truncated = 0
+    for number, entry in enumerate(entries):
+        if progress is not None:
+            progress("submodels", number, len(entries))
+        encode(model, rows.first(_WARM_UP), spec, entry.id, truncate=truncate)
+        encoded = encode(model, rows, spec, entry.id, truncate=truncate)
+        ids, _ = nearest(index.embeddings, encoded.vectors, k)
+        if whole is None:
+            best, whole = ids, encoded
+        truncated = max(truncated, encoded.truncated)
+        hit = None if wanted is None or index.labels is None else float(np.mean(index.labels[ids[:, 0]] == wanted))
+        found.append(_figures(entry, universal, encoded, whole, ids, best, hit))
+    if progress is not None:
+        progress("submodels", len(entries), len(entries))
+    return Comparison(k, count, truncated, tuple(found))
+
+
+def _figures(
+    entry: SubmodelEntry,
+    universal: SubmodelEntry,
+    encoded: Encoded,
+    whole: Encoded,
+    ids: Array,
+    best: Array,
+    accuracy: float | None,
+) -> SubmodelFigures:
+    common = [len(np.intersect1d(mine, theirs)) for mine, theirs in zip(ids, best, strict=True)]
+    return SubmodelFigures(
+        submodel=entry.id,
+        labels=entry.labels,
+        parameters=entry.parameters,
+        parameters_saved=1 - entry.parameters / max(1, universal.parameters),
+        flops=round(float(encoded.flops.mean())),
+        flops_saved=1 - float(encoded.flops.sum()) / max(1.0, float(whole.flops.sum())),
+        recall_at_k=float(np.mean(common)) / best.shape[1],
+        nearest_agreement=float(np.mean(ids[:, 0] == best[:, 0])),
+        accuracy=accuracy,
+        ms_per_query=float(np.median(encoded.run_ms)),
+    )

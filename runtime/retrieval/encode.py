@@ -1,0 +1,87 @@
+"""Rows to embeddings, by one submodel of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...elastic import Bucket
+from ...errors import InputError, SelectionError
+from ..arrays import Array
+from ..exits.choice import OFF
+from ..manifest import EngineEntry, TensorSpec
+from ..model import ElasticModel
+from .identity import covered
+from .nearest import unit
+from .rows import Rows, batches
+
+# Called with a stage, how many of its parts are done, and how many there are.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """``vectors`` ``[N, H]`` float32 of length 1, the ``engines`` that made them, how many rows were ``truncated``.
+
+    ``run_ms`` ``[N]`` is each row's share of the run that it was in, ``flops`` ``[N]`` what a row of that engine costs.
+    """
+
+    vectors: Array
+    engines: tuple[EngineEntry, ...]
+    truncated: int
+    run_ms: Array
+    flops: Array
+
+
+def buckets_of(model: ElasticModel, submodel: str) -> list[Bucket]:
+    """The buckets at which ``submodel`` (its id) may run here. Raises SelectionError if there is none."""
+    entries = model.bundle.manifest.engines
+    found = [e.bucket for e in entries if e.submodel == submodel and e.segment is None and e.id in model.residencies]
+    if not found:
+        raise SelectionError(f"submodel {submodel} has no engine here (left out by memory_mb, or for another backend)")
+    return found
+
+
+def encode(
+    model: ElasticModel,
+    rows: Rows,
+    output: TensorSpec,
+    submodel: str,
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
+) -> Encoded:
+    """Embeds every row with ``submodel`` (its id), whole engines only.
+
+    Raises SelectionError before it encodes anything if an engine that may answer has no parity receipt; InputError for
+    a row that does not fit, or whose embedding has no direction.
+    """
+    buckets = buckets_of(model, submodel)
+    engines = {e.id: e for e in model.bundle.manifest.engines if e.id in model.residencies}
+    for engine in engines.values():
+        if engine.submodel == submodel and engine.segment is None:
+            covered(model.bundle, engine, output.name)
+    count = len(rows.lengths)
+    vectors = np.empty((count, int(output.dims[1])), np.float32)
+    run_ms, flops = np.empty(count), np.empty(count, np.int64)
+    used: dict[str, EngineEntry] = {}
+    truncated = done = 0
+    for part in batches(rows.lengths, buckets, truncate and rows.texts is not None):
+        answer = model(rows.take(part), submodel=submodel, exits=OFF, truncate=truncate and rows.texts is not None)
+        engine = engines[answer.engine]
+        used[engine.id] = engine
+        vectors[part] = unit(answer[output.name])
+        run_ms[part] = answer.timings.run / len(part)
+        flops[part] = engine.flops // engine.bucket.batch
+        truncated += len(answer.truncated)
+        done += len(part)
+        if progress is not None:
+            progress("encode", done, count)
+    flat = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(flat):
+        raise InputError(
+            f"row {flat[0]}: output {output.name} is zero or not finite, so it has no direction to compare"
+        )
+    return Encoded(vectors, tuple(used[name] for name in sorted(used)), truncated, run_ms, flops)

@@ -1,0 +1,158 @@
+"""What an index is tied to, and whether a bundle may answer with it.
+
+Embeddings of two engines can be compared only if both are proven to be submodels of one universal model. So an index
+keeps the hash of the weight store, the tokenizer and the engines that built it with their parity receipts;
+docs/retrieval.md says what is compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ...elastic import Bucket
+from ...errors import InputError, SelectionError
+from ..bundle import Bundle
+from ..manifest import WEIGHTS_NAME, EngineEntry, Manifest, ParityReceipt, SubmodelEntry, TensorSpec
+
+# 1 (2026-11): first published schema.
+INDEX_SCHEMA_VERSION = 1
+_AGAIN = "build the index again with this bundle"
+
+
+@dataclass(frozen=True)
+class BuiltBy:
+    """An engine that encoded part of the corpus: the universal submodel at one bucket, and its parity receipt then."""
+
+    bucket: Bucket
+    receipt: ParityReceipt
+
+
+@dataclass(frozen=True)
+class IndexIdentity:
+    """Everything about an index but its rows.
+
+    ``weights_sha256`` is the weight store's; ``tokenizer_sha256`` the tokenizer file's where the corpus was text.
+    ``output`` ``[batch, width]`` is the embedding, divided by its Euclidean length; rows are ranked by the inner
+    product of two such vectors, computed in float64, and equal ones by their number, the lowest first. ``submodel`` is
+    the universal model's id, ``truncated`` counts texts that were cut; ``entries`` and ``labelled`` say what else the
+    index holds of its rows.
+    """
+
+    schema_version: int
+    model: str
+    weights_sha256: str
+    output: str
+    width: int = field(metadata={"min": 1})
+    similarity: Literal["cosine"]
+    normalisation: Literal["l2"]
+    ties: Literal["lowest row"]
+    submodel: str
+    engines: tuple[BuiltBy, ...]
+    rows: int = field(metadata={"min": 1})
+    entries: Literal["texts", "ids", "none"]
+    labelled: bool
+    truncated: int = field(default=0, metadata={"min": 0})
+    tokenizer_sha256: str | None = None
+
+
+def universal_of(manifest: Manifest) -> SubmodelEntry:
+    """The submodel that keeps every axis whole. Raises SelectionError if the bundle was compiled without it."""
+    sizes: dict[str, list[int]] = {}
+    for axis in manifest.axes:
+        sizes.setdefault(axis.kind, []).append(axis.size)
+    for entry in manifest.submodels:
+        if {kind: list(values) for kind, values in entry.values.items()} == sizes:
+            return entry
+    known = ", ".join(entry.id for entry in manifest.submodels)
+    raise SelectionError(
+        f"bundle of {manifest.name}: an index is built by the universal model, and it has only {known}; compile with "
+        "--include levels"
+    )
+
+
+def embedding_output(manifest: Manifest, asked: str | None = None) -> TensorSpec:
+    """The output that is the embedding, ``[batch, H]``: the one asked for, else the one that the manifest says is an
+    embedding, else one of that name. Raises InputError where there is none."""
+    named = [spec.name for spec in manifest.outputs if spec.role == "embedding"]
+    named += [manifest.text.embedding] if manifest.text and manifest.text.embedding else []
+    wanted = asked if asked is not None else next(iter([*named, "embedding"]))
+    for spec in manifest.outputs:
+        if spec.name == wanted and _is_vector(spec):
+            return spec
+    vectors = ", ".join(spec.name for spec in manifest.outputs if _is_vector(spec)) or "none"
+    what = f"output {asked!r:.80} is no embedding" if asked is not None else "no output is said to be the embedding"
+    raise InputError(f"model {manifest.name}: {what}; expected a float output [batch, width], it has {vectors}")
+
+
+def tokenizer_sha256(bundle: Bundle) -> str | None:
+    """Of the bundle's tokenizer file, if it has one."""
+    text = bundle.manifest.text
+    return None if text is None else _hash_of(bundle, text.file)
+
+
+def weights_sha256(bundle: Bundle) -> str | None:
+    """Of the bundle's weight store."""
+    return _hash_of(bundle, WEIGHTS_NAME)
+
+
+def covered(bundle: Bundle, engine: EngineEntry, output: str) -> ParityReceipt:
+    """The receipt of ``engine``, which is about this very file and weight store, and about ``output``.
+
+    Raises SelectionError if there is no such receipt.
+    """
+    receipt = engine.parity
+    problem = None
+    if receipt is None:
+        problem = "has no parity receipt"
+    elif receipt.weights_sha256 != weights_sha256(bundle):
+        problem = "has a parity receipt for other weights than this bundle's"
+    elif engine.backend == "onnxruntime" and receipt.graph_sha256 != _hash_of(bundle, engine.file):
+        problem = "has a parity receipt for another file"
+    elif output not in {each.name for each in receipt.outputs}:
+        problem = f"has a parity receipt that does not cover output {output!r:.80}"
+    if receipt is None or problem:
+        raise SelectionError(
+            f"bundle {bundle.path}: engine {engine.id} {problem}, so its embeddings cannot be compared with an index; "
+            "compile the bundle again"
+        )
+    return receipt
+
+
+def check_fits(identity: IndexIdentity, bundle: Bundle, where: str) -> None:
+    """Raises InputError if ``bundle`` may not answer with the index, whatever the submodel; ``where`` names it."""
+    manifest = bundle.manifest
+    here = weights_sha256(bundle)
+    if identity.weights_sha256 != here:
+        raise InputError(
+            f"{where}: built by another universal model ({identity.model!r:.80}, weights "
+            f"{identity.weights_sha256[:12]}) than bundle {bundle.path} holds ({manifest.name}, weights "
+            f"{(here or 'none')[:12]}); {_AGAIN}"
+        )
+    if identity.tokenizer_sha256 is not None and identity.tokenizer_sha256 != tokenizer_sha256(bundle):
+        raise InputError(f"{where}: its texts went through another tokenizer than bundle {bundle.path} has; {_AGAIN}")
+    if not any(spec.name == identity.output and _is_vector(spec, identity.width) for spec in manifest.outputs):
+        outputs = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in manifest.outputs)
+        raise InputError(
+            f"{where}: holds output {identity.output!r:.80} [batch, {identity.width}], bundle {bundle.path} has "
+            f"{outputs}; {_AGAIN}"
+        )
+    held = {(e.submodel, e.bucket): e for e in manifest.engines if e.segment is None}
+    for built in identity.engines:
+        engine = held.get((identity.submodel, built.bucket))
+        if engine is None:
+            raise InputError(
+                f"{where}: built by engine {identity.submodel[:80]}@{built.bucket.label}, which bundle {bundle.path} "
+                f"does not hold, so no parity receipt covers it; compile that bucket too, or {_AGAIN}"
+            )
+        covered(bundle, engine, identity.output)
+
+
+def _hash_of(bundle: Bundle, name: str) -> str | None:
+    return next((entry.sha256 for entry in bundle.manifest.files if entry.path == name), None)
+
+
+def _is_vector(spec: TensorSpec, width: int | None = None) -> bool:
+    """Whether the output is one float vector per row, of ``width`` if that is given."""
+    shaped = len(spec.dims) == 2 and spec.dims[0] == "batch" and isinstance(spec.dims[1], int)
+    return shaped and spec.dtype in ("float32", "float16") and width in (None, spec.dims[-1])

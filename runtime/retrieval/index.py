@@ -1,0 +1,201 @@
+"""An index: the embeddings of a corpus by the universal model, and search in it with any submodel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Self
+
+import numpy as np
+
+from ...errors import InputError, SelectionError
+from ..arrays import Array
+from ..bundle import Bundle
+from ..model import ElasticModel
+from .encode import Progress, encode
+from .identity import (
+    INDEX_SCHEMA_VERSION,
+    BuiltBy,
+    IndexIdentity,
+    check_fits,
+    covered,
+    embedding_output,
+    tokenizer_sha256,
+    universal_of,
+    weights_sha256,
+)
+from .index_file import IndexContent, check_size, read_index, write_index
+from .nearest import nearest
+from .rows import Corpus, rows_of
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search found, and which submodel encoded the queries, and why.
+
+    ``ids`` ``[Q, k]`` int64 are row numbers of the corpus, the best first, ``scores`` ``[Q, k]`` float32 their cosines,
+    ``entries`` the texts or ids of those rows, if the index has them. ``truncated`` counts queries that were cut.
+    ``encode_ms`` and ``search_ms`` are of all queries together.
+    """
+
+    ids: Array
+    scores: Array
+    entries: tuple[tuple[str, ...], ...] | None
+    submodel: str
+    reason: str
+    engines: tuple[str, ...]
+    truncated: int
+    encode_ms: float
+    search_ms: float
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Embeddings ``[N, H]`` float32 of length 1, held in memory, with what they are tied to.
+
+    ``entries`` are the corpus's texts, or ids that the caller gave to rows of arrays; ``labels`` ``[N]`` int64 their
+    classes, if known. ``name`` is what messages call it.
+    """
+
+    identity: IndexIdentity
+    embeddings: Array
+    entries: tuple[str, ...] | None = None
+    labels: Array | None = None
+    name: str = "index"
+
+    @classmethod
+    def build(
+        cls,
+        model: ElasticModel,
+        corpus: Corpus,
+        *,
+        ids: Sequence[str] | None = None,
+        labels: Array | None = None,
+        output: str | None = None,
+        truncate: bool = False,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Encodes ``corpus``, texts or arrays by input name with rows first, with the universal model of the bundle.
+
+        ``ids`` name the rows of arrays; texts are kept as they are. ``output`` is the embedding, by default the one
+        that the bundle names. Raises InputError for rows that do not fit, SelectionError where the bundle cannot build
+        an index.
+        """
+        bundle = model.bundle
+        spec = embedding_output(bundle.manifest, output)
+        universal = universal_of(bundle.manifest).id
+        rows = rows_of(model, corpus)
+        if ids is not None and rows.texts is not None:
+            raise InputError("ids: texts are kept as they are; ids are for arrays")
+        entries = rows.texts if ids is None else tuple(ids)
+        count = len(rows.lengths)
+        if entries is not None and (len(entries) != count or not all(isinstance(entry, str) for entry in entries)):
+            raise InputError(f"ids: expected {count} texts, one a row, got {len(entries)}: {entries!r:.80}")
+        classes = None if labels is None else checked_labels(labels, count)
+        check_size(count, int(spec.dims[1]), entries)
+        encoded = encode(model, rows, spec, universal, truncate=truncate, progress=progress)
+        weights = weights_sha256(bundle)
+        assert weights is not None  # covered() found it equal to the receipts'
+        identity = IndexIdentity(
+            schema_version=INDEX_SCHEMA_VERSION,
+            model=bundle.manifest.name,
+            weights_sha256=weights,
+            output=spec.name,
+            width=int(spec.dims[1]),
+            similarity="cosine",
+            normalisation="l2",
+            ties="lowest row",
+            submodel=universal,
+            engines=tuple(BuiltBy(e.bucket, covered(bundle, e, spec.name)) for e in encoded.engines),
+            rows=count,
+            entries="none" if entries is None else "ids" if rows.texts is None else "texts",
+            labelled=labels is not None,
+            truncated=encoded.truncated,
+            tokenizer_sha256=None if rows.texts is None else tokenizer_sha256(bundle),
+        )
+        return cls(identity, encoded.vectors, entries, classes)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads an index of any origin; nothing in it is executed. Raises InputError for what is damaged."""
+        content = read_index(Path(path))
+        return cls(content.identity, content.embeddings, content.entries, content.labels, f"index {path}")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the index, whole or not at all; a file of that name is replaced. Raises OutputError."""
+        write_index(Path(path), IndexContent(self.identity, self.embeddings, self.entries, self.labels))
+
+    def check(self, bundle: Bundle) -> None:
+        """Raises InputError unless ``bundle`` may answer with this index, SelectionError where a receipt is missing."""
+        check_fits(self.identity, bundle, self.name)
+
+    def search(
+        self,
+        model: ElasticModel,
+        queries: Corpus | str,
+        *,
+        k: int = 10,
+        budget: str | None = None,
+        latency_ms: float | None = None,
+        memory_mb: float | None = None,
+        submodel: str | None = None,
+        deadline_ms: float | None = None,
+        truncate: bool = False,
+    ) -> Found:
+        """The ``k`` nearest rows of each query (all, if the corpus has fewer), by the submodel that the limits choose.
+
+        The choice is made once, for one query as long as the longest: ``latency_ms`` limits what encoding one query
+        takes, and ``deadline_ms`` is for a single query. Without a limit the largest submodel answers. Raises
+        InputError if the index does not fit the model's bundle or a query does not fit the model, SelectionError where
+        no submodel satisfies the limits or the one chosen has no parity receipt.
+        """
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise InputError(f"k: expected a whole number of at least 1, got {k!r:.80}")
+        self.check(model.bundle)
+        started = perf_counter()
+        rows = rows_of(model, [queries] if isinstance(queries, str) else queries)
+        if deadline_ms is not None and len(rows.lengths) > 1:
+            raise SelectionError(f"deadline_ms: is for one query, got {len(rows.lengths)}; ask with latency_ms instead")
+        longest = int(rows.lengths.max())
+        if truncate and rows.texts is not None:
+            longest = min(longest, model.longest_sequence(1))
+        choice = model.choose(
+            1,
+            longest,
+            budget=budget,
+            latency_ms=latency_ms,
+            memory_mb=memory_mb,
+            submodel=submodel,
+            deadline_ms=deadline_ms,
+        )
+        spec = embedding_output(model.bundle.manifest, self.identity.output)
+        encoded = encode(model, rows, spec, choice.engine.submodel, truncate=truncate)
+        encoded_at = perf_counter()
+        ids, scores = nearest(self.embeddings, encoded.vectors, k)
+        entries = self.entries
+        return Found(
+            ids=ids,
+            scores=scores,
+            entries=None if entries is None else tuple(tuple(entries[i] for i in row) for row in ids.tolist()),
+            submodel=choice.engine.submodel,
+            reason=choice.reason,
+            engines=tuple(engine.id for engine in encoded.engines),
+            truncated=encoded.truncated,
+            encode_ms=1e3 * (encoded_at - started),
+            search_ms=1e3 * (perf_counter() - encoded_at),
+        )
+
+    def __repr__(self) -> str:
+        rows, width = self.embeddings.shape
+        return f"Index({self.name!r}: {rows} rows x {width} by {self.identity.submodel} of {self.identity.model})"
+
+
+def checked_labels(labels: Array, rows: int) -> Array:
+    """Labels as int64 ``[rows]``. Raises InputError unless they are whole numbers, one a row."""
+    found = np.asarray(labels)
+    if found.dtype.kind not in "iu" or found.shape != (rows,):
+        raise InputError(f"labels: expected {rows} whole numbers, got {found.dtype} of shape {list(found.shape)}")
+    return found.astype(np.int64)

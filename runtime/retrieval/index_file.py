@@ -1,0 +1,134 @@
+"""The file of an index: an NPZ archive of plain arrays, as docs/retrieval.md specifies it; nothing in it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import InputError, OutputError
+from ...strict import structure, unstructure
+from ..arrays import Array
+from ..npz import read_npz
+from ..read_manifest import no_constant, unique_keys
+from .identity import INDEX_SCHEMA_VERSION, IndexIdentity
+
+# An index is held in memory whole.
+MAX_BYTES = 4 * 2**30
+_MAX_IDENTITY_BYTES = 2**20
+# What rounding to float32 may do to the length of a row.
+_LENGTH_TOLERANCE = 1e-3
+_BLOCK = 2**16
+_MEND = "build the index again"
+
+
+@dataclass(frozen=True, eq=False)
+class IndexContent:
+    """What the file holds, see ``Index``."""
+
+    identity: IndexIdentity
+    embeddings: Array
+    entries: tuple[str, ...] | None
+    labels: Array | None
+
+
+def check_size(rows: int, width: int, entries: Sequence[str] | None) -> None:
+    """Raises InputError for an index that would be too large, before any row is encoded."""
+    size = rows * (4 * width + 16) + sum(len(entry.encode("utf-8", "surrogatepass")) for entry in entries or ())
+    if size + _MAX_IDENTITY_BYTES > MAX_BYTES:
+        raise InputError(f"corpus: {rows} rows make an index of {size} bytes, more than {MAX_BYTES}; split the corpus")
+
+
+def write_index(path: Path, content: IndexContent) -> None:
+    """Writes the file beside ``path`` and renames it. Raises OutputError; InputError for a text that is not Unicode."""
+    members: dict[str, Any] = {"identity": _bytes(json.dumps(unstructure(content.identity), sort_keys=True).encode())}
+    members["embeddings"] = content.embeddings
+    if content.entries is not None:
+        try:
+            raw = [entry.encode() for entry in content.entries]
+        except UnicodeEncodeError as failure:
+            raise InputError(f"text {failure.object[:60]!r}: half of a surrogate pair, which is no character") from None
+        members["entries"] = _bytes(b"".join(raw))
+        members["entry_ends"] = np.cumsum([len(entry) for entry in raw], dtype=np.int64)
+    if content.labels is not None:
+        members["labels"] = content.labels
+    beside = None
+    try:
+        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
+            beside = Path(stream.name)
+            np.savez(stream, **members)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.chmod(0o644)
+        beside.replace(path)
+    except OSError as failure:
+        if beside is not None:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+        raise OutputError(f"{path}: cannot be written ({failure.strerror}); the index was not kept") from failure
+
+
+def read_index(path: Path) -> IndexContent:
+    """Reads and checks the file. Raises InputError for what is damaged or of another format."""
+    members = read_npz(path, MAX_BYTES)
+    identity = _identity(path, members.pop("identity", None))
+    embeddings = _member(path, members, "embeddings", np.float32, (identity.rows, identity.width))
+    for start in range(0, len(embeddings), _BLOCK):
+        lengths = np.linalg.norm(embeddings[start : start + _BLOCK], axis=1)
+        if not (np.abs(lengths - 1) < _LENGTH_TOLERANCE).all():  # NaN fails as well
+            row = start + int(np.flatnonzero(~(np.abs(lengths - 1) < _LENGTH_TOLERANCE))[0])
+            raise InputError(f"{path}: embeddings: row {row} is not of length 1; {_MEND}")
+    entries = None if identity.entries == "none" else _entries(path, members, identity.rows)
+    labels = _member(path, members, "labels", np.int64, (identity.rows,)) if identity.labelled else None
+    if members:
+        raise InputError(f"{path}: unknown arrays {', '.join(sorted(members))[:80]}; expected an index; {_MEND}")
+    return IndexContent(identity, embeddings, entries, labels)
+
+
+def _identity(path: Path, raw: Array | None) -> IndexIdentity:
+    if raw is None or raw.dtype != np.uint8 or raw.ndim != 1 or raw.size > _MAX_IDENTITY_BYTES:
+        raise InputError(f"{path}: not an index of `nestforge index`; {_MEND}")
+    try:
+        data = json.loads(raw.tobytes().decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=no_constant)
+    except (ValueError, RecursionError) as failure:
+        raise InputError(f"{path}: identity: not JSON ({failure}); {_MEND}") from failure
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != INDEX_SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: schema_version {str(version)[:80]!r}, expected {INDEX_SCHEMA_VERSION}; use the nestforge release "
+            f"that wrote it, or {_MEND}"
+        )
+    return structure(IndexIdentity, data, f"{path}: identity", lambda problem: InputError(f"{problem}; {_MEND}"))
+
+
+def _entries(path: Path, members: dict[str, Array], rows: int) -> tuple[str, ...]:
+    ends = _member(path, members, "entry_ends", np.int64, (rows,))
+    raw = members.pop("entries", None)
+    size = -1 if raw is None or raw.dtype != np.uint8 or raw.ndim != 1 else raw.size
+    if raw is None or ends[-1] != size or ends[0] < 0 or (np.diff(ends) < 0).any():
+        raise InputError(f"{path}: entries: do not fit entry_ends; {_MEND}")
+    text = raw.tobytes()
+    try:
+        return tuple(text[start:end].decode() for start, end in pairwise([0, *ends.tolist()]))
+    except UnicodeDecodeError as failure:
+        raise InputError(f"{path}: entries: not UTF-8; {_MEND}") from failure
+
+
+def _member(path: Path, members: dict[str, Array], name: str, dtype: Any, shape: tuple[int, ...]) -> Array:
+    array = members.pop(name, None)
+    if array is None or array.dtype != dtype or array.shape != shape:
+        found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+        raise InputError(f"{path}: {name}: expected {np.dtype(dtype)} {list(shape)}, got {found}; {_MEND}")
+    return np.ascontiguousarray(array)
+
+
+def _bytes(raw: bytes) -> Array:
+    return np.frombuffer(raw, np.uint8)

@@ -1,0 +1,33 @@
+"""A small language model with random weights, as a user's folder would hold it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from nestforge.exporters.matformer.config import MatformerConfig
+from nestforge.exporters.matformer.folder import save_model
+from nestforge.exporters.matformer.language_model import MatformerLM
+from tiny_models import _tokenizer
+
+
+def save_tiny_matlm(folder: Path, **overrides: Any) -> Path:
+    """A MatLM of 2 layers, 2 heads of 8, FFN 32, hidden 16 and 24 tokens, with the tokenizer of ``tiny_models``."""
+    settings: dict[str, Any] = {
+        "vocab_size": 24,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 40,
+        "activation": "gelu",
+        "tie_word_embeddings": True,
+        "nested": True,
+    }
+    config = MatformerConfig(**{**settings, **overrides})
+    torch.manual_seed(0)
+    model = MatformerLM(config)
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return save_model(model, config, folder, {"tokenizer.json": _tokenizer(config.vocab_size).to_str()})

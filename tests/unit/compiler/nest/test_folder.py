@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from nestforge.compiler.nest.folder import refuse_unwritable, write_folder
+from nestforge.compiler.staging import Stage
+from nestforge.errors import CheckpointError
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+from safetensors.torch import load_file, save_file
+from tiny_models import save_tiny_encoder
+
+from .conftest import Ordinary
+
+
+def test_sharded_weights_become_one_file_and_only_companions_are_copied(tmp_path: Path) -> None:
+    model = save_tiny_encoder(tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    for name, part in (("a", list(weights)[:9]), ("b", list(weights)[9:])):
+        save_file({key: weights[key] for key in part}, model / f"{name}.safetensors")
+    listed = {key: "a.safetensors" if key in list(weights)[:9] else "b.safetensors" for key in weights}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    for name in ("README.md", "vocab.txt", "pytorch_model.bin"):
+        (model / name).write_text("x")
+    (model / "2_Dense").mkdir()
+    (model / "2_Dense" / "config.json").write_text("{}")
+    (model / "onnx").mkdir()
+    (model / "onnx" / "model.onnx").write_text("x")
+    (tmp_path / "out").mkdir()
+    universal = load_universal(open_source(model))
+    write_folder(universal, {"ffn": (0.5, 1.0)}, {"steps": 1}, Stage(tmp_path / "out"))
+    found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert found == {
+        *("config.json", "model.safetensors", "nest.json", "tokenizer.json", "vocab.txt", "2_Dense/config.json"),
+    }
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == weights.keys()
+    assert all(torch.equal(written[name], weights[name]) for name in weights)
+
+
+def test_what_the_module_has_not_is_kept_as_it_was(tmp_path: Path) -> None:
+    model = save_tiny_encoder(tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    more = {"cls.seq_relationship.weight": torch.ones(2, 32).half(), "embeddings.position_ids": torch.arange(40)}
+    save_file({**weights, **more}, model / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "out").mkdir()
+    write_folder(load_universal(open_source(model)), {"ffn": (0.5, 1.0)}, {}, Stage(tmp_path / "out"))
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written["cls.seq_relationship.weight"].dtype == torch.float32
+    assert torch.equal(written["embeddings.position_ids"], torch.arange(40))
+
+
+def test_a_weight_that_the_checkpoint_knows_by_another_name_is_refused(ordinary: Ordinary) -> None:
+    universal = ordinary.universal
+    refuse_unwritable(universal)
+    checkpoint = universal.source.checkpoint
+    renamed = {re.sub("LayerNorm.weight", "LayerNorm.gamma", name): h for name, h in checkpoint.tensors.items()}
+    other = replace(universal, source=replace(universal.source, checkpoint=replace(checkpoint, tensors=renamed)))
+    with pytest.raises(CheckpointError, match=r"parameter embeddings\.LayerNorm\.weight of the loaded model is not"):
+        refuse_unwritable(other)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from nestforge.compiler.corpus import read_corpus
+from nestforge.compiler.nest.texts import LONGEST, TextBatches, _epoch, training_texts
+from nestforge.errors import InputError
+from tiny_models import corpus
+
+from .conftest import Ordinary
+
+
+def test_no_held_out_text_is_trained_on_and_no_other_is_left_out(ordinary: Ordinary) -> None:
+    texts = training_texts(ordinary.text)
+    lines = set(ordinary.text.read_text().splitlines())
+    assert set(texts) == lines - set(ordinary.corpus.held_out)  # of so short a file, everything held out is used
+    assert set(ordinary.corpus.calibration) < set(texts)
+    assert len(texts) == len(set(texts))
+    assert list(map(len, texts)) == sorted(map(len, texts))
+
+
+def test_a_held_out_text_said_twice_is_not_trained_on_either(ordinary: Ordinary, tmp_path: Path) -> None:
+    held_out = ordinary.corpus.held_out[0]
+    doubled = tmp_path / "doubled.txt"
+    doubled.write_text(f"{ordinary.text.read_text()}\n  {held_out}\n\n")
+    assert held_out not in training_texts(doubled)
+
+
+def test_texts_held_out_beyond_those_that_are_used_are_not_trained_on(tmp_path: Path) -> None:
+    path = corpus(tmp_path / "long.txt", texts=2000)
+    lines = set(path.read_text().splitlines())
+    used = read_corpus(path).held_out
+    left = lines - set(training_texts(path))
+    assert set(used) < left
+    assert len(used) == 200 < len(left)
+
+
+@given(st.integers(1, 400), st.integers(1, 20), st.integers(0, 3), st.integers(0, 3))
+def test_an_epoch_has_every_row_once(texts: int, size: int, seed: int, epoch: int) -> None:
+    batches = _epoch(texts, size, seed, epoch)
+    assert len(batches) == -(-texts // size)
+    assert sorted(row for batch in batches for row in batch) == list(range(texts))
+    assert max(map(len, batches)) <= size
+
+
+def test_a_step_has_the_same_batch_whatever_was_asked_before(ordinary: Ordinary) -> None:
+    texts = TextBatches.of(ordinary.source, training_texts(ordinary.text))
+    inputs = [texts.at(step, 16, 0).inputs[0] for step in range(25)]
+    assert torch.equal(texts.at(23, 16, 0).inputs[0], inputs[23])
+    assert torch.equal(texts.at(3, 16, 0).inputs[0], inputs[3])
+    assert not torch.equal(texts.at(3, 16, 1).inputs[0], inputs[3])
+
+
+def test_a_batch_says_which_tokens_are_real(ordinary: Ordinary) -> None:
+    texts = TextBatches.of(ordinary.source, ["the quick brown fox", "the dog"])
+    (batch,) = texts.once(16)
+    ids, mask, types = batch.inputs
+    assert ids.tolist() == [[2, 4, 12, 3, 0, 0], [2, 4, 6, 7, 8, 3]]  # the shorter one is first; [CLS] is 2, [SEP] 3
+    assert batch.weights.tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]
+    assert torch.equal(mask.float(), batch.weights)
+    assert not types.any()
+
+
+def test_long_texts_are_cut_to_what_the_model_and_the_training_take(ordinary: Ordinary) -> None:
+    (batch,) = TextBatches.of(ordinary.source, ["fox " * 500]).once(1)
+    assert ordinary.source.signature.max_sequence == 40 < LONGEST
+    assert batch.inputs[0].shape == (1, 40)
+
+
+def test_an_input_that_does_not_come_from_text_is_refused(ordinary: Ordinary) -> None:
+    from dataclasses import replace
+
+    source = ordinary.source
+    entry = source.signature.text
+    assert entry is not None
+    vars(source)["signature"] = replace(source.signature, text=replace(entry, type_ids=None))
+    with pytest.raises(InputError, match="input token_type_ids: does not come from text"):
+        TextBatches.of(source, ["the fox"])

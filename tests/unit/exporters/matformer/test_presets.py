@@ -1,0 +1,178 @@
+"""Every row of the paper's Table 4 (MatLM) and of its MatViT sizes (Tables 7 and 8), per level."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from nestforge.compiler.levels import levels
+from nestforge.exporters.matformer.presets import PRESETS
+from nestforge.exporters.parameter_groups import ParameterGroups
+from nestforge.exporters.source import ModelSource, open_source
+from nestforge.tools.cli import main
+
+# d_model; then, as printed and in millions: total and non-embedding parameters of S, M, L, XL, FFN parameters of XL.
+TABLE_4 = {
+    "matlm-78m": (256, (71, 72, 74, 78), (5.3, 6.3, 8.4, 12.6), 8.4),
+    "matlm-180m": (512, (152, 157, 164, 180), (21.1, 25.3, 33.7, 50), 33.6),
+    "matlm-310m": (768, (244, 253, 272, 310), (47, 56, 75, 113), 75.6),
+    "matlm-463m": (1024, (346, 363, 397, 463), (84, 100, 134, 201), 134),
+    "matlm-850m": (1536, (582, 620, 696, 850), (189, 227, 302, 453), 302),
+}
+# What our exact counts round to, where that is not what Table 4 prints. Its figures follow no one way of rounding: some
+# are rounded up, some down, and three are larger by about 0.1 M than the matrices alone, as if it had counted norms and
+# biases there. A last digit apart, all agree; 846 is printed as 850 and 181 as 180, the models' names.
+ROUNDED = {
+    ("matlm-78m", "non_embedding", "S"): 5.2,
+    ("matlm-180m", "total", "M"): 156,
+    ("matlm-180m", "total", "L"): 165,
+    ("matlm-180m", "total", "XL"): 181,
+    ("matlm-180m", "non_embedding", "S"): 21.0,
+    ("matlm-180m", "non_embedding", "M"): 25.2,
+    ("matlm-180m", "non_embedding", "L"): 33.6,
+    ("matlm-310m", "non_embedding", "M"): 57,
+    ("matlm-310m", "ffn", "XL"): 75.5,
+    ("matlm-463m", "total", "L"): 396,
+    ("matlm-463m", "non_embedding", "M"): 101,
+    ("matlm-850m", "total", "L"): 695,
+    ("matlm-850m", "total", "XL"): 846,
+    ("matlm-850m", "non_embedding", "M"): 226,
+}
+LEVELS = ("S", "M", "L", "XL")
+
+
+def groups_of(name: str) -> tuple[ModelSource, dict[str, ParameterGroups]]:
+    source = open_source(f"preset:{name}")
+    found = {level.label: source.parameter_groups(level.submodel) for level in levels(source.spec, None, 8)}
+    assert tuple(found) == LEVELS
+    return source, found
+
+
+@pytest.mark.parametrize("name", TABLE_4)
+def test_matlm_counts_are_exact(name: str) -> None:
+    """``16 (4 d^2 + 2 d m)`` outside one tied embedding of 256 000 tokens, at FFN ratios 1/2, 1, 2 and 4."""
+    d = TABLE_4[name][0]
+    source, groups = groups_of(name)
+    for label, ratio in zip(LEVELS, (0.5, 1, 2, 4), strict=True):
+        m = int(ratio * d)
+        expected = 16 * (4 * d * d + 2 * d * m)
+        assert source.spec.submodel({f"layers.{i}.ffn": m for i in range(16)}).id == f"ffn{m}"
+        assert groups[label] == ParameterGroups(expected + 256_000 * d, 256_000 * d, 16 * 2 * d * m)
+        assert groups[label].non_embedding == expected
+
+
+@pytest.mark.parametrize("name", TABLE_4)
+def test_matlm_counts_at_the_rounding_of_the_paper(name: str) -> None:
+    _, totals, non_embeddings, ffn = TABLE_4[name]
+    _, groups = groups_of(name)
+    printed = [
+        *(("total", label, value) for label, value in zip(LEVELS, totals, strict=True)),
+        *(("non_embedding", label, value) for label, value in zip(LEVELS, non_embeddings, strict=True)),
+        ("ffn", "XL", ffn),
+    ]
+    for column, label, value in printed:
+        expected = ROUNDED.get((name, column, label), value)
+        digits = 1 if isinstance(value, float) else 0
+        assert round(getattr(groups[label], column) / 1e6, digits) == expected, (column, label)
+        if expected != value and value not in (850, 180):
+            assert abs(expected - value) <= (0.11 if digits else 1)
+
+
+# d_model, layers; encoder parameters in millions as printed: Table 8, and for L/16 also Table 7, of S, M, L, XL.
+MATVIT = {
+    "matvit-b16": (768, 12, [(36, 43, 57, 85)]),
+    "matvit-l16": (1024, 24, [(125, 150, 200, 300), (131, 156, 206, 306)]),
+}
+
+
+@pytest.mark.parametrize("name", MATVIT)
+def test_matvit_counts_are_those_of_the_standard_vit(name: str) -> None:
+    d, depth, _ = MATVIT[name]
+    _, groups = groups_of(name)
+    for label, ratio in zip(LEVELS, (0.5, 1, 2, 4), strict=True):
+        m = int(ratio * d)
+        layer = 4 * (d * d + d) + 2 * d * m + m + d + 4 * d  # attention, FFN, their biases, two norms
+        outside = 3 * 16 * 16 * d + d + d + 197 * d + 2 * d  # patches, class token, positions, last norm
+        head = 1000 * d + 1000
+        ffn = depth * (2 * d * m + m)  # the bias of the down-projection does not shrink, and is not counted here
+        assert groups[label] == ParameterGroups(depth * layer + outside + head, 197 * d, ffn)
+
+
+@pytest.mark.parametrize("name", MATVIT)
+def test_matvit_counts_at_the_rounding_of_the_paper(name: str) -> None:
+    """The paper's sizes are those of the encoder without a head. B/16 is cut to whole millions, exactly.
+
+    L/16 has two columns that differ by a constant 6 M, for which the paper gives no reason; the standard ViT lies
+    between them, and by 1 to 4 M above the lower one, whose S and M are those of the layers' matrices, cut.
+    """
+    d, depth, columns = MATVIT[name]
+    _, groups = groups_of(name)
+    encoders = [(groups[label].total - (1000 * d + 1000)) // 10**6 for label in LEVELS]
+    if name == "matvit-b16":
+        assert tuple(encoders) == columns[0]
+        return
+    assert encoders == [127, 152, 202, 303]
+    assert all(low < found < high for low, found, high in zip(columns[0], encoders, columns[1], strict=True))
+    matrices = [depth * (4 * d * d + 2 * d * m) // 10**6 for m in (d // 2, d, 2 * d, 4 * d)]
+    assert matrices == [125, 150, 201, 301], "L and XL are printed as 200 and 300"
+
+
+def test_inspect_and_plan_take_a_preset() -> None:
+    found = CliRunner().invoke(main, ["inspect", "preset:matlm-850m", "--profile", "raspberry-pi-5", "--json"])
+    assert found.exit_code == 0, found.stderr
+    view = json.loads(found.stdout)
+    counts = {
+        level["label"]: [level[key] for key in ("parameters", "non_embedding", "ffn")] for level in view["levels"]
+    }
+    assert (view["name"], view["family"], view["trained_nested"]) == ("preset:matlm-850m", "matformer_lm", True)
+    assert counts == {
+        "S": [581_959_680, 188_743_680, 37_748_736],
+        "M": [619_708_416, 226_492_416, 75_497_472],
+        "L": [695_205_888, 301_989_888, 150_994_944],
+        "XL": [846_200_832, 452_984_832, 301_989_888],
+    }
+    table = CliRunner().invoke(main, ["inspect", "preset:matvit-b16", "--profile", "raspberry-pi-5"])
+    assert table.exit_code == 0, table.stderr
+    assert "non-emb" in table.stdout
+    budget = ["--bucket", "1x64", "--budget", "ffn_parameters<=2.1M"]
+    planned = CliRunner().invoke(main, ["plan", "preset:matlm-78m", "--profile", "laptop-x86", *budget])
+    assert planned.exit_code == 0, planned.stderr
+    assert re.search(r"^budget \S+ \(.*\): ffn256$", planned.stdout, re.MULTILINE)
+
+
+def test_what_needs_weights_says_so(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["compile", "preset:matlm-78m", "--output", str(tmp_path / "b")])
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "nestforge: error: preset:matlm-78m: a preset has no weights; `nestforge inspect` and `nestforge plan` work "
+        "without, everything else needs a trained model folder\n"
+    )
+
+
+def test_an_unknown_preset_is_named() -> None:
+    result = CliRunner().invoke(main, ["inspect", "preset:matlm-85m"])
+    assert result.exit_code == 1
+    assert result.stderr == "nestforge: error: preset:matlm-85m: no preset of this name; did you mean 'matlm-850m'?\n"
+
+
+def test_presets_need_no_torch() -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+from nestforge.elastic import Bucket
+from nestforge.exporters.source import open_source
+for name in ("matlm-78m", "matvit-b16"):
+    source = open_source(f"preset:{name}")
+    universal = source.spec.universal()
+    source.signature, source.workload(universal, Bucket(1, 16)), source.parameters(universal)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_preset_is_a_configuration_that_reads() -> None:
+    assert all(config.problem() is None for config in PRESETS.values())

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import numpy as np
+import pytest
+from nestforge.elastic import Bucket
+from nestforge.errors import InputError, SelectionError
+from nestforge.runtime.model import ElasticModel
+from nestforge.runtime.retrieval import Index
+
+Feeds = Callable[..., dict[str, Any]]
+Reference = Callable[..., dict[str, Any]]
+Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
+
+WORDS = ["a", "nest", "of", "models"]
+TEXTS = [" ".join(WORDS[(i * step) % 4] for step in range(1, 2 + i % 9)) for i in range(24)]
+
+
+def directions(outputs: dict[str, Any]) -> Any:
+    return outputs["total"] / np.linalg.norm(outputs["total"], axis=1, keepdims=True)
+
+
+def test_rows_are_the_universal_models_embeddings(
+    model: ElasticModel, index: Index, feeds: Feeds, expected: Reference
+) -> None:
+    inputs = feeds(30, 8)
+    np.testing.assert_allclose(
+        index.embeddings, directions(expected(32, inputs["input_ids"], inputs["attention_mask"])), atol=1e-5
+    )
+    identity = index.identity
+    assert (identity.submodel, identity.output, identity.width, identity.rows) == ("ffn32", "total", 16, 30)
+    assert (identity.similarity, identity.normalisation, identity.ties) == ("cosine", "l2", "lowest row")
+    assert (identity.entries, identity.tokenizer_sha256) == ("ids", None)
+    assert [built.bucket for built in identity.engines] == [Bucket(1, 8)]
+    assert repr(index) == "Index('index': 30 rows x 16 by ffn32 of tiny)"
+
+
+@pytest.mark.parametrize("submodel", ["ffn16", "ffn32", "S", None])
+def test_any_submodel_answers_and_says_so(
+    model: ElasticModel, index: Index, feeds: Feeds, expected: Reference, submodel: str | None
+) -> None:
+    queries = feeds(5, 8, seed=9)
+    found = index.search(model, queries, k=3, submodel=submodel)
+    width = 16 if submodel in ("ffn16", "S") else 32
+    vectors = directions(expected(width, queries["input_ids"], queries["attention_mask"]))
+    scores = vectors @ index.embeddings.T
+    assert found.ids.tolist() == np.argsort(-scores, axis=1)[:, :3].tolist()
+    np.testing.assert_allclose(found.scores, np.sort(scores, axis=1)[:, ::-1][:, :3], atol=1e-5)
+    assert found.entries == tuple(tuple(f"row {i}" for i in row) for row in found.ids.tolist())
+    assert (found.submodel, found.engines) == (f"ffn{width}", (f"ffn{width}@b1-s8",))
+    assert found.reason == (f"submodel {submodel} asked for" if submodel else "no limit asked: the largest submodel")
+
+
+def test_a_row_finds_itself(model: ElasticModel, index: Index, feeds: Feeds) -> None:
+    found = index.search(model, feeds(30, 8), k=1)
+    assert found.ids[:, 0].tolist() == list(range(30))
+    np.testing.assert_allclose(found.scores, 1, atol=1e-6)
+
+
+def test_limits_choose_for_one_query(model: ElasticModel, index: Index, feeds: Feeds) -> None:
+    assert index.search(model, feeds(4, 8), latency_ms=1).reason.startswith("measured 0.4 ms <= 1 ms")
+    assert index.search(model, feeds(4, 8), budget="edge").submodel == "ffn16"
+    found = index.search(model, feeds(1, 8), deadline_ms=1e6)
+    assert found.reason.startswith("measured 2.5 ms, expected in 2.5 ms <= 1e+06 ms left")
+    with pytest.raises(SelectionError, match="deadline_ms: is for one query, got 4; ask with latency_ms instead"):
+        index.search(model, feeds(4, 8), deadline_ms=50)
+    with pytest.raises(SelectionError, match=r"latency_ms <= 0.1; there is ffn32"):
+        index.search(model, feeds(1, 8), latency_ms=0.1)
+
+
+def test_texts_go_by_length_to_buckets_and_are_kept(model: ElasticModel) -> None:
+    index = Index.build(model, TEXTS)
+    assert (index.entries, index.identity.entries) == (tuple(TEXTS), "texts")
+    assert [built.bucket for built in index.identity.engines] == [Bucket(1, 8), Bucket(2, 16)]
+    assert index.identity.tokenizer_sha256
+    found = index.search(model, TEXTS[7], k=1)
+    assert (found.entries, found.ids.tolist()) == (((TEXTS[7],),), [[7]])
+    by_arrays = index.search(model, {"input_ids": np.array([[1, 5, 2]]), "attention_mask": np.ones((1, 3), np.int64)})
+    assert by_arrays.ids.tolist() == index.search(model, ["nest"]).ids.tolist()
+
+
+def test_the_order_of_the_corpus_does_not_matter(model: ElasticModel) -> None:
+    texts = list(dict.fromkeys(TEXTS))
+    here, there = (Index.build(model, corpus).search(model, TEXTS[:6], k=4) for corpus in (texts, texts[::-1]))
+    np.testing.assert_allclose(here.scores, there.scores, atol=1e-6)
+    assert [row[0] for row in here.entries or ()] == [row[0] for row in there.entries or ()]
+
+
+def test_long_texts_are_refused_or_cut(model: ElasticModel) -> None:
+    corpus = ["a nest", "a nest " * 10]
+    with pytest.raises(InputError, match="row 1: 22 steps, the largest bucket takes 16"):
+        Index.build(model, corpus)
+    index = Index.build(model, corpus, truncate=True)
+    assert index.identity.truncated == 1
+    with pytest.raises(InputError, match="input of 1 rows x 22 is larger than every bucket"):
+        index.search(model, corpus[1])
+    found = index.search(model, corpus[1], k=1, truncate=True)
+    assert (found.truncated, found.ids.tolist()) == (1, [[1]])
+
+
+def test_progress_counts_rows(model: ElasticModel, feeds: Feeds) -> None:
+    events: list[tuple[str, int, int]] = []
+    Index.build(model, feeds(3, 9), progress=lambda *event: events.append(event))
+    assert events == [("encode", 2, 3), ("encode", 3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ids": ["a"]}, "ids: expected 3 texts, one a row, got 1: ('a',)"),
+        ({"ids": [1, 2, 3]}, "ids: expected 3 texts, one a row, got 3: (1, 2, 3)"),
+        ({"output": "hidden"}, "model tiny: output 'hidden' is no embedding; expected a float output [batch, width]"),
+        (
+            {"output": "x"},
+            "model tiny: output 'x' is no embedding; expected a float output [batch, width], it has total",
+        ),
+        ({"labels": np.array([1, 2])}, "labels: expected 3 whole numbers, got int64 of shape [2]"),
+        ({"labels": np.array([1.0, 2, 3])}, "labels: expected 3 whole numbers, got float64 of shape [3]"),
+    ],
+)
+def test_refuses_to_build(model: ElasticModel, feeds: Feeds, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        Index.build(model, feeds(3, 8), **options)
+    assert str(error.value).startswith(message)
+
+
+def test_ids_are_for_arrays(model: ElasticModel) -> None:
+    with pytest.raises(InputError, match="ids: texts are kept as they are"):
+        Index.build(model, ["a"], ids=["b"])
+
+
+def test_an_embedding_without_direction_is_refused(model: ElasticModel, feeds: Feeds) -> None:
+    inputs = feeds(3, 8)
+    inputs["attention_mask"][1] = 0
+    with pytest.raises(InputError, match="row 1: output total is zero or not finite"):
+        Index.build(model, inputs)
+
+
+@pytest.mark.parametrize("k", [0, -1, True, 2.0])
+def test_refuses_k(model: ElasticModel, index: Index, feeds: Feeds, k: Any) -> None:
+    with pytest.raises(InputError, match="k: expected a whole number of at least 1"):
+        index.search(model, feeds(1, 8), k=k)
+
+
+def test_more_than_there_are_is_all(model: ElasticModel, index: Index, feeds: Feeds) -> None:
+    assert index.search(model, feeds(1, 8), k=99).ids.shape == (1, 30)
+
+
+def set_output(data: dict[str, Any]) -> None:
+    data["outputs"][1]["name"] = "other"
+    data["text"]["embedding"] = "other"
+
+
+def drop_small_bucket(data: dict[str, Any]) -> None:
+    data["engines"] = [e for e in data["engines"] if (e["submodel"], e["bucket"]["batch"]) != ("ffn32", 1)]
+
+
+def uncover(name: str, key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def edit(data: dict[str, Any]) -> None:
+        next(engine for engine in data["engines"] if engine["id"] == name)["parity"][key] = value
+
+    return edit
+
+
+def another_store(data: dict[str, Any]) -> None:
+    for entry in data["files"]:
+        if entry["path"] == "weights.safetensors":
+            entry["sha256"] = "f" * 64
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (another_store, InputError, "index: built by another universal model ('tiny', weights "),
+        (set_output, InputError, "index: holds output 'total' [batch, 16], bundle "),
+        (drop_small_bucket, InputError, "index: built by engine ffn32@b1-s8, which bundle "),
+        (uncover("ffn32@b1-s8", "weights_sha256", "f" * 64), SelectionError, "has a parity receipt for other weights"),
+        (uncover("ffn32@b1-s8", "graph_sha256", "f" * 64), SelectionError, "has a parity receipt for another file"),
+        (
+            uncover("ffn32@b1-s8", "outputs", [{"name": "hidden", "max_abs": 0, "max_rel": 0, "min_cosine": 1}]),
+            SelectionError,
+            "engine ffn32@b1-s8 has a parity receipt that does not cover output 'total'",
+        ),
+        (uncover("ffn16@b2-s16", "graph_sha256", "f" * 64), SelectionError, "engine ffn16@b2-s16 has a parity receipt"),
+    ],
+    ids=["universal", "output", "building engine", "weights", "graph", "output of receipt", "query engine"],
+)
+def test_a_bundle_that_may_not_answer(
+    bundle: Path, index: Index, feeds: Feeds, edit_manifest: Edit, edit: Any, error: type[Exception], message: str
+) -> None:
+    edit_manifest(bundle, edit)
+    with nestforge.load(bundle, threads=1) as other, pytest.raises(error) as caught:
+        index.search(other, feeds(1, 8), submodel="ffn16")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_texts_of_another_tokenizer_are_refused(bundle: Path, model: ElasticModel, edit_manifest: Edit) -> None:
+    index = Index.build(model, TEXTS)
+    path = bundle / "tokenizer.json"
+    path.write_text(path.read_text().replace('"nest":', '"NEST":'))
+
+    def edit(data: dict[str, Any]) -> None:
+        for entry in data["files"]:
+            if entry["path"] == "tokenizer.json":
+                entry["sha256"] = "e" * 64
+
+    edit_manifest(bundle, edit)
+    with nestforge.load(bundle, threads=1) as other, pytest.raises(InputError, match="went through another tokenizer"):
+        index.search(other, "a nest")
+
+
+def test_the_same_weights_in_another_bundle_answer(
+    bundle: Path, index: Index, feeds: Feeds, tmp_path: Path, edit_manifest: Edit
+) -> None:
+    again = Path(shutil.copytree(bundle, tmp_path / "again.bundle"))
+    edit_manifest(again, lambda data: data.update(name="again", notes=["compiled with other budgets"]))
+    with nestforge.load(again, threads=1) as other:
+        assert index.search(other, feeds(2, 8), k=1, submodel="S").submodel == "ffn16"
+
+
+def test_only_the_universal_builds(bundle: Path, edit_manifest: Edit, feeds: Feeds) -> None:
+    def drop(data: dict[str, Any]) -> None:
+        data["submodels"] = [entry for entry in data["submodels"] if entry["id"] != "ffn32"]
+        data["engines"] = [engine for engine in data["engines"] if engine["submodel"] != "ffn32"]
+
+    edit_manifest(bundle, drop)
+    with nestforge.load(bundle, threads=1) as other, pytest.raises(SelectionError) as error:
+        Index.build(other, feeds(1, 8))
+    assert str(error.value) == (
+        "bundle of tiny: an index is built by the universal model, and it has only ffn16; compile with --include levels"
+    )
+
+
+def test_a_submodel_left_out_by_memory_does_not_answer(bundle: Path, index: Index, feeds: Feeds) -> None:
+    with nestforge.load(bundle, threads=1, memory_mb=0.03) as other:
+        assert index.search(other, feeds(1, 8)).submodel == "ffn32"
+        with pytest.raises(SelectionError, match="no engine for 1x16 here"):
+            index.search(other, feeds(1, 16), submodel="ffn32")

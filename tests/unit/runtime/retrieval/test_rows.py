@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from nestforge.elastic import Bucket
+from nestforge.errors import InputError
+from nestforge.runtime.model import ElasticModel
+from nestforge.runtime.retrieval.rows import Rows, batches, rows_of
+
+BUCKETS = st.lists(st.builds(Bucket, st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=5)
+
+
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=30), buckets=BUCKETS, truncate=st.booleans())
+def test_every_row_is_in_one_batch_that_its_bucket_takes(
+    lengths: list[int], buckets: list[Bucket], truncate: bool
+) -> None:
+    longest = max(bucket.sequence for bucket in buckets)
+    assume(truncate or max(lengths) <= longest)
+    seen: list[int] = []
+    for batch in batches(np.array(lengths), buckets, truncate):
+        steps = max(min(lengths[row], longest) for row in batch)
+        sequence = min(bucket.sequence for bucket in buckets if bucket.sequence >= steps)
+        assert all(
+            min(b.sequence for b in buckets if b.sequence >= min(lengths[r], longest)) == sequence for r in batch
+        )
+        assert len(batch) <= max(bucket.batch for bucket in buckets if bucket.sequence == sequence)
+        seen += batch.tolist()
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_batches_are_as_large_as_a_bucket_takes() -> None:
+    buckets = [Bucket(1, 8), Bucket(4, 8), Bucket(2, 16)]
+    found = [batch.tolist() for batch in batches(np.array([3, 9, 8, 1, 16, 2, 8, 10]), buckets, truncate=False)]
+    assert found == [[0, 2, 3, 5], [6], [1, 4], [7]]
+
+
+def test_a_row_longer_than_every_bucket_is_refused_before_any_batch() -> None:
+    with pytest.raises(InputError, match=r"^row 2: 20 steps, the largest bucket takes 16; shorten it, truncate texts"):
+        next(batches(np.array([3, 8, 20, 19]), [Bucket(1, 8), Bucket(2, 16)], truncate=False))
+
+
+def test_texts_and_arrays_are_rows(model: ElasticModel) -> None:
+    texts = rows_of(model, ["a nest", "nest of models"])
+    assert (texts.texts, texts.lengths.tolist()) == (("a nest", "nest of models"), [4, 5])
+    assert texts.take(np.array([1, 0])) == ["nest of models", "a nest"]
+    arrays = rows_of(model, {name: np.ones((3, 5), np.int64) for name in ("input_ids", "attention_mask")})
+    assert (arrays.texts, arrays.lengths.tolist()) == (None, [5, 5, 5])
+    assert {name: array.shape for name, array in arrays.take(np.array([2])).items()} == dict.fromkeys(
+        ("input_ids", "attention_mask"), (1, 5)
+    )
+    assert isinstance(texts.first(1), Rows)
+    assert (texts.first(1).texts, arrays.first(2).lengths.tolist()) == (("a nest",), [5, 5])
+
+
+@pytest.mark.parametrize(
+    ("corpus", "message"),
+    [
+        ([], "corpus: expected texts or arrays by name, got []"),
+        ("one text", "corpus: expected texts or arrays by name, got 'one text'"),
+        (["a", 3], "text 1: expected text, got 3"),
+        ({"input_ids": np.ones((1, 2), np.int64)}, "inputs input_ids: expected exactly attention_mask, input_ids"),
+    ],
+)
+def test_refuses_what_is_no_corpus(model: ElasticModel, corpus: Any, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        rows_of(model, corpus)
+    assert str(error.value) == message

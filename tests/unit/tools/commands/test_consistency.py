@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from nestforge.tools.cli import main
+
+
+def consistency(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["consistency", *map(str, arguments)])
+
+
+def error_of(*arguments: str | Path) -> str:
+    """The one line on stderr of a command that fails with exit code 1 and prints nothing else."""
+    result = consistency(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1].startswith("nestforge: error: ")
+    return result.stderr.splitlines()[-1].removeprefix("nestforge: error: ")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(f"the fox {'jumps ' * n}over the dog" for n in range(30)))
+    return path
+
+
+def test_a_table_with_units_and_what_they_mean(compiled: Any, texts: Path) -> None:
+    result = consistency(compiled.bundle, "--text", texts)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[1:5] == [
+        "universal  ffn64-heads4",
+        "compared   output sentence_embedding as embedding",
+        "samples    30, 28 cut to 8 tokens",
+        "bucket     1x8",
+    ]
+    assert lines[6].split() == ["level", "submodel", "M", "params", "mean", "cosine", "recall@10"]
+    assert lines[-4].split()[:2] == ["XL", "ffn64-heads4"]
+    assert lines[-4].split()[3:] == ["1.0000", "1.000"]
+    assert lines[-2].startswith("mean cosine: cosine between ")
+    assert lines[-1].startswith("recall@10: share of each input's ten nearest others")
+    assert result.stderr.startswith("compare: ")
+
+
+def test_json_of_one_submodel(compiled: Any, texts: Path) -> None:
+    result = consistency(compiled.bundle, "--text", texts, "--submodel", "XL", "--json")
+    data = json.loads(result.stdout)
+    assert data["bundle"] == str(compiled.bundle)
+    assert (data["universal"], data["bucket"]) == ("ffn64-heads4", {"batch": 1, "sequence": 8})
+    assert (data["samples"], data["given"], data["truncated"]) == (30, 30, 28)
+    (row,) = data["submodels"]
+    assert row["figures"] == {"mean_cosine": pytest.approx(1.0), "recall_at_10": 1.0}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--text", "a", "--data", "b"]])
+def test_it_takes_one_kind_of_data(compiled: Any, arguments: list[str]) -> None:
+    result = consistency(compiled.bundle, *arguments)
+    assert result.exit_code == 2
+    assert "expected exactly one of --text and --data" in result.stderr
+
+
+def test_each_refusal_is_one_line(compiled: Any, texts: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text("the fox\n" * 100)
+    assert error_of(compiled.bundle, "--text", few).startswith(f"{few}: 1 different texts, one per line; expected")
+    missing = tmp_path / "no.txt"
+    assert error_of(compiled.bundle, "--text", missing).startswith(f"{missing}: expected a UTF-8 text file")
+    assert error_of(compiled.bundle, "--data", texts).startswith(f"{texts}: expected an NPZ file of plain arrays")
+    assert "no submodel 'Q' in this bundle" in error_of(compiled.bundle, "--text", texts, "--submodel", "Q")
+    long = {name: np.ones((30, 9), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    long["input_ids"] += np.arange(30)[:, None]
+    np.savez(tmp_path / "long.npz", **long)
+    assert "rows have 9 positions, the longest bucket takes 8" in error_of(
+        compiled.bundle, "--data", tmp_path / "long.npz"
+    )
+
+
+def test_a_bundle_without_its_universal_model(compiled: Any, texts: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(compiled.bundle, tmp_path / "own.bundle"))
+    manifest = json.loads((own / "manifest.json").read_text())
+    manifest["engines"] = [engine for engine in manifest["engines"] if engine["submodel"] != "ffn64-heads4"]
+    raw = json.dumps(manifest).encode()
+    (own / "manifest.json").write_bytes(raw)
+    record = json.loads((own / "build.json").read_text())
+    (own / "build.json").write_text(json.dumps(record | {"manifest_sha256": hashlib.sha256(raw).hexdigest()}))
+    assert "has no engine of the universal model" in error_of(own, "--text", texts)

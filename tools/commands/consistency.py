@@ -1,0 +1,85 @@
+"""``nestforge consistency``: how much of the universal model a bundle's submodels keep, on the user's own data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..console import print_facts, print_json, print_table, working
+from ..options import bundle_argument, json_option
+
+if TYPE_CHECKING:
+    from ...runtime.consistency.report import Consistency
+
+EXAMPLES = """\b
+Examples:
+  nestforge consistency my.bundle --text texts.txt
+  nestforge consistency my.bundle --data images.npz --submodel S --submodel M
+  nestforge consistency my.bundle --text texts.txt --json
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@bundle_argument
+@click.option("--text", type=click.Path(path_type=Path), help="UTF-8 file, one text a line.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="NPZ file with an array per input, rows first; 'labels' of a classifier add accuracy.",
+)
+@click.option(
+    "--submodel", "submodels", multiple=True, metavar="ID", help="By id or level; repeatable. Default: all of them."
+)
+@json_option
+def command(bundle: Path, text: Path | None, data: Path | None, submodels: tuple[str, ...], as_json: bool) -> None:
+    """Compare every submodel of a bundle with its universal model, on your own texts or arrays.
+
+    Runs the deployed engines on this host, without torch. Which figures there are follows from what the model
+    returns: an embedding, classes, or tokens.
+    """
+    from ...runtime.bundle import open_bundle
+    from ...runtime.consistency.report import check_consistency
+
+    if (text is None) == (data is None):
+        raise click.UsageError("expected exactly one of --text and --data")
+    opened = open_bundle(bundle)
+    with working() as progress:
+        found = check_consistency(opened, text=text, data=data, submodels=submodels, progress=progress)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def _print(found: Consistency) -> None:
+    from ...runtime.consistency.figures import FIGURES, cell, heading, present
+
+    given = f"{found.samples}" if found.samples == found.given else f"{found.samples} of {found.given}, spread over all"
+    cut = f", {found.truncated} cut to {found.bucket.sequence} tokens" if found.truncated else ""
+    print_facts(
+        [
+            ("bundle", found.bundle),
+            ("universal", found.universal),
+            ("compared", ", ".join(f"output {name} as {role}" for role, name in found.outputs.items())),
+            ("samples", f"{given}{cut}"),
+            *([("positions", str(found.positions))] if found.positions is not None else []),
+            ("bucket", f"{found.bucket.batch}x{found.bucket.sequence}"),
+        ]
+    )
+    click.echo()
+    names = present(row.figures for row in found.submodels)
+    rows = [
+        [
+            "/".join(row.labels) or "-",
+            row.submodel,
+            f"{row.parameters / 1e6:.2f}",
+            *(cell(row.figures, name) for name in names),
+        ]
+        for row in found.submodels
+    ]
+    print_table(["level", "submodel", "M params", *map(heading, names)], rows)
+    click.echo()
+    for name in names:
+        click.echo(f"{FIGURES[name].heading}: {FIGURES[name].meaning}")

@@ -1,0 +1,95 @@
+"""``nestforge mixnmatch``: what a budget's rung is worth on held-out text, beside other shapes and a search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ...profiles.load_profile import load_profile
+from ..console import print_facts, print_json, print_table, working
+from ..options import BudgetType, json_option, levels_option, model_argument, profile_option
+
+if TYPE_CHECKING:
+    from ...compiler.mix_n_match import Comparison
+    from ...profiles.device_profile import BudgetSpec
+
+EXAMPLES = """\b
+Examples:
+  nestforge mixnmatch MODEL --text held-out.txt --budget 'non_embedding_parameters<=60 %'
+  nestforge mixnmatch MODEL --text held-out.txt --budget 'ffn_parameters<=94.4M' --evaluations 200 --seed 1 --json
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@model_argument
+@click.option(
+    "--text",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="UTF-8 text, one example a line, that the model was not trained on.",
+)
+@click.option("--budget", required=True, type=BudgetType(), help="One limit, such as 'ffn_parameters<=94.4M'.")
+@profile_option
+@levels_option
+@click.option(
+    "--evaluations",
+    type=click.IntRange(min=4),
+    default=64,
+    show_default=True,
+    help="Assignments that the search evaluates, the four shapes among them.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the search.")
+@json_option
+def command(
+    model: Path,
+    text: Path,
+    budget: tuple[str, BudgetSpec],
+    profile: str,
+    levels: tuple[tuple[str, tuple[float, ...]], ...],
+    evaluations: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Compare ways to assign levels to layers within one budget.
+
+    Loss of the submodel that the ladder gives the budget, in each of the four shapes, and of the best assignment that
+    an evolutionary search finds. In PyTorch; nothing is compiled. The search chooses on half of the held-out texts, and
+    the table shows the loss on the other half.
+    """
+    from ...compiler.levels import levels as make_levels
+    from ...compiler.mix_n_match import compare_assignments
+    from ...exporters.source import open_source
+
+    source = open_source(model)
+    with working() as progress:
+        device = load_profile(profile)
+        shapes = source.signature.buckets(device.buckets)
+        device = replace(device, levels=dict(levels) or device.levels, buckets=shapes, budgets=dict([budget]))
+        steps = make_levels(source.spec, device.levels, device.width_multiple)
+        compared = compare_assignments(
+            source, device, steps, text, evaluations=evaluations, seed=seed, progress=progress
+        )
+    if as_json:
+        print_json(compared)
+    else:
+        _print(compared)
+
+
+def _print(compared: Comparison) -> None:
+    print_facts(
+        [
+            ("model", compared.model),
+            ("budget", f"{compared.metric} <= {compared.limit:,.10g}"),
+            ("loss", f"{compared.loss_unit}, on {compared.texts} held-out texts"),
+            (
+                "search",
+                f"{compared.evaluations} assignments on {compared.search_texts} other texts, {compared.seconds:.1f} s",
+            ),
+        ]
+    )
+    click.echo()
+    rows = [[a.way, f"{a.size:,.10g}", f"{a.loss:.4f}", a.submodel] for a in compared.assignments]
+    print_table(["assignment", compared.metric, "loss", "submodel"], rows)

@@ -1,0 +1,178 @@
+"""``nestforge search``: an index of the universal model, queries by any submodel."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from ...runtime.residency import RESIDENCIES, Residency
+from ..console import print_facts, print_json, print_table, working
+from ..options import bundle_argument, json_option
+from ..text_lines import read_text_lines
+
+if TYPE_CHECKING:
+    from ...runtime.arrays import Array
+    from ...runtime.model import ElasticModel
+    from ...runtime.retrieval import Comparison, Found
+    from ...runtime.retrieval.rows import Corpus
+
+_SHOWN = 100  # characters of a text in a table
+
+EXAMPLES = """\b
+Examples:
+  nestforge search my.bundle corpus.index --query "how do I rank neurons?" --latency-ms 4
+  nestforge search my.bundle corpus.index --queries questions.txt --submodel S --k 3 --json
+  nestforge search my.bundle corpus.index --queries questions.txt --compare
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@bundle_argument
+@click.argument("index", type=click.Path(path_type=Path))
+@click.option("--query", "texts", multiple=True, help="Text to search for; repeatable.")
+@click.option("--queries", "file", type=click.Path(path_type=Path), help="UTF-8 file, one query a line.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="NPZ file of queries: an array per input, and perhaps 'labels'."
+)
+@click.option("--k", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to find per query.")
+@click.option("--budget", help="A named budget of the bundle.")
+@click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="The most that one query may take.")
+@click.option("--submodel", metavar="ID", help="This submodel, by id or level.")
+@click.option("--compare", is_flag=True, help="Search with every submodel and compare it with the universal model.")
+@click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
+@click.option(
+    "--residency",
+    type=click.Choice(["auto", *RESIDENCIES]),
+    help="How engines hold weights. Default: shared, which opens at once; auto with --compare.",
+)
+@json_option
+def command(
+    bundle: Path,
+    index: Path,
+    texts: tuple[str, ...],
+    file: Path | None,
+    data: Path | None,
+    k: int,
+    budget: str | None,
+    latency_ms: float | None,
+    submodel: str | None,
+    compare: bool,
+    truncate: bool,
+    residency: Residency | Literal["auto"] | None,
+    as_json: bool,
+) -> None:
+    """Find the rows of INDEX that are nearest to each query.
+
+    Without --budget, --latency-ms or --submodel the largest submodel encodes the queries. With --compare every
+    submodel does, and a table shows what it finds beside what it saves.
+    """
+    from ...runtime.model import load
+    from ...runtime.retrieval import Index, compare_submodels
+
+    if bool(texts) + (file is not None) + (data is not None) != 1:
+        raise click.UsageError("expected one of --query, --queries and --data")
+    if sum(limit is not None for limit in (budget, latency_ms, submodel)) > (0 if compare else 1):
+        raise click.UsageError("expected at most one of --budget, --latency-ms and --submodel, and none with --compare")
+    if truncate and data is not None:
+        raise click.UsageError("--truncate is for texts")
+    opened = Index.load(index)
+    with load(bundle, residency=residency or ("auto" if compare else "shared")) as model:
+        opened.check(model.bundle)
+        queries, labels = _queries(model, texts, file, data)
+        if compare:
+            with working() as progress:
+                comparison = compare_submodels(
+                    opened, model, queries, k=k, labels=labels, truncate=truncate, progress=progress
+                )
+            if as_json:
+                print_json(comparison)
+            else:
+                _print_comparison(comparison)
+            return
+        found = opened.search(
+            model, queries, k=k, budget=budget, latency_ms=latency_ms, submodel=submodel, truncate=truncate
+        )
+    shown = list(queries) if isinstance(queries, tuple) else None
+    if as_json:
+        print_json(_found_data(found, shown))
+    else:
+        _print_found(found, shown)
+
+
+def _queries(
+    model: ElasticModel, texts: tuple[str, ...], file: Path | None, data: Path | None
+) -> tuple[Corpus, Array | None]:
+    """The queries, and their labels if they have any."""
+    from ...runtime.array_file import read_array_file
+
+    if data is not None:
+        read = read_array_file(data, model.bundle.manifest.inputs)
+        return read.feeds, read.labels
+    return (texts if file is None else read_text_lines(file).texts), None
+
+
+def _found_data(found: Found, queries: list[str] | None) -> dict[str, Any]:
+    rows = []
+    for number, (ids, scores) in enumerate(zip(found.ids.tolist(), found.scores.tolist(), strict=True)):
+        hits = [{"id": row, "score": score} for row, score in zip(ids, scores, strict=True)]
+        if found.entries is not None:
+            hits = [{**hit, "entry": entry} for hit, entry in zip(hits, found.entries[number], strict=True)]
+        rows.append({"query": queries[number] if queries else number, "hits": hits})
+    return {
+        "submodel": found.submodel,
+        "reason": found.reason,
+        "engines": found.engines,
+        "truncated": found.truncated,
+        "timings_ms": {"encode": found.encode_ms, "search": found.search_ms},
+        "queries": rows,
+    }
+
+
+def _print_found(found: Found, queries: list[str] | None) -> None:
+    print_facts(
+        [
+            ("submodel", found.submodel),
+            ("because", found.reason),
+            ("engines", ", ".join(found.engines)),
+            *([("truncated", f"{found.truncated} queries")] if found.truncated else []),
+            ("timings", f"encode {found.encode_ms:.2f} ms, search {found.search_ms:.2f} ms"),
+        ]
+    )
+    for row in _found_data(found, queries)["queries"]:
+        click.echo(f"\nquery {textwrap.shorten(str(row['query']), _SHOWN, placeholder='...')}")
+        cells = [
+            [str(hit["id"]), f"{hit['score']:.4f}", textwrap.shorten(hit.get("entry", ""), _SHOWN, placeholder="...")]
+            for hit in row["hits"]
+        ]
+        if found.entries is None:
+            print_table(["row", "cosine"], [line[:2] for line in cells])
+        else:
+            print_table(["row", "cosine", "entry"], cells)
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    k = comparison.k
+    columns = ["level", "submodel", "M params", "params saved", "MFLOPs a query", "FLOPs saved", f"recall@{k}"]
+    columns += ["same nearest", "accuracy", "ms a query"]
+    labelled = comparison.submodels[0].accuracy is not None
+    rows = []
+    for each in comparison.submodels:
+        cells = [
+            "/".join(each.labels) or "-",
+            each.submodel,
+            f"{each.parameters / 1e6:.2f}",
+            f"{100 * each.parameters_saved:.1f} %",
+            f"{each.flops / 1e6:.1f}",
+            f"{100 * each.flops_saved:.1f} %",
+            f"{each.recall_at_k:.3f}",
+            f"{100 * each.nearest_agreement:.1f} %",
+            "-" if each.accuracy is None else f"{100 * each.accuracy:.1f} %",
+            f"{each.ms_per_query:.3f}",
+        ]
+        rows.append(cells if labelled else [*cells[:8], cells[9]])
+    print_table(columns if labelled else [*columns[:8], columns[9]], rows)
+    cut = f"; {comparison.truncated} of them truncated" if comparison.truncated else ""
+    click.echo(f"\n{comparison.queries} queries{cut}; recall and nearest rows are compared with the first line's")

@@ -1,0 +1,65 @@
+"""``make demo-matformer``: train two universal models, compile each for eight budgets, show quality over latency.
+
+Training is done once, and so is each compile.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from ...compiler.report import markdown
+from ...errors import OutputError
+from ...profiles.device_profile import BudgetSpec
+from ...profiles.load_profile import dump_profile
+from ...profiles.probe_host import host_profile
+from ..console import print_table
+from .budget_curve import BudgetPoint, budget_points, draw_curves, points_table
+from .steps import compile_once, demonstrate, nestforge, run
+
+FOLDER = Path("demo/matformer")
+PROFILE = FOLDER / "eight-budgets.yaml"
+# Per model: what it is, the bucket, the held-out data, and the figure of its quality.
+MODELS = {
+    "lm": ("MatLM on Python sources", "1x128", ("--text", "lm.txt"), "loss"),
+    "vit": ("MatViT on handwritten digits", "1x1", ("--data", "vit.npz"), "accuracy"),
+}
+BUDGETS = 8
+
+
+def steps() -> None:
+    run(sys.executable, "-m", "nestforge.tools.train.matformer", "--output", str(FOLDER))
+    _write_profile()
+    curves: dict[str, tuple[str, list[BudgetPoint]]] = {}
+    for name, (what, bucket, (option, file), figure) in MODELS.items():
+        bundle = FOLDER / f"{name}.bundle"
+        data = (option, str(FOLDER / file))
+        compile_once(FOLDER / name, bundle, "--profile", str(PROFILE), "--bucket", bucket, *data)
+        curves[what] = figure, budget_points(bundle, figure)
+    sections = ["# Eight budgets from one universal model"]
+    for what, (figure, points) in curves.items():
+        table = points_table(points, figure)
+        print(f"\n{what}: budgets in FFN parameters, largest submodel within each\n", flush=True)
+        print_table(table.columns, table.rows)
+        sections += [f"## {what}", markdown(table)]
+    picture, report = FOLDER / "curve.png", FOLDER / "report.md"
+    draw_curves(curves, picture)
+    report.write_text("\n\n".join(sections) + "\n")
+    nestforge("consistency", str(FOLDER / "lm.bundle"), "--text", str(FOLDER / "lm.txt"))
+    print(f"\nThe curves: {picture.resolve()}\nThe tables as a page: {report.resolve()}")
+
+
+def _write_profile() -> None:
+    """This machine, with a budget for every eighth of the FFN parameters."""
+    shares = [100 * step / BUDGETS for step in range(1, BUDGETS + 1)]
+    budgets = {f"ffn-{share:g}": BudgetSpec(ffn_parameters=f"{share:g}%") for share in shares}
+    text = dump_profile(replace(host_profile(), name="eight-budgets", budgets=budgets))
+    try:
+        PROFILE.write_text(text)
+    except OSError as failure:
+        raise OutputError(f"{PROFILE}: cannot be written ({failure.strerror})") from failure
+
+
+if __name__ == "__main__":
+    sys.exit(demonstrate(steps))
