@@ -50,16 +50,33 @@ def lookup(name: str, elements: int) -> Op:
     return Op(name, "gather", 0, elements * _BYTES, elements * _BYTES)
 
 
-def self_attention(at: str, bucket: Bucket, hidden: int, heads: int, head_dim: int) -> list[Op]:
+def self_attention(at: str, bucket: Bucket, hidden: int, heads: int, head_dim: int, bias: bool = True) -> list[Op]:
     """Multi-head self-attention with its projections: ``4 S H a + 2 S^2 a`` multiply-adds for inner width ``a``."""
     tokens, inner = bucket.tokens, heads * head_dim
     scores = heads * bucket.batch * bucket.sequence**2
     moved = (2 * tokens * inner + scores) * _BYTES
     return [
-        *(linear(f"{at}.{part}", tokens, hidden, inner) for part in ("query", "key", "value")),
+        *(linear(f"{at}.{part}", tokens, hidden, inner, bias) for part in ("query", "key", "value")),
         elementwise(f"{at}.split", 3 * tokens * inner, passes=4),
         Op(f"{at}.scores", "batched_gemm", 2 * scores * head_dim, 0, moved),
         elementwise(f"{at}.softmax", scores, passes=8),
         Op(f"{at}.context", "batched_gemm", 2 * scores * head_dim, 0, moved),
-        linear(f"{at}.output", tokens, inner, hidden),
+        linear(f"{at}.output", tokens, inner, hidden, bias),
+    ]
+
+
+def pre_norm_layer(
+    at: str, bucket: Bucket, hidden: int, heads: int, head_dim: int, width: int, bias: bool = True
+) -> list[Op]:
+    """Attention and an FFN of ``width`` neurons without a gate, each with its norm and residual."""
+    tokens = bucket.tokens
+    return [
+        elementwise(f"{at}.attention.norm", tokens * hidden, passes=4),
+        *self_attention(f"{at}.attention", bucket, hidden, heads, head_dim, bias),
+        elementwise(f"{at}.attention.residual", tokens * hidden, passes=3),
+        elementwise(f"{at}.ffn.norm", tokens * hidden, passes=4),
+        linear(f"{at}.ffn.up", tokens, hidden, width, bias),
+        elementwise(f"{at}.ffn.activation", tokens * width, passes=2),
+        linear(f"{at}.ffn.down", tokens, width, hidden, bias),
+        elementwise(f"{at}.ffn.residual", tokens * hidden, passes=3),
     ]

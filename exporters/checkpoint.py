@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from ..errors import CheckpointError
 
 MAX_CONFIG_BYTES = 8 * 2**20
+_MOST_LETTERS = 120
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -57,7 +58,10 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        return str(self.config.get("_name_or_path") or self.folder.resolve().name).rstrip("/").rsplit("/", 1)[-1]
+        """The last part of what ``config.json`` calls the model, else the folder's name; always one short line."""
+        stated = self.config.get("_name_or_path")
+        name = stated.rstrip("/").rpartition("/")[2] if isinstance(stated, str) else ""
+        return name if name.isprintable() and 0 < len(name) <= _MOST_LETTERS else self.folder.resolve().name
 
     @property
     def architecture(self) -> str | None:

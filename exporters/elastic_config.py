@@ -15,6 +15,9 @@ from ..errors import CheckpointError
 from ..strict import nearest, structure
 from .checkpoint import Checkpoint
 
+# Layers are counted through before any tensor is looked at.
+MOST_LAYERS = 1024
+
 Granularities = Mapping[str, tuple[float, ...]]
 
 
@@ -31,8 +34,8 @@ def read_nesting(checkpoint: Checkpoint, kinds: Sequence[str]) -> Nesting:
     where = str(checkpoint.folder / "config.json")
     stated = {key: checkpoint.config[key] for key in ("nested", "granularities") if key in checkpoint.config}
     nesting = structure(Nesting, stated, where, CheckpointError)
-    if nesting.granularities is not None and (problem := _problem(nesting.granularities, kinds)):
-        raise CheckpointError(f"{where}: granularities: {problem}")
+    if nesting.granularities is not None and (problem := granularity_problem(nesting.granularities, kinds)):
+        raise CheckpointError(f"{where}: {problem}")
     return nesting
 
 
@@ -49,14 +52,29 @@ def read_widths(checkpoint: Checkpoint, layers: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def _problem(table: Granularities, kinds: Sequence[str]) -> str | None:
+def read_number(
+    checkpoint: Checkpoint, key: str, default: int | None = None, at_least: int = 1, at_most: int | None = None
+) -> int:
+    """A whole number; ``default`` where config.json has none. Raises CheckpointError for anything else."""
+    value: Any = checkpoint.config.get(key)
+    value = default if value is None else value
+    where = f"{checkpoint.folder / 'config.json'}: {key}"
+    if type(value) is not int or value < at_least:
+        raise CheckpointError(f"{where}: expected a whole number of at least {at_least}, got {value!r:.80}")
+    if at_most is not None and value > at_most:
+        raise CheckpointError(f"{where}: expected at most {at_most}, got {value!r:.80}")
+    return value
+
+
+def granularity_problem(table: Granularities, kinds: Sequence[str]) -> str | None:
+    """What makes no sense among the levels of a model with axes of ``kinds``, or None."""
     for kind, steps in table.items():
         if kind not in kinds:
-            return f"this model has no axis kind {kind[:80]!r}{nearest(kind[:80], kinds)}"
+            return f"granularities: this model has no axis kind {kind[:80]!r}{nearest(kind[:80], kinds)}"
         rising = all(low < high for low, high in pairwise(steps))
         if not steps or steps[0] <= 0 or not rising or steps[-1] != 1:
             shown = ", ".join(f"{step:g}" for step in steps[:8])
-            return f"{kind}: expected fractions that increase from above 0 to 1, got [{shown}]"
+            return f"granularities: {kind}: expected fractions that increase from above 0 to 1, got [{shown}]"
     if len({len(steps) for steps in table.values()}) != 1:
-        return "expected equally many fractions for every axis kind, and at least one kind"
+        return "granularities: expected equally many fractions for every axis kind, and at least one kind"
     return None

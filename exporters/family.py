@@ -74,6 +74,10 @@ class Family(ABC):
         """Shape of every parameter by name; by default every floating-point tensor of the checkpoint."""
         return {name: header.shape for name, header in checkpoint.tensors.items() if header.dtype[0] in "FB"}
 
+    def names_in_files(self, checkpoint: Checkpoint) -> Mapping[str, str]:  # noqa: ARG002  (optional)
+        """Parameter to tensor of the weight files, for those that files call by another name; by default none."""
+        return {}
+
     def is_embedding(self, parameter: str, shape: tuple[int, ...]) -> bool:
         """Whether a parameter (with its full shape) is a table of tokens or positions; by default told by its name."""
         return is_table(parameter, shape)
@@ -116,7 +120,7 @@ def family_of(checkpoint: Checkpoint) -> Family:
         if model_type in family.model_types:
             return family
     raise UnsupportedModelError(
-        f"{checkpoint.folder / 'config.json'}: model_type {model_type!r} is not supported; supported are "
+        f"{checkpoint.folder / 'config.json'}: model_type {model_type!r:.80} is not supported; supported are "
         f"{', '.join(_supported(families()))}; docs/writing-a-family.md shows how to add one"
     )
 

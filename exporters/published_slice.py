@@ -15,17 +15,32 @@ from safetensors import safe_open
 
 from ..elastic import ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
-from .checkpoint import Checkpoint
+from .checkpoint import TensorHeader
 from .source import ModelSource, open_source
 
 _NOT_NESTED = "the levels are not nested"
+# What config.json of a slice may say otherwise: widths, which are compared as axes; how training went; who wrote it.
+_MAY_DIFFER = frozenset(
+    [
+        "intermediate_size",
+        "num_hidden_layers",
+        "nested",
+        "granularities",
+        "_name_or_path",
+        "architectures",
+        "transformers_version",
+        "dtype",
+        "torch_dtype",
+    ]
+)
 
 
 def read_slice(source: ModelSource, folder: Path) -> Submodel:
     """The submodel of ``source`` that the checkpoint in ``folder`` holds.
 
     Every sliced tensor must equal, bit by bit, the first part of the universal model's, and every other tensor the
-    whole of it. Raises CheckpointError naming the first tensor that does not, or the layer whose width is impossible.
+    whole of it; what both ``config.json`` state beside widths must be the same. Raises CheckpointError naming the first
+    tensor or key that does not, or the layer whose width is impossible.
     """
     claimed = open_source(folder)
     for checkpoint in (source.checkpoint, claimed.checkpoint):
@@ -36,8 +51,9 @@ def read_slice(source: ModelSource, folder: Path) -> Submodel:
         )
     submodel = _claimed_submodel(source, claimed.spec, folder)
     _compare_names(source, claimed, submodel, folder)
+    _compare_configs(source, claimed, folder)
     with ExitStack() as stack:
-        whole, part = (_Tensors(checkpoint, stack) for checkpoint in (source.checkpoint, claimed.checkpoint))
+        whole, part = _Tensors(source, stack), _Tensors(claimed, stack)
         for name in claimed.shapes:
             _compare_tensor(source.spec, submodel, name, whole, part)
     return submodel
@@ -80,16 +96,29 @@ def _compare_names(source: ModelSource, claimed: ModelSource, submodel: Submodel
             )
 
 
+def _compare_configs(source: ModelSource, claimed: ModelSource, folder: Path) -> None:
+    """Equal weights are another model where, say, the activation or the number of heads that share them differs."""
+    free = {*_MAY_DIFFER, "num_attention_heads"} if "heads" in source.spec.kinds else _MAY_DIFFER
+    ours, theirs = source.checkpoint.config, claimed.checkpoint.config
+    for key in sorted((ours.keys() & theirs.keys()) - free):
+        if ours[key] != theirs[key]:
+            raise CheckpointError(
+                f"{folder / 'config.json'}: {key[:80]}: expected {ours[key]!r:.80} as {source.name} has, got "
+                f"{theirs[key]!r:.80}; it is no slice of it"
+            )
+
+
 def _compare_tensor(spec: ElasticSpec, submodel: Submodel, name: str, whole: _Tensors, part: _Tensors) -> None:
-    found, place = part.read(name), [slice(None)] * len(part.checkpoint.tensors[name].shape)
+    found = part.read(name)
+    place = [slice(None)] * found.ndim
     for cut in spec.slices_of(name):
         place[cut.dim] = slice(0, submodel[cut.axis] * cut.unit)
     expected = whole.read(name, tuple(place))
     where = f"{part.checkpoint.folder}: tensor {name}"
     if found.dtype != expected.dtype:
         raise CheckpointError(
-            f"{where} is stored as {part.checkpoint.tensors[name].dtype}, that of {whole.checkpoint.name} as "
-            f"{whole.checkpoint.tensors[name].dtype}; a slice shares its bits"
+            f"{where} is stored as {part.header(name).dtype}, that of {whole.checkpoint.name} as "
+            f"{whole.header(name).dtype}; a slice shares its bits"
         )
     if torch.equal(_bits(found), _bits(expected)):
         return
@@ -107,19 +136,31 @@ def _compare_tensor(spec: ElasticSpec, submodel: Submodel, name: str, whole: _Te
 
 
 class _Tensors:
-    """Tensors of a checkpoint, read one at a time; its files stay open as long as ``stack``."""
+    """Tensors of a model as they are stored, read one at a time; its files stay open as long as ``stack``."""
 
-    def __init__(self, checkpoint: Checkpoint, stack: ExitStack) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, source: ModelSource, stack: ExitStack) -> None:
+        self.checkpoint = source.checkpoint
+        self._shapes = source.shapes
+        self._names = source.family.names_in_files(source.checkpoint)
         self._files: dict[str, Any] = {}
         self._stack = stack
 
-    def read(self, name: str, place: tuple[slice, ...] | None = None) -> torch.Tensor:
-        header = self.checkpoint.tensors[name]
+    def header(self, parameter: str) -> TensorHeader:
+        """Raises CheckpointError unless the files hold ``parameter`` in its shape."""
+        header = self.checkpoint.tensors.get(self._names.get(parameter, parameter))
+        if header is None or header.shape != tuple(self._shapes[parameter]):
+            raise CheckpointError(
+                f"{self.checkpoint.folder}: tensor {parameter} is not stored as the model has it, so it cannot be "
+                "compared with a slice; save the model as it is loaded"
+            )
+        return header
+
+    def read(self, parameter: str, place: tuple[slice, ...] | None = None) -> torch.Tensor:
+        header = self.header(parameter)
         if header.file not in self._files:
             path = self.checkpoint.folder / header.file
             self._files[header.file] = self._stack.enter_context(safe_open(path, framework="pt"))
-        file = self._files[header.file]
+        file, name = self._files[header.file], self._names.get(parameter, parameter)
         tensor: torch.Tensor = file.get_slice(name)[place] if place else file.get_tensor(name)
         return tensor
 

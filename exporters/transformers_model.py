@@ -78,18 +78,22 @@ def load_transformers(
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     name = checkpoint.architecture
-    cls: Any = getattr(transformers, name, None) if name else transformers.AutoModel
-    if cls is None:
-        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r}")
-    has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
-    options = {"add_pooling_layer": False} if without_pooler and has_pooler else {}
+    if name is not None and not hasattr(transformers, name):
+        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r:.80}")
     try:
         widths = checkpoint.config.get("intermediate_size")
-        if resize is not None and isinstance(widths, list):
+        resized = resize if isinstance(widths, list) else None
+        if resized is not None:
+            assert isinstance(widths, list)
             config = transformers.AutoConfig.for_model(**{**checkpoint.config, "intermediate_size": max(widths)})
-            cls = _resized(transformers.MODEL_MAPPING[type(config)] if name is None else cls, resize)
         else:
             config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+        config.return_dict = True  # outputs are read by their names
+        cls: Any = transformers.MODEL_MAPPING[type(config)] if name is None else getattr(transformers, name)
+        has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
+        options = {"add_pooling_layer": False} if without_pooler and has_pooler else {}
+        if resized is not None:
+            cls = _resized(cls, resized)
         model, report = cls.from_pretrained(
             checkpoint.folder,
             config=config,

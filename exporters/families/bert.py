@@ -15,7 +15,7 @@ from ...errors import CheckpointError
 from ...runtime.manifest import TensorSpec, TextEntry
 from ...workload import Op, elementwise, linear, lookup, self_attention
 from ..checkpoint import Checkpoint, read_json
-from ..elastic_config import read_nesting
+from ..elastic_config import read_nesting, read_number
 from ..family import Family, Signature
 
 if TYPE_CHECKING:
@@ -75,13 +75,13 @@ class BertFamily(Family):
     def signature(self, checkpoint: Checkpoint) -> Signature:
         config = checkpoint.config
         vocabulary = _shape(checkpoint, f"{_layout(checkpoint)[0]}embeddings.word_embeddings.weight")[0]
-        pad = 0 if config.get("pad_token_id") is None else _number(checkpoint, "pad_token_id", at_least=0)
+        pad = 0 if config.get("pad_token_id") is None else read_number(checkpoint, "pad_token_id", at_least=0)
         tokens = ("batch", "sequence")
         inputs = [
             TensorSpec("input_ids", "int64", tokens, pad=pad, high=vocabulary),
             TensorSpec("attention_mask", "int64", tokens, pad=0, high=2),
         ]
-        types = _number(checkpoint, "type_vocab_size", default=2, at_least=0)
+        types = read_number(checkpoint, "type_vocab_size", default=2, at_least=0)
         if types > 1:
             inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=types))
         outputs = tuple(_outputs(checkpoint))
@@ -92,11 +92,11 @@ class BertFamily(Family):
         if (checkpoint.folder / "tokenizer.json").is_file():
             type_ids = "token_type_ids" if len(inputs) == 3 else None
             text = TextEntry("tokenizer.json", "input_ids", "attention_mask", type_ids, embedding)
-        positions = _number(checkpoint, "max_position_embeddings") - reserved
+        positions = read_number(checkpoint, "max_position_embeddings") - reserved
         return Signature(tuple(inputs), outputs, positions, "attention_mask", text)
 
     def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
-        hidden, head_dim, t = _number(checkpoint, "hidden_size"), _heads(checkpoint)[1], bucket.tokens
+        hidden, head_dim, t = read_number(checkpoint, "hidden_size"), _heads(checkpoint)[1], bucket.tokens
         ops = [lookup("embeddings", 3 * t * hidden), elementwise("embeddings.norm", t * hidden, passes=4)]
         for layer in range(_layout(checkpoint)[1]):
             at = f"layers.{layer}"
@@ -141,7 +141,7 @@ FAMILY = BertFamily()
 def _layout(checkpoint: Checkpoint) -> tuple[str, int]:
     """Prefix of the encoder's tensor names (``bert.`` under a task head) and the number of layers."""
     matches = [match for match in map(_QUERY.fullmatch, checkpoint.tensors) if match]
-    layers = _number(checkpoint, "num_hidden_layers")
+    layers = read_number(checkpoint, "num_hidden_layers")
     if not matches or len(matches) != layers:
         raise CheckpointError(
             f"{checkpoint.folder}: expected {layers} tensors encoder.layer.N.attention.self.query.weight, as "
@@ -152,16 +152,8 @@ def _layout(checkpoint: Checkpoint) -> tuple[str, int]:
 
 def _heads(checkpoint: Checkpoint) -> tuple[int, int]:
     """Number of heads and head size, which no slice changes: attention keeps its scale ``1 / sqrt(head_dim)``."""
-    heads = _number(checkpoint, "num_attention_heads")
-    return heads, _number(checkpoint, "hidden_size") // heads
-
-
-def _number(checkpoint: Checkpoint, key: str, default: int | None = None, at_least: int = 1) -> int:
-    value = checkpoint.config.get(key, default)
-    if type(value) is not int or value < at_least:
-        where = f"{checkpoint.folder / 'config.json'}: {key}"
-        raise CheckpointError(f"{where}: expected a whole number of at least {at_least}, got {value!r:.80}")
-    return value
+    heads = read_number(checkpoint, "num_attention_heads")
+    return heads, read_number(checkpoint, "hidden_size") // heads
 
 
 def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
@@ -191,7 +183,7 @@ def _task(checkpoint: Checkpoint) -> str:
     task = next((name for name in _TASKS if architecture.endswith(name)), None)
     if task is None:
         raise CheckpointError(
-            f"{checkpoint.folder / 'config.json'}: architecture {architecture!r} is not supported; the bert family "
+            f"{checkpoint.folder / 'config.json'}: architecture {architecture!r:.80} is not supported; the bert family "
             f"reads classes that end in {', '.join(_TASKS)}"
         )
     return task
@@ -199,7 +191,7 @@ def _task(checkpoint: Checkpoint) -> str:
 
 def _outputs(checkpoint: Checkpoint) -> list[TensorSpec]:
     """What the class that config.json names returns, and the sentence embedding if the folder defines one."""
-    task, hidden = _task(checkpoint), _number(checkpoint, "hidden_size")
+    task, hidden = _task(checkpoint), read_number(checkpoint, "hidden_size")
     if task != "Model":
         table = next((t for t in _TASKS[task] if t in checkpoint.tensors), _TASKS[task][0])
         dims = ("batch",) if task == "ForSequenceClassification" else ("batch", "sequence")

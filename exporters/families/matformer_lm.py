@@ -16,7 +16,7 @@ from ..checkpoint import Checkpoint
 from ..family import Family, Signature
 from ..matformer.config import MatformerConfig, read_config
 from ..matformer.forward_ops import language_model_ops
-from ..matformer.shapes import compare_with_headers, elastic_spec, language_model_shapes
+from ..matformer.shapes import compare_weights, elastic_spec, language_model_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ class MatformerLmFamily(Family):
         config = read_config(checkpoint, MatformerConfig)
         shapes = language_model_shapes(config)
         if checkpoint.has_weights:
-            compare_with_headers(checkpoint, config, shapes)
+            compare_weights(checkpoint, config, shapes)
         return shapes
 
     def load(self, checkpoint: Checkpoint) -> torch.nn.Module:

@@ -15,7 +15,7 @@ from ...workload import Op
 from ..checkpoint import Checkpoint
 from ..family import Family, Signature
 from ..matformer.config import MatformerVitConfig, read_config
-from ..matformer.shapes import compare_with_headers, elastic_spec, vision_model_shapes
+from ..matformer.shapes import compare_weights, elastic_spec, vision_model_shapes
 from ..matformer.vision_ops import vision_model_ops
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class MatformerVitFamily(Family):
     def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
         config = read_config(checkpoint, MatformerVitConfig)
         shapes = vision_model_shapes(config)
-        if checkpoint.missing is None:
-            compare_with_headers(checkpoint, config, shapes)
+        if checkpoint.has_weights:
+            compare_weights(checkpoint, config, shapes)
         return shapes
 
     def load(self, checkpoint: Checkpoint) -> torch.nn.Module:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
 from ...runtime.manifest import TensorSpec
-from ...workload import Op, elementwise, linear, self_attention
+from ...workload import Op, elementwise, linear, pre_norm_layer
 from ..checkpoint import Checkpoint
 from ..elastic_config import read_nesting
 from ..family import Family, Signature
-from ..vit.architecture import read_vit
+from ..vit.architecture import names_in_files, read_vit
 
 if TYPE_CHECKING:
     import torch
@@ -85,22 +85,16 @@ class VitFamily(Family):
         for layer in range(len(architecture.widths)):
             at = f"layers.{layer}"
             heads, width = submodel[f"{at}.heads"], submodel[f"{at}.ffn"]
-            ops += [
-                elementwise(f"{at}.attention.norm", image.tokens * hidden, passes=4),
-                *self_attention(f"{at}.attention", image, hidden, heads, architecture.head_dim),
-                elementwise(f"{at}.attention.residual", image.tokens * hidden, passes=3),
-                elementwise(f"{at}.ffn.norm", image.tokens * hidden, passes=4),
-                linear(f"{at}.ffn.up", image.tokens, hidden, width),
-                elementwise(f"{at}.ffn.activation", image.tokens * width, passes=2),
-                linear(f"{at}.ffn.down", image.tokens, width, hidden),
-                elementwise(f"{at}.ffn.residual", image.tokens * hidden, passes=3),
-            ]
+            ops += pre_norm_layer(at, image, hidden, heads, architecture.head_dim, width)
         ops.append(elementwise("norm", image.tokens * hidden, passes=4))
         ends = (("pooler", architecture.pooled), ("classifier", architecture.classes))
         return ops + [linear(name, bucket.batch, hidden, size) for name, size in ends if size]
 
     def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
         return read_vit(checkpoint).parameter_shapes
+
+    def names_in_files(self, checkpoint: Checkpoint) -> Mapping[str, str]:
+        return names_in_files(checkpoint)
 
     def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
         from ..vit.load import load_vit

@@ -36,6 +36,9 @@ class NestedAttention(torch.nn.Module):
 
         ``mask`` [S, S] is added to every score; ``positions`` turns queries and keys.
         """
+        whole = self.query.weight.shape[0] // self.head_dim
+        if heads is not None and not 1 <= heads <= whole:
+            raise ValueError(f"heads {heads}: expected 1..{whole}")
         inner = None if heads is None else heads * self.head_dim
         query, key, value = (
             _first_rows(part, hidden, inner).view(*hidden.shape[:2], -1, self.head_dim).transpose(1, 2)  # [B, A, S, D]

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 from ...errors import CheckpointError
-from ...strict import nearest, structure, unstructure
+from ...strict import structure, unstructure
 from ..checkpoint import Checkpoint
+from ..elastic_config import MOST_LAYERS, granularity_problem
 
 Activation = Literal["gelu", "squared_relu"]
 C = TypeVar("C", bound="NestedConfig")
 
 # Said by many tools in a config.json, and nothing about the graph.
 _IGNORED = ("architectures", "_name_or_path")
-# The per-layer widths are counted through before any tensor is looked at.
-_MOST_LAYERS = 1024
 # What MatFormer trains for FFNs; for heads the paper takes even steps.
 _USUAL = {"ffn": (0.125, 0.25, 0.5, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}
 
@@ -70,28 +68,13 @@ class NestedConfig:
 
     def problem(self) -> str | None:
         """What makes no sense among the values, as ``key: problem``, or None."""
-        if self.num_hidden_layers > _MOST_LAYERS:
-            return f"num_hidden_layers: expected at most {_MOST_LAYERS}, got {self.num_hidden_layers}"
+        if self.num_hidden_layers > MOST_LAYERS:
+            return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
         if self.hidden_size % self.num_attention_heads:
             return f"hidden_size: {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}"
         if len(self.widths) != self.num_hidden_layers:
             return f"intermediate_size: expected {self.num_hidden_layers} widths, one per layer, got {len(self.widths)}"
-        return self._granularity_problem()
-
-    def _granularity_problem(self) -> str | None:
-        table = self.granularities
-        if table is None:
-            return None
-        for kind, steps in table.items():
-            if kind not in self.kinds:
-                return f"granularities: this model has no axis kind {kind[:80]!r}{nearest(kind[:80], self.kinds)}"
-            rising = all(low < high for low, high in pairwise(steps))
-            if not steps or steps[0] <= 0 or not rising or steps[-1] != 1:
-                shown = ", ".join(f"{step:g}" for step in steps[:8])
-                return f"granularities: {kind}: expected fractions that increase from above 0 to 1, got [{shown}]"
-        if len({len(steps) for steps in table.values()}) != 1:
-            return "granularities: expected equally many fractions for every axis kind, and at least one kind"
-        return None
+        return None if self.granularities is None else granularity_problem(self.granularities, self.kinds)
 
 
 @dataclass(frozen=True, kw_only=True)

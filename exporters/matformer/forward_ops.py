@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...elastic import Bucket, Submodel
-from ...workload import Op, elementwise, linear, lookup, self_attention
+from ...workload import Op, elementwise, linear, lookup, pre_norm_layer
 from .config import MatformerConfig, NestedConfig
 
 
@@ -21,18 +21,9 @@ def language_model_ops(config: MatformerConfig, submodel: Submodel, bucket: Buck
 
 def layer_ops(config: NestedConfig, submodel: Submodel, bucket: Bucket, layer: int, bias: bool) -> list[Op]:
     """One pre-norm layer on ``bucket``'s tokens: attention and FFN, each with its norm and residual."""
-    d, t, at = config.hidden_size, bucket.tokens, f"layers.{layer}"
-    width = submodel[f"{at}.ffn"]
-    return [
-        elementwise(f"{at}.attention.norm", t * d, passes=4),
-        *self_attention(f"{at}.attention", bucket, d, heads_of(config, submodel, layer), config.head_dim),
-        elementwise(f"{at}.attention.residual", t * d, passes=3),
-        elementwise(f"{at}.ffn.norm", t * d, passes=4),
-        linear(f"{at}.ffn.up", t, d, width, bias),
-        elementwise(f"{at}.ffn.activation", t * width, passes=2),
-        linear(f"{at}.ffn.down", t, width, d, bias),
-        elementwise(f"{at}.ffn.residual", t * d, passes=3),
-    ]
+    at = f"layers.{layer}"
+    heads, width = heads_of(config, submodel, layer), submodel[f"{at}.ffn"]
+    return pre_norm_layer(at, bucket, config.hidden_size, heads, config.head_dim, width, bias)
 
 
 def heads_of(config: NestedConfig, submodel: Submodel, layer: int) -> int:

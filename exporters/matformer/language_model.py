@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import repeat
 
 import torch
 from torch.nn import functional
@@ -17,6 +16,7 @@ from torch.nn import functional
 from .attention import NestedAttention, Positions
 from .config import MatformerConfig
 from .nested_ffn import NestedFFN
+from .per_layer import one_per_layer
 
 ROTARY_BASE = 10_000.0
 
@@ -47,10 +47,8 @@ class MatformerLM(torch.nn.Module):
         hidden = self.embed_tokens(input_ids)  # [B, S, H]
         mask = causal_mask(input_ids.shape[1], hidden)
         positions = rotary(input_ids.shape[1], self.config.head_dim, hidden.device)
-        per_layer = zip(
-            self.layers, _one_per_layer(widths, len(self.layers)), _one_per_layer(heads, len(self.layers)), strict=True
-        )
-        for layer, width, kept in per_layer:
+        per_layer = (one_per_layer(values, len(self.layers)) for values in (widths, heads))
+        for layer, width, kept in zip(self.layers, *per_layer, strict=True):
             hidden = layer(hidden, mask, positions, width, kept)
         return functional.linear(norm(hidden), (self.lm_head or self.embed_tokens).weight)
 
@@ -105,9 +103,3 @@ def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor
     """``x`` [B, A, S, D], turned by the angles of its positions: ``cos`` and signed ``sin`` are [S, D]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos.to(x.dtype) + torch.cat((second, first), dim=-1) * sin.to(x.dtype)
-
-
-def _one_per_layer(values: Sequence[int] | None, layers: int) -> Sequence[int | None]:
-    if values is not None and len(values) != layers:
-        raise ValueError(f"expected {layers} values, one per layer, got {len(values)}")
-    return list(repeat(None, layers)) if values is None else values

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from ...elastic import Axis, ElasticSpec, PrefixSlice
 from ...errors import CheckpointError
 from ..checkpoint import Checkpoint
+from ..stored_tensors import compare_with_headers
 from .config import MatformerConfig, MatformerVitConfig, NestedConfig
 
 Shape = tuple[int, ...]
@@ -67,7 +68,7 @@ def elastic_spec(config: NestedConfig, shapes: Mapping[str, Shape]) -> ElasticSp
     )
 
 
-def compare_with_headers(checkpoint: Checkpoint, config: NestedConfig, shapes: Mapping[str, Shape]) -> None:
+def compare_weights(checkpoint: Checkpoint, config: NestedConfig, shapes: Mapping[str, Shape]) -> None:
     """Raises CheckpointError unless the weights hold exactly ``shapes``."""
     for layer, width in enumerate(config.widths):
         up = checkpoint.tensors.get(f"layers.{layer}.ffn.up.weight")
@@ -76,22 +77,7 @@ def compare_with_headers(checkpoint: Checkpoint, config: NestedConfig, shapes: M
                 f"{checkpoint.folder / 'config.json'}: intermediate_size: layer {layer} is {width} neurons wide, but "
                 f"the weights hold {up.shape[0]}"
             )
-    for name, shape in shapes.items():
-        header = checkpoint.tensors.get(name)
-        if header is None:
-            raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing from the weights")
-        if header.shape != shape:
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name} has shape {list(header.shape)}; expected {list(shape)} as "
-                "config.json says"
-            )
-        if header.dtype not in {"F64", "F32", "F16", "BF16"}:
-            raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds {header.dtype}; expected F32, F16 or BF16")
-    for name in checkpoint.tensors:
-        if name not in shapes:
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name!r:.200} has no place in the model that config.json describes"
-            )
+    compare_with_headers(checkpoint, shapes)
 
 
 def _layer(config: NestedConfig, layer: int, bias: bool) -> dict[str, Shape]:

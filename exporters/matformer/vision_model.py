@@ -12,6 +12,7 @@ import torch
 from .attention import NestedAttention
 from .config import MatformerVitConfig
 from .nested_ffn import NestedFFN
+from .per_layer import one_per_layer
 
 # Of every LayerNorm, as in the vision transformers that MatViT follows.
 NORM_EPS = 1e-6
@@ -44,11 +45,11 @@ class MatformerViT(torch.nn.Module):
 
         ``widths`` and ``heads`` run the first so many neurons and heads of each layer, by default all it holds.
         """
-        every = [None] * len(self.layers)
         patches = self.patch(pixel_values).flatten(2).transpose(1, 2)  # [B, P, H]
         tokens = torch.cat((self.cls_token.expand(len(patches), -1, -1), patches), dim=1)  # [B, S, H]
         hidden = tokens + self.position_embedding
-        for layer, width, kept in zip(self.layers, widths or every, heads or every, strict=True):
+        per_layer = (one_per_layer(values, len(self.layers)) for values in (widths, heads))
+        for layer, width, kept in zip(self.layers, *per_layer, strict=True):
             hidden = layer(hidden, width, kept)
         embedding = self.norm(hidden[:, 0])
         return self.head(embedding), embedding

@@ -7,13 +7,14 @@ names, and either name is found in a file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import CheckpointError
 from ..checkpoint import Checkpoint
-from ..elastic_config import read_widths
+from ..elastic_config import MOST_LAYERS, read_number, read_widths
+from ..stored_tensors import compare_with_headers
 
 Shape = tuple[int, ...]
 
@@ -26,7 +27,8 @@ _TASKS: dict[str, str | None] = {
 _TEACHER = "distillation_classifier"
 # Tokens in front of the patches: [CLS], and in DeiT the distillation token.
 _TOKENS = {"vit": 1, "deit": 2}
-_MOST_LAYERS = 1024
+# What folders carry for other classes than the one that config.json names.
+_UNUSED = re.compile(r"(?:.+\.)?(?:pooler\..+|embeddings\.mask_token)|(?:cls_|distillation_)?classifier\..+")
 # From names in files to names of modules, below the name of the base model; in this order.
 _RENAMED = (
     ("encoder.layer.", "layers."),
@@ -105,36 +107,36 @@ def read_vit(checkpoint: Checkpoint) -> VitArchitecture:
     """
     config = checkpoint.config
     model_type, task = str(config["model_type"]), _task(checkpoint)
-    prefix = "" if task == "Model" else f"{model_type}."
-    hidden, heads = _number(checkpoint, "hidden_size"), _number(checkpoint, "num_attention_heads")
-    names = _names_in_file(checkpoint, model_type, prefix)
+    hidden, heads = read_number(checkpoint, "hidden_size"), read_number(checkpoint, "num_attention_heads")
+    names = names_in_files(checkpoint)
     head = _TASKS[task]
-    has_pooler = task == "Model" and (checkpoint.missing is not None or "pooler.dense.weight" in names)
+    has_pooler = task == "Model" and (not checkpoint.has_weights or "pooler.dense.weight" in names)
     image, patch = _pair(checkpoint, "image_size"), _pair(checkpoint, "patch_size")
     if patch[0] > image[0] or patch[1] > image[1]:
         raise _misfit(checkpoint, f"patch_size: expected at most image_size {list(image)}, got {list(patch)}")
     architecture = VitArchitecture(
         model_type=model_type,
-        prefix=prefix,
+        prefix=_prefix(checkpoint),
         hidden=hidden,
         heads=heads,
-        head_dim=_number(checkpoint, "head_dim", default=hidden // heads),
-        widths=read_widths(checkpoint, _layers(checkpoint)),
+        head_dim=read_number(checkpoint, "head_dim", default=hidden // heads),
+        widths=read_widths(checkpoint, read_number(checkpoint, "num_hidden_layers", at_most=MOST_LAYERS)),
         qkv_bias=config.get("qkv_bias", True) is True,
-        channels=_number(checkpoint, "num_channels", default=3),
+        channels=read_number(checkpoint, "num_channels", default=3),
         image=image,
         patch=patch,
         head=head,
         classes=_classes(checkpoint) if head is not None else 0,
-        pooled=_number(checkpoint, "pooler_output_size", default=hidden) if has_pooler else None,
+        pooled=read_number(checkpoint, "pooler_output_size", default=hidden) if has_pooler else None,
     )
-    if checkpoint.missing is None:
-        _compare_with_headers(checkpoint, architecture.parameter_shapes, names)
+    if checkpoint.has_weights:
+        compare_with_headers(checkpoint, architecture.parameter_shapes, names, _UNUSED)
     return architecture
 
 
-def _names_in_file(checkpoint: Checkpoint, model_type: str, prefix: str) -> dict[str, str]:
-    """The tensors of a folder by the names that the module gives its parameters."""
+def names_in_files(checkpoint: Checkpoint) -> dict[str, str]:
+    """Every tensor of the folder, by the name that the module gives the parameter."""
+    model_type, prefix = checkpoint.config["model_type"], _prefix(checkpoint)
     heads = tuple(f"{name}." for name in (*filter(None, _TASKS.values()), _TEACHER))
     found = {}
     for name in checkpoint.tensors:
@@ -148,17 +150,9 @@ def _names_in_file(checkpoint: Checkpoint, model_type: str, prefix: str) -> dict
     return found
 
 
-def _compare_with_headers(checkpoint: Checkpoint, expected: Mapping[str, Shape], names: Mapping[str, str]) -> None:
-    for parameter, shape in expected.items():
-        name = names.get(parameter)
-        if name is None:
-            raise CheckpointError(f"{checkpoint.folder}: tensor {parameter} is missing from the weights")
-        found = checkpoint.tensors[name].shape
-        if found != shape:
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name} has shape {list(found)}; expected {list(shape)} as "
-                "config.json says"
-            )
+def _prefix(checkpoint: Checkpoint) -> str:
+    """What stands before the base model's names: nothing where it is the whole model."""
+    return "" if _task(checkpoint) == "Model" else f"{checkpoint.config['model_type']}."
 
 
 def _task(checkpoint: Checkpoint) -> str:
@@ -174,16 +168,9 @@ def _task(checkpoint: Checkpoint) -> str:
 
 
 def _classes(checkpoint: Checkpoint) -> int:
-    """As transformers counts them: the labels that have names, else ``num_labels``, else two."""
+    """As transformers counts them: ``num_labels``, else the labels that have names, else two."""
     labels = checkpoint.config.get("id2label")
-    return len(labels) if isinstance(labels, dict) and labels else _number(checkpoint, "num_labels", default=2)
-
-
-def _layers(checkpoint: Checkpoint) -> int:
-    layers = _number(checkpoint, "num_hidden_layers")
-    if layers > _MOST_LAYERS:  # or an absurd number would be counted through
-        raise _misfit(checkpoint, f"num_hidden_layers: expected at most {_MOST_LAYERS}, got {layers}")
-    return layers
+    return read_number(checkpoint, "num_labels", default=len(labels) if isinstance(labels, dict) else 2)
 
 
 def _pair(checkpoint: Checkpoint, key: str) -> tuple[int, int]:
@@ -192,14 +179,6 @@ def _pair(checkpoint: Checkpoint, key: str) -> tuple[int, int]:
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
         raise _misfit(checkpoint, f"{key}: expected a number of pixels or [height, width], got {value!r:.80}")
     return sides[0], sides[1]
-
-
-def _number(checkpoint: Checkpoint, key: str, default: int | None = None) -> int:
-    value: Any = checkpoint.config.get(key)
-    value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise _misfit(checkpoint, f"{key}: expected a whole number of at least 1, got {value!r:.80}")
-    return value
 
 
 def _misfit(checkpoint: Checkpoint, problem: str) -> CheckpointError:

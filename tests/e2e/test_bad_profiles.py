@@ -60,7 +60,7 @@ PROFILES: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] 
     "broken share": (
         lambda c: c.yaml(budgets={"half": {"flops": "half"}}),
         ProfileError,
-        r'budgets.half: flops: expected a positive number or a share such as "50 %", got \'half\'',
+        r'budgets.half: flops: expected a positive number, such as 94.4M, or a share such as "50 %", got \'half\'',
     ),
     "another backend": (
         lambda c: c.yaml(backend="tensorrt"),

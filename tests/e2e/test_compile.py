@@ -59,7 +59,7 @@ def expected(reference: UniversalModel, submodel: str, feeds: dict[str, np.ndarr
     return dict(zip(names, (t.numpy() for t in module(*map(torch.from_numpy, feeds.values()))), strict=True))
 
 
-SUBMODELS = ["ffn8-heads1", "ffn16-heads1", "ffn24-heads2", "ffn12x1_20x1-heads2x1_1x1", "ffn32-heads2"]
+SUBMODELS = ["ffn8-heads1", "ffn16-heads1", "ffn24-heads2", "ffn8x1_24x1-heads2x1_1x1", "ffn32-heads2"]
 
 
 @pytest.mark.parametrize("residency", ["shared", "packed"])

@@ -87,8 +87,12 @@ def test_running_a_prefix_is_the_narrowed_module(universal: UniversalModel) -> N
     found = universal.module.model(IMAGES, widths=[8, 16], heads=[1, 2])
     for expected, output in zip(narrowed(IMAGES), found, strict=True):
         assert torch.equal(output, expected)
-    with pytest.raises(ValueError, match="shorter"):
-        universal.module.model(IMAGES, widths=[8])
+    for values in ([8], [], [8, 16, 16]):
+        with pytest.raises(ValueError, match=f"^expected 2 values, one per layer, got {len(values)}$"):
+            universal.module.model(IMAGES, widths=values)
+    for heads in (0, 3):
+        with pytest.raises(ValueError, match=rf"^heads {heads}: expected 1\.\.2$"):
+            universal.module.model(IMAGES, heads=[1, heads])
 
 
 def test_narrowing_equals_masking_what_was_cut(universal: UniversalModel) -> None:
