@@ -124,16 +124,16 @@ class Dispatcher:
         left = deadline - spent_ms
         room = ahead.room_ms(left)
         candidates = self._remember_holding(batch, sequence)
-        small_enough = [candidate for candidate in candidates if candidate.memory_mb <= memory]
-        for candidate in small_enough:
-            if candidate.latency_ms <= room:
+        for number, candidate in enumerate(candidates):
+            if candidate.latency_ms <= room and candidate.memory_mb <= memory:
                 reason = f"{_expected(candidate.latency, candidate, ahead)} <= {left:.3g} ms left of {deadline:g}"
                 if memory < math.inf:
                     reason += f", {candidate.memory_mb:.1f} MB <= {memory:g} MB"
-                larger = candidates[: candidates.index(candidate)]
-                missed = f"; next larger {_expected(str(larger[-1]), larger[-1], ahead)}" if larger else ""
+                larger = candidates[number - 1] if number else None
+                missed = f"; next larger {_expected(str(larger), larger, ahead)}" if larger else ""
                 return Choice(candidate.engine, f"{reason}, {ahead}{missed}", candidate.latency_ms)
         within = f" and memory_mb <= {memory:g}" if memory < math.inf else ""
+        small_enough = [candidate for candidate in candidates if candidate.memory_mb <= memory]
         soonest = min(small_enough or candidates, key=lambda each: each.latency_ms)
         raise SelectionError(
             f"no submodel answers {batch}x{sequence} with deadline_ms <= {deadline:g}{within} ({left:.3g} ms left, "

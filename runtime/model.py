@@ -149,7 +149,9 @@ class ElasticModel:
         return self._dispatcher.longest_sequence(batch)
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens each text has for this model, those that its tokenizer adds included."""
+        """How many tokens each text has for this model, those that its tokenizer adds included. Raises InputError."""
+        if isinstance(texts, str):
+            raise InputError(f"texts: expected a list of texts, got {texts!r:.80}")
         with self._encoder_lock:
             encoder = self._encoder
         counts: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 from ..errors import BundleCorruptError, InputError
 from .arrays import Array
 from .manifest import TensorSpec, TextEntry
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,13 @@ class TextEncoder:
         """Inputs for ``texts``. One of more than ``longest`` tokens is refused with InputError, or truncated."""
         if not texts or not all(isinstance(text, str) for text in texts):
             raise InputError(f"text: expected a text or a non-empty list of texts, got {texts!r:.80}")
-        rows = self._plain.encode_batch(list(texts))
+        try:
+            rows = self._plain.encode_batch(list(texts))
+        except TypeError as failure:  # of the tokenizer, which takes only what UTF-8 can say
+            row = next((row for row, text in enumerate(texts) if _SURROGATE.search(text)), None)
+            if row is None:
+                raise
+            raise InputError(f"text {row}: half of a surrogate pair, which is no character") from failure
         too_long = tuple(i for i, row in enumerate(rows) if len(row.ids) > longest)
         if too_long and not truncate:
             first = too_long[0]

@@ -13,7 +13,7 @@ from ..model import ElasticModel
 from .encode import Encoded, Progress, encode
 from .identity import embedding_output
 from .index import Index, checked_labels
-from .nearest import nearest
+from .nearest import check_k, nearest
 from .rows import Corpus, rows_of
 
 # Queries that each submodel encodes before it is measured.
@@ -67,6 +67,7 @@ def compare_submodels(
     ``labels`` ``[Q]`` are the queries' classes; the corpus's stand in the index. Raises InputError, SelectionError as
     ``Index.search`` does.
     """
+    check_k(k)
     index.check(model.bundle)
     manifest = model.bundle.manifest
     rows = rows_of(model, queries)

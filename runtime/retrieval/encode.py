@@ -10,6 +10,7 @@ import numpy as np
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
 from ..arrays import Array
+from ..dispatcher import Request
 from ..exits.choice import OFF
 from ..manifest import EngineEntry, TensorSpec
 from ..model import ElasticModel
@@ -72,16 +73,42 @@ def encode(
         answer = model(rows.take(part), submodel=submodel, exits=OFF, truncate=truncate and rows.texts is not None)
         engine = engines[answer.engine]
         used[engine.id] = engine
-        vectors[part] = unit(answer[output.name])
+        vectors[part] = _directions(answer[output.name], output, part)
         run_ms[part] = answer.timings.run / len(part)
         flops[part] = engine.flops // engine.bucket.batch
         truncated += len(answer.truncated)
         done += len(part)
         if progress is not None:
             progress("encode", done, count)
-    flat = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    return Encoded(vectors, tuple(used[name] for name in sorted(used)), truncated, run_ms, flops)
+
+
+def encode_in_time(
+    model: ElasticModel,
+    row: Rows,
+    output: TensorSpec,
+    request: Request,
+    *,
+    truncate: bool = False,
+) -> tuple[Encoded, str]:
+    """Embeds a single row by the submodel that the model chooses as it admits the request, so that no other takes the
+    same room; and why that one. Raises as ``encode`` does, and SelectionError where none answers in time.
+    """
+    inputs = row.take(np.arange(1))
+    answer = model(inputs, exits=OFF, truncate=truncate and row.texts is not None, **request._asdict())
+    engine = next(each for each in model.bundle.manifest.engines if each.id == answer.engine)
+    covered(model.bundle, engine, output.name)
+    vector = _directions(answer[output.name], output, np.arange(1))
+    flops = np.array([engine.flops // engine.bucket.batch])
+    return Encoded(vector, (engine,), len(answer.truncated), np.array([answer.timings.run]), flops), answer.reason
+
+
+def _directions(rows: Array, output: TensorSpec, numbers: Array) -> Array:
+    """``rows`` at length 1; ``numbers`` are what messages call them."""
+    found = unit(rows)
+    flat = np.flatnonzero(~np.isfinite(found).all(axis=1))
     if len(flat):
         raise InputError(
-            f"row {flat[0]}: output {output.name} is zero or not finite, so it has no direction to compare"
+            f"row {numbers[flat].min()}: output {output.name} is zero or not finite, so it has no direction to compare"
         )
-    return Encoded(vectors, tuple(used[name] for name in sorted(used)), truncated, run_ms, flops)
+    return found

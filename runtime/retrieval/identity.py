@@ -1,23 +1,26 @@
 """What an index is tied to, and whether a bundle may answer with it.
 
 Embeddings of two engines can be compared only if both are proven to be submodels of one universal model. So an index
-keeps the hash of the weight store, the tokenizer and the engines that built it with their parity receipts;
-docs/retrieval.md says what is compared.
+keeps the hash of the weight store, the checkpoint's configuration, the tokenizer and the engines that built it with
+their parity receipts; docs/retrieval.md says what is compared.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
 from ..bundle import Bundle
-from ..manifest import WEIGHTS_NAME, EngineEntry, Manifest, ParityReceipt, SubmodelEntry, TensorSpec
+from ..manifest import WEIGHTS_NAME, EngineEntry, FileEntry, Manifest, ParityReceipt, SubmodelEntry, TensorSpec
 
 # 1 (2026-11): first published schema.
 INDEX_SCHEMA_VERSION = 1
 _AGAIN = "build the index again with this bundle"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -32,16 +35,17 @@ class BuiltBy:
 class IndexIdentity:
     """Everything about an index but its rows.
 
-    ``weights_sha256`` is the weight store's; ``tokenizer_sha256`` the tokenizer file's where the corpus was text.
-    ``output`` ``[batch, width]`` is the embedding, divided by its Euclidean length; rows are ranked by the inner
-    product of two such vectors, computed in float64, and equal ones by their number, the lowest first. ``submodel`` is
-    the universal model's id, ``truncated`` counts texts that were cut; ``entries`` and ``labelled`` say what else the
-    index holds of its rows.
+    ``weights_sha256`` is the weight store's; ``configuration`` the files of the checkpoint that say what is computed
+    with the weights; ``tokenizer_sha256`` the tokenizer file's where the corpus was text. ``output`` ``[batch, width]``
+    is the embedding, divided by its Euclidean length; rows are ranked by the inner product of two such vectors, computed
+    in float64, and equal ones by their number, the lowest first. ``submodel`` is the universal model's id, ``truncated``
+    counts texts that were cut; ``entries`` and ``labelled`` say what else the index holds of its rows.
     """
 
     schema_version: int
     model: str
     weights_sha256: str
+    configuration: tuple[FileEntry, ...]
     output: str
     width: int = field(metadata={"min": 1})
     similarity: Literal["cosine"]
@@ -83,6 +87,12 @@ def embedding_output(manifest: Manifest, asked: str | None = None) -> TensorSpec
     vectors = ", ".join(spec.name for spec in manifest.outputs if _is_vector(spec)) or "none"
     what = f"output {asked!r:.80} is no embedding" if asked is not None else "no output is said to be the embedding"
     raise InputError(f"model {manifest.name}: {what}; expected a float output [batch, width], it has {vectors}")
+
+
+def configuration_of(manifest: Manifest) -> tuple[FileEntry, ...]:
+    """The checkpoint's JSON files but for the tokenizer: activation, pooling and the like stand in no weight."""
+    tokenizer = manifest.text.file if manifest.text else None
+    return tuple(each for each in manifest.provenance.source if each.path.endswith(".json") and each.path != tokenizer)
 
 
 def tokenizer_sha256(bundle: Bundle) -> str | None:
@@ -129,6 +139,13 @@ def check_fits(identity: IndexIdentity, bundle: Bundle, where: str) -> None:
             f"{identity.weights_sha256[:12]}) than bundle {bundle.path} holds ({manifest.name}, weights "
             f"{(here or 'none')[:12]}); {_AGAIN}"
         )
+    differing = {*identity.configuration} ^ {*configuration_of(manifest)}
+    if differing:
+        file = min(entry.path for entry in differing)
+        raise InputError(
+            f"{where}: built by another universal model than bundle {bundle.path} holds: its weights are the same, its "
+            f"{file!r:.80} is not; {_AGAIN}"
+        )
     if identity.tokenizer_sha256 is not None and identity.tokenizer_sha256 != tokenizer_sha256(bundle):
         raise InputError(f"{where}: its texts went through another tokenizer than bundle {bundle.path} has; {_AGAIN}")
     if not any(spec.name == identity.output and _is_vector(spec, identity.width) for spec in manifest.outputs):
@@ -142,10 +159,23 @@ def check_fits(identity: IndexIdentity, bundle: Bundle, where: str) -> None:
         engine = held.get((identity.submodel, built.bucket))
         if engine is None:
             raise InputError(
-                f"{where}: built by engine {identity.submodel[:80]}@{built.bucket.label}, which bundle {bundle.path} "
-                f"does not hold, so no parity receipt covers it; compile that bucket too, or {_AGAIN}"
+                f"{where}: built by engine {identity.submodel!r:.80} at {built.bucket.label}, which bundle "
+                f"{bundle.path} does not hold, so no parity receipt covers it; compile that bucket too, or {_AGAIN}"
             )
         covered(bundle, engine, identity.output)
+
+
+def identity_problems(identity: IndexIdentity) -> Iterator[str]:
+    """What the types alone do not say; for an index that is being read."""
+    hashes = {"weights_sha256": identity.weights_sha256, "tokenizer_sha256": identity.tokenizer_sha256}
+    for name, sha256 in hashes.items():
+        if sha256 is not None and not _SHA256.fullmatch(sha256):
+            yield f"{name}: {sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
+    if not identity.engines:
+        yield "engines: none; expected those that built the index"
+    if (identity.entries == "texts") != (identity.tokenizer_sha256 is not None):
+        has = "lacks" if identity.entries == "texts" else "has"
+        yield f"tokenizer_sha256: an index of {identity.entries!r} {has} one"
 
 
 def _hash_of(bundle: Bundle, name: str) -> str | None:

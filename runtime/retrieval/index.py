@@ -14,13 +14,15 @@ import numpy as np
 from ...errors import InputError, SelectionError
 from ..arrays import Array
 from ..bundle import Bundle
+from ..dispatcher import Request
 from ..model import ElasticModel
-from .encode import Progress, encode
+from .encode import Progress, encode, encode_in_time
 from .identity import (
     INDEX_SCHEMA_VERSION,
     BuiltBy,
     IndexIdentity,
     check_fits,
+    configuration_of,
     covered,
     embedding_output,
     tokenizer_sha256,
@@ -28,7 +30,7 @@ from .identity import (
     weights_sha256,
 )
 from .index_file import IndexContent, check_size, read_index, write_index
-from .nearest import nearest
+from .nearest import check_k, nearest
 from .rows import Corpus, rows_of
 
 
@@ -103,6 +105,7 @@ class Index:
             schema_version=INDEX_SCHEMA_VERSION,
             model=bundle.manifest.name,
             weights_sha256=weights,
+            configuration=configuration_of(bundle.manifest),
             output=spec.name,
             width=int(spec.dims[1]),
             similarity="cosine",
@@ -148,31 +151,28 @@ class Index:
         """The ``k`` nearest rows of each query (all, if the corpus has fewer), by the submodel that the limits choose.
 
         The choice is made once, for one query as long as the longest: ``latency_ms`` limits what encoding one query
-        takes, and ``deadline_ms`` is for a single query. Without a limit the largest submodel answers. Raises
+        takes. ``deadline_ms`` asks for a single query to be encoded within that time, counting what the model is
+        answering for other threads. Without a limit the largest submodel answers. Raises
         InputError if the index does not fit the model's bundle or a query does not fit the model, SelectionError where
         no submodel satisfies the limits or the one chosen has no parity receipt.
         """
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise InputError(f"k: expected a whole number of at least 1, got {k!r:.80}")
+        check_k(k)
         self.check(model.bundle)
         started = perf_counter()
         rows = rows_of(model, [queries] if isinstance(queries, str) else queries)
         if deadline_ms is not None and len(rows.lengths) > 1:
             raise SelectionError(f"deadline_ms: is for one query, got {len(rows.lengths)}; ask with latency_ms instead")
-        longest = int(rows.lengths.max())
-        if truncate and rows.texts is not None:
-            longest = min(longest, model.longest_sequence(1))
-        choice = model.choose(
-            1,
-            longest,
-            budget=budget,
-            latency_ms=latency_ms,
-            memory_mb=memory_mb,
-            submodel=submodel,
-            deadline_ms=deadline_ms,
-        )
         spec = embedding_output(model.bundle.manifest, self.identity.output)
-        encoded = encode(model, rows, spec, choice.engine.submodel, truncate=truncate)
+        request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
+        if deadline_ms is not None:
+            encoded, reason = encode_in_time(model, rows, spec, request, truncate=truncate)
+        else:
+            longest = int(rows.lengths.max())
+            if truncate and rows.texts is not None:
+                longest = min(longest, model.longest_sequence(1))
+            choice = model.choose(1, longest, **request._asdict())
+            encoded = encode(model, rows, spec, choice.engine.submodel, truncate=truncate)
+            reason = choice.reason
         encoded_at = perf_counter()
         ids, scores = nearest(self.embeddings, encoded.vectors, k)
         entries = self.entries
@@ -180,8 +180,8 @@ class Index:
             ids=ids,
             scores=scores,
             entries=None if entries is None else tuple(tuple(entries[i] for i in row) for row in ids.tolist()),
-            submodel=choice.engine.submodel,
-            reason=choice.reason,
+            submodel=encoded.engines[0].submodel,
+            reason=reason,
             engines=tuple(engine.id for engine in encoded.engines),
             truncated=encoded.truncated,
             encode_ms=1e3 * (encoded_at - started),

@@ -19,14 +19,15 @@ from ...strict import structure, unstructure
 from ..arrays import Array
 from ..npz import read_npz
 from ..read_manifest import no_constant, unique_keys
-from .identity import INDEX_SCHEMA_VERSION, IndexIdentity
+from .identity import INDEX_SCHEMA_VERSION, IndexIdentity, identity_problems
 
 # An index is held in memory whole.
 MAX_BYTES = 4 * 2**30
 _MAX_IDENTITY_BYTES = 2**20
 # What rounding to float32 may do to the length of a row.
 _LENGTH_TOLERANCE = 1e-3
-_BLOCK = 2**16
+# Values whose lengths are taken at a time, in float64: 64 MB.
+_VALUES = 2**23
 _MEND = "build the index again"
 
 
@@ -41,8 +42,8 @@ class IndexContent:
 
 
 def check_size(rows: int, width: int, entries: Sequence[str] | None) -> None:
-    """Raises InputError for an index that would be too large, before any row is encoded."""
-    size = rows * (4 * width + 16) + sum(len(entry.encode("utf-8", "surrogatepass")) for entry in entries or ())
+    """Raises InputError for an index that would be too large or cannot be written, before any row is encoded."""
+    size = rows * (4 * width + 16) + sum(len(_utf8(entry)) for entry in entries or ())
     if size + _MAX_IDENTITY_BYTES > MAX_BYTES:
         raise InputError(f"corpus: {rows} rows make an index of {size} bytes, more than {MAX_BYTES}; split the corpus")
 
@@ -52,10 +53,7 @@ def write_index(path: Path, content: IndexContent) -> None:
     members: dict[str, Any] = {"identity": _bytes(json.dumps(unstructure(content.identity), sort_keys=True).encode())}
     members["embeddings"] = content.embeddings
     if content.entries is not None:
-        try:
-            raw = [entry.encode() for entry in content.entries]
-        except UnicodeEncodeError as failure:
-            raise InputError(f"text {failure.object[:60]!r}: half of a surrogate pair, which is no character") from None
+        raw = [_utf8(entry) for entry in content.entries]
         members["entries"] = _bytes(b"".join(raw))
         members["entry_ends"] = np.cumsum([len(entry) for entry in raw], dtype=np.int64)
     if content.labels is not None:
@@ -81,11 +79,11 @@ def read_index(path: Path) -> IndexContent:
     members = read_npz(path, MAX_BYTES)
     identity = _identity(path, members.pop("identity", None))
     embeddings = _member(path, members, "embeddings", np.float32, (identity.rows, identity.width))
-    for start in range(0, len(embeddings), _BLOCK):
-        lengths = np.linalg.norm(embeddings[start : start + _BLOCK], axis=1)
-        if not (np.abs(lengths - 1) < _LENGTH_TOLERANCE).all():  # NaN fails as well
-            row = start + int(np.flatnonzero(~(np.abs(lengths - 1) < _LENGTH_TOLERANCE))[0])
-            raise InputError(f"{path}: embeddings: row {row} is not of length 1; {_MEND}")
+    step = max(1, _VALUES // identity.width)
+    for start in range(0, len(embeddings), step):
+        wrong = np.flatnonzero(~_of_length_one(embeddings[start : start + step]))
+        if len(wrong):
+            raise InputError(f"{path}: embeddings: row {start + wrong[0]} is not of length 1; {_MEND}")
     entries = None if identity.entries == "none" else _entries(path, members, identity.rows)
     labels = _member(path, members, "labels", np.int64, (identity.rows,)) if identity.labelled else None
     if members:
@@ -106,14 +104,25 @@ def _identity(path: Path, raw: Array | None) -> IndexIdentity:
             f"{path}: schema_version {str(version)[:80]!r}, expected {INDEX_SCHEMA_VERSION}; use the nestforge release "
             f"that wrote it, or {_MEND}"
         )
-    return structure(IndexIdentity, data, f"{path}: identity", lambda problem: InputError(f"{problem}; {_MEND}"))
+    identity = structure(IndexIdentity, data, f"{path}: identity", lambda problem: InputError(f"{problem}; {_MEND}"))
+    for problem in identity_problems(identity):
+        raise InputError(f"{path}: identity: {problem}; {_MEND}")
+    return identity
+
+
+def _of_length_one(rows: Array) -> Array:
+    """Whether each row is; in float64, where no float32 overflows. A NaN is not."""
+    with np.errstate(invalid="ignore"):
+        wide = rows.astype(np.float64)
+    near: Array = np.abs(np.sqrt((wide * wide).sum(axis=1)) - 1) < _LENGTH_TOLERANCE
+    return near
 
 
 def _entries(path: Path, members: dict[str, Array], rows: int) -> tuple[str, ...]:
     ends = _member(path, members, "entry_ends", np.int64, (rows,))
     raw = members.pop("entries", None)
     size = -1 if raw is None or raw.dtype != np.uint8 or raw.ndim != 1 else raw.size
-    if raw is None or ends[-1] != size or ends[0] < 0 or (np.diff(ends) < 0).any():
+    if raw is None or ends[-1] != size or (ends < 0).any() or (np.diff(ends) < 0).any():
         raise InputError(f"{path}: entries: do not fit entry_ends; {_MEND}")
     text = raw.tobytes()
     try:
@@ -128,6 +137,13 @@ def _member(path: Path, members: dict[str, Array], name: str, dtype: Any, shape:
         found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
         raise InputError(f"{path}: {name}: expected {np.dtype(dtype)} {list(shape)}, got {found}; {_MEND}")
     return np.ascontiguousarray(array)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"text {text[:60]!r}: half of a surrogate pair, which is no character") from None
 
 
 def _bytes(raw: bytes) -> Array:

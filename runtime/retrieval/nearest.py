@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...errors import InputError
 from ..arrays import Array
 
 # Scores held at a time (float32) and values of a block that is scored again in float64: 64 MB each.
@@ -34,6 +35,12 @@ def nearest(corpus: Array, queries: Array, k: int) -> tuple[Array, Array]:
             best = np.lexsort((rows, -exact))[:k]
             ids[start + number], scores[start + number] = rows[best], exact[best]
     return ids, scores
+
+
+def check_k(k: int) -> None:
+    """Raises InputError unless ``k`` is a whole number of at least 1."""
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise InputError(f"k: expected a whole number of at least 1, got {k!r:.80}")
 
 
 def unit(rows: Array) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from cost_eff_models import save_tiny
+from nestforge.compiler.nest import nest
 from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import BudgetSpec
 from nestforge.profiles.load_profile import dump_profile, load_profile
@@ -49,6 +50,7 @@ def workplace(tmp_path: Path, tiny_model: Path, exit_model: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(bundle_bench, "_SECONDS", 0.05)
+    monkeypatch.setattr(nest, "DEFAULT_MINUTES", 0.02)
     # A tiny model's latency is all overhead, so its budgets limit parameters instead; two levels keep this quick.
     profile = replace(
         load_profile("laptop-x86"),
@@ -57,7 +59,9 @@ def workplace(tmp_path: Path, tiny_model: Path, exit_model: Path, monkeypatch: p
         levels={"ffn": (0.5, 1.0), "heads": (0.5, 1.0)},
     )
     (tmp_path / "tiny.yaml").write_text(dump_profile(profile))
-    lines = corpus(tmp_path / "calibration.txt").read_text().splitlines()[:60]
+    texts = corpus(tmp_path / "calibration.txt").read_text()
+    (tmp_path / "corpus.txt").write_text(texts)
+    lines = texts.splitlines()[:60]
     rows = [{"text": " ".join(line.split()[:8]), "label": number % 3} for number, line in enumerate(lines)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {

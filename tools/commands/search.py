@@ -142,15 +142,18 @@ def _print_found(found: Found, queries: list[str] | None) -> None:
         ]
     )
     for row in _found_data(found, queries)["queries"]:
-        click.echo(f"\nquery {textwrap.shorten(str(row['query']), _SHOWN, placeholder='...')}")
-        cells = [
-            [str(hit["id"]), f"{hit['score']:.4f}", textwrap.shorten(hit.get("entry", ""), _SHOWN, placeholder="...")]
-            for hit in row["hits"]
-        ]
+        click.echo(f"\nquery {_shown(str(row['query']))}")
+        cells = [[str(hit["id"]), f"{hit['score']:.4f}", _shown(hit.get("entry", ""))] for hit in row["hits"]]
         if found.entries is None:
             print_table(["row", "cosine"], [line[:2] for line in cells])
         else:
             print_table(["row", "cosine", "entry"], cells)
+
+
+def _shown(text: str) -> str:
+    """One short line; nothing in it speaks to the terminal, whoever wrote the index."""
+    short = textwrap.shorten(text, _SHOWN, placeholder="...")
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in short)
 
 
 def _print_comparison(comparison: Comparison) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...runtime.bundle import open_bundle
+from ...runtime.bundle import Bundle
 from ...runtime.consistency.figures import cell, heading
+from ...runtime.consistency.report import Consistency
 from ...runtime.tables import Table
 
 
@@ -24,10 +25,10 @@ class BudgetPoint:
     figures: Mapping[str, float]
 
 
-def budget_points(path: Path, figure: str) -> list[BudgetPoint]:
-    """Every budget of the bundle at ``path``, smallest submodel first; each has ``figure`` and a measured latency."""
-    bundle = open_bundle(path)
+def budget_points(bundle: Bundle, found: Consistency) -> list[BudgetPoint]:
+    """Every budget of ``bundle``, smallest submodel first, with its measured latency and the figures ``found``."""
     manifest = bundle.manifest
+    figures = {row.submodel: row.figures for row in found.submodels}
     entries = {entry.id: entry for entry in manifest.submodels}
     engines = {engine.submodel: engine for engine in manifest.engines if engine.segment is None}
     measured = {latency.engine: latency.measured_p50_ms for latency in bundle.build.latencies}
@@ -35,12 +36,10 @@ def budget_points(path: Path, figure: str) -> list[BudgetPoint]:
     for budget in manifest.budgets:
         entry, engine = entries[budget.submodel], engines[budget.submodel]
         took = measured[engine.id]
-        assert entry.quality is not None
-        assert figure in entry.quality.figures
         assert took is not None
         label = "/".join(entry.labels)
         points.append(
-            BudgetPoint(budget.name, entry.id, label, entry.parameters, engine.flops, took, entry.quality.figures)
+            BudgetPoint(budget.name, entry.id, label, entry.parameters, engine.flops, took, figures[entry.id])
         )
     return sorted(points, key=lambda point: point.parameters)
 

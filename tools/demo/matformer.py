@@ -14,7 +14,9 @@ from ...errors import OutputError
 from ...profiles.device_profile import BudgetSpec
 from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
-from ..console import print_table
+from ...runtime.bundle import open_bundle
+from ...runtime.consistency.report import check_consistency
+from ..console import print_table, working
 from .budget_curve import BudgetPoint, budget_points, draw_curves, points_table
 from .steps import compile_once, demonstrate, nestforge, run
 
@@ -36,7 +38,12 @@ def steps() -> None:
         bundle = FOLDER / f"{name}.bundle"
         data = (option, str(FOLDER / file))
         compile_once(FOLDER / name, bundle, "--profile", str(PROFILE), "--bucket", bucket, *data)
-        curves[what] = figure, budget_points(bundle, figure)
+        nestforge("consistency", str(bundle), *data)
+        opened = open_bundle(bundle)
+        with working() as progress:
+            texts, rows = (FOLDER / file, None) if option == "--text" else (None, FOLDER / file)
+            found = check_consistency(opened, text=texts, data=rows, progress=progress)
+        curves[what] = figure, budget_points(opened, found)
     sections = ["# Eight budgets from one universal model"]
     for what, (figure, points) in curves.items():
         table = points_table(points, figure)
@@ -46,7 +53,6 @@ def steps() -> None:
     picture, report = FOLDER / "curve.png", FOLDER / "report.md"
     draw_curves(curves, picture)
     report.write_text("\n\n".join(sections) + "\n")
-    nestforge("consistency", str(FOLDER / "lm.bundle"), "--text", str(FOLDER / "lm.txt"))
     print(f"\nThe curves: {picture.resolve()}\nThe tables as a page: {report.resolve()}")
 
 

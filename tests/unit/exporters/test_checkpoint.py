@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from nestforge.errors import CheckpointError, UnsupportedModelError
-from nestforge.exporters.checkpoint import open_checkpoint
+from nestforge.exporters.checkpoint import Checkpoint, open_checkpoint
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 
@@ -120,3 +120,19 @@ def test_nan_weights(copy: Path) -> None:
     _edit(copy, lambda tensors: tensors[name].__setitem__(3, np.nan))
     with pytest.raises(CheckpointError, match=f"{name} holds NaN"):
         load_universal(open_source(copy))
+
+
+@pytest.mark.parametrize(
+    ("stated", "name"),
+    [
+        ("org/model/", "model"),
+        ("/", "folder"),
+        ("two\nlines", "folder"),
+        ("\x1b[31mred", "folder"),
+        ("x" * 121, "folder"),
+        ({"a": "b"}, "folder"),
+        (None, "folder"),
+    ],
+)
+def test_a_name_is_one_short_line(tmp_path: Path, stated: object, name: str) -> None:
+    assert Checkpoint(tmp_path / "folder", {"_name_or_path": stated}, {}).name == name

@@ -62,6 +62,8 @@ def test_a_tokenizer_in_the_folder_feeds_the_ids_alone(folder: Path) -> None:
 def test_counts_and_costs(source: ModelSource) -> None:
     sub = source.spec.parse("ffn8x1_16x2-heads3")
     assert source.parameters(sub) == 64 * 32 + 3 * 4 * 32 * 24 + 2 * 32 * (8 + 16 + 16)
+    read = sum(op.weight_bytes for op in source.workload(sub, Bucket(1, 12)) if op.kind == "gemm")
+    assert read == 4 * source.parameters(sub), "no biases, and the embedding once more as the head"
     per_layer = 12 * 4 * 32 * 24 + 2 * 12 * 12 * 24
     assert macs(source.workload(sub, Bucket(1, 12))) == 3 * per_layer + 12 * 2 * 32 * 40 + 12 * 32 * 64
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cost_eff_models import save_tiny
 from nestforge.errors import CheckpointError
 from nestforge.exporters.matformer.config import MatformerConfig
 from nestforge.exporters.matformer.folder import save_model
@@ -16,7 +17,7 @@ from nestforge.exporters.source import ModelSource, open_source
 from safetensors.torch import load_file, save_file
 from tiny_matlm import matlm_config, save_tiny_matlm, tiny_matlm
 from tiny_models import save_tiny_encoder
-from tiny_vision import edit_config
+from tiny_vision import cut_ffn, edit_config, save_tiny_vit
 
 WIDTHS = (16, 64, 40)
 UP = "layers.2.ffn.up.weight"
@@ -123,6 +124,45 @@ def test_a_model_of_other_sizes_is_no_slice(
     other = save_tiny_matlm(tmp_path / "other", **changes)
     with pytest.raises(CheckpointError, match=f"^{re.escape(f'{other}: {message}')}$"):
         read_slice(source, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation": "squared_relu"}, "activation: expected 'gelu' as universal has, got 'squared_relu'"),
+        ({"num_attention_heads": 8}, "num_attention_heads: expected 4 as universal has, got 8"),
+    ],
+)
+def test_equal_weights_of_another_function_are_no_slice(
+    source: ModelSource, published: Path, changes: dict[str, Any], message: str
+) -> None:
+    edit_config(published, **changes)
+    problem = f"{published}/config.json: {message}; it is no slice of it"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(problem)}$"):
+        read_slice(source, published)
+
+
+def test_a_slice_may_say_otherwise_how_it_was_trained(source: ModelSource, published: Path) -> None:
+    edit_config(published, nested=False, granularities={"ffn": [1.0]}, _name_or_path="slices/M")
+    assert read_slice(source, published) == source.spec.from_kinds({"ffn": WIDTHS})
+
+
+def test_tensors_that_files_call_by_other_names_are_compared(tmp_path: Path) -> None:
+    universal = save_tiny_vit(tmp_path / "universal", task="ForImageClassification")
+    part = cut_ffn(save_tiny_vit(tmp_path / "part", task="ForImageClassification"), [24, 32])
+    assert read_slice(open_source(universal), part).id == "ffn24x1_32x1-heads2"
+    _rewrite(part, _nudge("vit.encoder.layer.0.intermediate.dense.weight"))
+    with pytest.raises(CheckpointError, match=r"tensor vit\.layers\.0\.mlp\.fc1\.weight is not the first part"):
+        read_slice(open_source(universal), part)
+
+
+def test_a_model_that_uses_part_of_its_stored_tensors_is_not_compared(tmp_path: Path) -> None:
+    heads, ffn = {str(layer): [1, 3] for layer in range(4)}, {str(layer): [0, 2] for layer in range(4)}
+    folder = save_tiny(
+        tmp_path / "m", {"num_attention_heads": 4, "intermediate_size": 64}, {"kept_heads": heads, "kept_ffn": ffn}
+    )
+    with pytest.raises(CheckpointError, match=r"is not stored as the model has it.*save the model as it is loaded$"):
+        read_slice(open_source(folder), folder)
 
 
 def test_a_slice_is_of_the_same_family_and_has_weights(source: ModelSource, published: Path, tmp_path: Path) -> None:

@@ -188,6 +188,8 @@ def test_the_base_model_of_the_papers_is_known_without_weights(tmp_path: Path) -
         ({"intermediate_size": [32, 0]}, "intermediate_size: expected whole numbers of at least 1, got 0"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 1024, got 1000000000"),
         ({"image_size": [8, 8, 8]}, "image_size: expected a number of pixels or [height, width], got [8, 8, 8]"),
+        ({"num_labels": -1}, "num_labels: expected a whole number of at least 1, got -1"),
+        ({"id2label": {}}, "num_labels: expected a whole number of at least 1, got 0"),
         ({"patch_size": 16}, "patch_size: expected at most image_size [8, 8], got [16, 16]"),
         ({"nested": "yes"}, "nested: expected true or false, got str 'yes'"),
         (
@@ -220,3 +222,48 @@ def test_weights_that_do_not_fit_config(folder: Path, tmp_path: Path) -> None:
     problem = f"{copy}: tensor vit.layers.0.mlp.fc1.weight is missing from the weights"
     with pytest.raises(CheckpointError, match=rf"^{re.escape(problem)}$"):
         open_source(copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"qkv_bias": False}, "vit.encoder.layer.0.attention.attention.key.bias"),
+        ({"num_hidden_layers": 1}, "vit.encoder.layer.1.attention.attention.key.bias"),
+    ],
+)
+def test_tensors_without_a_place_are_refused(
+    folder: Path, tmp_path: Path, changes: dict[str, object], name: str
+) -> None:
+    """transformers passes over them: the answer would be another model's."""
+    copy = edit_config(Path(shutil.copytree(folder, tmp_path / "m")), **changes)
+    problem = f"{copy}: tensor {name!r} has no place in the model that config.json describes"
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(problem)}$"):
+        open_source(copy)
+
+
+def test_integers_are_no_weights(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "m"))
+    weights = load_file(copy / "model.safetensors")
+    weights["classifier.weight"] = weights["classifier.weight"].to(torch.int8)
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"tensor classifier\.weight holds I8; expected F32, F16 or BF16$"):
+        open_source(copy)
+
+
+def test_the_number_of_classes_counts_before_their_names(folder: Path, tmp_path: Path) -> None:
+    copy = edit_config(Path(shutil.copytree(folder, tmp_path / "m")), num_labels=3, id2label={"0": "a"})
+    assert load_universal(open_source(copy)).module(IMAGES)[0].shape == (2, 3)
+    (copy / "model.safetensors").unlink()
+    assert open_source(edit_config(copy, num_labels=None)).signature.outputs[0].dims == ("batch", 1)
+
+
+@pytest.mark.parametrize("widths", [32, [32, 32]])
+def test_a_folder_that_names_no_class_is_the_base_model(tmp_path: Path, widths: object) -> None:
+    """The head of another class is passed over, and there need be no pooler."""
+    folder = save_tiny_vit(tmp_path / "m", task="ForImageClassification")
+    whole = load_universal(open_source(folder)).parameters()
+    edit_config(folder, architectures=None, intermediate_size=widths, return_dict=False)
+    universal = load_universal(open_source(folder))
+    assert [spec.name for spec in universal.source.signature.outputs] == ["last_hidden_state", "embedding"]
+    assert torch.equal(universal.parameters()["layernorm.weight"], whole["vit.layernorm.weight"])
+    assert [tuple(output.shape) for output in universal.module(IMAGES)] == [(2, 5, 16), (2, 16)]

@@ -292,3 +292,35 @@ def test_counts_tokens_as_its_tokenizer_does(tiny_bundle: Path) -> None:
     with nestforge.load(tiny_bundle, threads=1) as model:
         assert model.token_counts(["a nest of models", "nest", ""] * 100) == [6, 3, 2] * 100
         assert model.longest_sequence(2) == 16
+        with pytest.raises(InputError, match="texts: expected a list of texts, got 'a nest'"):
+            model.token_counts("a nest")
+
+
+def test_half_a_character_is_refused_as_text(tiny_bundle: Path) -> None:
+    with (
+        nestforge.load(tiny_bundle, threads=1) as model,
+        pytest.raises(InputError, match="text 1: half of a surrogate pair, which is no character"),
+    ):
+        model(["a nest", "a \udc80"])
+
+
+def test_many_deadlines_at_once_and_a_close_leave_nothing_in_flight(tiny_bundle: Path, feeds: Feeds) -> None:
+    model = nestforge.load(tiny_bundle, threads=1, preload=True)
+    begun = threading.Event()
+
+    def ask(seed: int) -> str:
+        try:
+            answer = model(feeds(1, 8, seed=seed), deadline_ms=(0.3, 3, 1e3)[seed % 3])
+        except (SelectionError, BundleError) as failure:
+            return type(failure).__name__
+        begun.set()
+        return answer.submodel
+
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, seed) for seed in range(400)]
+        assert begun.wait(10)
+        model.close()
+        found = {each.result(10) for each in asked}
+    assert found <= {"ffn16", "ffn32", "SelectionError", "BundleError"}
+    assert {"SelectionError"} < found
+    assert model._in_flight.ahead().remaining_ms == []

@@ -12,6 +12,7 @@ from nestforge.elastic import Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.retrieval import Index
+from nestforge.runtime.retrieval import index as index_module
 
 Feeds = Callable[..., dict[str, Any]]
 Reference = Callable[..., dict[str, Any]]
@@ -65,12 +66,35 @@ def test_a_row_finds_itself(model: ElasticModel, index: Index, feeds: Feeds) -> 
 def test_limits_choose_for_one_query(model: ElasticModel, index: Index, feeds: Feeds) -> None:
     assert index.search(model, feeds(4, 8), latency_ms=1).reason.startswith("measured 0.4 ms <= 1 ms")
     assert index.search(model, feeds(4, 8), budget="edge").submodel == "ffn16"
-    found = index.search(model, feeds(1, 8), deadline_ms=1e6)
-    assert found.reason.startswith("measured 2.5 ms, expected in 2.5 ms <= 1e+06 ms left")
     with pytest.raises(SelectionError, match="deadline_ms: is for one query, got 4; ask with latency_ms instead"):
         index.search(model, feeds(4, 8), deadline_ms=50)
     with pytest.raises(SelectionError, match=r"latency_ms <= 0.1; there is ffn32"):
         index.search(model, feeds(1, 8), latency_ms=0.1)
+
+
+def test_a_deadline_is_met_by_the_request_that_encodes(
+    bundle: Path, model: ElasticModel, index: Index, feeds: Feeds, edit_manifest: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = model._in_flight.admit
+    admitted: list[str] = []
+
+    def admit(choosing: Any) -> Any:
+        choice, number = choose(choosing)
+        admitted.append(choice.engine.id)
+        return choice, number
+
+    monkeypatch.setattr(model._in_flight, "admit", admit)
+    found = index.search(model, feeds(1, 8), k=3, deadline_ms=1e6)
+    assert found.reason.startswith("measured 2.5 ms, expected in 2.5 ms <= 1e+06 ms left")
+    assert (list(found.engines), found.submodel) == (admitted, "ffn32")
+    assert found.ids.tolist() == index.search(model, feeds(1, 8), k=3).ids.tolist()
+    with pytest.raises(SelectionError, match=r"request with submodel, deadline_ms: expected a budget"):
+        index.search(model, feeds(1, 8), deadline_ms=9, submodel="S")
+    edit_manifest(bundle, uncover("ffn16@b1-s8", "graph_sha256", "f" * 64))
+    with nestforge.load(bundle, threads=1) as other:
+        index.search(other, feeds(1, 8), deadline_ms=1e6)
+        with pytest.raises(SelectionError, match="engine ffn16@b1-s8 has a parity receipt for another file"):
+            index.search(other, feeds(1, 8), deadline_ms=1e6, memory_mb=0.008)
 
 
 def test_texts_go_by_length_to_buckets_and_are_kept(model: ElasticModel) -> None:
@@ -129,6 +153,25 @@ def test_refuses_to_build(model: ElasticModel, feeds: Feeds, options: dict[str, 
     assert str(error.value).startswith(message)
 
 
+def test_half_characters_are_refused_before_anything_is_encoded(
+    model: ElasticModel, feeds: Feeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="text 1: half of a surrogate pair"):
+        Index.build(model, ["a nest", "\ud800"])
+    monkeypatch.setattr(index_module, "encode", None)
+    with pytest.raises(InputError, match=r"text '.ud800': half of a surrogate pair"):
+        Index.build(model, feeds(2, 8), ids=["a", "\ud800"])
+
+
+def test_a_row_without_direction_stops_at_once(model: ElasticModel, feeds: Feeds) -> None:
+    inputs = feeds(6, 9)
+    inputs["attention_mask"][1] = 0
+    events: list[tuple[str, int, int]] = []
+    with pytest.raises(InputError, match="row 1: output total is zero or not finite"):
+        Index.build(model, inputs, progress=lambda *event: events.append(event))
+    assert events == []
+
+
 def test_ids_are_for_arrays(model: ElasticModel) -> None:
     with pytest.raises(InputError, match="ids: texts are kept as they are"):
         Index.build(model, ["a"], ids=["b"])
@@ -160,6 +203,10 @@ def drop_small_bucket(data: dict[str, Any]) -> None:
     data["engines"] = [e for e in data["engines"] if (e["submodel"], e["bucket"]["batch"]) != ("ffn32", 1)]
 
 
+def another_pooling(data: dict[str, Any]) -> None:
+    data["provenance"]["source"] = [{"path": "1_Pooling/config.json", "bytes": 3, "sha256": "e" * 64}]
+
+
 def uncover(name: str, key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     def edit(data: dict[str, Any]) -> None:
         next(engine for engine in data["engines"] if engine["id"] == name)["parity"][key] = value
@@ -177,8 +224,9 @@ def another_store(data: dict[str, Any]) -> None:
     ("edit", "error", "message"),
     [
         (another_store, InputError, "index: built by another universal model ('tiny', weights "),
+        (another_pooling, InputError, "its weights are the same, its '1_Pooling/config.json' is not; build the index"),
         (set_output, InputError, "index: holds output 'total' [batch, 16], bundle "),
-        (drop_small_bucket, InputError, "index: built by engine ffn32@b1-s8, which bundle "),
+        (drop_small_bucket, InputError, "index: built by engine 'ffn32' at b1-s8, which bundle "),
         (uncover("ffn32@b1-s8", "weights_sha256", "f" * 64), SelectionError, "has a parity receipt for other weights"),
         (uncover("ffn32@b1-s8", "graph_sha256", "f" * 64), SelectionError, "has a parity receipt for another file"),
         (
@@ -188,7 +236,16 @@ def another_store(data: dict[str, Any]) -> None:
         ),
         (uncover("ffn16@b2-s16", "graph_sha256", "f" * 64), SelectionError, "engine ffn16@b2-s16 has a parity receipt"),
     ],
-    ids=["universal", "output", "building engine", "weights", "graph", "output of receipt", "query engine"],
+    ids=[
+        "universal",
+        "configuration",
+        "output",
+        "building engine",
+        "weights",
+        "graph",
+        "output of receipt",
+        "query engine",
+    ],
 )
 def test_a_bundle_that_may_not_answer(
     bundle: Path, index: Index, feeds: Feeds, edit_manifest: Edit, edit: Any, error: type[Exception], message: str

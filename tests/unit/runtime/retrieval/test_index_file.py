@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nestforge.elastic import Bucket
 from nestforge.errors import InputError, OutputError
+from nestforge.runtime.manifest import ParityReceipt
 from nestforge.runtime.retrieval import Index, index_file
-from nestforge.runtime.retrieval.identity import IndexIdentity
+from nestforge.runtime.retrieval.identity import BuiltBy, IndexIdentity
 
 
 def made(entries: tuple[str, ...] | None, labels: bool = False) -> Index:
@@ -25,16 +27,18 @@ def made(entries: tuple[str, ...] | None, labels: bool = False) -> Index:
         schema_version=1,
         model="m",
         weights_sha256="0" * 64,
+        configuration=(),
         output="total",
         width=5,
         similarity="cosine",
         normalisation="l2",
         ties="lowest row",
         submodel="ffn4",
-        engines=(),
+        engines=(BuiltBy(Bucket(1, 8), ParityReceipt("numpy", "exact", 0, 0, 1, (), (), "1" * 64, "0" * 64)),),
         rows=count,
         entries="none" if entries is None else "texts",
         labelled=labels,
+        tokenizer_sha256=None if entries is None else "2" * 64,
     )
     return Index(identity, vectors, entries, np.arange(count) if labels else None)
 
@@ -128,6 +132,18 @@ def raw(text: bytes) -> Any:
         (edit_identity(ties="random"), "identity: ties: got 'random'"),
         (edit_identity(rows=3), "embeddings: expected float32 [3, 5], got float32 [2, 5]"),
         (edit_identity(unknown=1), "identity: unknown key 'unknown'"),
+        (edit_identity(engines=[]), "identity: engines: none; expected those that built the index"),
+        (
+            edit_identity(weights_sha256="\x1b[31m\n"),
+            "identity: weights_sha256: '\\x1b[31m\\n'; expected 64 lower-case",
+        ),
+        (edit_identity(tokenizer_sha256=None), "identity: tokenizer_sha256: an index of 'texts' lacks one"),
+        (edit_identity(entries="ids"), "identity: tokenizer_sha256: an index of 'ids' has one"),
+        (put(embeddings=np.full((2, 5), 1e30, np.float32)), "embeddings: row 0 is not of length 1"),
+        (
+            put(embeddings=np.full((2, 5), 0x7F800001, np.uint32).view(np.float32)),
+            "embeddings: row 0 is not of length 1",
+        ),
         (put(embeddings=np.zeros((2, 5), np.float32)), "embeddings: row 0 is not of length 1"),
         (put(embeddings=np.full((2, 5), np.nan, np.float32)), "embeddings: row 0 is not of length 1"),
         (put(embeddings=np.eye(2, 5)), "embeddings: expected float32 [2, 5], got float64 [2, 5]"),
@@ -135,6 +151,7 @@ def raw(text: bytes) -> Any:
         (put(entry_ends=np.array([4, 3])), "entries: do not fit entry_ends"),
         (put(entry_ends=np.array([-1, 6])), "entries: do not fit entry_ends"),
         (put(entry_ends=np.array([2**62, 6])), "entries: do not fit entry_ends"),
+        (put(entry_ends=np.array([2**63 - 1, -2])), "entries: do not fit entry_ends"),
         (put(entries=raw(b"\xff\xfe\xff\xff\xff\xff")), "entries: not UTF-8"),
         (put(labels=np.array([1, 2])), "unknown arrays labels; expected an index"),
         (edit_identity(labelled=True), "labels: expected int64 [2], got nothing"),
