@@ -141,9 +141,16 @@ class Dispatcher:
             "submodel"
         )
 
-    def longest_sequence(self, batch: int) -> int:
-        """The longest sequence that any engine takes for ``batch`` rows. Raises InputError beyond every bucket."""
-        return max(bucket.sequence for bucket in self._buckets_for(batch, 1))
+    def longest_sequence(self, batch: int, submodel: str | None = None) -> int:
+        """The longest sequence that any engine takes for ``batch`` rows, or any of ``submodel`` if it takes so many.
+
+        Raises InputError beyond every bucket.
+        """
+        buckets = self._buckets_for(batch, 1)
+        if isinstance(submodel, str):
+            own = {candidate.engine.bucket for candidate in self._candidates[self._manifest.submodel(submodel).id]}
+            buckets = [bucket for bucket in buckets if bucket in own] or buckets
+        return max(bucket.sequence for bucket in buckets)
 
     def _choose(self, request: Request, batch: int, sequence: int) -> Choice:
         limits = _check_one_selector(request)

@@ -114,7 +114,7 @@ class ElasticModel:
                 raise InputError("truncate: applies to text only; cut the arrays yourself")
             feeds = inputs
         else:
-            encoded = self._encode(inputs, truncate)
+            encoded = self._encode(inputs, submodel if truncate else None, truncate)
             feeds, truncated = encoded.feeds, encoded.truncated
         encoded_at = perf_counter()
 
@@ -144,9 +144,12 @@ class ElasticModel:
             return self._dispatcher.choose(request, batch, sequence)
         return self._dispatcher.choose_in_time(request, batch, sequence, self._in_flight.ahead())
 
-    def longest_sequence(self, batch: int) -> int:
-        """The longest sequence that any engine takes for ``batch`` rows. Raises InputError beyond every bucket."""
-        return self._dispatcher.longest_sequence(batch)
+    def longest_sequence(self, batch: int, submodel: str | None = None) -> int:
+        """The longest sequence that any engine takes for ``batch`` rows, or any of ``submodel`` if it takes so many.
+
+        Raises InputError beyond every bucket.
+        """
+        return self._dispatcher.longest_sequence(batch, submodel)
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has for this model, those that its tokenizer adds included. Raises InputError."""
@@ -307,13 +310,13 @@ class ElasticModel:
             ),
         )
 
-    def _encode(self, inputs: str | Sequence[str], truncate: bool) -> Encoded:
+    def _encode(self, inputs: str | Sequence[str], submodel: str | None, truncate: bool) -> Encoded:
         if not isinstance(inputs, (str, Sequence)):
             raise InputError(f"inputs: expected arrays by name, a text or texts, got {type(inputs).__name__}")
         texts = [inputs] if isinstance(inputs, str) else inputs
         with self._encoder_lock:
             encoder = self._encoder
-        return encoder.encode(texts, self._dispatcher.longest_sequence(len(texts)), truncate)
+        return encoder.encode(texts, self._dispatcher.longest_sequence(len(texts), submodel), truncate)
 
     @cached_property
     def _encoder(self) -> TextEncoder:

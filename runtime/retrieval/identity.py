@@ -37,9 +37,9 @@ class IndexIdentity:
 
     ``weights_sha256`` is the weight store's; ``configuration`` the files of the checkpoint that say what is computed
     with the weights; ``tokenizer_sha256`` the tokenizer file's where the corpus was text. ``output`` ``[batch, width]``
-    is the embedding, divided by its Euclidean length; rows are ranked by the inner product of two such vectors, computed
-    in float64, and equal ones by their number, the lowest first. ``submodel`` is the universal model's id, ``truncated``
-    counts texts that were cut; ``entries`` and ``labelled`` say what else the index holds of its rows.
+    is the embedding, divided by its Euclidean length; rows are ranked by the inner product of two such vectors,
+    computed in float64, and equal ones by their number, the lowest first. ``submodel`` is the universal model's id,
+    ``truncated`` counts texts that were cut; ``entries`` and ``labelled`` say what else the index holds of its rows.
     """
 
     schema_version: int

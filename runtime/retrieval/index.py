@@ -169,7 +169,7 @@ class Index:
         else:
             longest = int(rows.lengths.max())
             if truncate and rows.texts is not None:
-                longest = min(longest, model.longest_sequence(1))
+                longest = min(longest, model.longest_sequence(1, submodel))
             choice = model.choose(1, longest, **request._asdict())
             encoded = encode(model, rows, spec, choice.engine.submodel, truncate=truncate)
             reason = choice.reason

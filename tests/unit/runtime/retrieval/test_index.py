@@ -127,6 +127,15 @@ def test_long_texts_are_refused_or_cut(model: ElasticModel) -> None:
     assert (found.truncated, found.ids.tolist()) == (1, [[1]])
 
 
+def test_texts_are_cut_to_what_their_submodel_takes_here(bundle: Path) -> None:
+    with nestforge.load(bundle, threads=1, memory_mb=0.03) as model:  # leaves out ffn32@b2-s16
+        assert (model.longest_sequence(1), model.longest_sequence(1, "XL")) == (16, 8)
+        index = Index.build(model, ["a nest", "a nest " * 10], truncate=True)
+        assert (index.identity.truncated, [built.bucket for built in index.identity.engines]) == (1, [Bucket(1, 8)])
+        found = index.search(model, "a nest " * 10, k=1, truncate=True, submodel="XL")
+        assert (found.truncated, found.ids.tolist()) == (1, [[1]])
+
+
 def test_progress_counts_rows(model: ElasticModel, feeds: Feeds) -> None:
     events: list[tuple[str, int, int]] = []
     Index.build(model, feeds(3, 9), progress=lambda *event: events.append(event))

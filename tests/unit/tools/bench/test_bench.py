@@ -11,7 +11,10 @@ from nestforge.tools.bench import __main__ as runner
 from nestforge.tools.bench.harness import Row, interleaved, ratio
 
 EXITS = ["exit_budget", "exit_chain", "exit_eager", "exit_gate", "exit_saving"]
-NAMES = ["bundle_size", "dispatch", "eager", "emit", *EXITS, "memory", "open", "packed", "prediction", "startup"]
+NESTED = ["ladder", "switch"]
+NAMES = sorted(
+    ["bundle_size", "dispatch", "eager", "emit", *EXITS, "memory", "open", "packed", "prediction", "startup", *NESTED]
+)
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")
 MISSED = Row("size of a thing", "9 MB", "<= 1 MB", False, "one round")
 
