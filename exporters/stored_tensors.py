@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from re import Pattern
+from collections.abc import Callable, Mapping
 
 from ..errors import CheckpointError
 from .checkpoint import Checkpoint
@@ -15,12 +14,12 @@ def compare_with_headers(
     checkpoint: Checkpoint,
     shapes: Mapping[str, tuple[int, ...]],
     names: Mapping[str, str] | None = None,
-    unused: Pattern[str] | None = None,
+    unused: Callable[[str], object] = lambda _: False,
 ) -> None:
     """Raises CheckpointError unless the files hold exactly the parameters of ``shapes``, as floating-point numbers.
 
     ``names`` maps a parameter to its tensor, for every tensor of the files; by default they are called alike.
-    Parameters that match ``unused`` may be there too: published files carry them for other classes of the model.
+    Parameters of which ``unused`` says so may be there too: published files carry them for other classes of the model.
     """
     names = {name: name for name in checkpoint.tensors} if names is None else names
     for parameter, shape in shapes.items():
@@ -36,7 +35,7 @@ def compare_with_headers(
         if header.dtype not in _DTYPES:
             raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds {header.dtype}; expected F32, F16 or BF16")
     for parameter in sorted(names.keys() - shapes.keys()):
-        if unused is None or not unused.fullmatch(parameter):  # it would be passed over in silence
+        if not unused(parameter):  # it would be passed over in silence
             raise CheckpointError(
                 f"{checkpoint.folder}: tensor {names[parameter]!r:.200} has no place in the model that config.json "
                 "describes"

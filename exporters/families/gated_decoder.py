@@ -18,7 +18,7 @@ from ..family import Family, Signature
 from ..gated_decoder.forward_ops import forward_ops
 from ..gated_decoder.layouts import LAYOUTS
 from ..gated_decoder.nesting import decoder_nesting
-from ..gated_decoder.read_architecture import read_architecture
+from ..gated_decoder.read_architecture import names_in_files, read_architecture
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +60,9 @@ class GatedDecoderFamily(Family):
 
     def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
         return read_architecture(checkpoint).parameter_shapes
+
+    def names_in_files(self, checkpoint: Checkpoint) -> Mapping[str, str]:
+        return names_in_files(checkpoint)
 
     def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
         from ..gated_decoder.load import load_decoder

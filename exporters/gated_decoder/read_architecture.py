@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from ...errors import CheckpointError
 from ...strict import structure
 from ..checkpoint import Checkpoint
 from ..elastic_config import read_widths
+from ..stored_tensors import compare_with_headers
 from .architecture import DecoderArchitecture
 from .gemma3n import Gemma3nParts
 from .layouts import LAYOUTS
@@ -92,7 +94,8 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
         gemma3n=_gemma3n(checkpoint, stated.num_hidden_layers) if layout.gemma3n else None,
     )
     if checkpoint.has_weights:
-        _compare_with_headers(checkpoint, architecture)
+        names, unused = names_in_files(checkpoint), partial(_is_unused, architecture=architecture)
+        compare_with_headers(checkpoint, architecture.parameter_shapes, names, unused)
     return architecture
 
 
@@ -155,25 +158,10 @@ def _gemma3n(checkpoint: Checkpoint, layers: int) -> Gemma3nParts:
     )
 
 
-def _compare_with_headers(checkpoint: Checkpoint, architecture: DecoderArchitecture) -> None:
-    expected, tensors = architecture.parameter_shapes, checkpoint.tensors
-    if architecture.gemma3n is not None:
-        tensors = {name.replace(_TEXT_PART, "model."): header for name, header in tensors.items()}
-    for name, shape in expected.items():
-        if name not in tensors:
-            raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing from the weights")
-        found = tensors[name].shape
-        if found != shape:
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name} has shape {list(found)}; expected {list(shape)} as config.json "
-                "says"
-            )
-    for name in sorted(tensors.keys() - expected.keys()):
-        if not _is_unused(name, architecture):
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name} is in the weights, but the model that config.json describes has "
-                "none of that name"
-            )
+def names_in_files(checkpoint: Checkpoint) -> dict[str, str]:
+    """Parameter to its tensor: the text part of a multimodal Gemma 3n folder has names of its own."""
+    prefix = _TEXT_PART if LAYOUTS[checkpoint.config["model_type"]].gemma3n else "model."
+    return {name.replace(prefix, "model."): name for name in checkpoint.tensors}
 
 
 def _is_unused(name: str, architecture: DecoderArchitecture) -> bool:

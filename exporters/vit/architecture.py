@@ -130,7 +130,7 @@ def read_vit(checkpoint: Checkpoint) -> VitArchitecture:
         pooled=read_number(checkpoint, "pooler_output_size", default=hidden) if has_pooler else None,
     )
     if checkpoint.has_weights:
-        compare_with_headers(checkpoint, architecture.parameter_shapes, names, _UNUSED)
+        compare_with_headers(checkpoint, architecture.parameter_shapes, names, _UNUSED.fullmatch)
     return architecture
 
 

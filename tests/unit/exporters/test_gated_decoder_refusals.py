@@ -70,11 +70,14 @@ def test_a_missing_key(folder: Path) -> None:
         ),
         (
             lambda t: t.update({"model.layers.0.mlp.up_proj.weight_scale": torch.zeros(1)}),
-            "tensor model.layers.0.mlp.up_proj.weight_scale is in the weights, but the model that config.json "
-            "describes has none of that name",
+            "tensor 'model.layers.0.mlp.up_proj.weight_scale' has no place in the model that config.json describes",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": t["model.norm.weight"].to(torch.int8)}),
+            "tensor model.norm.weight holds I8; expected F32, F16 or BF16",
         ),
     ],
-    ids=["missing", "misfit", "unknown"],
+    ids=["missing", "misfit", "unknown", "integers"],
 )
 def test_weights_that_do_not_fit_config_json(folder: Path, change: Any, expected: str) -> None:
     tensors = load_file(folder / "model.safetensors")
