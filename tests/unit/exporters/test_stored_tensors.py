@@ -8,7 +8,7 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoint import Checkpoint, TensorHeader
 from nestforge.exporters.stored_tensors import compare_with_headers
 
-UNUSED = re.compile(r"pooler\..+")
+UNUSED = re.compile(r"pooler\..+").fullmatch
 
 
 def _checkpoint(**headers: tuple[tuple[int, ...], str]) -> Checkpoint:
