@@ -206,7 +206,7 @@ def _choose(
     if not fitting:
         raise PlanError(
             f"budget {name!r}: not even the smallest submodel {rungs[0].id} fits: {broken[rungs[0].id]}; "
-            "raise the limit or add smaller levels"
+            "raise the limit, add smaller levels, or state other budgets (--budget)"
         )
     chosen = fitting[-1]
     figures = rungs[chosen].figures(profile.largest_bucket)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from ...runtime.bundle import Bundle
+from ...runtime.calibrate.measure import time_in_turns
 from ...runtime.consistency.figures import cell, heading
 from ...runtime.consistency.report import Consistency
+from ...runtime.feeds import random_feeds
+from ...runtime.manifest import EngineEntry
+from ...runtime.runner import runner_for
 from ...runtime.tables import Table
+from ...runtime.threads import threads_or_default
+from ..console import working
+
+_RUNS = 20
 
 
 @dataclass(frozen=True)
@@ -26,22 +38,38 @@ class BudgetPoint:
 
 
 def budget_points(bundle: Bundle, found: Consistency) -> list[BudgetPoint]:
-    """Every budget of ``bundle``, smallest submodel first, with its measured latency and the figures ``found``."""
+    """Every budget of ``bundle``, smallest submodel first, with the figures ``found`` and the latency of its engine.
+
+    Engines take turns, so that what else the machine does meets all of them alike: neighbours differ by a few percent.
+    """
     manifest = bundle.manifest
     figures = {row.submodel: row.figures for row in found.submodels}
     entries = {entry.id: entry for entry in manifest.submodels}
     engines = {engine.submodel: engine for engine in manifest.engines if engine.segment is None}
-    measured = {latency.engine: latency.measured_p50_ms for latency in bundle.build.latencies}
+    measured = _in_turns(bundle, [engines[budget.submodel] for budget in manifest.budgets])
     points = []
     for budget in manifest.budgets:
         entry, engine = entries[budget.submodel], engines[budget.submodel]
-        took = measured[engine.id]
-        assert took is not None
         label = "/".join(entry.labels)
         points.append(
-            BudgetPoint(budget.name, entry.id, label, entry.parameters, engine.flops, took, figures[entry.id])
+            BudgetPoint(
+                budget.name, entry.id, label, entry.parameters, engine.flops, measured[engine.id], figures[entry.id]
+            )
         )
     return sorted(points, key=lambda point: point.parameters)
+
+
+def _in_turns(bundle: Bundle, engines: Sequence[EngineEntry]) -> dict[str, float]:
+    """Median milliseconds of one run, packed, by engine."""
+    feeds = random_feeds(bundle.manifest.inputs, engines[0].bucket)
+    with ExitStack() as stack:
+        threads = threads_or_default(None)
+        runners = [stack.enter_context(runner_for(bundle, engine, "packed", threads)) for engine in engines]
+        with working() as progress:
+            times = time_in_turns(
+                [[partial(runner.run, feeds)] * _RUNS for runner in runners], progress, "time in turns"
+            )
+    return {engine.id: float(np.median(taken)) for engine, taken in zip(engines, times, strict=True)}
 
 
 def points_table(points: Sequence[BudgetPoint], figure: str) -> Table:

@@ -18,7 +18,7 @@ from ...runtime.bundle import open_bundle
 from ...runtime.consistency.report import check_consistency
 from ..console import print_table, working
 from .budget_curve import BudgetPoint, budget_points, draw_curves, points_table
-from .steps import compile_once, demonstrate, nestforge, run
+from .steps import compile_once, demonstrate, run
 
 FOLDER = Path("demo/matformer")
 PROFILE = FOLDER / "eight-budgets.yaml"
@@ -38,7 +38,6 @@ def steps() -> None:
         bundle = FOLDER / f"{name}.bundle"
         data = (option, str(FOLDER / file))
         compile_once(FOLDER / name, bundle, "--profile", str(PROFILE), "--bucket", bucket, *data)
-        nestforge("consistency", str(bundle), *data)
         opened = open_bundle(bundle)
         with working() as progress:
             texts, rows = (FOLDER / file, None) if option == "--text" else (None, FOLDER / file)

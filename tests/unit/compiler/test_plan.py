@@ -101,7 +101,7 @@ def test_budget_too_small_names_budget_limit_and_smallest_figure() -> None:
         plan_for(encoder(), device({"full": BudgetSpec(), "tiny": BudgetSpec(parameters=1000)}))
     assert str(failure.value) == (
         "budget 'tiny': not even the smallest submodel ffn64-heads1 fits: parameters 36,864 exceeds 1,000 by 35,864; "
-        "raise the limit or add smaller levels"
+        "raise the limit, add smaller levels, or state other budgets (--budget)"
     )
     with pytest.raises(PlanError, match=r"latency \(predicted, b4-s32\) 0\.\d{3} ms exceeds 0\.001 ms by 0\.\d{3} ms;"):
         plan_for(encoder(), device({"tiny": BudgetSpec(latency_ms=0.001)}))
