@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -19,21 +20,23 @@ def prove_slice(
 ) -> Iterator[Proof]:
     """The proof for ``submodel``, in torch alone; none where it cuts no axis but coupled ones.
 
-    A coupled axis has no zeros to compare with: both sides have it narrowed.
+    A coupled axis has no zeros to compare with: both sides have it narrowed. Computed in float64, since the rounding of
+    sums of other lengths says nothing about slices, and weights may amplify it beyond every limit.
     """
     coupled = {name: submodel[name] for name in universal.spec.coupled}
     if all(value == axis.size for axis, value in submodel.values if axis.choices is None and axis.name not in coupled):
         return
-    whole = universal.narrow(universal.spec.submodel({**dict(submodel.structure), **coupled}))
+    whole = universal.narrow(universal.spec.submodel({**dict(submodel.structure), **coupled})).double()
     zeroed = {
         name: _zeroed(universal, name.removeprefix(PREFIX), parameter.data, submodel)
         for name, parameter in whole.named_parameters()
     }
-    narrowed = universal.narrow(submodel)
+    narrowed = universal.narrow(submodel).double()
     worst = 0.0
     for case in cases:
-        inputs = tuple(torch.from_numpy(np.asarray(array)) for array in case.feeds.values())
-        with torch.no_grad():
+        given = [torch.from_numpy(np.asarray(array)) for array in case.feeds.values()]
+        inputs = tuple(array.double() if array.is_floating_point() else array for array in given)
+        with torch.no_grad(), _float64_by_default():
             expected = torch.func.functional_call(whole, zeroed, inputs)
             found = narrowed(*inputs)
         for reference, output in zip(expected, found, strict=True):
@@ -49,3 +52,14 @@ def _zeroed(universal: UniversalModel, name: str, data: torch.Tensor, submodel: 
             data = data.clone()
             data.narrow(cut.dim, kept, data.shape[cut.dim] - kept).zero_()
     return data
+
+
+@contextmanager
+def _float64_by_default() -> Iterator[None]:
+    """What a module makes of plain numbers, such as the lowest finite one, has the type of its weights."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
