@@ -57,7 +57,7 @@ def read_corpus(path: Path) -> Corpus:
     Raises CheckpointError for a missing, oversized or undecodable file, or too few texts.
     """
     keyed = keyed_texts(path, CheckpointError, MAX_TEXT_BYTES)
-    calibration, held_out = _parts(keyed)
+    calibration, held_out = split_parts(keyed)
     if min(len(held_out), len(calibration)) < _MINIMUM:
         raise CheckpointError(f"{path}: {len(keyed)} different texts; expected at least {10 * _MINIMUM}, one per line")
     return Corpus(tuple(calibration[:CALIBRATION]), tuple(held_out[:HELD_OUT]))
@@ -73,13 +73,13 @@ def read_array_corpus(path: Path, source: ModelSource) -> ArrayCorpus:
     interface = Interface(signature.inputs, signature.outputs, signature.text, exits.entry if exits else None)
     samples = read_array_samples(path, interface)
     rows = different_rows(samples)
-    calibration, held_out = _parts(rows)
+    calibration, held_out = split_parts(rows)
     if min(len(held_out), len(calibration)) < _MINIMUM:
         raise InputError(f"{path}: {len(rows)} different rows; expected at least {10 * _MINIMUM}")
     return ArrayCorpus(samples.take(calibration[:CALIBRATION]), samples.take(held_out[:HELD_OUT]))
 
 
-def _parts(keyed: Sequence[tuple[bytes, T]]) -> tuple[list[T], list[T]]:
-    """What calibrates, and what is held out."""
+def split_parts(keyed: Sequence[tuple[bytes, T]]) -> tuple[list[T], list[T]]:
+    """What may calibrate or train, and what is held out: each item's own key decides."""
     held_out = [item for key, item in keyed if key[-1] % _HELD_OUT_ONE_IN == 0]
     return [item for key, item in keyed if key[-1] % _HELD_OUT_ONE_IN], held_out

@@ -75,8 +75,9 @@ def load_transformers(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
 
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging: Any = transformers.utils.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     name = checkpoint.architecture
     if name is not None and not hasattr(transformers, name):
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r:.80}")

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from exit_bundles import VOCABULARY, every_exit, requests, write_exits_bundle, write_exits_manifest
 from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.calibrate import measure as measure_exits
 from nestforge.runtime.manifest import FileEntry, TextEntry
 
 LONGEST = 16
 WORDS = ["[PAD]", *(f"w{number}" for number in range(1, VOCABULARY))]
+
+
+@contextmanager
+def timed_once() -> Iterator[None]:
+    """For tests that do not look at how long things take: calibration times each of them once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_SAMPLES", "_LEAST_ROUNDS", "_MOST_ROUNDS"):
+            patch.setattr(measure_exits, name, 1)
+        yield
 
 
 def make_rows(count: int, seed: int = 0) -> dict[str, Any]:

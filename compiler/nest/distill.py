@@ -98,7 +98,7 @@ def distill(
         for group in optimiser.param_groups:
             group["lr"] = _RATE * min((done + 1e-3) / _WARM_UP, 1 - done)
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(weights.values(), _CLIP)
         optimiser.step()
         losses.append(loss.item())

@@ -16,7 +16,7 @@ from ...exporters.source import ModelSource
 from ...runtime.consistency.texts import MAX_TEXT_BYTES, keyed_texts
 from ...runtime.inputs import InputChecker
 from ...runtime.text import TextEncoder
-from ..corpus import _parts
+from ..corpus import split_parts
 
 # Tokens of a text that are used; longer texts cost time quadratically and teach little more.
 LONGEST = 64
@@ -26,7 +26,7 @@ _SORTED_TOGETHER = 16
 
 def training_texts(path: Path) -> list[str]:
     """Every text of the file ``path`` that no command holds out, shortest first. Raises CheckpointError."""
-    texts, _ = _parts(keyed_texts(path, CheckpointError, MAX_TEXT_BYTES))
+    texts, _ = split_parts(keyed_texts(path, CheckpointError, MAX_TEXT_BYTES))
     return sorted(texts, key=lambda text: (len(text), text))
 
 

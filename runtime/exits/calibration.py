@@ -10,16 +10,16 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from ...errors import BundleCorruptError, BundleFormatError, OutputError, SelectionError
+from ...errors import BundleCorruptError, BundleFormatError, SelectionError
 from ...strict import structure, unstructure
 from ..bundle import Bundle, read_json
 from ..read_manifest import no_constant, unique_keys
+from ..whole_file import write_whole
 from .policy import Compare, ExitPolicy, Rule
 
 # 1 (2026-11): first published schema.
@@ -189,20 +189,7 @@ def write_calibration(bundle: Bundle, calibration: Calibration) -> Path:
     """Writes ``calibration`` into the bundle's folder, whole or not at all. Raises OutputError."""
     path = bundle.path / CALIBRATION_NAME
     text = json.dumps(unstructure(calibration), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
-    beside = None
-    try:
-        with tempfile.NamedTemporaryFile("wb", dir=bundle.path, prefix=f".{CALIBRATION_NAME}.", delete=False) as stream:
-            beside = Path(stream.name)
-            stream.write(text.encode())
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.chmod(0o644)
-        beside.replace(path)
-    except OSError as failure:
-        if beside is not None:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-        raise OutputError(f"{path}: cannot be written ({failure.strerror}); the calibration was not kept") from failure
+    write_whole(path, lambda stream: stream.write(text.encode()), "the calibration")
     return path
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InputError, OutputError
+from ...errors import InputError
 from ...strict import structure, unstructure
 from ..arrays import Array
 from ..npz import read_npz
 from ..read_manifest import no_constant, unique_keys
+from ..whole_file import write_whole
 from .identity import INDEX_SCHEMA_VERSION, IndexIdentity, identity_problems
 
 # An index is held in memory whole.
@@ -58,20 +56,7 @@ def write_index(path: Path, content: IndexContent) -> None:
         members["entry_ends"] = np.cumsum([len(entry) for entry in raw], dtype=np.int64)
     if content.labels is not None:
         members["labels"] = content.labels
-    beside = None
-    try:
-        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
-            beside = Path(stream.name)
-            np.savez(stream, **members)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.chmod(0o644)
-        beside.replace(path)
-    except OSError as failure:
-        if beside is not None:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-        raise OutputError(f"{path}: cannot be written ({failure.strerror}); the index was not kept") from failure
+    write_whole(path, lambda stream: np.savez(stream, **members), "the index")
 
 
 def read_index(path: Path) -> IndexContent:

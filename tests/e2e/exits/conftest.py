@@ -7,16 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from exit_rows import write_text_bundle
-from nestforge.runtime.calibrate import measure as measure_exits
+from exit_rows import timed_once, write_text_bundle
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """How long things take is not looked at here, so each is timed once."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("_SAMPLES", "_LEAST_ROUNDS", "_MOST_ROUNDS"):
-            patch.setattr(measure_exits, name, 1)
+    with timed_once():
         yield
 
 

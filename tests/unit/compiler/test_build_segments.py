@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cost_eff_models import save_tiny
@@ -68,7 +69,7 @@ def test_a_wrong_entropy_is_found_even_where_logits_are_right(
 ) -> None:
     run = EngineBuilder.run
 
-    def doubled(self, engine, feeds):  # type: ignore[no-untyped-def]
+    def doubled(self: EngineBuilder, engine: Any, feeds: Any) -> list[Any]:
         return [{**found, "entropy": 2 * found["entropy"]} for found in run(self, engine, feeds)]
 
     monkeypatch.setattr(EngineBuilder, "run", doubled)

@@ -7,12 +7,10 @@ import pytest
 import torch
 from nestforge.compiler.held_out_loss import HeldOutLoss
 from nestforge.errors import CheckpointError
-from nestforge.exporters.matformer.config import MatformerConfig
-from nestforge.exporters.matformer.folder import save_model
-from nestforge.exporters.matformer.language_model import MatformerLM
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from tiny_compile import save_tiniest
+from tiny_language import save_sure_matlm
 from tiny_models import _tokenizer
 
 TEXTS = ("the quick brown fox", "a lazy dog jumps over the model of time", "run", "test engine budget shape to and")
@@ -20,24 +18,7 @@ TEXTS = ("the quick brown fox", "a lazy dog jumps over the model of time", "run"
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> UniversalModel:
-    torch.manual_seed(0)
-    config = MatformerConfig(
-        vocab_size=32,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        activation="gelu",
-        tie_word_embeddings=True,
-        nested=True,
-    )
-    model = MatformerLM(config)
-    for parameter in model.parameters():
-        parameter.data *= 20  # a model that is sure of something, so that every layer matters
-    folder = tmp_path_factory.mktemp("lm") / "lm"
-    save_model(model, config, folder)
-    _tokenizer(32).save(str(folder / "tokenizer.json"))
+    folder = save_sure_matlm(tmp_path_factory.mktemp("lm") / "lm", 20)
     return load_universal(open_source(folder))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.parity import tolerance_for
 from nestforge.compiler.prove_slices import prove_slice
+from nestforge.elastic import Submodel
 from tiny_compile import BUCKET
 
 LIMIT = tolerance_for("fp32", 2)
@@ -29,8 +32,8 @@ def test_a_narrowing_that_takes_other_steps_is_found(builder: EngineBuilder, mon
     """The last heads instead of the first."""
     narrow = type(builder.universal).narrow
 
-    def wrong(self, submodel):  # type: ignore[no-untyped-def]
-        module = narrow(self, submodel)
+    def wrong(self: Any, submodel: Submodel) -> Any:
+        module: Any = narrow(self, submodel)
         if not submodel.is_universal:
             last = self.module.model.encoder.layer[0].intermediate.dense.weight.data[-8:]
             module.model.encoder.layer[0].intermediate.dense.weight = torch.nn.Parameter(last, requires_grad=False)

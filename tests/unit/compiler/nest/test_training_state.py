@@ -14,7 +14,7 @@ def training() -> tuple[dict[str, torch.nn.Parameter], torch.optim.Optimizer]:
 
 def step(weights: dict[str, torch.nn.Parameter], optimiser: torch.optim.Optimizer) -> None:
     optimiser.zero_grad()
-    (weights["a"].square() * weights["b"]).sum().backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward((weights["a"].square() * weights["b"]).sum())
     optimiser.step()
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from exit_bundles import write_exits_bundle
-from exit_rows import write_arrays
+from exit_rows import timed_once, write_arrays
 from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.calibrate import measure as measure_exits
 from nestforge.runtime.exits.calibration import CALIBRATION_NAME, read_calibration
 from nestforge.tools import exit_plot
 from nestforge.tools.cli import main
@@ -38,10 +37,7 @@ main()
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """How long things take is not looked at here, so each is timed once."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("_SAMPLES", "_LEAST_ROUNDS", "_MOST_ROUNDS"):
-            patch.setattr(measure_exits, name, 1)
+    with timed_once():
         yield
 
 

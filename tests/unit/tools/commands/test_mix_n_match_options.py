@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
-from nestforge.exporters.matformer.config import MatformerConfig
-from nestforge.exporters.matformer.folder import save_model
-from nestforge.exporters.matformer.language_model import MatformerLM
 from nestforge.exporters.source import open_source
 from nestforge.runtime.bundle import open_bundle
 from nestforge.tools.cli import main
 from safetensors.torch import load_file, save_file
+from tiny_language import save_sure_matlm
 from tiny_models import corpus
 
 
@@ -93,22 +90,7 @@ def test_budgets_that_make_no_sense(compiled: Any) -> None:
 
 @pytest.fixture(scope="module")
 def matlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    config = MatformerConfig(
-        vocab_size=32,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        activation="gelu",
-        tie_word_embeddings=True,
-        nested=True,
-    )
-    model = MatformerLM(config)
-    for parameter in model.parameters():
-        parameter.data *= 10
-    return save_model(model, config, tmp_path_factory.mktemp("matlm") / "lm")
+    return save_sure_matlm(tmp_path_factory.mktemp("matlm") / "lm", 10)
 
 
 def published(matlm: Path, folder: Path, widths: list[int]) -> Path:
