@@ -16,6 +16,8 @@ from .errors import PlanError
 
 # The axis that counts the layers which run, of models that can answer after some of them.
 DEPTH = "depth"
+# The axis of the sequence that a submodel takes, of models that are another function at each.
+SEQUENCE = "sequence"
 _LAYER_AXIS = re.compile(r"layers\.(\d+)\.(.+)")
 _ID_PART = re.compile(r"(?P<kind>[a-z][a-z_.]*)(?P<runs>\d{1,9}(?:x\d{1,9})?(?:_\d{1,9}(?:x\d{1,9})?)*)", re.ASCII)
 _BUCKET = re.compile(r"b?(\d{1,9})(?:xs?|-s)(\d{1,9})", re.ASCII)
@@ -71,6 +73,10 @@ class Submodel:
     def depth(self) -> int | None:
         """How many layers run, or None where every submodel has all of them."""
         return self._by_name.get(DEPTH)
+
+    def at(self, bucket: Bucket) -> Bucket:
+        """The bucket that this submodel has in the place of ``bucket``: as long as its own sequence, if it has one."""
+        return Bucket(bucket.batch, self._by_name.get(SEQUENCE, bucket.sequence))
 
     @cached_property
     def _by_name(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..elastic import Bucket, ElasticSpec, Submodel
 from ..errors import ExportError, UnsupportedModelError
-from ..runtime.manifest import Proof, TensorSpec, TextEntry
+from ..runtime.manifest import DecisionEntry, Proof, TensorSpec, TextEntry
 from ..workload import Op
 from .checkpoint import Checkpoint
 from .exits import Exits
@@ -48,6 +48,20 @@ class Signature:
             if bucket.sequence > self.max_sequence:
                 raise ExportError(f"bucket {bucket.label}: the model takes at most {self.max_sequence} tokens")
         return tuple(dict.fromkeys(wanted))
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One pass of a model that decides. ``own`` are the decisions that it would have made on the activations it saw.
+
+    ``margins``: by how much what was given is worse than ``own``, in units of the score that decides; 0 where equal,
+    infinite where it is no possible decision. ``shares`` are figures per decision, such as ``tokens_dropped``.
+    """
+
+    outputs: tuple[torch.Tensor, ...]
+    own: Mapping[str, torch.Tensor]
+    margins: Mapping[str, float]
+    shares: Mapping[str, Mapping[str, float]]
 
 
 class Family(ABC):
@@ -99,6 +113,44 @@ class Family(ABC):
     def prove_load(self, checkpoint: Checkpoint, feeds: Mapping[str, np.ndarray]) -> Iterator[Proof]:  # noqa: ARG002
         """What ``load`` did to the stored weights, proven against them on ``feeds``; nothing if it only read them."""
         return iter(())
+
+    def forms(
+        self,
+        checkpoint: Checkpoint,  # noqa: ARG002  (optional)
+        submodel: Submodel,  # noqa: ARG002
+        bucket: Bucket,  # noqa: ARG002
+    ) -> Mapping[str, Mapping[str, Sequence[Op]]]:
+        """Computations that an engine may have in several equal forms: what is computed, to form, to its operations.
+
+        ``workload`` leaves them out. The compiler takes the form that costs least on the device; the first is the one
+        that figures without a device count.
+        """
+        return {}
+
+    def lowered(self, module: torch.nn.Module, forms: Mapping[str, str]) -> torch.nn.Module:  # noqa: ARG002
+        """``module`` as the compiler traces it: the same function in the chosen ``forms``, which returns the model's
+        decisions after its outputs. By default the module itself."""
+        return module
+
+    def facts(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:  # noqa: ARG002
+        """Static numbers and rules of an engine that no shape of it shows, for the manifest; by default none."""
+        return {}
+
+    def decisions(
+        self,
+        checkpoint: Checkpoint,  # noqa: ARG002
+        submodel: Submodel,  # noqa: ARG002
+        bucket: Bucket,  # noqa: ARG002
+    ) -> tuple[DecisionEntry, ...]:
+        """What the model decides on the way, such as routes: whole numbers that engines return beside the outputs, so
+        that an engine can be told from one that is wrong where a decision is close; by default nothing."""
+        return ()
+
+    def replay(
+        self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor] | None
+    ) -> Replay:
+        """A pass of ``module`` with the decisions ``given`` (None: its own). Only asked of families with decisions."""
+        raise NotImplementedError(f"family {self.name} has no decisions")
 
     def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:  # noqa: B027  (optional, not abstract)
         """Adjusts what of ``module`` (whose parameters are narrowed already) repeats an axis value: attributes, and the

@@ -67,6 +67,15 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class DecisionEntry:
+    """What an engine decides on the way, such as which tokens each expert took: whole numbers (int64) of ``shape``,
+    returned beside its outputs where they are asked for."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ParityOutput:
     """Worst figures of one output over all parity cases."""
 

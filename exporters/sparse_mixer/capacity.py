@@ -1,0 +1,72 @@
+"""Token groups and expert capacity: static numbers of an engine, from configuration, submodel and bucket (no torch).
+
+Groups: ``max(1, floor(tokens / group_size))``, raised until it divides the tokens, so that a group may be larger than
+``group_size`` (Sparse Mixers, reference code). Capacity: ``capacity_factor * tokens / experts`` rounded, at least
+``min_capacity``, at most the tokens of a group. ``experts`` are all that were trained, whatever a submodel keeps: an
+expert then has the slots that it had among all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, floor
+
+from ...elastic import Bucket, Submodel
+from ...errors import PlanError
+from .config import CAPACITY, EXPERTS, GROUP, SparseMixerConfig
+
+_ROUND: Mapping[str, Callable[[Fraction], int]] = {"half_even": round, "floor": floor, "ceil": ceil}
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Static routing of one engine: ``groups`` of ``tokens``, where each of ``experts`` has ``capacity`` slots.
+
+    ``trained_experts`` are those that the router scores.
+    """
+
+    groups: int
+    tokens: int
+    capacity: int
+    experts: int
+    trained_experts: int
+
+
+def routing(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> Routing:
+    """The routing of ``submodel`` at ``bucket`` (its own: ``submodel.at(bucket)``). Raises PlanError for no slots."""
+    chosen = {axis.name: value for axis, value in submodel.values}
+    groups = token_groups(bucket.tokens, chosen.get(GROUP, config.group_size))
+    tokens = bucket.tokens // groups
+    percent = chosen.get(CAPACITY, config.trained_capacity)
+    slots = capacity(config, percent, tokens)
+    if slots < 1:
+        raise PlanError(
+            f"bucket {bucket.label}: {percent} % of {tokens} tokens over {config.num_experts} experts rounds to 0 "
+            f"slots ({config.capacity_rounding}, min_capacity {config.min_capacity}); raise {CAPACITY} or the bucket"
+        )
+    return Routing(groups, tokens, slots, chosen.get(EXPERTS, config.num_experts), config.num_experts)
+
+
+def token_groups(tokens: int, group_size: int) -> int:
+    """How many groups ``tokens`` fall into: the least number from ``tokens // group_size`` on that divides them."""
+    groups = max(1, tokens // group_size)
+    while tokens % groups:
+        groups += 1
+    return groups
+
+
+def capacity(config: SparseMixerConfig, percent: int, tokens: int) -> int:
+    """Slots per expert in a group of ``tokens``, at a capacity factor of ``percent``."""
+    exact = Fraction(percent * tokens, 100 * config.num_experts)
+    return min(max(_ROUND[config.capacity_rounding](exact), config.min_capacity), tokens)
+
+
+def capacity_rule(config: SparseMixerConfig) -> str:
+    """The rule as the manifest states it."""
+    rounding = {"half_even": "rounded, half to even", "floor": "rounded down", "ceil": "rounded up"}
+    return (
+        f"capacity factor * tokens / {config.num_experts} experts, {rounding[config.capacity_rounding]}, "
+        f"at least {config.min_capacity}, at most the tokens of a group"
+    )
