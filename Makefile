@@ -11,7 +11,7 @@ TRAINED := demo/exits/slender/model.safetensors
 MYPY_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest lint format typecheck bench demo demo-exits demo-matformer wheel clean distclean
+.PHONY: help setup test pytest lint format typecheck bench demo demo-exits demo-matformer demo-mixer wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ demo-exits: $(SETUP) $(CHECKPOINT)  ## train a multi-exit model (about 10 minute
 
 demo-matformer: $(SETUP)  ## train nested models of text and of images, compile each for eight budgets, draw quality over latency
 	$(BIN)/python -m nestforge.tools.demo.matformer
+
+demo-mixer: $(SETUP)  ## train masked-token models with experts and without, compile each for many budgets, compare them
+	$(BIN)/python -m nestforge.tools.demo.mixer
 
 test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
 

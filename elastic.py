@@ -18,7 +18,10 @@ from .errors import PlanError
 DEPTH = "depth"
 # The axis of the sequence that a submodel takes, of models that are another function at each.
 SEQUENCE = "sequence"
+# The id of the one submodel that a model without axes has.
+_WITHOUT_AXES = "universal"
 _LAYER_AXIS = re.compile(r"layers\.(\d+)\.(.+)")
+_LAYER_PARAMETER = re.compile(r"(?:.+\.)??(layers?\.\d+)\.")
 _ID_PART = re.compile(r"(?P<kind>[a-z][a-z_.]*)(?P<runs>\d{1,9}(?:x\d{1,9})?(?:_\d{1,9}(?:x\d{1,9})?)*)", re.ASCII)
 _BUCKET = re.compile(r"b?(\d{1,9})(?:xs?|-s)(\d{1,9})", re.ASCII)
 
@@ -58,6 +61,20 @@ class PrefixSlice:
 
 
 @dataclass(frozen=True)
+class Order:
+    """Steps that are ranked, and permuted, together: those of ``axis``, or of one layer where layers are independent.
+
+    ``slices`` shrink with the axis. ``followers`` have the same steps and keep them all: ``unit`` elements of dimension
+    ``dim`` each, like those of a slice.
+    """
+
+    name: str
+    axis: Axis
+    slices: tuple[PrefixSlice, ...]
+    followers: tuple[PrefixSlice, ...] = ()
+
+
+@dataclass(frozen=True)
 class Submodel:
     """One point: a value for every axis, in the axes' order.
 
@@ -84,12 +101,13 @@ class Submodel:
 
     @cached_property
     def id(self) -> str:
-        """Readable, stable and parseable: ``ffn768x4_1536x2-heads6x4_12x2``; ``ffn1536-heads12`` where uniform."""
+        """Readable, stable and parseable: ``ffn768x4_1536x2-heads6x4_12x2``; ``ffn1536-heads12`` where uniform, and
+        ``universal`` of a model without axes."""
         parts = []
         for kind in dict.fromkeys(axis.kind for axis, _ in self.values):
             runs = [(v, len(list(g))) for v, g in groupby(v for axis, v in self.values if axis.kind == kind)]
             parts.append(kind + (str(runs[0][0]) if len(runs) == 1 else "_".join(f"{v}x{n}" for v, n in runs)))
-        return "-".join(parts)
+        return "-".join(parts) or _WITHOUT_AXES
 
     @property
     def is_universal(self) -> bool:
@@ -122,7 +140,9 @@ class ElasticSpec:
     ``since`` maps a parameter to the least depth of a submodel that has it; every submodel has those left out.
     ``granularities`` are the levels that training sampled, by axis kind as fractions of the size, rising to 1; None
     where they are not known. ``coupled`` names the axes whose steps are measured against each other, by a mean over
-    them: there a step that is cut is not a step of zeros.
+    them: there a step that is cut is not a step of zeros. ``ordered`` are parameters that follow an axis's order and
+    keep every step, such as the scores of experts. ``independent`` names axes of the whole model whose steps in one
+    layer have nothing to do with those in another, so that each layer has its own order.
     """
 
     axes: tuple[Axis, ...]
@@ -133,6 +153,8 @@ class ElasticSpec:
     since: Mapping[str, int] = field(default_factory=dict, hash=False)
     granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
     coupled: frozenset[str] = frozenset()
+    ordered: tuple[PrefixSlice, ...] = ()
+    independent: frozenset[str] = frozenset()
 
     @property
     def kinds(self) -> list[str]:
@@ -140,8 +162,23 @@ class ElasticSpec:
 
     @property
     def prefix_axes(self) -> tuple[Axis, ...]:
-        """The axes that slice parameters; those with choices do not."""
+        """The axes of which submodels differ in extents alone; those with choices change the graph."""
         return tuple(axis for axis in self.axes if axis.choices is None)
+
+    @cached_property
+    def orders(self) -> tuple[Order, ...]:
+        """Everything that may be permuted without changing the function, in the order of the axes."""
+        found: list[Order] = []
+        for axis in self.axes:
+            slices, followers = ([cut for cut in cuts if cut.axis == axis.name] for cuts in (self.slices, self.ordered))
+            if axis.name not in self.independent:
+                found += [Order(axis.name, axis, tuple(slices), tuple(followers))] if slices else []
+                continue
+            for layer in dict.fromkeys(_layer_of(cut.parameter) for cut in slices):
+                own = tuple(cut for cut in slices if _layer_of(cut.parameter) == layer)
+                beside = tuple(cut for cut in followers if _layer_of(cut.parameter) == layer)
+                found.append(Order(f"{layer}.{axis.name}" if layer else axis.name, axis, own, beside))
+        return tuple(found)
 
     def universal(self) -> Submodel:
         return Submodel(tuple((axis, axis.size) for axis in self.axes))
@@ -168,7 +205,7 @@ class ElasticSpec:
         for kind, widths in table.items():
             axes = [axis for axis in self.axes if axis.kind == kind]
             if not axes:
-                raise PlanError(f"unknown axis kind {kind!r}: this model has {', '.join(self.kinds)}")
+                raise PlanError(f"unknown axis kind {kind!r}: this model has {', '.join(self.kinds) or 'none'}")
             widths = list(islice(widths, len(axes) + 1))  # an id may name billions
             if len(widths) == 1:
                 widths *= len(axes)
@@ -181,6 +218,8 @@ class ElasticSpec:
     def parse(self, submodel_id: str) -> Submodel:
         """The submodel that ``submodel_id`` names; kinds left out keep their full size."""
         table: dict[str, Iterable[int]] = {}
+        if not self.axes and submodel_id == _WITHOUT_AXES:
+            return self.universal()
         for part in submodel_id.split("-"):
             match = _ID_PART.fullmatch(part)
             if not match or match["kind"] in table:
@@ -211,6 +250,12 @@ class ElasticSpec:
         for cut in self.slices:
             table[cut.parameter] = (*table.get(cut.parameter, ()), cut)
         return table
+
+
+def _layer_of(parameter: str) -> str:
+    """``layers.3`` for ``layers.3.moe.router.weight``; empty where a parameter lies in no layer."""
+    match = _LAYER_PARAMETER.match(parameter)
+    return match[1] if match else ""
 
 
 def canonical(values: Iterable[tuple[Axis, int]]) -> Submodel:

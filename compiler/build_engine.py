@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-import numpy as np
 import torch
 
 from ..elastic import Bucket, Submodel
@@ -22,11 +21,13 @@ from ..runtime.threads import threads_or_default
 from ..strict import structure, unstructure
 from .cases import Case
 from .cost_model import predict
-from .divergence import first_divergence
+from .divergence import NOWHERE, first_divergence
+from .forms import chosen_forms, formed_workload
 from .parity import Arrays, Comparison, Tolerance, compare, max_difference, tolerance_for
+from .reference import BrokenDecision, Replayed, pass_of, replayed, rule_of
 from .staging import Stage, write_synced
 from .store import Store
-from .template import Template, emit, weight_bytes
+from .template import Template, emit, private_bytes, weight_bytes
 from .templates import Templates
 
 _MAX_STEM = 120
@@ -91,11 +92,12 @@ class EngineBuilder:
         write_synced(self.stage.folder / file, graph)
         source, exits = self.universal.source, self.universal.source.exits
         if segment is None or exits is None:
-            ops, part, reads = source.workload(submodel, bucket), None, None
+            ops, part = formed_workload(source, submodel, bucket, self.profile), None
         else:
             ops, part = exits.workload(submodel, bucket, segment), exits.entry.segments[segment].name
-            reads = weight_bytes(template, self.store, submodel)
+        reads = weight_bytes(template, self.store, submodel) if part is not None or template.tables else None
         cost = predict(ops, self.profile)
+        family, checkpoint, whole = source.family, source.checkpoint, segment is None
         kind: Literal["sliced", "traced"] = "traced" if emitted == "traced" else "sliced"
         entry = EngineEntry(
             id=name,
@@ -104,13 +106,16 @@ class EngineBuilder:
             backend=self.profile.backend,
             file=file,
             emitted=kind,
-            private_bytes=template.private_bytes,
+            private_bytes=private_bytes(template, self.store),
             flops=cost.flops,
             moved_bytes=cost.moved_bytes,
             activation_bytes=cost.activation_bytes,
             slice_problem=problem if emitted == "traced" else None,
             segment=part,
             weight_bytes=reads,
+            decisions=(family.decisions(checkpoint, submodel, bucket) or None) if whole else None,
+            facts=(family.facts(checkpoint, submodel, bucket) or None) if whole else None,
+            forms=(chosen_forms(source, submodel, bucket, self.profile) or None) if whole else None,
         )
         return Emitted(entry, template, hashlib.sha256(graph).hexdigest())
 
@@ -119,7 +124,7 @@ class EngineBuilder:
         engine: Emitted,
         module: torch.nn.Module,
         cases: Sequence[Case],
-        reference: Sequence[Arrays],
+        reference: Replayed,
         found: Sequence[Arrays],
         submodel: Submodel,
     ) -> EngineEntry:
@@ -128,13 +133,14 @@ class EngineBuilder:
         Raises ParityError, naming the first module that diverges, if ``found`` breaks the rule.
         """
         names = [case.name for case in cases]
-        comparisons = compare(reference, found, names, self.tolerance, self.computed_from)
-        broken = next((comparison for comparison in comparisons if not comparison), None)
+        comparisons = compare(reference.outputs, found, names, self.tolerance, self.computed_from)
+        broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
         if broken is not None:
-            raise self._diverged(engine, broken, module, cases, submodel)
+            case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
+            raise self._diverged(engine, broken, module, case, arrays, submodel)
         receipt = ParityReceipt(
             reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}",
-            rule=self.tolerance.rule,
+            rule=rule_of(self.tolerance, engine.entry.decisions),
             atol=self.tolerance.atol,
             rtol=self.tolerance.rtol,
             min_cosine=self.tolerance.min_cosine,
@@ -142,44 +148,74 @@ class EngineBuilder:
             outputs=tuple(comparison.output for comparison in comparisons),
             graph_sha256=engine.graph_sha256,
             weights_sha256=self.weights_sha256,
+            decisions=reference.decisions,
         )
         return replace(engine.entry, parity=receipt)
 
     def run(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> list[Arrays]:
-        """Outputs of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see verify.py)."""
+        """Outputs and decisions of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see
+        verify.py)."""
         names = [spec.name for spec in self.draft.manifest.interface(engine.segment)[1]]
+        names += [entry.name for entry in engine.decisions or ()]
         with runner_for(self.draft, engine, "shared", threads_or_default(None)) as runner:
-            return [dict(zip(names, runner.run(arrays), strict=True)) for arrays in feeds]
+            return [dict(zip(names, runner.run(arrays, decisions=True), strict=True)) for arrays in feeds]
 
     def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         engine = self.emit(name, file, submodel, bucket)
         module, cases = self.universal.narrow(submodel), self.cases[bucket]
-        reference = reference_outputs(module, self._output_names, cases)
         found = self.run(engine.entry, [case.feeds for case in cases])
+        reference = self._replayed(engine.entry, module, cases, found)
         entry = self.proven(engine, module, cases, reference, found, submodel)
         if submodel.is_universal or entry.parity is None:
             return entry
-        whole = self.universal_outputs[bucket]
-        if max_difference(whole, reference) == 0.0 and not self._cuts_only_zeros(submodel):
+        whole = self.universal_outputs.get(bucket)
+        if whole is None:  # another sequence: the universal model has no outputs there
+            return entry
+        equal = max_difference(whole, reference.outputs) == 0.0
+        if equal and self._must_differ(submodel) and not self._cuts_only_zeros(submodel):
             raise ParityError(f"engine {name}: returns the universal model's outputs; the slice has no effect")
         return replace(entry, parity=replace(entry.parity, difference_to_universal=max_difference(whole, found)))
 
+    def _replayed(
+        self, engine: EngineEntry, module: torch.nn.Module, cases: Sequence[Case], found: Sequence[Arrays]
+    ) -> Replayed:
+        family, names = self.universal.source.family, self._output_names
+        try:
+            return replayed(family, module, names, cases, engine.decisions, found, self.tolerance)
+        except ParityError as failure:
+            raise ParityError(f"engine {engine.id}: {failure}") from failure
+
     def _diverged(
-        self, engine: Emitted, broken: Comparison, module: torch.nn.Module, cases: Sequence[Case], submodel: Submodel
+        self,
+        engine: Emitted,
+        broken: Comparison | BrokenDecision,
+        module: torch.nn.Module,
+        case: Case,
+        found: Arrays,
+        submodel: Submodel,
     ) -> ParityError:
-        feeds = next(case.feeds for case in cases if case.name == broken.failed_case)
+        rule = rule_of(self.tolerance, engine.entry.decisions)
+        run = pass_of(self.universal.source.family, module, engine.entry.decisions, found)
         where = first_divergence(
-            engine.template, self.store, submodel, module, feeds, self.tolerance, self.stage.folder
+            engine.template, self.store, submodel, module, case.feeds, self.tolerance, self.stage.folder, run
         )
-        return ParityError(
-            f"engine {engine.entry.id}: {broken.describe()}; allowed {self.tolerance.rule}; first to diverge: {where}"
-        )
+        if where == NOWHERE and isinstance(broken, BrokenDecision):
+            where = "no module; the decision alone is wrong"
+        return ParityError(f"engine {engine.entry.id}: {broken.describe()}; allowed {rule}; first to diverge: {where}")
+
+    def _must_differ(self, submodel: Submodel) -> bool:
+        """Whether ``submodel`` leaves parameters out; a smaller token group may still hold every token of a bucket."""
+        source = self.universal.source
+        prefix = any(value < axis.size for axis, value in submodel.values if axis.choices is None)
+        return prefix or source.parameters(submodel) < source.parameters(source.spec.universal())
 
     def _cuts_only_zeros(self, submodel: Submodel) -> bool:
         """Whether equal outputs are right: of a pruned model a slice may cut nothing but zeros."""
         parameters, kept = self.universal.parameters(), {a.name: n for a, n in submodel.values if n < a.size}
-        cuts = [cut for cut in self.universal.spec.slices if cut.dim == 1 and cut.axis in kept]
-        rest = (parameters[cut.parameter].movedim(1, 0)[kept[cut.axis] * cut.unit :] for cut in cuts)
+        orders = [order for order in self.universal.spec.orders if order.axis.name in kept]
+        # What reads the steps says what is left of them; stacked steps are read by none but themselves.
+        cuts = [c for order in orders for c in ([c for c in order.slices if c.dim == 1] or order.slices)]
+        rest = (parameters[c.parameter].movedim(c.dim, 0)[kept[c.axis] * c.unit :] for c in cuts)
         return bool(cuts) and not any(bool(weights.any()) for weights in rest)
 
     @property
@@ -192,10 +228,3 @@ def short(submodel_id: str) -> str:
     if len(submodel_id) <= _MAX_STEM:
         return submodel_id
     return f"{submodel_id[:_MAX_STEM]}-{hashlib.sha256(submodel_id.encode()).hexdigest()[:8]}"
-
-
-def reference_outputs(module: torch.nn.Module, names: Sequence[str], cases: Sequence[Case]) -> list[Arrays]:
-    """Outputs of a PyTorch module, one mapping per case."""
-    with torch.no_grad():
-        results = [module(*(torch.from_numpy(np.asarray(array)) for array in case.feeds.values())) for case in cases]
-    return [{name: tensor.numpy() for name, tensor in zip(names, result, strict=True)} for result in results]

@@ -17,9 +17,10 @@ from ..errors import ParityError
 from ..exporters.exits import Exits
 from ..runtime.manifest import EngineEntry
 from ..strict import structure, unstructure
-from .build_engine import EngineBuilder, reference_outputs, short
+from .build_engine import EngineBuilder, short
 from .cases import Case
 from .parity import Arrays
+from .reference import Replayed, reference_outputs
 
 
 def build_segments(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -> tuple[EngineEntry, ...]:
@@ -56,7 +57,7 @@ def _build(
         engine = builder.emit(name, file, submodel, bucket, index)
         found = builder.run(engine.entry, [case.feeds for case in cases])
         module = exits.segment(narrowed, index)
-        entries.append(builder.proven(engine, module, cases, reference[index], found, submodel))
+        entries.append(builder.proven(engine, module, cases, Replayed(reference[index]), found, submodel))
         cases = [_next(case, outputs, exits) for case, outputs in zip(cases, found, strict=True)]
     return entries
 

@@ -21,7 +21,7 @@ from ..runtime.bundle import Bundle, open_bundle
 from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
 from ..strict import unstructure
 from .assignments import read_assignment
-from .build_engine import EngineBuilder, reference_outputs
+from .build_engine import EngineBuilder
 from .build_segments import build_segments
 from .cases import parity_cases
 from .clock import Clock, Progress, silent
@@ -34,6 +34,7 @@ from .plan import Plan, make_plan
 from .prove import prove
 from .quality import measure_quality
 from .rank_axes import rank_axes, text_encoder
+from .reference import reference_outputs
 from .staging import Stage, staged
 from .store import read_store, write_store
 from .templates import Templates
@@ -57,6 +58,7 @@ def compile_bundle(
     slices: Sequence[str | Path] = (),
     buckets: Sequence[Bucket] | None = None,
     exits: Sequence[int] | None = None,
+    forms: Mapping[str, str] | None = None,
     include: Include = "levels",
     command: Sequence[str] = (),
     progress: Progress = silent,
@@ -67,9 +69,11 @@ def compile_bundle(
     ``data`` is the same for models of anything else: an NPZ file with an array per input, and perhaps ``labels``.
     ``levels`` maps an axis kind to fractions of its size, ``shape`` says which layers the ladder between them promotes
     first, and ``budgets`` stand in place of the profile's. ``exits`` are the layers after which a multi-exit model is
-    cut, by default all that have an exit; the last always is one. ``include`` says which submodels to build: those that
-    budgets chose, also every level, or every rung of the ladder; ``submodels`` (ids) come on top, and so do ``slices``,
-    folders that hold a published slice of the model. ``progress(stage, done, total)`` is called as work proceeds.
+    cut, by default all that have an exit; the last always is one. ``forms`` maps what engines may compute in several
+    equal forms, such as ``moe.combine``, to one of them, where the cheapest is not wanted. ``include`` says which
+    submodels to build: those that budgets chose, also every level, or every rung of the ladder; ``submodels`` (ids) come
+    on top, and so do ``slices``, folders that hold a published slice of the model. ``progress(stage, done, total)`` is
+    called as work proceeds.
     Raises a NestforgeError and publishes nothing if an input is bad or a gate fails; an interrupted compile goes on
     where it was when called again with the same arguments.
     """
@@ -77,7 +81,7 @@ def compile_bundle(
         raise PlanError(f"include {include!r}: expected one of {', '.join(get_args(Include))}")
     source = open_source(model, exits)
     source.checkpoint.require_weights()
-    device = _device(source, profile, buckets, levels=levels, shape=shape, budgets=budgets)
+    device = _device(source, profile, buckets, levels=levels, shape=shape, budgets=budgets, forms=forms)
     steps = make_levels(source.spec, device.levels, device.width_multiple)
     rungs = ladder(steps, device.shape)
     wanted = [read_assignment(source.spec, submodel, steps, device.width_multiple) for submodel in submodels]
@@ -102,23 +106,23 @@ def compile_bundle(
             universal = load_universal(source)
         with clock("rank"):  # every elastic dimension becomes a prefix
             ranking = rank_axes(universal, corpus, stage, clock)
-        templates = Templates(universal, stage, device.opset)
+        templates = Templates(universal, stage, device)
         with clock("trace"):  # once per bucket, depth and segment
             for key in clock.each(templates.keys([*rungs, *wanted, source.spec.universal()], device.buckets)):
                 templates.get(key)
         with clock("store"):  # every weight once, elastic dimension first
-            stage.once(stage.folder / WEIGHTS_NAME, partial(write_store, universal, templates.weights()))
+            write = partial(write_store, universal, templates.weights(), templates.tables())
+            stage.once(stage.folder / WEIGHTS_NAME, write)
         draft = draft_bundle(stage, universal.source, ranking, device, options)
-        builder = _builder(universal, device, templates, stage, draft)
+        builder = _builder(universal, device, templates, stage, draft, [*rungs, *wanted])
         with clock("measure"):  # a few rungs on this host correct the predictions
             corrections = fit_rungs(builder, rungs, clock)
         plan = make_plan(universal.source, device, levels=steps, submodels=wanted, corrections=corrections)
         chosen = _chosen(universal, plan, steps, wanted, include)
         with clock("build"):  # slice, and compare with PyTorch: the gate
             engines: list[EngineEntry] = []
-            for submodel, bucket in clock.each(
-                [(submodel, bucket) for submodel in chosen for bucket in device.buckets]
-            ):
+            pairs = [(submodel, shape) for submodel in chosen for shape in _shapes(submodel, device)]
+            for submodel, bucket in clock.each(pairs):
                 engines += [builder.build(submodel, bucket), *build_segments(builder, submodel, bucket)]
         with clock("quality"):  # what the submodels keep, on held-out texts or rows
             quality = measure_quality(builder, text_encoder(universal), engines, corpus, clock)
@@ -143,6 +147,7 @@ def _device(
     levels: Mapping[str, Sequence[float]] | None,
     shape: LadderShape | None,
     budgets: Mapping[str, BudgetSpec] | None,
+    forms: Mapping[str, str] | None,
 ) -> DeviceProfile:
     """The profile, with what this compile asks for in place of its own."""
     device = profile if isinstance(profile, DeviceProfile) else load_profile(profile)
@@ -154,6 +159,8 @@ def _device(
     device = replace(device, buckets=source.signature.buckets(buckets or device.buckets))
     if levels:
         device = replace(device, levels={kind: tuple(fractions) for kind, fractions in levels.items()})
+    if forms:
+        device = replace(device, forms={**(device.forms or {}), **forms})
     return replace(device, shape=shape or device.shape, budgets=budgets or device.budgets)
 
 
@@ -187,11 +194,18 @@ def _key(
 
 
 def _builder(
-    universal: UniversalModel, device: DeviceProfile, templates: Templates, stage: Stage, draft: Bundle
+    universal: UniversalModel,
+    device: DeviceProfile,
+    templates: Templates,
+    stage: Stage,
+    draft: Bundle,
+    submodels: Iterable[Submodel],
 ) -> EngineBuilder:
     weights = stage.folder / WEIGHTS_NAME
     encoder, names = text_encoder(universal), [spec.name for spec in universal.source.signature.outputs]
-    cases = {bucket: parity_cases(universal.source.signature, bucket, encoder) for bucket in device.buckets}
+    whole = universal.spec.universal()
+    shapes = {shape for submodel in (whole, *submodels) for shape in _shapes(submodel, device)}
+    cases = {shape: parity_cases(universal.source.signature, shape, encoder) for shape in sorted(shapes)}
     return EngineBuilder(
         universal=universal,
         profile=device,
@@ -199,10 +213,15 @@ def _builder(
         store=read_store(weights, universal.spec),
         weights_sha256=sha256_of(weights),
         cases=cases,
-        universal_outputs={b: reference_outputs(universal.module, names, c) for b, c in cases.items()},
+        universal_outputs={b: reference_outputs(universal.module, names, cases[b]) for b in _shapes(whole, device)},
         stage=stage,
         draft=draft,
     )
+
+
+def _shapes(submodel: Submodel, device: DeviceProfile) -> list[Bucket]:
+    """The buckets of the profile as ``submodel`` has them; several may be one."""
+    return list(dict.fromkeys(map(submodel.at, device.buckets)))
 
 
 def _chosen(
@@ -215,8 +234,9 @@ def _chosen(
         ids |= {level.submodel.id for level in steps}
     if include == "ladder":
         ids |= {candidate.id for candidate in plan.candidates}
-    found = sorted((c for c in plan.candidates if c.id in ids), key=lambda c: (c.parameters, c.id))
-    return [universal.spec.parse(candidate.id) for candidate in found]
+    found = [(c.parameters, universal.spec.parse(c.id)) for c in plan.candidates if c.id in ids]
+    found.sort(key=lambda pair: (pair[0], [value for _, value in pair[1].structure], pair[1].id))
+    return [submodel for _, submodel in found]
 
 
 def _verify_written(stage: Stage, universal: UniversalModel, clock: Clock) -> None:

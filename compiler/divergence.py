@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,11 @@ import torch
 
 from ..elastic import Submodel
 from ..exporters.universal import PREFIX
-from .parity import Tolerance, within
+from .parity import Arrays, Tolerance, within
 from .store import Store
 from .template import Template, emit
+
+NOWHERE = "no module alone breaks the rule; rounding grows over the whole depth"
 
 
 def first_divergence(
@@ -25,13 +27,14 @@ def first_divergence(
     feeds: Mapping[str, np.ndarray],
     limit: Tolerance,
     folder: Path,
+    run: Callable[[Arrays], object],
 ) -> str:
     """``encoder.layer.3.output.dense (max abs 0.31)``: the first module, in graph order, whose output breaks the rule.
 
-    ``module`` is the narrowed reference; the graph is emitted again with every module's value as an output. ``folder``
-    holds the weight store.
+    ``module`` is the narrowed reference, of which ``run`` makes a pass on ``feeds`` (``reference.pass_of``); the graph
+    is emitted again with every module's value as an output. ``folder`` holds the weight store. NOWHERE if none does.
     """
-    expected = _module_values(module, feeds)
+    expected = _module_values(module, feeds, run)
     found = _graph_values(template, store, submodel, feeds, folder)
     for name, value in found.items():
         if name in expected and expected[name].size == value.size:
@@ -39,10 +42,12 @@ def first_divergence(
             if not within(reference, value, limit):
                 difference = float(np.abs(reference - value).max())
                 return f"{name} (max abs {difference:.3g})"
-    return "no module alone breaks the rule; rounding grows over the whole depth"
+    return NOWHERE
 
 
-def _module_values(module: torch.nn.Module, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _module_values(
+    module: torch.nn.Module, feeds: Mapping[str, np.ndarray], run: Callable[[Arrays], object]
+) -> dict[str, np.ndarray]:
     """The first output of every submodule."""
     values: dict[str, np.ndarray] = {}
 
@@ -58,8 +63,7 @@ def _module_values(module: torch.nn.Module, feeds: Mapping[str, np.ndarray]) -> 
         if name
     ]
     try:
-        with torch.no_grad():
-            module(*(torch.from_numpy(array) for array in feeds.values()))
+        run(feeds)
     finally:
         for hook in hooks:
             hook.remove()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import floor, isfinite
+from math import floor, isclose, isfinite
 
 from ..elastic import Axis, ElasticSpec, Submodel
 from ..errors import PlanError
@@ -33,14 +33,16 @@ def levels(
 
     ``fractions`` maps an axis kind to one fraction per level; a kind left out keeps its full size. ``None`` takes the
     levels that training sampled, where the spec knows them. Else it moves the kinds with choices alone, choice by
-    choice, where there are any: those were trained. Else it moves all kinds together through 1/8, 1/4, 1/2, 1 for a
-    model that was trained nested and 1/4, 1/2, 3/4, 1 otherwise.
+    choice, where there are any: those with most choices, if kinds differ in how many they have. Else it moves all kinds
+    together through 1/8, 1/4, 1/2, 1 for a model that was trained nested and 1/4, 1/2, 3/4, 1 otherwise.
     The spec's ``widths`` are rounded to the nearest multiple of ``width_multiple`` (at least one, never above the
     size), kinds with choices to the nearest of them, other kinds to whole steps (at least one).
     Raises PlanError for an unknown kind or fractions that do not increase to 1.
     """
     if fractions is None:
         fractions = _default(spec)
+    if not spec.axes and not fractions:
+        return (Level("100%", spec.universal()),)
     _check(spec, fractions)
     count = len(next(iter(fractions.values())))
     shares = [{kind: steps[index] for kind, steps in fractions.items()} for index in range(count)]
@@ -54,7 +56,8 @@ def _default(spec: ElasticSpec) -> dict[str, Sequence[float]]:
         return dict(spec.granularities)
     chosen = {axis.kind: [choice / axis.size for choice in axis.choices] for axis in spec.axes if axis.choices}
     if chosen:
-        return dict(chosen)
+        most = max(map(len, chosen.values()))
+        return {kind: steps for kind, steps in chosen.items() if len(steps) == most}
     return dict.fromkeys(spec.kinds, NESTED_FRACTIONS if spec.trained_nested else RANKED_FRACTIONS)
 
 
@@ -65,7 +68,7 @@ def _level(label: str, spec: ElasticSpec, shares: Mapping[str, float], width_mul
         exact = shares.get(axis.kind, 1.0) * axis.size
         multiple = width_multiple if axis.kind in spec.widths else 1
         values[axis.name] = _rounded(axis, exact, multiple)
-        if values[axis.name] != exact:
+        if not isclose(values[axis.name], exact):
             unit = f"a multiple of {multiple}" if multiple > 1 else "a choice" if axis.choices else "whole steps"
             rounding[f"{label}: {axis.kind} {exact:g} of {axis.size} rounded to {values[axis.name]} ({unit})"] = None
     return Level(label, spec.submodel(values), tuple(rounding))
@@ -83,7 +86,7 @@ def _rounded(axis: Axis, exact: float, multiple: int) -> int:
 def _label(spec: ElasticSpec, shares: Mapping[str, float], index: int, count: int) -> str:
     """``S`` to ``XL`` for four levels, else the first fraction; ``depth6`` where kinds with choices move alone."""
     choices = {axis.kind: axis for axis in spec.axes if axis.choices}
-    if shares.keys() == choices.keys():
+    if shares.keys() <= choices.keys():
         values = {kind: _rounded(choices[kind], share * choices[kind].size, 1) for kind, share in shares.items()}
         return "-".join(f"{kind}{value}" for kind, value in values.items())
     return _NAMES[index] if count == len(_NAMES) else f"{100 * next(iter(shares.values())):g}%"

@@ -16,6 +16,7 @@ from ..runtime.threads import threads_or_default
 from .build_engine import EngineBuilder
 from .clock import Clock
 from .cost_model import Correction, fit_correction, predict
+from .forms import formed_workload
 
 # Spread over the ladder; the correction has three factors, so four rungs leave it one to disagree with.
 _RUNGS = 4
@@ -28,13 +29,19 @@ _RESIDENCY: Residency = "packed"
 
 
 def fit_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], clock: Clock) -> Mapping[Bucket, Correction]:
-    """Corrections per bucket, from some of ``rungs`` built and measured here; empty for a profile of another device."""
+    """Corrections per bucket, from some of ``rungs`` built and measured here; empty for a profile of another device.
+
+    A rung of another sequence is measured at the shape that it has in the place of the bucket.
+    """
     if not is_this_host(builder.profile):
         return {}
-    picked = rungs_to_measure(len(rungs))
+    picked, source = rungs_to_measure(len(rungs)), builder.universal.source
     return {
         bucket: fit_correction(
-            [predict(builder.universal.source.workload(rungs[i], bucket), builder.profile) for i in picked],
+            [
+                predict(formed_workload(source, rungs[i], rungs[i].at(bucket), builder.profile), builder.profile)
+                for i in picked
+            ],
             _measured_rungs(builder, [rungs[i] for i in picked], bucket),
         )
         for bucket in clock.each(builder.profile.buckets)
@@ -88,18 +95,23 @@ def _predicted(builder: EngineBuilder, engine: EngineEntry, corrections: Mapping
     submodel = source.spec.parse(engine.submodel)
     names = [segment.name for segment in source.exits.entry.segments] if source.exits else []
     if engine.segment is None or source.exits is None:
-        ops = source.workload(submodel, engine.bucket)
+        ops = formed_workload(source, submodel, engine.bucket, builder.profile)
     else:
         ops = source.exits.workload(submodel, engine.bucket, names.index(engine.segment))
     cost = predict(ops, builder.profile)
-    return corrections[engine.bucket].corrected_ms(cost) if corrections else cost.predicted_ms
+    if not corrections:
+        return cost.predicted_ms
+    # The first bucket of the profile that the submodel has as this one.
+    measured = next(bucket for bucket in builder.profile.buckets if submodel.at(bucket) == engine.bucket)
+    return corrections[measured].corrected_ms(cost)
 
 
 def _measured_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], bucket: Bucket) -> list[float]:
     """Latency of each rung in milliseconds; an interrupted compile measures once, so that its plan stays the same."""
 
     def measure_now() -> list[float]:
-        return [p50 for p50, _ in _best_of_rounds(builder, [builder.build(rung, bucket) for rung in rungs])]
+        engines = [builder.build(rung, rung.at(bucket)) for rung in rungs]
+        return [p50 for p50, _ in _best_of_rounds(builder, engines)]
 
     times: list[float] = builder.stage.once_json(f"rungs-{bucket.label}.json", measure_now)
     return times

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +12,7 @@ from ..elastic import Submodel
 from ..errors import PlanError
 from ..exporters.source import ModelSource
 from ..exporters.universal import load_universal
-from ..profiles.device_profile import BudgetSpec, DeviceProfile
+from ..profiles.device_profile import LIMITS, BudgetSpec, DeviceProfile
 from .clock import Clock, Progress, silent
 from .corpus import read_corpus
 from .held_out_loss import HeldOutLoss
@@ -115,7 +115,7 @@ def compare_assignments(
 
 
 def _only_metric(name: str, budget: BudgetSpec) -> str:
-    limits = [field.name for field in fields(BudgetSpec) if getattr(budget, field.name) is not None]
+    limits = [name for name in LIMITS if getattr(budget, name) is not None]
     if len(limits) != 1:
         raise PlanError(f"budget {name!r}: expected exactly one limit to compare assignments by, got {len(limits)}")
     return limits[0]

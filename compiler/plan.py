@@ -18,6 +18,7 @@ from ..runtime.manifest import Limits
 from ..workload import Op
 from .assignments import unusual
 from .cost_model import Correction, predict, predict_memory_bytes
+from .forms import formed_workload
 from .ladder import ladder
 from .levels import Level
 
@@ -31,12 +32,16 @@ class Source(Protocol):
     def spec(self) -> ElasticSpec: ...
     def parameter_groups(self, submodel: Submodel) -> ParameterGroups: ...
     def weight_bytes(self, submodel: Submodel) -> int: ...
-    def workload(self, submodel: Submodel, bucket: Bucket) -> Sequence[Op]: ...
+    def workload(self, submodel: Submodel, bucket: Bucket, forms: Mapping[str, str] | None = None) -> Sequence[Op]: ...
+    def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]: ...
 
 
 @dataclass(frozen=True)
 class BucketCost:
-    """Cost of a candidate at one bucket. ``corrected_ms`` exists where rungs were measured at this bucket."""
+    """Cost of a candidate at its own shape in the place of one bucket of the profile (``Submodel.at``).
+
+    ``corrected_ms`` exists where rungs were measured at this bucket.
+    """
 
     bucket: Bucket
     flops: int
@@ -106,8 +111,8 @@ class BudgetPlan:
 class Plan:
     """What to compile for one model and one device profile.
 
-    Limits hold at ``budget_bucket``; ``latency_basis`` says which latency they were judged by.
-    ``notes`` states what was rounded, and what is unusual about submodels that were asked for by id.
+    Limits hold at ``budget_bucket``, or what a candidate has in its place; ``latency_basis`` says which latency they
+    were judged by. ``notes`` states what was rounded, and what is unusual about submodels that were asked for by id.
     """
 
     model: str
@@ -131,7 +136,8 @@ def make_plan(
 
     ``submodels`` are candidates beside the ladder, to be compiled because they were asked for; budgets do not choose
     them. ``corrections`` must cover every bucket of the profile, or be left out.
-    Raises PlanError if even the smallest rung breaks a limit, naming the budget, the limit and that rung's figure.
+    Raises PlanError if even the smallest rung breaks a limit, naming the budget, the limit and that rung's figure; an
+    optional budget is then left out, and a note says so.
     """
     corrections = corrections or {}
     if corrections and set(corrections) != set(profile.buckets):
@@ -143,14 +149,23 @@ def make_plan(
     on_ladder = [_candidate(source, profile, corrections, s, labels.get(s.id, ()), i) for i, s in enumerate(rungs)]
     beside = [_candidate(source, profile, corrections, s, (), None) for s in extra.values()]
     basis: Literal["predicted", "corrected"] = "corrected" if corrections else "predicted"
+    budgets: list[BudgetPlan] = []
+    left_out: list[str] = []
+    for name, budget in profile.budgets.items():
+        try:
+            budgets.append(_choose(name, budget, on_ladder, profile, basis))
+        except PlanError as failure:
+            if not budget.optional:
+                raise
+            left_out.append(f"{failure}; this budget is optional and was left out")
     return Plan(
         model=source.name,
         profile=profile.name,
         budget_bucket=profile.largest_bucket,
         latency_basis=basis,
         candidates=(*on_ladder, *beside),
-        budgets=tuple(_choose(name, budget, on_ladder, profile, basis) for name, budget in profile.budgets.items()),
-        notes=(*(note for level in levels for note in level.rounding), *unusual(extra.values(), levels)),
+        budgets=tuple(budgets),
+        notes=(*(note for level in levels for note in level.rounding), *unusual(extra.values(), levels), *left_out),
     )
 
 
@@ -167,7 +182,10 @@ def _candidate(
     labels: tuple[str, ...],
     rung: int | None,
 ) -> Candidate:
-    costs = {bucket: predict(source.workload(submodel, bucket), profile) for bucket in profile.buckets}
+    costs = {
+        bucket: predict(formed_workload(source, submodel, submodel.at(bucket), profile), profile)
+        for bucket in profile.buckets
+    }
     groups = source.parameter_groups(submodel)
     weight_bytes = source.weight_bytes(submodel)
     return Candidate(

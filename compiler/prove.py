@@ -24,11 +24,12 @@ def prove(
     clock: Clock,
 ) -> tuple[Proof, ...]:
     """Every suite on the engines of ``bundle``, which answer through the runtime. Raises ParityError if one fails."""
-    smallest = cases[min(cases)]
+    whole = universal.spec.universal().id
+    smallest = min(engine.bucket for engine in bundle.manifest.engines if engine.submodel == whole)
     limit = tolerance_for(str(bundle.manifest.provenance.profile["precision"]), universal.spec.depth)
-    proofs = list(universal.source.family.prove_load(universal.source.checkpoint, smallest[0].feeds))
+    proofs = list(universal.source.family.prove_load(universal.source.checkpoint, cases[smallest][0].feeds))
     for submodel in clock.each(chosen):
-        proofs += prove_slice(universal, submodel, smallest, limit)
+        proofs += prove_slice(universal, submodel, cases[submodel.at(smallest)], limit)
         proofs += prove_exits(universal, bundle, submodel, cases, limit)
     for proof in proofs:
         if not proof.worst <= proof.limit:  # NaN fails too

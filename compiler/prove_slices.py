@@ -18,15 +18,17 @@ from .parity import Tolerance
 def prove_slice(
     universal: UniversalModel, submodel: Submodel, cases: Sequence[Case], limit: Tolerance
 ) -> Iterator[Proof]:
-    """The proof for ``submodel``, in torch alone; none where it cuts no axis but coupled ones.
+    """The proof for ``submodel``, in torch alone; none where it slices no parameters but by coupled axes.
 
-    A coupled axis has no zeros to compare with: both sides have it narrowed. Computed in float64, since the rounding of
+    A coupled axis has no zeros to compare with: both sides have it narrowed, and so do they what slices nothing: depth,
+    capacity, sequence. Computed in float64, since the rounding of
     sums of other lengths says nothing about slices, and weights may amplify it beyond every limit.
     """
-    coupled = {name: submodel[name] for name in universal.spec.coupled}
-    if all(value == axis.size for axis, value in submodel.values if axis.choices is None and axis.name not in coupled):
+    zeroable = {cut.axis for cut in universal.spec.slices} - universal.spec.coupled
+    if all(value == axis.size for axis, value in submodel.values if axis.name in zeroable):
         return
-    whole = universal.narrow(universal.spec.submodel({**dict(submodel.structure), **coupled})).double()
+    kept = {axis.name: value for axis, value in submodel.values if axis.name not in zeroable}
+    whole = universal.narrow(universal.spec.submodel(kept)).double()
     zeroed = {
         name: _zeroed(universal, name.removeprefix(PREFIX), parameter.data, submodel)
         for name, parameter in whole.named_parameters()

@@ -24,15 +24,17 @@ def measure_quality(
 ) -> Mapping[str, Quality]:
     """Quality of every submodel against the universal model on what was held out; empty without data.
 
-    Measured at the bucket with the longest sequence, to which texts are truncated for both models alike. What an
-    earlier run measured is kept.
+    Measured at the bucket with the longest sequence, to which texts are truncated for both models alike. A submodel of
+    a shorter sequence runs at its own, the universal model at the bucket's, on the samples that fit the shorter: the
+    requests that it may answer; it has no quality if none fits. What an earlier run measured is kept.
     """
     samples = _samples(encoder, corpus)
     if samples is None:
         return {}
-    bucket = max({engine.bucket for engine in engines}, key=lambda b: (b.sequence, -b.batch))
-    universal = builder.build(builder.universal.spec.universal(), bucket)
-    wholes = [engine for engine in engines if engine.bucket == bucket and engine.segment is None]
+    spec = builder.universal.spec
+    bucket = max(builder.profile.buckets, key=lambda b: (b.sequence, -b.batch))
+    universal = builder.build(spec.universal(), bucket)
+    wholes = [e for e in engines if e.segment is None and e.bucket == spec.parse(e.submodel).at(bucket)]
     missing = [engine for engine in wholes if not (builder.stage.work / _receipt(engine)).exists()]
     measured = measure(builder.draft, universal, missing, samples, threads_or_default(None), clock.tick)
     found = {engine.submodel: _kept(builder, engine, quality) for engine, quality in measured}

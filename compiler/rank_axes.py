@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from ..elastic import Bucket
 from ..errors import CheckpointError, InputError
 from ..exporters.ranking import Scores, magnitude_scores, rank, taylor_scores
 from ..exporters.universal import UniversalModel
@@ -66,11 +67,13 @@ def _taylor_scores(model: UniversalModel, corpus: Corpus | ArrayCorpus, clock: C
     signature, checker = model.source.signature, InputChecker(model.source.signature.inputs)
     batches = []
     for feeds in _text_batches(model, corpus) if isinstance(corpus, Corpus) else _row_batches(corpus):
-        sequence = checker.shape_of(feeds).sequence
-        if signature.max_sequence is not None and sequence > signature.max_sequence:
+        shape = checker.shape_of(feeds)
+        if signature.max_sequence is not None and shape.sequence > signature.max_sequence:
             raise InputError(
-                f"rows have {sequence} positions, the model takes at most {signature.max_sequence}; cut them"
+                f"rows have {shape.sequence} positions, the model takes at most {signature.max_sequence}; cut them"
             )
+        if signature.max_sequence is not None and signature.bound is not None:
+            feeds = checker.filled(feeds, Bucket(shape.batch, signature.max_sequence))
         batches.append(tuple(torch.from_numpy(feeds[spec.name]) for spec in signature.inputs))
     return taylor_scores(model, batches, clock.tick)
 
@@ -78,7 +81,10 @@ def _taylor_scores(model: UniversalModel, corpus: Corpus | ArrayCorpus, clock: C
 def _text_batches(model: UniversalModel, corpus: Corpus) -> Iterator[Mapping[str, Array]]:
     encoder = text_encoder(model)
     assert encoder is not None
-    longest = min(_LONGEST, model.source.signature.max_sequence or _LONGEST)
+    signature = model.source.signature
+    longest = min(_LONGEST, signature.max_sequence or _LONGEST)
+    if signature.bound is not None and signature.max_sequence is not None:
+        longest = signature.max_sequence  # what a text is cut to saves nothing: all are filled up
     # Neighbours of like length need little padding.
     texts = sorted(corpus.calibration, key=len)
     for start in range(0, len(texts), _BATCH):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..runtime.consistency.figures import FIGURES, present
+from ..runtime.engine_details import common_details, detail_tables
 from ..runtime.manifest import BuildRecord, Manifest
 from ..runtime.tables import Table, bundle_facts, engine_table, submodel_table
 
@@ -14,12 +15,13 @@ def render_report(manifest: Manifest, build: BuildRecord) -> str:
     seconds = Table(["stage", "seconds"], [[stage, f"{value:.1f}"] for stage, value in build.seconds.items()])
     sections = [
         f"# {manifest.name}",
-        markdown(Table(["", ""], bundle_facts(manifest, build))),
+        markdown(Table(["", ""], [*bundle_facts(manifest, build), *common_details(manifest).items()])),
         "## Submodels",
         _quality_note(manifest),
         markdown(submodel_table(manifest, build)),
         "## Engines",
         markdown(engine_table(manifest, build)),
+        *(f"## {heading}\n\n{markdown(table)}" for heading, table in detail_tables(manifest).items()),
         "## Compile",
         markdown(seconds),
     ]

@@ -1,6 +1,7 @@
 """The weight store: one plain ``weights.safetensors`` that every engine names as its external data.
 
-Each tensor is stored once, with its elastic dimension first, so that a submodel's weights are byte prefixes.
+Each tensor is stored once, with its elastic dimension first, so that a submodel's weights are byte prefixes. Beside the
+weights lie the tables of the graphs: constants that no engine should hold for itself, or compute.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class StoredTensor:
         """Bytes of the view, from ``offset``."""
         return prod(self.view_shape(submodel)) * self.itemsize
 
+    def row(self, number: int) -> StoredTensor:
+        """Row ``number`` of dimension 0, as a tensor of its own; not of a transposed one."""
+        shape = self.shape[1:]
+        return StoredTensor(self.offset + number * prod(shape) * self.itemsize, shape, self.itemsize, None)
+
 
 Store = Mapping[str, StoredTensor]
 
@@ -67,14 +73,14 @@ def stored_name(parameter: str, spec: ElasticSpec) -> str:
     return parameter + (TRANSPOSED if parameter in transposed_parameters(spec) else "")
 
 
-def write_store(model: UniversalModel, names: Collection[str], path: Path) -> None:
-    """Writes the tensors ``names`` (a parameter, or a parameter with ``.T``) of the universal model."""
+def write_store(model: UniversalModel, names: Collection[str], tables: Mapping[str, np.ndarray], path: Path) -> None:
+    """Writes the tensors ``names`` (a parameter, or a parameter with ``.T``) of the universal model, and ``tables``."""
     parameters = model.parameters()
     tensors: dict[str, np.ndarray] = {}
     for name in sorted(names):
         data = parameters[name.removesuffix(TRANSPOSED)].detach().numpy()
         tensors[name] = np.ascontiguousarray(data.T if name.endswith(TRANSPOSED) else data)
-    save_tensors(tensors, path)
+    save_tensors({**tensors, **tables}, path)
 
 
 def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
@@ -117,26 +123,26 @@ def _stored(
 
 
 def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
-    """The permutation of every axis that turns ``model``'s weights into the store's, found by their bytes.
+    """The permutation of every order that turns ``model``'s weights into the store's, found by their bytes.
 
     Raises CheckpointError if a step of the store is not a step of the model: it was made from other weights.
     """
     parameters, orders, unshared = model.parameters(), {}, unshared_parameters(model.spec)
     with safe_open(path, framework="pt") as file:
-        for axis in model.spec.axes:
-            cuts = [cut for cut in model.spec.slices if cut.axis == axis.name and cut.parameter not in unshared]
+        for order in model.spec.orders:
+            cuts = [cut for cut in (*order.slices, *order.followers) if cut.parameter not in unshared]
             ours = _step_keys([(parameters[cut.parameter].data, cut) for cut in cuts])
             try:
                 stored = _step_keys([(_parameter(file, cut.parameter, model.spec), cut) for cut in cuts])
             except SafetensorError:
-                raise _other_model(model, f"weights of {axis.name} have other names in {path}") from None
+                raise _other_model(model, f"weights of {order.name} have other names in {path}") from None
             places: dict[bytes, list[int]] = {}
             for place, key in enumerate(ours):
                 places.setdefault(key, []).append(place)
             try:
-                orders[axis.name] = torch.tensor([places[key].pop(0) for key in stored])
+                orders[order.name] = torch.tensor([places[key].pop(0) for key in stored])
             except (KeyError, IndexError):
-                raise _other_model(model, f"weights of {axis.name} are not those in {path}") from None
+                raise _other_model(model, f"weights of {order.name} are not those in {path}") from None
     return orders
 
 

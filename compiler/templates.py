@@ -6,11 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..elastic import Bucket, Submodel
 from ..exporters.trace import Interface
 from ..exporters.universal import UniversalModel
+from ..profiles.device_profile import DeviceProfile
+from ..runtime.manifest import DecisionEntry, TensorSpec
+from .forms import chosen_forms
 from .staging import Stage
 from .template import Template, load_template, save_template, traced_template
 
@@ -32,27 +36,35 @@ class TemplateKey:
 
 
 @dataclass(frozen=True)
+class _Interface:
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
 class Templates:
-    """Every template of ``universal``; one that is not ``known`` yet is traced."""
+    """Every template of ``universal`` for ``profile``; one that is not ``known`` yet is traced."""
 
     universal: UniversalModel
     stage: Stage
-    opset: int
+    profile: DeviceProfile
     known: dict[TemplateKey, Template] = field(default_factory=dict)
 
     def keys(self, submodels: Iterable[Submodel], buckets: Iterable[Bucket]) -> list[TemplateKey]:
-        """The templates that the engines of ``submodels`` at ``buckets`` need."""
+        """The templates that the engines of ``submodels`` in the place of ``buckets`` need."""
         exits = self.universal.source.exits
         segments = range(len(exits.entry.segments)) if exits else range(0)
-        structures = sorted({submodel.structure for submodel in submodels})
-        return [
-            key
-            for bucket in buckets
-            for key in (
-                *(TemplateKey(bucket, structure) for structure in structures),
-                *(TemplateKey(bucket, (), segment) for segment in segments),
+        structures = sorted({submodel.structure: submodel for submodel in submodels}.items())
+        return list(
+            dict.fromkeys(
+                key
+                for bucket in buckets
+                for key in (
+                    *(TemplateKey(point.at(bucket), structure) for structure, point in structures),
+                    *(TemplateKey(bucket, (), segment) for segment in segments),
+                )
             )
-        ]
+        )
 
     def get(self, key: TemplateKey) -> Template:
         """The template of ``key``. Raises ExportError if torch cannot trace it."""
@@ -69,10 +81,18 @@ class Templates:
         """Names of every tensor that the engines read from the weight store."""
         return {name for template in self.known.values() for name in template.weights}
 
+    def tables(self) -> dict[str, np.ndarray]:
+        """The large constants that the engines read from the weight store, by name."""
+        return {name: table for template in self.known.values() for name, table in template.tables.items()}
+
     def traced(self, submodel: Submodel, bucket: Bucket, segment: int | None) -> Template:
         """A template of this submodel alone, for models that cannot be sliced at graph level."""
         module, interface = self.part(self.universal.narrow(submodel), segment)
-        return traced_template(self.universal, module, interface, bucket, self.opset)
+        if segment is None:
+            source = self.universal.source
+            module = source.family.lowered(module, chosen_forms(source, submodel, bucket, self.profile))
+            interface = _deciding(interface, source.family.decisions(source.checkpoint, submodel, bucket))
+        return traced_template(self.universal, module, interface, bucket, self.profile.opset)
 
     def part(self, module: torch.nn.Module, segment: int | None) -> tuple[torch.nn.Module, Interface]:
         """``module`` (the universal model's, or one narrowed from it) or a segment of it, and its interface."""
@@ -85,3 +105,9 @@ class Templates:
     def _trace(self, key: TemplateKey, path: Path) -> None:
         whole = self.universal.spec.submodel(dict(key.structure))
         save_template(self.traced(whole, key.bucket, key.segment), path)
+
+
+def _deciding(interface: Interface, decisions: Iterable[DecisionEntry]) -> Interface:
+    """``interface`` with the model's decisions after its outputs."""
+    decided = (TensorSpec(entry.name, "int64", entry.shape) for entry in decisions)
+    return _Interface(interface.inputs, (*interface.outputs, *decided))

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 
 from ..exporters.universal import UniversalModel
 from ..runtime.bundle import Bundle
-from ..runtime.manifest import EngineEntry, ParityOutput
+from ..runtime.manifest import EngineEntry, ParityDecision, ParityOutput
 from .cases import Case
-from .parity import Arrays, compare, tolerance_for
+from .parity import Arrays, Tolerance, compare, tolerance_for
+from .reference import Replayed
 
 
 @dataclass(frozen=True)
 class EngineVerdict:
-    """Parity of one engine through the runtime; ``problem`` says which output and case broke the rule."""
+    """Parity of one engine through the runtime; ``problem`` says which decision or output, and which case, broke the
+    rule."""
 
     engine: str
     outputs: tuple[ParityOutput, ...]
     problem: str | None = None
+    decisions: tuple[ParityDecision, ...] | None = None
 
 
 def verdict_of(
@@ -26,13 +29,19 @@ def verdict_of(
     universal: UniversalModel,
     engine: EngineEntry,
     cases: Sequence[Case],
-    reference: Sequence[Arrays],
+    reference: Replayed,
     found: Sequence[Arrays],
 ) -> EngineVerdict:
     """The outputs ``found`` on ``cases`` against PyTorch's, by the rule of the gate."""
-    limit = tolerance_for(str(bundle.manifest.provenance.profile["precision"]), universal.spec.depth)
     exits = bundle.manifest.exits
     computed_from = exits.computed_from if exits else {}
-    comparisons = compare(reference, found, [case.name for case in cases], limit, computed_from)
-    broken = next((comparison.describe() for comparison in comparisons if not comparison), None)
-    return EngineVerdict(engine.id, tuple(comparison.output for comparison in comparisons), broken)
+    names = [case.name for case in cases]
+    comparisons = compare(reference.outputs, found, names, tolerance_of(bundle, universal), computed_from)
+    broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
+    outputs = tuple(comparison.output for comparison in comparisons)
+    return EngineVerdict(engine.id, outputs, broken.describe() if broken is not None else None, reference.decisions)
+
+
+def tolerance_of(bundle: Bundle, universal: UniversalModel) -> Tolerance:
+    """The tolerance that the gate of the build had."""
+    return tolerance_for(str(bundle.manifest.provenance.profile["precision"]), universal.spec.depth)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ..elastic import DEPTH, Bucket
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ParityError
 from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
@@ -17,13 +17,13 @@ from ..runtime.bundle import Bundle, open_bundle
 from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
 from ..runtime.model import ElasticModel
 from ..runtime.threads import threads_or_default
-from .build_engine import reference_outputs
 from .cases import Case, parity_cases
 from .clock import Clock, Progress, silent
 from .parity import Arrays
 from .rank_axes import text_encoder
+from .reference import replayed
 from .store import recover_order
-from .verdict import EngineVerdict, verdict_of
+from .verdict import EngineVerdict, tolerance_of, verdict_of
 from .verify_segments import verify_segments
 
 
@@ -102,7 +102,7 @@ def _verify(
     """The universal engines against the user's module as it is, then every engine in the bundle's order."""
     whole, cases = universal.spec.universal().id, _cases(bundle, universal)
     untouched = [
-        _verdict(bundle, universal, engine, universal.module, cases)
+        _verdict(bundle, universal, engine, universal.module, cases, orders)
         for engine in bundle.manifest.engines
         if engine.submodel == whole and engine.segment is None
     ]
@@ -125,13 +125,35 @@ def _verdict(
     engine: EngineEntry,
     reference: torch.nn.Module,
     cases: Mapping[Bucket, Sequence[Case]],
+    orders: Mapping[str, torch.Tensor] | None = None,
 ) -> EngineVerdict:
     """One whole engine, answered as a request for its submodel at exactly its bucket.
 
     Packed, as users run it while memory lasts; the gate of the build ran it shared, so that both forms are proven.
+    ``orders`` are the bundle's where ``reference`` does not have them.
     """
-    own = cases[engine.bucket]
+    own, decides = cases[engine.bucket], bool(engine.decisions)
     names = [spec.name for spec in bundle.manifest.outputs]
     with ElasticModel(bundle, {engine.id: "packed"}, threads_or_default(None)) as model:
-        found: list[Arrays] = [model(case.feeds, submodel=engine.submodel, exits="off").outputs for case in own]
-    return verdict_of(bundle, universal, engine, own, reference_outputs(reference, names, own), found)
+        answers = [model(case.feeds, submodel=engine.submodel, exits="off", decisions=decides) for case in own]
+    found: list[Arrays] = [{**answer.outputs, **(answer.decisions or {})} for answer in answers]
+    family, limit = universal.source.family, tolerance_of(bundle, universal)
+    decided = [_as_loaded(universal, engine, arrays, orders or {}) for arrays in found]
+    try:
+        expected = replayed(family, reference, names, own, engine.decisions, decided, limit)
+    except ParityError as failure:
+        return EngineVerdict(engine.id, (), str(failure))
+    return verdict_of(bundle, universal, engine, own, expected, found)
+
+
+def _as_loaded(
+    universal: UniversalModel, engine: EngineEntry, found: Arrays, orders: Mapping[str, torch.Tensor]
+) -> Arrays:
+    """The decisions ``found``, with steps that the bundle has permuted where the model's files have them."""
+    source, arrays = universal.source, dict(found)
+    for entry in engine.decisions or ():
+        for dim, name in source.family.decision_orders(source.checkpoint, entry.name).items():
+            if name in orders:
+                permuted = torch.from_numpy(arrays[entry.name])
+                arrays[entry.name] = torch.empty_like(permuted).index_copy(dim, orders[name], permuted).numpy()
+    return arrays

@@ -17,6 +17,7 @@ from ..runtime.residency import Residency
 from ..runtime.threads import threads_or_default
 from .build_segments import by_segment
 from .cases import Case
+from .reference import Replayed
 from .verdict import EngineVerdict, verdict_of
 
 
@@ -53,7 +54,7 @@ def verify_segments(
     assert submodel.depth is not None
     reference = by_segment(exits, universal.narrow(submodel), submodel.depth, cases)
     return [
-        verdict_of(bundle, universal, engine, cases, _fetched(reference[index], found[index]), found[index])
+        verdict_of(bundle, universal, engine, cases, Replayed(_fetched(reference[index], found[index])), found[index])
         for index, engine in enumerate(engines.values())
     ]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..elastic import Bucket, ElasticSpec, Submodel
 from ..errors import ExportError, UnsupportedModelError
@@ -28,7 +28,8 @@ class Signature:
     """Inputs and outputs of a universal model.
 
     ``mask`` names the input that says which positions count; ``text`` says how text feeds the inputs. ``max_sequence``
-    is None where no input has a sequence.
+    is None where no input has a sequence. ``bound`` names what takes ``max_sequence`` tokens and no others, if a part
+    of the model does.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -36,32 +37,49 @@ class Signature:
     max_sequence: int | None = None
     mask: str | None = None
     text: TextEntry | None = None
+    bound: str | None = None
 
     def buckets(self, wanted: Sequence[Bucket]) -> tuple[Bucket, ...]:
         """The buckets of a profile as this model has them: without a sequence only batches differ.
 
-        Raises ExportError for a sequence that is longer than the model takes.
+        Raises ExportError for a sequence that is longer than the model takes, or another than it is bound to.
         """
         if self.max_sequence is None:
             return tuple(dict.fromkeys(Bucket(bucket.batch, 1) for bucket in wanted))
         for bucket in wanted:
             if bucket.sequence > self.max_sequence:
                 raise ExportError(f"bucket {bucket.label}: the model takes at most {self.max_sequence} tokens")
+            if self.bound is not None and bucket.sequence != self.max_sequence:
+                fitting = Bucket(bucket.batch, self.max_sequence).label
+                raise ExportError(
+                    f"bucket {bucket.label}: {self.bound} is bound to {self.max_sequence} tokens; ask for bucket "
+                    f"{fitting}, to which shorter texts are padded"
+                )
         return tuple(dict.fromkeys(wanted))
 
 
 @dataclass(frozen=True)
-class Replay:
-    """One pass of a model that decides. ``own`` are the decisions that it would have made on the activations it saw.
+class Judged:
+    """One decision that a pass was made to take, judged by the scores that the pass had where it took it.
 
-    ``margins``: by how much what was given is worse than ``own``, in units of the score that decides; 0 where equal,
-    infinite where it is no possible decision. ``shares`` are figures per decision, such as ``tokens_dropped``.
+    ``margin``: by how much the worst of its ``made`` single choices is worse than the pass's own, in units of the score
+    that decides; 0 where equal, infinite where no score explains it. ``where`` names that choice. ``differing`` of them
+    are not the pass's own. ``shares`` are figures such as ``tokens_dropped``.
     """
 
+    margin: float
+    where: str
+    made: int
+    differing: int
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One pass of a model that was made to take given decisions, each judged by its name."""
+
     outputs: tuple[torch.Tensor, ...]
-    own: Mapping[str, torch.Tensor]
-    margins: Mapping[str, float]
-    shares: Mapping[str, Mapping[str, float]]
+    decisions: Mapping[str, Judged]
 
 
 class Family(ABC):
@@ -71,6 +89,8 @@ class Family(ABC):
     model_types: ClassVar[tuple[str, ...]]
     # Whether config.json alone tells axes and parameters, so that a model can be planned before it is trained.
     reads_config_alone: ClassVar[bool] = False
+    # Published configurations by name, each what config.json would hold: ``preset:NAME`` stands for such a model.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @abstractmethod
     def describe(self, checkpoint: Checkpoint) -> ElasticSpec:
@@ -146,10 +166,18 @@ class Family(ABC):
         that an engine can be told from one that is wrong where a decision is close; by default nothing."""
         return ()
 
+    def decision_orders(self, checkpoint: Checkpoint, decision: str) -> Mapping[int, str]:  # noqa: ARG002  (optional)
+        """The dimensions of a decision that count steps which may be permuted, each with the name of its order
+        (``ElasticSpec.orders``); by default none."""
+        return {}
+
     def replay(
-        self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor] | None
+        self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]
     ) -> Replay:
-        """A pass of ``module`` with the decisions ``given`` (None: its own). Only asked of families with decisions."""
+        """A pass of ``module`` with the decisions ``given`` in place of its own. Only asked of families with decisions.
+
+        Raises ParityError naming a decision that no model of these shapes can make, such as a token out of range.
+        """
         raise NotImplementedError(f"family {self.name} has no decisions")
 
     def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:  # noqa: B027  (optional, not abstract)

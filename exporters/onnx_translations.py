@@ -1,4 +1,4 @@
-"""ONNX forms of the torch operations that torch.onnx has none for."""
+"""ONNX forms of the torch operations that torch.onnx has none for, and of our own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from onnxscript import opset20 as op
+
+from .sparse_mixer.add_rows import add_rows_to_onnx
 
 # Giles (2010), "Approximating the erfinv function": polynomials in w = -log(1 - y^2), by descending power; the first
 # for w < 5 in w - 2.5, the second for larger w in sqrt(w) - 3. Relative error below 4e-7, as float32 can hold.
@@ -53,4 +55,7 @@ def _constant(value: float) -> Any:
     return op.Constant(value_float=value)
 
 
-TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {torch.ops.prims.erf_inv.default: erf_inv}
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.prims.erf_inv.default: erf_inv,
+    torch.ops.nestforge.add_rows.default: add_rows_to_onnx,
+}

@@ -14,8 +14,8 @@ from ..workload import Op
 from .checkpoint import Checkpoint, open_checkpoint
 from .exits import Exits, chosen_exits
 from .family import Family, Signature, family_of
-from .matformer.presets import PREFIX, preset_checkpoint
 from .parameter_groups import ParameterGroups, parameter_groups
+from .presets import PREFIX, preset_checkpoint
 
 # Engines hold float32 weights whatever the checkpoint's storage type.
 BYTES_PER_PARAMETER = 4
@@ -73,9 +73,17 @@ class ModelSource:
         """Bytes of the weights of ``submodel`` as an engine holds them."""
         return self.parameters(submodel) * BYTES_PER_PARAMETER
 
-    def workload(self, submodel: Submodel, bucket: Bucket) -> list[Op]:
-        """The operations of one forward pass of ``submodel`` at ``bucket``."""
-        return self.family.workload(self.checkpoint, submodel, bucket)
+    def workload(self, submodel: Submodel, bucket: Bucket, forms: Mapping[str, str] | None = None) -> list[Op]:
+        """The operations of one forward pass of ``submodel`` at ``bucket``, in ``forms``; of what may have several, the
+        first that the family lists where ``forms`` leaves it out."""
+        offered = self.forms(submodel, bucket)
+        chosen = {computed: next(iter(options)) for computed, options in offered.items()} | dict(forms or {})
+        ops = self.family.workload(self.checkpoint, submodel, bucket)
+        return [*ops, *(op for computed, options in offered.items() for op in options[chosen[computed]])]
+
+    def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
+        """What an engine may compute in several equal forms, to form, to its operations."""
+        return self.family.forms(self.checkpoint, submodel, bucket)
 
 
 def open_source(folder: Path | str, exits: Sequence[int] | None = None) -> ModelSource:

@@ -32,8 +32,11 @@ class UniversalModel:
         return {name.removeprefix(PREFIX): value for name, value in self.module.named_parameters()}
 
     def narrow(self, submodel: Submodel) -> torch.nn.Module:
-        """The module narrowed to ``submodel``: a copy whose parameters are views of the first ``n`` steps."""
-        memo: dict[int, object] = {}
+        """The module narrowed to ``submodel``: a copy whose parameters are views of the first ``n`` steps.
+
+        It holds the same buffers, which may be as large as the weights.
+        """
+        memo: dict[int, object] = {id(buffer): buffer for buffer in self.module.buffers()}
         for name, parameter in self.parameters().items():
             view = parameter.data
             for cut in self.spec.slices_of(name):
@@ -54,7 +57,7 @@ def load_universal(source: ModelSource) -> UniversalModel:
     """
     model = UniversalModel(source, source.family.load(source.checkpoint).eval())
     parameters = model.parameters()
-    for cut in source.spec.slices:
+    for cut in (*source.spec.slices, *source.spec.ordered):
         if cut.parameter not in parameters:
             raise CheckpointError(
                 f"{source.checkpoint.folder}: tensor {cut.parameter} is not a parameter of "

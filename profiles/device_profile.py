@@ -15,6 +15,7 @@ from typing import Any, Literal
 from ..elastic import Bucket
 from ..errors import ProfileError
 from ..strict import structure, unstructure
+from .tensorrt_options import TensorRTOptions
 
 # 1: first published schema.
 SCHEMA_VERSION = 1
@@ -51,7 +52,8 @@ class BudgetSpec:
 
     Parameters and FLOPs may be written ``"94.4M"``, with K, M, or G or B for 10^9. Parameters are all, all but the
     tables of tokens and positions, or those of the feed-forward networks that shrink. Latency and FLOPs are judged at
-    the profile's largest bucket, so they hold for all.
+    the profile's largest bucket, so they hold for all. An ``optional`` budget is left out, and a note says so, for a
+    model of which no submodel keeps it.
     """
 
     latency_ms: float | str | None = None
@@ -60,6 +62,11 @@ class BudgetSpec:
     flops: int | str | None = None
     non_embedding_parameters: int | str | None = None
     ffn_parameters: int | str | None = None
+    optional: bool = False
+
+
+# What a budget may limit.
+LIMITS = tuple(each.name for each in dataclasses.fields(BudgetSpec) if each.name != "optional")
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,9 @@ class DeviceProfile:
 
     ``cores`` are CPU cores, or streaming multiprocessors of a GPU. ``memory_mb`` is what a set of engines may use.
     ``width_multiple``: FFN widths are rounded to it. ``levels`` maps an axis kind to its granularities as fractions.
-    ``shape`` says which layers are promoted first on the way from one level to the next.
+    ``shape`` says which layers are promoted first on the way from one level to the next. ``forms`` maps what may be
+    computed in several equal forms, such as ``moe.combine``, to the one that engines get in place of the cheapest.
+    ``tensorrt`` says how that backend builds its plans, None leaves it to the defaults of TensorRTOptions.
     ``host`` is the fingerprint of the machine that was probed (processor, cores, version of ONNX Runtime): a compile
     there measures engines, elsewhere it predicts.
     """
@@ -88,6 +97,8 @@ class DeviceProfile:
     opset: Literal[20, 21, 22] = 20
     levels: Mapping[str, tuple[float, ...]] | None = None
     shape: LadderShape = "increasing"
+    forms: Mapping[str, str] | None = None
+    tensorrt: TensorRTOptions | None = None
     host: str | None = None
 
     @property
@@ -175,14 +186,16 @@ def _check(profile: DeviceProfile, where: str) -> None:
         value = getattr(profile.rates, rate.name)
         if isinstance(value, float) and rate.name != "op_overhead_us":
             _check_positive(f"{where}: rates: {rate.name}", value)
+    if profile.tensorrt is not None and profile.backend != "tensorrt":
+        raise ProfileError(f"{where}: tensorrt: only for backend tensorrt, this profile's is {profile.backend}")
     for name, budget in profile.budgets.items():
         _check_budget(budget, f"{where}: budgets.{name}")
 
 
 def _check_budget(budget: BudgetSpec, where: str) -> None:
-    for limit in dataclasses.fields(BudgetSpec):
-        counts = not limit.name.endswith(("_ms", "_mb"))
-        _check_limit(f"{where}: {limit.name}", getattr(budget, limit.name), counts)
+    for limit in LIMITS:
+        counts = not limit.endswith(("_ms", "_mb"))
+        _check_limit(f"{where}: {limit}", getattr(budget, limit), counts)
 
 
 def _check_limit(where: str, limit: float | str | None, counts: bool) -> None:

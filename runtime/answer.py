@@ -63,7 +63,8 @@ class Answer:
 
     ``truncated`` holds the rows of a text input that were cut to fit. ``reason`` says why this submodel was chosen, and
     whether by its exits. With ``exits`` several engines answered: ``engine`` and ``bucket`` are the first of them, and
-    ``padding`` says what all rows together were filled up, or cut, to.
+    ``padding`` says what all rows together were filled up, or cut, to. ``decisions`` are the engine's by name (int64)
+    where they were asked for, of its whole bucket: padding takes part in them.
     """
 
     outputs: Mapping[str, Array]
@@ -76,6 +77,7 @@ class Answer:
     truncated: tuple[int, ...]
     timings: Timings
     exits: ExitRows | None = None
+    decisions: Mapping[str, Array] | None = None
 
     def __getitem__(self, name: str) -> Array:
         return self.outputs[name]

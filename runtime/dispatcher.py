@@ -63,7 +63,8 @@ class _Candidate:
 class Dispatcher:
     """Chooses among the whole engines of ``residencies``; engines of the manifest without one do not take part.
 
-    Among several fitting submodels the one with the most parameters wins; its bucket is the smallest that holds the
+    Among several fitting submodels the one with the most parameters wins, and of those with equally many the one whose
+    other choices, such as capacity, are larger; its bucket is the smallest that holds the
     input. A latency is the measured median of the engine in the residency it has here, else in another, else the
     prediction; the reason says which. ``elsewhere`` names the processor of the measurements where it is not this
     host's, and the reason then says so. Thread-safe.
@@ -78,14 +79,23 @@ class Dispatcher:
     ) -> None:
         self._manifest = manifest
         self._budgets = {budget.name: budget for budget in manifest.budgets}
-        self._submodels = sorted(manifest.submodels, key=lambda entry: (-entry.parameters, entry.id))
+        choices = [axis.kind for axis in manifest.axes if axis.choices is not None]
+        self._submodels = sorted(
+            manifest.submodels,
+            key=lambda entry: (
+                -entry.parameters,
+                [-value for kind in choices for value in entry.values.get(kind, ())],
+                entry.id,
+            ),
+        )
         weights = {entry.id: entry.weight_bytes for entry in manifest.submodels}
         by_submodel: dict[str, list[_Candidate]] = {entry.id: [] for entry in manifest.submodels}
         self._whole = [engine for engine in manifest.engines if engine.segment is None]
         for engine in self._whole:
             if engine.id in residencies:
                 latency_ms, latency = _latency(engine.id, residencies[engine.id], latencies, elsewhere)
-                memory = weights[engine.submodel] + engine.private_bytes + engine.activation_bytes
+                reads = weights[engine.submodel] if engine.weight_bytes is None else engine.weight_bytes
+                memory = reads + engine.private_bytes + engine.activation_bytes
                 by_submodel[engine.submodel].append(_Candidate(engine, latency_ms, latency, memory / 1e6))
         for candidates in by_submodel.values():
             candidates.sort(key=lambda candidate: (candidate.engine.bucket.tokens, candidate.engine.bucket))
@@ -203,6 +213,12 @@ class Dispatcher:
         for candidate in self._candidates[submodel.id]:
             if _holds(candidate.engine.bucket, batch, sequence):
                 return candidate
+        own = submodel.sequence
+        if own is not None and sequence > own:
+            raise SelectionError(
+                f"submodel {submodel.id} takes at most {own} tokens, the input has {sequence}; there is "
+                f"{_listing(self._holding(batch, sequence))}"
+            )
         raise SelectionError(
             f"submodel {submodel.id} has no engine for {batch}x{sequence} here (no bucket that large, or left out by "
             f"memory_mb); there is {_listing(self._holding(batch, sequence))}"

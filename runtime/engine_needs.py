@@ -54,13 +54,15 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
     for engine in engines:
         submodel = submodels[engine.submodel]
         layers = before[engine.segment] if engine.segment else (0, submodel.depth or 1)
-        weight_bytes = entries[engine.submodel].weight_bytes if engine.segment is None else engine.weight_bytes
+        reads = engine.weight_bytes or 0
+        weight_bytes = entries[engine.submodel].weight_bytes if engine.segment is None else reads
+        tables = max(0, reads - weight_bytes)  # of its bucket, so that a larger submodel's pages may not hold them
         needs.append(
             EngineNeed(
                 engine=engine.id,
                 widths=_widths(submodel, layers),
-                weight_bytes=weight_bytes or 0,
-                own_bytes=engine.private_bytes + engine.activation_bytes,
+                weight_bytes=weight_bytes,
+                own_bytes=engine.private_bytes + engine.activation_bytes + tables,
                 latency_ms=predicted.get(engine.id, 1.0),
                 importance=1.0 + named.count(engine.submodel),
                 layers=layers,

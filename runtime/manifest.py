@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..elastic import Axis, Bucket
+from ..elastic import SEQUENCE, Axis, Bucket
 from ..errors import SelectionError
 
 # 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
 # 3 (2026-11): figures of quality by what an output means, roles of outputs; reads 1 and 2.
-SCHEMA_VERSION = 3
+# 4 (2026-11): decisions of engines and receipts of them, facts and forms of engines; reads 1, 2 and 3.
+SCHEMA_VERSION = 4
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
 REPORT_NAME = "report.md"
@@ -86,8 +87,26 @@ class ParityOutput:
 
 
 @dataclass(frozen=True)
+class ParityDecision:
+    """One decision of an engine over all parity cases, judged by the PyTorch submodel that was made to take it.
+
+    Of ``made`` single choices ``differing`` are not those that PyTorch would have made; ``worst_margin`` is by how much
+    the worst of them is worse, in units of the score that decides. ``shares`` are means over the cases.
+    """
+
+    name: str
+    made: int = field(metadata={"min": 0})
+    differing: int = field(metadata={"min": 0})
+    worst_margin: float = field(metadata={"min": 0})
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class ParityReceipt:
-    """Proof that an engine equals the PyTorch submodel: the rule and its limits, the cases and the worst figures."""
+    """Proof that an engine equals the PyTorch submodel: the rule and its limits, the cases and the worst figures.
+
+    Of an engine with ``decisions`` PyTorch took the engine's; their margins are at most ``atol``.
+    """
 
     reference: str
     rule: str
@@ -99,6 +118,7 @@ class ParityReceipt:
     graph_sha256: str
     weights_sha256: str
     difference_to_universal: float | None = None
+    decisions: tuple[ParityDecision, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +149,15 @@ class SubmodelEntry:
     weight_bytes: int = field(metadata={"min": 0})
     quality: Quality | None = None
 
+    @property
+    def sequence(self) -> int | None:
+        """What its engines have in the place of a bucket's sequence, of models that are another function at each."""
+        return self.values[SEQUENCE][0] if self.values.get(SEQUENCE) else None
+
+    def at(self, bucket: Bucket) -> Bucket:
+        """The bucket that this submodel has in the place of ``bucket``."""
+        return Bucket(bucket.batch, self.sequence or bucket.sequence)
+
 
 @dataclass(frozen=True)
 class EngineEntry:
@@ -136,9 +165,12 @@ class EngineEntry:
 
     Engines of one file are one engine: submodels that differ in depth alone share their segments. ``private_bytes`` are
     the initializers inside the file, which no other engine shares; ``weight_bytes`` is what a segment reads of the
-    weight store (a whole engine reads its submodel's). ``activation_bytes`` estimates what a run takes beside the
-    weights: eight times the operands of its largest product. ``slice_problem`` says why an engine was traced. Only an
-    engine that is still being built has no ``parity``.
+    weight store, or a whole engine with tables there (any other reads its submodel's weights). ``activation_bytes``
+    estimates what a run takes beside the weights: eight times the operands of its largest product. ``slice_problem``
+    says why an engine was traced. Only an engine that is still being built has no ``parity``. ``decisions`` are what it
+    returns after its outputs, in order; ``facts`` are static numbers and rules that no shape of it shows, such as the
+    slots of an expert; ``forms`` say in which of several equal forms it computes what. Each of the three is None where
+    there is nothing to say.
     """
 
     id: str
@@ -155,6 +187,9 @@ class EngineEntry:
     parity: ParityReceipt | None = None
     segment: str | None = None
     weight_bytes: int | None = field(default=None, metadata={"min": 0})
+    decisions: tuple[DecisionEntry, ...] | None = None
+    facts: Mapping[str, int | str] | None = None
+    forms: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ class ElasticModel:
         deadline_ms: float | None = None,
         exits: AskedExits | None = None,
         truncate: bool = False,
+        decisions: bool = False,
     ) -> Answer:
         """Answers one request: arrays by input name, or a text, or a list of texts.
 
@@ -104,8 +105,8 @@ class ElasticModel:
         unless ``truncate``. ``exits`` lets rows leave early: by thresholds in nats, one for all
         exits or one for each but the last; by the name of a calibrated policy; by an ``ExitPolicy``; "off" keeps them
         all in. Without it the bundle's default policy decides, else the model's own gate; if there is neither, or the
-        latency is limited, the whole engine answers. Raises InputError, SelectionError, or a BundleError if an engine
-        cannot be opened.
+        latency is limited, the whole engine answers. With ``decisions`` the answer also has what the model decided on
+        the way, such as routes. Raises InputError, SelectionError, or a BundleError if an engine cannot be opened.
         """
         started = perf_counter()
         truncated: tuple[int, ...] = ()
@@ -122,7 +123,7 @@ class ElasticModel:
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
         choice, number = self._admit(request, given, started)
         try:
-            return self._answer(feeds, given, choice, exits, request, truncated, (started, encoded_at))
+            return self._answer(feeds, given, choice, exits, request, truncated, (started, encoded_at), decisions)
         finally:
             self._in_flight.leave(number)
 
@@ -216,14 +217,19 @@ class ElasticModel:
         request: Request,
         truncated: tuple[int, ...],
         times: tuple[float, float],
+        decisions: bool,
     ) -> Answer:
         """Answers by the engine chosen, or by its submodel's segments where exits are open."""
         started, encoded_at = times
         engine, reason = choice.engine, choice.reason
+        if decisions and not engine.decisions:
+            raise InputError(f"decisions: engine {engine.id} returns none; ask for its outputs alone")
         if self._exits is not None:
             limited = request.latency_ms is not None or request.deadline_ms is not None
             exit_choice = self._exits.choose(exits, engine.submodel, limited or request.budget in self._latency_budgets)
             if exit_choice.chain is not None:
+                if decisions:
+                    raise InputError("decisions: segments return none; ask with exits='off', or for outputs alone")
                 return self._leave(feeds, given, choice, exit_choice, truncated, times)
             reason = f"{reason}; {exit_choice.reason}"
         elif exits is not None and not (isinstance(exits, str) and exits == OFF):
@@ -239,8 +245,9 @@ class ElasticModel:
 
         runner = self._pool.get(engine)
         opened = perf_counter()
-        outputs = runner.run(feeds)
+        returned = runner.run(feeds, decisions)
         ran = perf_counter()
+        outputs, decided = returned[: len(self._outputs)], returned[len(self._outputs) :]
         if padding:
             outputs = cut_back(outputs, self._outputs, given)
         return Answer(
@@ -257,6 +264,11 @@ class ElasticModel:
                 dispatch=1e3 * (dispatched - encoded_at),
                 open=1e3 * (opened - dispatched),
                 run=1e3 * (ran - opened),
+            ),
+            decisions=(
+                {entry.name: array for entry, array in zip(engine.decisions or (), decided, strict=True)}
+                if decisions
+                else None
             ),
         )
 

@@ -54,6 +54,7 @@ class OnnxRuntimeRunner:
         self._threads = threads
         self._inputs, self._outputs = bundle.manifest.interface(engine.segment)
         self._output_names = [spec.name for spec in self._outputs]
+        self._all_names = [*self._output_names, *(entry.name for entry in engine.decisions or ())]
         self._session: Any = None
 
     def __enter__(self) -> Self:
@@ -72,11 +73,11 @@ class OnnxRuntimeRunner:
     ) -> None:
         self._session = None
 
-    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
+    def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
         """See ``Runner.run``. Raises InputError where ONNX Runtime refuses the values, BundleError while inactive."""
         session = self._active()
         try:
-            outputs: list[Array] = session.run(self._output_names, feeds)
+            outputs: list[Array] = session.run(self._all_names if decisions else self._output_names, feeds)
         except Exception as failure:
             if type(failure).__module__ != _ORT_ERRORS:
                 raise
@@ -124,10 +125,11 @@ class OnnxRuntimeRunner:
         return session
 
     def _check_interface(self, session: Any) -> None:
-        """The engine has exactly the manifest's inputs and outputs, at its bucket's shape."""
+        """The engine has exactly the manifest's inputs, outputs and decisions, at its bucket's shape."""
+        decisions = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in self.engine.decisions or ())
         expected: tuple[tuple[str, Sequence[Any], tuple[TensorSpec, ...]], ...] = (
             ("input", session.get_inputs(), self._inputs),
-            ("output", session.get_outputs(), self._outputs),
+            ("output", session.get_outputs(), (*self._outputs, *decisions)),
         )
         for kind, found, specs in expected:
             have = {tensor.name: (tensor.type, tuple(tensor.shape)) for tensor in found}

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ..elastic import ElasticSpec
@@ -57,7 +58,8 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield f"file {entry.path}: sha256 {entry.sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
     # Compared without case: on some file systems two such names are one file.
     yield from _repeated("file", (path.lower() for path in files))
-    yield from _repeated("submodel", (name for entry in manifest.submodels for name in (entry.id, *entry.labels)))
+    called = ((entry.id, *(label for label in entry.labels if label != entry.id)) for entry in manifest.submodels)
+    yield from _repeated("submodel", chain.from_iterable(called))
     yield from _repeated("engine", (entry.id for entry in manifest.engines))
     yield from _repeated("budget", (entry.name for entry in manifest.budgets))
     yield from _repeated("input", (entry.name for entry in manifest.inputs))
@@ -100,6 +102,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
                 yield f"text: {name!r} is not an input of this model"
     if not manifest.engines or not manifest.inputs or not manifest.outputs:
         yield "expected at least one engine, one input and one output"
+    yield from _decision_problems(manifest)
     yield from exit_problems(manifest)
     yield from role_problems(manifest)
 
@@ -113,6 +116,26 @@ def _specs(manifest: Manifest) -> Iterable[TensorSpec]:
     yield from (*manifest.inputs, *manifest.outputs)
     for segment in manifest.exits.segments if manifest.exits else ():
         yield from (*segment.inputs, *segment.outputs)
+
+
+def _decision_problems(manifest: Manifest) -> Iterable[str]:
+    """Decisions that no engine can return, and receipts of other ones."""
+    for engine in manifest.engines:
+        entries = engine.decisions or ()
+        if entries and engine.segment is not None:
+            yield f"engine {engine.id}: has decisions, which segments have not"
+        tensors = [spec.name for specs in manifest.interface(engine.segment) for spec in specs]
+        yield from _repeated(f"engine {engine.id}: tensor", (*dict.fromkeys(tensors), *(e.name for e in entries)))
+        for entry in entries:
+            if not entry.shape or any(not 1 <= size <= MAX_ELEMENTS for size in entry.shape):
+                yield f"engine {engine.id}: decision {entry.name}: shape {list(entry.shape)}; expected positive numbers"
+        receipts = (engine.parity.decisions if engine.parity else None) or ()
+        proven, returned = [receipt.name for receipt in receipts], [entry.name for entry in entries]
+        if proven != returned:
+            yield f"engine {engine.id}: receipt of decisions {proven[:8]}; it returns {returned[:8]}"
+        for receipt in receipts:
+            if receipt.differing > receipt.made:
+                yield f"engine {engine.id}: decision {receipt.name}: {receipt.differing} of {receipt.made} differ"
 
 
 def _axis_problems(manifest: Manifest) -> Iterable[str]:

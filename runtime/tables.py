@@ -41,7 +41,8 @@ def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
     """One row a submodel: size, the latency of its largest bucket, and the figures of quality that the model has."""
     wholes = [engine for engine in manifest.engines if engine.segment is None]
     largest = max((engine.bucket for engine in wholes), key=lambda bucket: (bucket.tokens, bucket.sequence))
-    engines = {engine.submodel: engine for engine in wholes if engine.bucket == largest}
+    places = {entry.id: entry.at(largest) for entry in manifest.submodels}
+    engines = {engine.submodel: engine for engine in wholes if engine.bucket == places[engine.submodel]}
     latencies = {latency.engine: latency for latency in build.latencies}
     budgets: dict[str, list[str]] = {}
     for budget in manifest.budgets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nestforge.elastic import Axis, Bucket, ElasticSpec, Submodel
@@ -32,7 +33,15 @@ class Encoder:
     def weight_bytes(self, submodel: Submodel) -> int:
         return 4 * self.parameters(submodel)
 
-    def workload(self, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
+        return {}
+
+    def workload(
+        self,
+        submodel: Submodel,
+        bucket: Bucket,
+        forms: Mapping[str, str] | None = None,
+    ) -> list[Op]:
         ops = []
         for axis, value in submodel.values:
             inner = value if axis.kind == "ffn" else value * self.head_dim

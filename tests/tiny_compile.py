@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from nestforge.compiler.build_engine import EngineBuilder, reference_outputs
+from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.cases import parity_cases
 from nestforge.compiler.clock import Clock, silent
 from nestforge.compiler.levels import levels
 from nestforge.compiler.measure_latency import measure_engines
 from nestforge.compiler.plan import make_plan
 from nestforge.compiler.rank_axes import text_encoder
+from nestforge.compiler.reference import reference_outputs
 from nestforge.compiler.staging import Stage
 from nestforge.compiler.store import read_store, write_store
 from nestforge.compiler.template import Template, traced_template
@@ -64,11 +67,11 @@ def builder_in(folder: Path, universal: UniversalModel, template: Template, prof
     """A builder whose staging folder is ``folder``: what ``compile_bundle`` has before it builds the first engine."""
     stage = Stage(folder)
     stage.work.mkdir(parents=True)
-    templates = Templates(universal, stage, 20)
+    templates = Templates(universal, stage, profile)
     templates.known[TemplateKey(template.bucket, universal.spec.universal().structure)] = template
     for key in templates.keys([universal.spec.universal()], [template.bucket]):
         templates.get(key)  # those of segments, where there are any
-    write_store(universal, templates.weights(), folder / WEIGHTS_NAME)
+    write_store(universal, templates.weights(), templates.tables(), folder / WEIGHTS_NAME)
     cases = parity_cases(universal.source.signature, template.bucket, text_encoder(universal))
     names = [spec.name for spec in universal.source.signature.outputs]
     return EngineBuilder(
@@ -96,3 +99,16 @@ def write_levels(builder: EngineBuilder, quality: dict[str, Quality] | None = No
     manifest = write_manifest(builder.stage, completed, ())
     write_build_record(builder.stage, manifest, ["nestforge", "compile"], {"build": 1.5}, latencies)
     return builder.stage.folder
+
+
+def reseal(bundle: Path) -> None:
+    """What a forger would do: hashes and sizes are made to fit the changed files again."""
+    manifest = json.loads((bundle / "manifest.json").read_bytes())
+    for entry in manifest["files"]:
+        raw = (bundle / entry["path"]).read_bytes()
+        entry.update(bytes=len(raw), sha256=hashlib.sha256(raw).hexdigest())
+    text = json.dumps(manifest).encode()
+    (bundle / "manifest.json").write_bytes(text)
+    record = json.loads((bundle / "build.json").read_bytes())
+    record["manifest_sha256"] = hashlib.sha256(text).hexdigest()
+    (bundle / "build.json").write_text(json.dumps(record))

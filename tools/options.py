@@ -68,6 +68,18 @@ class BudgetType(click.ParamType):  # type: ignore[type-arg]  # as above
             self.fail(str(failure), param, ctx)
 
 
+class FormType(click.ParamType):  # type: ignore[type-arg]  # as above
+    """``moe.combine=one_hot``: what is computed, and in which form."""
+
+    name = "WHAT=FORM"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        computed, equals, form = (part.strip() for part in str(value).partition("="))
+        if not computed or not equals or not form:
+            self.fail(f"{value!r}: expected what is computed and its form, such as moe.combine=one_hot", param, ctx)
+        return computed, form
+
+
 bucket_option = click.option(
     "--bucket",
     "buckets",
@@ -112,6 +124,14 @@ exits_option = click.option(
     "--exits",
     type=LayersType(),
     help="Layers after which a multi-exit model is cut, such as 3,6,9; the last always is one. Default: every exit.",
+)
+form_option = click.option(
+    "--form",
+    "forms",
+    type=FormType(),
+    multiple=True,
+    help="A form in which engines compute something, such as moe.combine=one_hot; repeatable. Default: the profile's, "
+    "else the cheapest on the device.",
 )
 profile_option = click.option(
     "--profile",

@@ -7,7 +7,7 @@ Axes per layer: ``ffn`` (rows of ``ffn.up``, columns of ``ffn.down``) and, where
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...elastic import Bucket, ElasticSpec, Submodel
 from ...runtime.manifest import TensorSpec, TextEntry
@@ -16,6 +16,7 @@ from ..checkpoint import Checkpoint
 from ..family import Family, Signature
 from ..matformer.config import MatformerConfig, read_config
 from ..matformer.forward_ops import language_model_ops
+from ..matformer.presets.language import LANGUAGE
 from ..matformer.shapes import compare_weights, elastic_spec, language_model_shapes
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class MatformerLmFamily(Family):
     name: ClassVar[str] = "matformer_lm"
     model_types: ClassVar[tuple[str, ...]] = ("matformer_lm",)
     reads_config_alone: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: config.to_json() for name, config in LANGUAGE.items()}
 
     def describe(self, checkpoint: Checkpoint) -> ElasticSpec:
         config = read_config(checkpoint, MatformerConfig)

@@ -7,7 +7,7 @@ and the class token.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...elastic import Bucket, ElasticSpec, Submodel
 from ...runtime.manifest import TensorSpec
@@ -15,6 +15,7 @@ from ...workload import Op
 from ..checkpoint import Checkpoint
 from ..family import Family, Signature
 from ..matformer.config import MatformerVitConfig, read_config
+from ..matformer.presets.vision import VISION
 from ..matformer.shapes import compare_weights, elastic_spec, vision_model_shapes
 from ..matformer.vision_ops import vision_model_ops
 
@@ -26,6 +27,7 @@ class MatformerVitFamily(Family):
     name: ClassVar[str] = "matformer_vit"
     model_types: ClassVar[tuple[str, ...]] = ("matformer_vit",)
     reads_config_alone: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: config.to_json() for name, config in VISION.items()}
 
     def describe(self, checkpoint: Checkpoint) -> ElasticSpec:
         config = read_config(checkpoint, MatformerVitConfig)

@@ -34,7 +34,8 @@ class NestedAttention(torch.nn.Module):
     ) -> torch.Tensor:
         """``hidden`` [B, S, H] to [B, S, H] through the first ``heads`` heads, by default all that the module holds.
 
-        ``mask`` [S, S] is added to every score; ``positions`` turns queries and keys.
+        ``mask``, [S, S] or what broadcasts to [B, A, S, S], is added to every score; ``positions`` turns queries and
+        keys.
         """
         whole = self.query.weight.shape[0] // self.head_dim
         if heads is not None and not 1 <= heads <= whole:

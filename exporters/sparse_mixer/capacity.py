@@ -24,14 +24,20 @@ _ROUND: Mapping[str, Callable[[Fraction], int]] = {"half_even": round, "floor": 
 class Routing:
     """Static routing of one engine: ``groups`` of ``tokens``, where each of ``experts`` has ``capacity`` slots.
 
-    ``trained_experts`` are those that the router scores.
+    ``trained_experts`` are those that the router scores, ``percent`` is the capacity factor that was asked for.
     """
 
+    percent: int
     groups: int
     tokens: int
     capacity: int
     experts: int
     trained_experts: int
+
+    @property
+    def slots(self) -> int:
+        """Slots of all experts in all groups: what they compute, full or not."""
+        return self.groups * self.experts * self.capacity
 
 
 def routing(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> Routing:
@@ -46,7 +52,7 @@ def routing(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> Ro
             f"bucket {bucket.label}: {percent} % of {tokens} tokens over {config.num_experts} experts rounds to 0 "
             f"slots ({config.capacity_rounding}, min_capacity {config.min_capacity}); raise {CAPACITY} or the bucket"
         )
-    return Routing(groups, tokens, slots, chosen.get(EXPERTS, config.num_experts), config.num_experts)
+    return Routing(percent, groups, tokens, slots, chosen.get(EXPERTS, config.num_experts), config.num_experts)
 
 
 def token_groups(tokens: int, group_size: int) -> int:

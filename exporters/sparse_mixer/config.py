@@ -16,11 +16,16 @@ from ..elastic_config import MOST_LAYERS, granularity_problem
 Mixing = Literal["linear", "circulant", "toeplitz", "fourier", "hartley", "hartley_plus", "hartley_separable"]
 # Mixing whose matrices exist for every sequence up to the trained one: a function of the distance, or of the length.
 OF_ANY_LENGTH: frozenset[str] = frozenset({"toeplitz", "fourier", "hartley", "hartley_plus", "hartley_separable"})
+# Mixing that learns nothing, to its pairs of products: with cosines and sines, or with one matrix for each axis.
+SPECTRAL: Mapping[str, int] = {"fourier": 2, "hartley": 2, "hartley_plus": 2, "hartley_separable": 1}
 Router = Literal["experts_choose", "tokens_choose"]
 Rounding = Literal["half_even", "floor", "ceil"]
-Head = Literal["none", "masked_lm", "classifier"]
+# ``pretraining`` has both heads of the paper's training: masked tokens, and labels of the pooled first position.
+Head = Literal["none", "masked_lm", "classifier", "pretraining"]
 
 CAPACITY, GROUP, EXPERTS = "moe.capacity_factor", "moe.group_size", "moe.experts"
+# The decision of a layer of experts is called by this and its number.
+ROUTES = "routes."
 # What a lower capacity is offered as where config.json does not say, in percent of tokens / experts.
 _USUAL_CAPACITIES = (25, 50, 75, 100)
 # Said by many tools in a config.json, and nothing about the graph.
@@ -84,6 +89,21 @@ class SparseMixerConfig:
         return self.expert_intermediate_size or self.intermediate_size
 
     @property
+    def predicts_tokens(self) -> bool:
+        """Whether there is a head that scores the vocabulary at every position."""
+        return self.head in ("masked_lm", "pretraining")
+
+    @property
+    def classifies(self) -> bool:
+        """Whether there is a head that scores ``num_labels`` labels of the pooled first position."""
+        return self.head in ("classifier", "pretraining")
+
+    @property
+    def pools(self) -> bool:
+        """Whether the first position is pooled."""
+        return self.head != "masked_lm"
+
+    @property
     def trained_capacity(self) -> int:
         """The capacity factor in percent."""
         return round(100 * self.capacity_factor)
@@ -98,10 +118,15 @@ class SparseMixerConfig:
             if self.router == "experts_choose":  # elsewhere tokens would choose again: another model
                 quarters = [max(1, self.num_experts * quarter // 4) for quarter in (1, 2, 3)]
                 table[EXPERTS] = _rising(self.expert_counts or quarters, self.num_experts)
-        if self.mixing in OF_ANY_LENGTH and len(self.attention_layers) < self.num_hidden_layers:
+        if self.mixing in OF_ANY_LENGTH and self.some_mix:
             n = self.max_position_embeddings
             table["sequence"] = _rising(self.sequences or [max(1, n // part) for part in (4, 2)], n)
         return {name: values for name, values in table.items() if len(values) > 1}
+
+    @property
+    def some_mix(self) -> bool:
+        """Whether any layer mixes, so that the model is bound to a sequence."""
+        return len(self.attention_layers) < self.num_hidden_layers
 
     def mixes(self, layer: int) -> bool:
         """Whether ``layer`` mixes tokens by fixed matrices; else it attends."""
@@ -130,8 +155,8 @@ class SparseMixerConfig:
             return f"layer_norm_eps: expected a number between 0 and 1, got {self.layer_norm_eps:g}"
         if self.pad_token_id >= self.vocab_size:
             return f"pad_token_id: {self.pad_token_id} is no token of {self.vocab_size}"
-        if (self.head == "classifier") != (self.num_labels is not None):
-            return f"num_labels: expected with head classifier and only there, got {self.num_labels} with {self.head}"
+        if self.classifies != (self.num_labels is not None):
+            return f"num_labels: expected with head classifier or pretraining, got {self.num_labels} with {self.head}"
         if self.granularities is not None:
             found = granularity_problem(self.granularities, list(self.choices))
             if found:
@@ -167,6 +192,8 @@ class SparseMixerConfig:
                 return f"{key}: the model has no experts"
             if key == "expert_counts" and self.router == "tokens_choose":
                 return "expert_counts: with tokens_choose a token whose expert is gone takes another: not this model"
+            if key == "sequences" and not self.some_mix:
+                return f"sequences: no layer mixes, so that every bucket up to {limit} tokens is served as it is"
             if key == "sequences" and self.mixing not in OF_ANY_LENGTH:
                 return f"sequences: {self.mixing} mixing serves {self.max_position_embeddings} tokens alone"
         return None

@@ -25,7 +25,7 @@ from .budget import ExitBudget
 from .curve import Observed, batch_max
 from .data import LEAST_ROWS_TO_SPLIT, LabelledData, read_data, split
 from .fit import Fitter
-from .measure import Answers, ExitBench, Progress, costs_of, spread, time_in_turns
+from .measure import Answers, ExitBench, Progress, costs_of, measured_figure, spread, time_in_turns
 from .search import best_within, curve
 
 # Farther than this from the budget, the result says so.
@@ -89,7 +89,7 @@ def calibrate(
         found = Fitter(bench, requests, observed, costs, budget, exits.classes, policy_of, progress).fit()
         policy = policy_of(found.thresholds)
         parts = [inside, outside] if outside else [inside]
-        measured, whole, *checked = _against_the_whole_engine(bench, parts, batch, policy, progress)
+        measured, whole, *checked = _against_the_whole_engine(bench, parts, batch, policy, found.whole_ms, progress)
     finally:
         pool.close()
 
@@ -144,23 +144,28 @@ def _parts(rows: LabelledData, batch: int) -> tuple[LabelledData, LabelledData |
 
 
 def _against_the_whole_engine(
-    bench: ExitBench, parts: Sequence[LabelledData], batch: int, policy: ExitPolicy, progress: Progress
+    bench: ExitBench, parts: Sequence[LabelledData], batch: int, policy: ExitPolicy, whole_ms: float, progress: Progress
 ) -> list[Figures]:
-    """The chain's and the whole engine's figures on every part, in this order, all timed in turns."""
+    """The chain's and the whole engine's figures on every part, in this order, all timed in turns; at the pace at which
+    the whole engine takes ``whole_ms`` on the first part."""
     answered: list[tuple[Answers, Array]] = []
     calls: list[list[Callable[[], object]]] = []
     for part in parts:
         requests = bench.requests(part, batch)
         right = bench.observe(requests, {}).predicted[:, -1] if part.labels is None else part.labels
-        answered += [(bench.answer(requests, policy), right), (bench.answer_whole(requests), right)]
-        timed = [requests[number] for number in spread(part.rows // batch)]
+        ways = [bench.answer(requests, policy), bench.answer_whole(requests)]
+        answered += [(answers, right) for answers in ways]
+        whole_requests = part.rows // batch
+        flops = [way.flops[: whole_requests * batch].reshape(whole_requests, batch).sum(axis=1) for way in ways]
+        timed = [requests[number] for number in spread(*flops)]
         calls.append([partial(bench.chain.run, feeds, policy) for feeds in timed])
         calls.append([partial(bench.run_whole, feeds) for feeds in timed])
     times = time_in_turns(calls, progress, "compare with the whole engine")
+    slower = measured_figure(times[1], "mean_latency_ms") / whole_ms
     return [
         Figures(
             rows=len(right),
-            costs=costs_of(taken, answers.flops),
+            costs=costs_of(taken / slower, answers.flops),
             quality=float((answers.predicted == right).mean()),
             histogram=tuple(np.bincount(answers.index, minlength=bench.chain.exits).tolist()),
         )

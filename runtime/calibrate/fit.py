@@ -1,9 +1,13 @@
-"""Thresholds whose measured figure, not only the simulated one, meets the budget."""
+"""Thresholds whose measured figure, not only the simulated one, meets the budget.
+
+A machine gets faster and slower between two measurements by more than thresholds may be off. So the whole engine is
+timed in turns with every chain, and all figures are given at one pace: that of the first measurement.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -24,16 +28,18 @@ _CORRECTIONS = 4
 @dataclass(frozen=True, eq=False)
 class Fit:
     """Thresholds float32 ``[m - 1]``, one for all exits and one for each, and the problem that they solve: its
-    simulated times were multiplied by ``correction``. ``figure`` is the budget's, by measurement."""
+    simulated times were multiplied by ``correction``. ``figure`` is the budget's, by measurement; like all times it is
+    of the pace at which the whole engine took ``whole_ms`` on average."""
 
     problem: Problem
     common: Array
     thresholds: Array
     correction: float
     figure: float
+    whole_ms: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Fitter:
     """What is known of the rows to calibrate on, and the chain that answers their ``requests``.
 
@@ -48,6 +54,7 @@ class Fitter:
     classes: int
     policy_of: Callable[[Array], ExitPolicy]
     progress: Progress
+    _whole_ms: float = field(default=0.0, init=False)  # until the first measurement
 
     def fit(self) -> Fit:
         """The thresholds within the budget and nearest to it; within 2 % where the entropies are dense enough.
@@ -60,7 +67,7 @@ class Fitter:
             problem = self._problem(correction)
             found = search(problem)
             if found is None:
-                if fits:  # slower now than a moment ago; what was found then stands
+                if fits:  # the least possible lies at the budget; what was found then stands
                     break
                 raise self._out_of_reach(problem)
             common, thresholds = found
@@ -68,9 +75,9 @@ class Fitter:
                 break
             ratio = self._measured_over_simulated(thresholds)
             if not self.budget.is_latency:
-                return Fit(self._problem(ratio), common, thresholds, ratio, problem.cost(thresholds))
+                return Fit(self._problem(ratio), common, thresholds, ratio, problem.cost(thresholds), self._whole_ms)
             figure = problem.cost(thresholds) / correction * ratio
-            fits.append(Fit(problem, common, thresholds, correction, figure))
+            fits.append(Fit(problem, common, thresholds, correction, figure, self._whole_ms))
             if abs(figure / self.budget.limit - 1) <= _NEAR:
                 break
             correction = ratio
@@ -96,11 +103,22 @@ class Fitter:
         )
 
     def _measured_over_simulated(self, thresholds: Array) -> float:
-        """Of the budget's figure, or of the mean latency where the budget is no latency, on the same requests."""
+        """Of the budget's figure, or of the mean latency where the budget is no latency, on the same requests; at the
+        pace of the first measurement."""
         metric = self.budget.metric if self.budget.is_latency else "mean_latency_ms"
         policy = self.policy_of(thresholds)
-        timed = spread(self.observed.rows // self.observed.batch)
-        calls = [partial(self.bench.chain.run, self.requests[number], policy) for number in timed]
-        (times,) = time_in_turns([calls], self.progress, "measure thresholds")
-        simulated = self.observed.request_ms(self.observed.leaving(thresholds), self.costs)[timed]
-        return measured_figure(times, metric) / float(latency_figure(simulated, metric))
+        simulated = self.observed.request_ms(self.observed.leaving(thresholds), self.costs)
+        timed = spread(simulated)
+        feeds = [self.requests[number] for number in timed]
+        chain, whole = time_in_turns(
+            [
+                [partial(self.bench.chain.run, one, policy) for one in feeds],
+                [partial(self.bench.run_whole, one) for one in feeds],
+            ],
+            self.progress,
+            "measure thresholds",
+        )
+        whole_ms = measured_figure(whole, "mean_latency_ms")
+        self._whole_ms = self._whole_ms or whole_ms
+        measured = measured_figure(chain, metric) * self._whole_ms / whole_ms
+        return measured / float(latency_figure(simulated[timed], metric))

@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 # Times of each cover of buckets, of which the median counts.
 _SAMPLES = 9
 # One measurement takes about so long, if that leaves it this many rounds.
-_SECONDS = 30.0
+_SECONDS = 10.0
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 9
 # Requests that are timed at most.
 _TIMED = 400
@@ -207,9 +207,12 @@ class ExitBench:
         }
 
 
-def spread(requests: int) -> Array:
-    """The numbers of the requests that are timed, of so many: ``_TIMED`` at most, evenly spread."""
-    return np.unique(np.linspace(0, requests - 1, min(requests, _TIMED)).round().astype(int))
+def spread(*costs: Array) -> Array:
+    """The numbers of the requests that are timed, ``_TIMED`` at most, rising. By each of ``costs`` ``[requests]``, most
+    of all by the last, they are evenly spread over all requests, so that they cost on average what all do."""
+    order = np.lexsort(costs)
+    places = np.linspace(0, len(order) - 1, min(len(order), _TIMED)).round().astype(int)
+    return np.sort(order[places])
 
 
 def time_in_turns(sets: Sequence[Sequence[Callable[[], object]]], progress: Progress, stage: str) -> list[Array]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
+from ...elastic import Bucket
 from ..bundle import Bundle
+from ..inputs import cut_back
 from ..manifest import EngineEntry, Quality
 from ..runner import runner_for
 from .roles import compared_outputs, ids_input
-from .samples import Samples
+from .samples import Batch, Samples
 from .tallies import Tally, tally_for
 
 # Engines that are open at once beside the universal model's, which runs again for the next ones.
@@ -24,22 +26,36 @@ def measure(
     threads: int,
     tick: Callable[[int, int], None],
 ) -> Iterator[tuple[EngineEntry, Quality]]:
-    """Yields every engine with its figures against ``universal``, all at its bucket; nothing where no output can be
-    compared (``compared_outputs``).
+    """Yields engines with their figures against ``universal``; nothing where no output can be compared
+    (``compared_outputs``).
 
-    At most one batch of two models' outputs is held at a time. ``tick(done, total)`` counts batches. Raises InputError
-    for samples that do not fit, or outputs that are not finite.
+    Engines have the universal's bucket, or a shorter sequence and as many rows. Of those each model runs at its own, on
+    the samples that fit the shorter, and positions behind it are not compared; an engine that no sample fits is left
+    out. At most one batch of two models' outputs is held at a time. ``tick(done, total)`` counts batches. Raises
+    InputError for samples that do not fit, or outputs that are not finite.
     """
     if not compared_outputs(bundle.manifest):
         return
-    groups = [engines[start : start + _AT_ONCE] for start in range(0, len(engines), _AT_ONCE)]
-    batches = -(-samples.size // universal.bucket.batch)
-    for index, group in enumerate(groups):
+    groups = list(_groups(bundle, universal, engines, samples))
+    batches = [-(-part.size // universal.bucket.batch) for _, part in groups]
+    for index, (group, part) in enumerate(groups):
 
-        def progress(done: int, before: int = index * batches) -> None:
-            tick(before + done, len(groups) * batches)
+        def progress(done: int, before: int = sum(batches[:index])) -> None:
+            tick(before + done, sum(batches))
 
-        yield from zip(group, _measure(bundle, universal, group, samples, threads, progress), strict=True)
+        yield from zip(group, _measure(bundle, universal, group, part, threads, progress), strict=True)
+
+
+def _groups(
+    bundle: Bundle, universal: EngineEntry, engines: Sequence[EngineEntry], samples: Samples
+) -> Iterator[tuple[list[EngineEntry], Samples]]:
+    """Engines of one bucket that are open at once, in order, and the samples that they take."""
+    for bucket in dict.fromkeys(engine.bucket for engine in engines):
+        own = [engine for engine in engines if engine.bucket == bucket]
+        part = samples if bucket == universal.bucket else samples.fitting(bundle.manifest, bucket.sequence)
+        for start in range(0, len(own) if part is not None else 0, _AT_ONCE):
+            assert part is not None
+            yield own[start : start + _AT_ONCE], part
 
 
 def _measure(
@@ -50,9 +66,11 @@ def _measure(
     threads: int,
     progress: Callable[[int], None],
 ) -> list[Quality]:
-    names = [spec.name for spec in bundle.manifest.outputs]
+    outputs = bundle.manifest.outputs
+    names = [spec.name for spec in outputs]
     compared = compared_outputs(bundle.manifest)
     ids = ids_input(bundle.manifest)
+    bucket = engines[0].bucket
     tallies = [[tally_for(role, spec, ids) for role, spec in compared.items()] for _ in engines]
     places = [names.index(spec.name) for spec in compared.values()]
     with ExitStack() as stack:
@@ -60,14 +78,24 @@ def _measure(
         runners = {
             file: stack.enter_context(runner_for(bundle, engine, "shared", threads)) for file, engine in by_file.items()
         }
-        for done, batch in enumerate(samples.batches(bundle.manifest, universal.bucket)):
+        for done, (batch, whole) in enumerate(_batches(bundle, samples, bucket, universal.bucket)):
             progress(done)
-            reference = runners[universal.file].run(batch.feeds)
+            reference = runners[universal.file].run(whole.feeds)
+            if bucket != universal.bucket:
+                reference = cut_back(reference, outputs, bucket)
             for engine, own in zip(engines, tallies, strict=True):
                 found = reference if engine.file == universal.file else runners[engine.file].run(batch.feeds)
                 for tally, place in zip(own, places, strict=True):
                     tally.add(batch, reference[place], found[place])
     return [_quality(own, samples) for own in tallies]
+
+
+def _batches(bundle: Bundle, samples: Samples, bucket: Bucket, universal: Bucket) -> Iterator[tuple[Batch, Batch]]:
+    """The same samples at both buckets."""
+    own = samples.batches(bundle.manifest, bucket)
+    if bucket == universal:
+        return ((batch, batch) for batch in own)
+    return zip(own, samples.batches(bundle.manifest, universal), strict=True)
 
 
 def _quality(tallies: Sequence[Tally], samples: Samples) -> Quality:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ...elastic import Bucket
@@ -26,11 +27,15 @@ LEAST_SAMPLES = 20
 
 @dataclass(frozen=True)
 class SubmodelFigures:
-    """One submodel and its figures against the universal model, by the names of ``figures.FIGURES``."""
+    """One submodel and its figures against the universal model, by the names of ``figures.FIGURES``.
+
+    A submodel of a shorter sequence was compared on the ``samples`` that fit it; on none, it has no figures.
+    """
 
     submodel: str
     labels: tuple[str, ...]
     parameters: int
+    samples: int
     figures: Mapping[str, float]
 
 
@@ -66,7 +71,8 @@ def check_consistency(
     """Measures ``submodels`` (ids or labels; all of them by default) against the universal model, on this host.
 
     Exactly one of ``text``, a UTF-8 file with one text per line, and ``data``, an NPZ file with an array per input,
-    rows first, and perhaps ``labels``. Everything runs at the bucket with the longest sequence that all have. Of more
+    rows first, and perhaps ``labels``. Everything runs at the bucket with the longest sequence that all have, or have
+    something in the place of. Of more
     than ``MOST_SAMPLES`` different samples those are used whose hashes are smallest.
     Raises InputError for data that do not fit or are too few, SelectionError for a submodel that the bundle does not
     have, for a bundle without its universal model, and for a model of which no output can be compared.
@@ -78,21 +84,15 @@ def check_consistency(
             f"bundle {bundle.path}: no output of this model is a vector or logits, so none is compared"
         )
     entries = [manifest.submodel(name) for name in submodels] or list(manifest.submodels)
-    entries = sorted({entry.id: entry for entry in entries}.values(), key=lambda e: (e.parameters, e.id))
+    known = [entry.id for entry in manifest.submodels]
+    entries = sorted({e.id: e for e in entries}.values(), key=lambda e: (e.parameters, known.index(e.id)))
     universal, engines = _engines(bundle, entries)
     samples, given = _samples(bundle, text, data)
     stage = "compare"
     progress(stage, 0, 1)
-    measured = list(
-        measure(
-            bundle,
-            universal,
-            engines,
-            samples,
-            threads_or_default(threads),
-            lambda done, total: progress(stage, done, total),
-        )
-    )
+    report = partial(progress, stage)
+    found = measure(bundle, universal, [universal, *engines], samples, threads_or_default(threads), report)
+    measured = {engine.submodel: quality for engine, quality in found}
     progress(stage, 1, 1)
     return Consistency(
         bundle=str(bundle.path),
@@ -102,11 +102,17 @@ def check_consistency(
         samples=samples.size,
         given=given,
         truncated=samples.truncated(universal.bucket),
-        positions=measured[0][1].positions,
+        positions=measured[universal.submodel].positions,
         data_sha256=samples.sha256,
         submodels=tuple(
-            SubmodelFigures(entry.id, entry.labels, entry.parameters, quality.figures)
-            for entry, (_, quality) in zip(entries, measured, strict=True)
+            SubmodelFigures(
+                entry.id,
+                entry.labels,
+                entry.parameters,
+                measured[entry.id].samples if entry.id in measured else 0,
+                measured[entry.id].figures if entry.id in measured else {},
+            )
+            for entry in entries
         ),
     )
 
@@ -124,12 +130,16 @@ def _engines(bundle: Bundle, entries: Sequence[SubmodelEntry]) -> tuple[EngineEn
             f"bundle {bundle.path}: has no engine of the universal model, with which submodels are compared; compile "
             "it with one"
         )
-    wanted = {universal, *(entry.id for entry in entries)}
-    shared = [bucket for bucket in {b for _, b in whole} if all((name, bucket) in whole for name in wanted)]
+    shared = [
+        bucket
+        for bucket in (bucket for name, bucket in whole if name == universal)
+        if all((entry.id, entry.at(bucket)) in whole for entry in entries)
+    ]
     if not shared:
-        raise SelectionError(f"bundle {bundle.path}: no bucket has engines of all of {', '.join(sorted(wanted))}")
+        wanted = sorted({universal, *(entry.id for entry in entries)})
+        raise SelectionError(f"bundle {bundle.path}: no bucket has engines of all of {', '.join(wanted)}")
     bucket = max(shared, key=lambda b: (b.sequence, -b.batch))
-    return whole[universal, bucket], [whole[entry.id, bucket] for entry in entries]
+    return whole[universal, bucket], [whole[entry.id, entry.at(bucket)] for entry in entries if entry.id != universal]
 
 
 def _samples(bundle: Bundle, text: Path | None, data: Path | None) -> tuple[Samples, int]:

@@ -46,6 +46,10 @@ class Samples(Protocol):
         """How many samples are cut to fit ``bucket``."""
         ...
 
+    def fitting(self, manifest: Manifest, sequence: int) -> Samples | None:
+        """The samples that have at most ``sequence`` positions; None if there is none."""
+        ...
+
     def batches(self, manifest: Manifest, bucket: Bucket) -> Iterator[Batch]:
         """Every sample once, at ``bucket``'s shape. Raises InputError for what does not fit the model or bucket."""
         ...
@@ -68,6 +72,11 @@ class TextSamples:
 
     def truncated(self, bucket: Bucket) -> int:
         return len(self.encoder.encode(self.texts, bucket.sequence, truncate=True).truncated)
+
+    def fitting(self, manifest: Manifest, sequence: int) -> TextSamples | None:  # noqa: ARG002  (the encoder knows)
+        longer = set(self.encoder.encode(self.texts, sequence, truncate=True).truncated)
+        texts = tuple(text for row, text in enumerate(self.texts) if row not in longer)
+        return TextSamples(self.encoder, texts) if texts else None
 
     def batches(self, manifest: Manifest, bucket: Bucket) -> Iterator[Batch]:
         for start in range(0, len(self.texts), bucket.batch):
@@ -103,6 +112,19 @@ class ArraySamples:
 
     def truncated(self, bucket: Bucket) -> int:  # noqa: ARG002  (rows that are too long are refused)
         return 0
+
+    def fitting(self, manifest: Manifest, sequence: int) -> ArraySamples | None:
+        shape = InputChecker(manifest.inputs).shape_of(self.feeds)
+        counted = _counted(manifest, self.feeds, shape, shape)
+        rows = np.flatnonzero(~counted[:, sequence:].any(axis=1))
+        if not len(rows):
+            return None
+        cuts = {
+            spec.name: tuple(slice(sequence) if dim == "sequence" else slice(None) for dim in spec.dims)
+            for spec in manifest.inputs
+        }
+        kept = self.take(rows.tolist())
+        return ArraySamples({name: array[cuts[name]] for name, array in kept.feeds.items()}, kept.labels)
 
     def take(self, rows: Sequence[int]) -> ArraySamples:
         """The rows of these numbers, in this order."""

@@ -119,3 +119,42 @@ def test_what_is_no_bucket(text: str) -> None:
 
 def test_buckets_are_ordered_by_batch_then_sequence() -> None:
     assert sorted([Bucket(2, 8), Bucket(1, 128), Bucket(1, 32)]) == [Bucket(1, 32), Bucket(1, 128), Bucket(2, 8)]
+
+
+STACKED = ElasticSpec(
+    (Axis("moe.experts", 4, (2, 4)), Axis("sequence", 16, (8, 16)), Axis("layers.0.ffn", 8)),
+    (
+        PrefixSlice("layers.0.moe.up", 0, "moe.experts"),
+        PrefixSlice("layers.1.moe.up", 0, "moe.experts"),
+        PrefixSlice("up", 0, "layers.0.ffn"),
+    ),
+    ordered=tuple(PrefixSlice(f"layers.{i}.moe.router", 0, "moe.experts") for i in (0, 1)),
+    independent=frozenset({"moe.experts"}),
+)
+
+
+def test_layers_that_are_independent_have_an_order_each() -> None:
+    first, second, ffn = STACKED.orders
+    assert [order.name for order in STACKED.orders] == ["layers.0.moe.experts", "layers.1.moe.experts", "layers.0.ffn"]
+    assert [cut.parameter for cut in (*second.slices, *second.followers)] == ["layers.1.moe.up", "layers.1.moe.router"]
+    assert (first.axis, ffn.axis) == (STACKED.axes[0], STACKED.axes[2])
+    assert ffn.followers == ()
+
+
+def test_elsewhere_all_slices_of_an_axis_have_one_order() -> None:
+    together = ElasticSpec(STACKED.axes, STACKED.slices, ordered=STACKED.ordered)
+    experts = together.orders[0]
+    assert (experts.name, len(experts.slices), len(experts.followers)) == ("moe.experts", 2, 2)
+    assert ElasticSpec(STACKED.axes, ()).orders == (), "what slices nothing orders nothing"
+
+
+def test_followers_keep_every_step() -> None:
+    half = STACKED.parse("moe.experts2")
+    assert STACKED.shape_of("layers.1.moe.up", (4, 6), half) == (2, 6)
+    assert STACKED.shape_of("layers.1.moe.router", (4, 6), half) == (4, 6)
+
+
+def test_a_submodel_has_its_own_sequence_in_the_place_of_a_buckets() -> None:
+    short = STACKED.parse("sequence8")
+    assert [short.at(bucket) for bucket in (Bucket(3, 16), Bucket(3, 8))] == [Bucket(3, 8)] * 2
+    assert SPEC.universal().at(Bucket(3, 16)) == Bucket(3, 16)

@@ -17,16 +17,18 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = ("elastic", "errors", "strict", "workload")
 ROW = ("profiles", "runtime", "exporters", "compiler", "tools")
 # Third-party packages per layer; torch and what comes with it stand only where a compiling machine is needed anyway.
-DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "tokenizers"}
+DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "tensorrt", "cuda", "tokenizers"}
 BUILD = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors"}
 OUTSIDE = {
     # onnx only to measure this host through ONNX Runtime, where it is installed: see test_lazy_imports
     "profiles": {"numpy", "psutil", "yaml", "onnxruntime", "onnx"},
     "runtime": DEVICE - {"yaml"},
     "exporters": {"numpy", "torch", "transformers", "onnx_ir", "onnxscript", "safetensors"},
-    "compiler": {"numpy", "onnxruntime", *BUILD} - {"transformers"},
+    "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},
     "tools": DEVICE | {"click", "rich", "matplotlib"},
 }
+# Imported where a plan is built or opened, never before TensorRT was found.
+ON_A_GPU = {"cuda_memory", "tensorrt_engine", "tensorrt_lane", "tensorrt_runner", "build_plan", "timing_cache"}
 # Run from a checkout and not shipped, so they may use whatever a developer has.
 DEVELOPER = {"bench", "demo", "train"}
 FILES = sorted(
@@ -99,6 +101,9 @@ def test_lazy_imports() -> None:
         if layer_of(path) in {"profiles", "runtime", "tools"} and path.name != "onnxruntime_runner.py":
             eager = {name.split(".")[0] for kind, name, eager in imports(path) if kind == "outside" and eager}
             assert not eager & {*BUILD, "onnxruntime", "matplotlib"}, path
+    for path in FILES:
+        eager = {name.split(".")[0] for kind, name, eager in imports(path) if kind == "outside" and eager}
+        assert not eager & {"tensorrt", "cuda"} or path.stem in ON_A_GPU, f"{path}: needs a GPU's libraries to import"
     for path in (ROOT / "tools").rglob("*.py"):
         eager = {name.split(".")[0] for kind, name, eager in imports(path) if kind == "own" and eager}
         if path in FILES:

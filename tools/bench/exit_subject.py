@@ -16,6 +16,7 @@ from ...profiles.load_profile import load_profile
 from ...runtime.bundle import Bundle, open_bundle
 from ...runtime.calibrate.budget import parse_budget
 from ...runtime.calibrate.calibrate import calibrate
+from ...runtime.calibrate.data import read_data, split
 from ...runtime.exits.calibration import CalibratedPolicy
 from ...runtime.manifest import EngineEntry
 from ...runtime.text import TextEncoder
@@ -72,6 +73,21 @@ def requests(bundle: Bundle, batch: int, count: int, source: str = "test") -> li
     texts = read_texts(FOLDER / f"{source}.jsonl").texts
     picked = [texts[(start * batch) % (len(texts) - batch) :][:batch] for start in range(count)]
     return [dict(encoder.encode(part, SEQUENCE, truncate=True).feeds) for part in picked]
+
+
+def unseen(bundle: Bundle) -> list[dict[str, Any]]:
+    """Every text that neither training nor the search for thresholds saw, as requests of one row: the part of the
+    calibration texts that is held out, and the test texts, which come from other modules."""
+    whole = [
+        read_data(FOLDER / f"{source}.jsonl", bundle, SEQUENCE, truncate=True) for source in ("calibration", "test")
+    ]
+    held_out = split(whole[0])[1]
+    assert held_out is not None
+    return [
+        {name: array[[row], :length] for name, array in part.feeds.items()}
+        for part in (held_out, whole[1])
+        for row, length in enumerate(part.lengths)
+    ]
 
 
 def calibrated(bundle: Bundle, budget: str, batch: int = 1) -> CalibratedPolicy:

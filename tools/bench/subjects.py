@@ -165,5 +165,5 @@ def _subject(name: str, checkpoint: Path) -> Subject:
     if not weights.exists():
         traced = traced_template(model, model.module, model.source.signature, BUCKET, opset=20)
         save_template(traced, template)
-        write_store(model, traced.weights, weights)
+        write_store(model, traced.weights, traced.tables, weights)
     return Subject(name, folder, model, load_template(template), read_store(weights, model.spec))

@@ -16,6 +16,7 @@ from ..options import (
     bucket_option,
     budget_option,
     exits_option,
+    form_option,
     json_option,
     levels_option,
     model_argument,
@@ -59,6 +60,7 @@ Examples:
 @slice_option
 @bucket_option
 @exits_option
+@form_option
 @click.option(
     "--include",
     type=click.Choice(["budgets", "levels", "ladder"]),
@@ -80,6 +82,7 @@ def command(
     slices: tuple[Path, ...],
     buckets: tuple[Bucket, ...],
     exits: tuple[int, ...] | None,
+    forms: tuple[tuple[str, str], ...],
     include: Include,
     as_json: bool,
 ) -> None:
@@ -105,6 +108,7 @@ def command(
                 slices=slices,
                 buckets=buckets or None,
                 exits=exits,
+                forms=dict(forms) or None,
                 include=include,
                 command=("nestforge", *sys.argv[1:]),
                 progress=progress,

@@ -70,16 +70,18 @@ def _print(found: Consistency) -> None:
     )
     click.echo()
     names = present(row.figures for row in found.submodels)
+    fewer = any(row.samples != found.samples for row in found.submodels)  # of submodels of a shorter sequence
     rows = [
         [
             "/".join(row.labels) or "-",
             row.submodel,
             f"{row.parameters / 1e6:.2f}",
+            *([str(row.samples)] if fewer else []),
             *(cell(row.figures, name) for name in names),
         ]
         for row in found.submodels
     ]
-    print_table(["level", "submodel", "M params", *map(heading, names)], rows)
+    print_table(["level", "submodel", "M params", *(["samples"] if fewer else []), *map(heading, names)], rows)
     click.echo()
     for name in names:
         click.echo(f"{FIGURES[name].heading}: {FIGURES[name].meaning}")

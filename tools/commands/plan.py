@@ -15,6 +15,7 @@ from ..options import (
     bucket_option,
     budget_option,
     exits_option,
+    form_option,
     json_option,
     levels_option,
     model_argument,
@@ -46,6 +47,7 @@ Examples:
 @submodel_option
 @bucket_option
 @exits_option
+@form_option
 @json_option
 def command(
     model: Path,
@@ -56,6 +58,7 @@ def command(
     submodels: tuple[str, ...],
     buckets: tuple[Bucket, ...],
     exits: tuple[int, ...] | None,
+    forms: tuple[tuple[str, str], ...],
     as_json: bool,
 ) -> None:
     """Show which submodel each budget gets, and why.
@@ -77,6 +80,7 @@ def command(
         levels=dict(levels) or device.levels,
         shape=shape or device.shape,
         budgets=dict(budgets) or device.budgets,
+        forms={**(device.forms or {}), **dict(forms)} or None,
         buckets=shapes,
     )
     steps = make_levels(source.spec, device.levels, device.width_multiple)

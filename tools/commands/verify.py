@@ -59,7 +59,9 @@ def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
     else:
         click.echo(f"{path}: {report.files} files, {report.bytes / 1e6:.1f} MB, every hash as the manifest says\n")
         columns = ["engine", "parity", "max abs", "max rel", "min cosine"]
-        print_table(columns, [_row(verdict) for verdict in report.engines])
+        decide = any(verdict.decisions for verdict in report.engines)
+        columns += ["choices", "not PyTorch's own", "worst margin"] if decide else []
+        print_table(columns, [_row(verdict)[: len(columns)] for verdict in report.engines])
     broken = [verdict for verdict in report.engines if verdict.problem]
     if broken:
         raise ParityError(
@@ -69,15 +71,19 @@ def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
 
 
 def _row(verdict: EngineVerdict) -> list[str]:
-    """The worst figures over all outputs; dashes where the engine did not get as far as an output."""
-    state = "differs" if verdict.problem else "equal"
-    outputs = verdict.outputs
-    if not outputs:
-        return [verdict.engine, state, "-", "-", "-"]
-    return [
-        verdict.engine,
-        state,
-        f"{max(output.max_abs for output in outputs):.1e}",
-        f"{max(output.max_rel for output in outputs):.1e}",
-        f"{min(output.min_cosine for output in outputs):.7f}",
-    ]
+    """The worst figures over all outputs, and over all decisions; dashes where the engine did not get as far as one."""
+    outputs, decisions = verdict.outputs, verdict.decisions or ()
+    figures, judged = ["-"] * 3, ["-"] * 3
+    if outputs:
+        figures = [
+            f"{max(output.max_abs for output in outputs):.1e}",
+            f"{max(output.max_rel for output in outputs):.1e}",
+            f"{min(output.min_cosine for output in outputs):.7f}",
+        ]
+    if decisions:
+        judged = [
+            str(sum(decision.made for decision in decisions)),
+            str(sum(decision.differing for decision in decisions)),
+            f"{max(decision.worst_margin for decision in decisions):.1e}",
+        ]
+    return [verdict.engine, "differs" if verdict.problem else "equal", *figures, *judged]

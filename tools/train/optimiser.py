@@ -14,7 +14,7 @@ def decay_groups(named: Iterable[tuple[str, torch.nn.Parameter]], rate: float, d
     parameters = list(named)
     groups: list[dict[str, object]] = []
     for decays in (True, False):
-        chosen = [p for name, p in parameters if (p.ndim > 1 and "LayerNorm" not in name) == decays]
+        chosen = [p for name, p in parameters if _is_matrix(name, p) == decays]
         groups.append({"params": chosen, "lr": rate, "weight_decay": decay if decays else 0.0})
     return groups
 
@@ -30,3 +30,7 @@ def linear_schedule(optimiser: torch.optim.Optimizer, steps: int) -> torch.optim
 def parameters_of(model: torch.nn.Module) -> int:
     """Number of parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
+    return parameter.ndim > 1 and "LayerNorm" not in name and not name.endswith("bias")

@@ -8,20 +8,23 @@ import pytest
 from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.divergence import first_divergence
 from nestforge.compiler.parity import tolerance_for
+from nestforge.compiler.reference import pass_of
 from nestforge.elastic import Submodel
 from nestforge.runtime.manifest import WEIGHTS_NAME
 from tiny_compile import BUCKET
 
 
 def diverges_at(builder: EngineBuilder, submodel: Submodel, case: int = 0) -> str:
+    module = builder.universal.narrow(submodel)
     return first_divergence(
         builder.templates.of(builder.universal.spec.universal(), BUCKET),
         builder.store,
         submodel,
-        builder.universal.narrow(submodel),
+        module,
         builder.cases[BUCKET][case].feeds,
         tolerance_for("fp32", 2),
         builder.stage.folder,
+        pass_of(builder.universal.source.family, module, None, {}),
     )
 
 
@@ -88,5 +91,6 @@ def test_the_reference_is_left_as_it_was(builder: EngineBuilder, tmp_path: Path)
         feeds,
         tolerance_for("fp32", 2),
         builder.stage.folder,
+        pass_of(builder.universal.source.family, module, None, {}),
     )
     assert not any(part._forward_hooks for part in module.modules())

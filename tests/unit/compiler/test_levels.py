@@ -87,3 +87,31 @@ def test_levels_never_shrink_and_end_universal(ffn: int, heads: int, multiple: i
         assert values == sorted(values)
         assert values[0] >= 1
         assert all(kind == "heads" or value % multiple == 0 or value == size for value in values)
+
+
+def choices(**sizes: tuple[int, ...]) -> ElasticSpec:
+    return ElasticSpec(tuple(Axis(kind, values[-1], values) for kind, values in sizes.items()), ())
+
+
+def test_kinds_with_choices_are_labelled_by_their_values_whichever_of_them_move() -> None:
+    spec = choices(capacity=(25, 50, 100), group=(16, 64))
+    assert [level.label for level in levels(spec, {"capacity": [0.5, 1]}, 8)] == ["capacity50", "capacity100"]
+    both = levels(spec, {"capacity": [0.5, 1], "group": [0.25, 1]}, 8)
+    assert [level.label for level in both] == ["capacity50-group16", "capacity100-group64"]
+
+
+def test_of_kinds_with_different_numbers_of_choices_the_most_finely_stepped_move() -> None:
+    found = levels(choices(capacity=(25, 50, 100), group=(16, 64), sequence=(4, 8, 16)), None, 8)
+    assert [level.submodel.id for level in found] == [
+        "capacity25-group64-sequence4",
+        "capacity50-group64-sequence8",
+        "capacity100-group64-sequence16",
+    ]
+
+
+def test_a_choice_that_no_fraction_of_the_size_hits_exactly_is_not_called_rounded() -> None:
+    assert 29 / 100 * 100 != 29
+    low, _ = levels(choices(capacity=(29, 100)), {"capacity": [29 / 100, 1]}, 8)
+    assert (low.submodel.id, low.rounding) == ("capacity29", ())
+    between, _ = levels(choices(capacity=(25, 50, 100)), {"capacity": [0.4, 1]}, 8)
+    assert between.rounding == ("capacity50: capacity 40 of 100 rounded to 50 (a choice)",)

@@ -273,3 +273,14 @@ def test_rounding_is_noted() -> None:
         "M: ffn 100 of 200 rounded to 104 (a multiple of 8)",
         "L: ffn 150 of 200 rounded to 152 (a multiple of 8)",
     )
+
+
+def test_an_optional_budget_that_nothing_keeps_is_left_out_and_said() -> None:
+    budgets = {"full": BudgetSpec(), "tiny": BudgetSpec(parameters=1000, optional=True)}
+    plan = plan_for(encoder(), device(budgets))
+    assert [budget.name for budget in plan.budgets] == ["full"]
+    assert plan.notes == (
+        "budget 'tiny': not even the smallest submodel ffn64-heads1 fits: parameters 36,864 exceeds 1,000 by 35,864; "
+        "raise the limit, add smaller levels, or state other budgets (--budget); "
+        "this budget is optional and was left out",
+    )

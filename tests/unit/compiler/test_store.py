@@ -82,7 +82,7 @@ def test_which_parameters_are_transposed_and_which_have_no_view() -> None:
 
 def test_writing_twice_gives_the_same_bytes(builder: EngineBuilder, tmp_path: Path) -> None:
     names = list(builder.store)
-    module.write_store(builder.universal, names[::-1], tmp_path / "again")
+    module.write_store(builder.universal, names[::-1], {}, tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (builder.stage.folder / WEIGHTS_NAME).read_bytes()
 
 
@@ -130,7 +130,7 @@ def test_steps_that_are_equal_are_each_used_once(builder: EngineBuilder) -> None
     generator = torch.Generator().manual_seed(0)
     for axis in model.spec.axes:
         permute_axis(model, axis.name, torch.randperm(axis.size, generator=generator))
-    module.write_store(model, list(builder.store), path)
+    module.write_store(model, list(builder.store), {}, path)
     ranked = {name: parameter.clone() for name, parameter in model.parameters().items()}
     for name, parameter in model.parameters().items():
         parameter.data.copy_(original[name])

@@ -11,13 +11,22 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.compiler.store import read_store, recover_order, stored_name, write_store
-from nestforge.compiler.template import Template, emit, load_template, save_template, traced_template
+from nestforge.compiler.template import (
+    Template,
+    emit,
+    load_template,
+    private_bytes,
+    save_template,
+    traced_template,
+    weight_bytes,
+)
 from nestforge.elastic import Bucket, ElasticSpec
 from nestforge.errors import CheckpointError
 from nestforge.exporters.ranking import magnitude_scores, rank
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.feeds import random_feeds
+from tiny_matlm import save_tiny_matlm
 from tiny_models import add_pooling, save_tiny_encoder
 
 BUCKET = Bucket(2, 8)
@@ -26,10 +35,10 @@ BUCKET = Bucket(2, 8)
 class Workbench:
     """A tiny universal model with its template and store on disk."""
 
-    def __init__(self, folder: Path, model: UniversalModel) -> None:
-        self.folder, self.model = folder, model
-        self.template = traced_template(model, model.module, model.source.signature, BUCKET, opset=20)
-        write_store(model, self.template.weights, folder / "weights.safetensors")
+    def __init__(self, folder: Path, model: UniversalModel, bucket: Bucket = BUCKET) -> None:
+        self.folder, self.model, self.bucket = folder, model, bucket
+        self.template = traced_template(model, model.module, model.source.signature, bucket, opset=20)
+        write_store(model, self.template.weights, self.template.tables, folder / "weights.safetensors")
         self.store = read_store(folder / "weights.safetensors", model.spec)
 
     def run(self, submodel_id: str, template: Template | None = None) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -38,7 +47,7 @@ class Workbench:
         path = self.folder / "engine.onnx"
         path.write_bytes(emit(template or self.template, self.store, submodel))
         onnx.checker.check_model(str(path.resolve()), full_check=True)
-        feeds = random_feeds(self.model.source.signature.inputs, BUCKET)
+        feeds = random_feeds(self.model.source.signature.inputs, self.bucket)
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         with torch.no_grad():
             reference = self.model.narrow(submodel)(*(torch.from_numpy(array) for array in feeds.values()))
@@ -151,3 +160,57 @@ def test_a_parameter_sliced_twice_cannot_be_shared_and_says_so(bench: Workbench)
     )
     assert "sliced in two dimensions" in (template.slice_problem or "")
     assert template.private_bytes >= 64 * 32 * 4
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """A causal mask of 8 x 8 is too small for a table; one of 12 x 12 is large enough."""
+    folder = save_tiny_matlm(tmp_path_factory.mktemp("decoder") / "m")
+    return Workbench(tmp_path_factory.mktemp("bundle"), load_universal(open_source(folder)), Bucket(2, 12))
+
+
+def test_no_engine_computes_a_constant(decoder: Workbench) -> None:
+    given = {value.name for value in decoder.template.proto.graph.input} | set(decoder.template.weights)
+    for node in decoder.template.proto.graph.node:
+        assert given & set(node.input), f"{node.op_type} would run on constants alone"
+        given |= set(node.output)
+    _close(decoder, "ffn8")
+
+
+def test_tables_lie_in_the_store_under_the_names_of_their_contents(decoder: Workbench, tmp_path: Path) -> None:
+    shapes = {table.shape for table in decoder.template.tables.values()}
+    assert (12, 12) in shapes
+    assert decoder.template.private_bytes < 1000
+    submodel = decoder.model.spec.parse("ffn8")
+    engine = onnx.ModelProto.FromString(emit(decoder.template, decoder.store, submodel))
+    raw = (decoder.folder / "weights.safetensors").read_bytes()
+    for tensor in engine.graph.initializer:
+        if tensor.name in decoder.template.tables:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            table = decoder.template.tables[tensor.name]
+            assert raw[int(place["offset"]) :][: int(place["length"])] == table.tobytes()
+    tables = sum(table.nbytes for table in decoder.template.tables.values())
+    plain = sum(decoder.store[name].length(submodel) for name in decoder.template.weights)
+    assert weight_bytes(decoder.template, decoder.store, submodel) == plain + tables
+    save_template(decoder.template, tmp_path / "t.onnx")
+    again = load_template(tmp_path / "t.onnx")
+    assert {name: table.tolist() for name, table in again.tables.items()} == {
+        name: table.tolist() for name, table in decoder.template.tables.items()
+    }
+    assert emit(again, decoder.store, submodel) == emit(decoder.template, decoder.store, submodel)
+
+
+def test_a_table_that_the_store_does_not_have_is_the_engines_own(decoder: Workbench) -> None:
+    """Of a submodel that was traced by itself, after the store was written."""
+    without = {name: stored for name, stored in decoder.store.items() if name not in decoder.template.tables}
+    tables = sum(table.nbytes for table in decoder.template.tables.values())
+    assert private_bytes(decoder.template, without) == decoder.template.private_bytes + tables
+    assert private_bytes(decoder.template, decoder.store) == decoder.template.private_bytes
+    expected, _ = decoder.run("ffn8")
+    decoder.store, kept = without, decoder.store
+    try:
+        found, _ = decoder.run("ffn8")
+    finally:
+        decoder.store = kept
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import safetensors.numpy
 from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, CheckpointError
-from tiny_compile import save_tiniest, write_levels
+from tiny_compile import reseal, save_tiniest, write_levels
 from tiny_models import add_pooling
 
 
@@ -32,19 +30,6 @@ def edit(model: Path, name: str, change: Any) -> None:
     tensors = safetensors.numpy.load_file(model / "model.safetensors")
     tensors[name] = change(tensors[name])
     safetensors.numpy.save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-
-
-def reseal(bundle: Path) -> None:
-    """What a forger would do: hashes and sizes are made to fit the changed files again."""
-    manifest = json.loads((bundle / "manifest.json").read_bytes())
-    for entry in manifest["files"]:
-        raw = (bundle / entry["path"]).read_bytes()
-        entry.update(bytes=len(raw), sha256=hashlib.sha256(raw).hexdigest())
-    text = json.dumps(manifest).encode()
-    (bundle / "manifest.json").write_bytes(text)
-    record = json.loads((bundle / "build.json").read_bytes())
-    record["manifest_sha256"] = hashlib.sha256(text).hexdigest()
-    (bundle / "build.json").write_text(json.dumps(record))
 
 
 def test_bytes_alone(bundle: Path) -> None:

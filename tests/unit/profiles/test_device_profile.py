@@ -6,6 +6,7 @@ import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import ProfileError
 from nestforge.profiles.device_profile import BudgetSpec, parse_budget, profile_data, read_profile, resolve_limit
+from nestforge.profiles.tensorrt_options import TensorRTOptions
 
 DATA: dict[str, Any] = {
     "schema_version": 1,
@@ -53,6 +54,20 @@ def test_data_round_trip() -> None:
     profile = read_profile({**DATA, "levels": {"ffn": [0.5, 1]}, "shape": "up-down", "budgets": budgets}, "here")
     assert read_profile(profile_data(profile), "there") == profile
     assert profile_data(profile)["buckets"] == DATA["buckets"]
+
+
+def test_options_of_tensorrt() -> None:
+    given = {"workspace_mb": 512, "hardware_compatibility": "ampere_plus", "time_limit_s": 60}
+    profile = read_profile({**DATA, "backend": "tensorrt", "tensorrt": given}, "here")
+    assert profile.tensorrt == TensorRTOptions(512, hardware_compatibility="ampere_plus", time_limit_s=60.0)
+    assert read_profile(profile_data(profile), "there") == profile
+    assert read_profile({**DATA, "backend": "tensorrt"}, "here").tensorrt is None
+    with pytest.raises(ProfileError, match=r"^here: tensorrt: only for backend tensorrt, this profile's is onn"):
+        read_profile({**DATA, "tensorrt": {}}, "here")
+    with pytest.raises(ProfileError, match="here: tensorrt: optimization_level: got 6; expected one of 0, 1"):
+        read_profile({**DATA, "backend": "tensorrt", "tensorrt": {"optimization_level": 6}}, "here")
+    with pytest.raises(ProfileError, match="here: tensorrt: workspace_mb: expected at least 1, got 0"):
+        read_profile({**DATA, "backend": "tensorrt", "tensorrt": {"workspace_mb": 0}}, "here")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.elastic import SEQUENCE, Axis, Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.dispatcher import Dispatcher, Request
 from nestforge.runtime.in_flight import Ahead
@@ -364,3 +364,40 @@ def test_the_choice_is_the_largest_that_is_expected_in_time(
     else:
         with pytest.raises(SelectionError, match="no submodel answers"):
             choose(Request(deadline_ms=deadline), 1, 8, ahead)
+
+
+def routed(manifest: Manifest) -> Manifest:
+    """Submodels of one size, told apart by choices: capacity, and a sequence that may be shorter."""
+    axes = (Axis("capacity", 100, (25, 50, 75, 100)), Axis(SEQUENCE, 128, (32, 128)))
+    points = [(25, 128), (50, 128), (75, 128), (100, 32), (100, 128)]
+    entries = [SubmodelEntry(f"c{c}-s{s}", (), {"capacity": (c,), SEQUENCE: (s,)}, 1000, 10 * MB) for c, s in points]
+    engines = [
+        replace(manifest.engines[0], id=f"{e.id}@x", submodel=e.id, bucket=e.at(Bucket(1, 128)), private_bytes=0)
+        for e in entries
+    ]
+    return replace(manifest, axes=axes, submodels=tuple(entries), engines=tuple(engines), budgets=())
+
+
+def test_of_submodels_with_equally_many_parameters_the_larger_choices_win(manifest: Manifest) -> None:
+    chooser = dispatcher(routed(manifest), [])
+    assert chooser.choose(Request(), 1, 100).engine.submodel == "c100-s128"
+    latencies = [Latency(f"{name}@x", ms) for name, ms in (("c50-s128", 1.0), ("c75-s128", 2.0), ("c100-s128", 9.0))]
+    within = dispatcher(routed(manifest), latencies).choose(Request(latency_ms=3), 1, 100)
+    assert within.engine.submodel == "c75-s128", "75 before 50, which as text would come first"
+
+
+def test_a_submodel_of_a_shorter_sequence_answers_what_fits_it_and_says_what_does_not(manifest: Manifest) -> None:
+    chooser = dispatcher(routed(manifest), [])
+    assert chooser.choose(Request(submodel="c100-s32"), 1, 32).engine.bucket == Bucket(1, 32)
+    with pytest.raises(SelectionError) as refused:
+        chooser.choose(Request(submodel="c100-s32"), 1, 33)
+    assert str(refused.value).startswith(
+        "submodel c100-s32 takes at most 32 tokens, the input has 33; there is c100-s128"
+    )
+    assert chooser.longest_sequence(1, "c100-s32") == 32
+
+
+def test_tables_that_an_engine_reads_count_as_its_memory(three: Manifest) -> None:
+    engines = tuple(replace(engine, weight_bytes=15 * MB) for engine in three.engines if engine.submodel == "small")
+    chooser = dispatcher(replace(three, engines=engines), [])
+    assert "16.0 MB <= 20 MB" in chooser.choose(Request(memory_mb=20), 1, 8).reason

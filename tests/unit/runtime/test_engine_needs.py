@@ -110,3 +110,11 @@ def test_segments_that_no_chain_can_use_take_no_memory(bundle: Bundle) -> None:
     assert residencies_for(bundle, engines, 21).keys() == {"depth2@b1-s8"}
     shallow = {"depth2@b1-s8", "depth2.to1@b1-s8", "depth2.to2@b1-s8", "depth4.to1@b1-s8", "depth4.to2@b1-s8"}
     assert residencies_for(bundle, engines, 23).keys() == shallow, "files that the shallow chain shares"
+
+
+def test_tables_are_the_engines_own_need(bundle: Bundle) -> None:
+    """They are those of its bucket, which no larger submodel at another bucket reads."""
+    engine = next(engine for engine in bundle.manifest.engines if engine.id == "depth2@b1-s8")
+    (plain,) = engine_needs(bundle, [engine])
+    (need,) = engine_needs(bundle, [replace(engine, weight_bytes=23 * MB)])
+    assert (need.weight_bytes, need.own_bytes) == (plain.weight_bytes, plain.own_bytes + 3 * MB)

@@ -8,11 +8,13 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.runtime.consistency.roles import compared_outputs
+from nestforge.runtime.engine_details import common_details
 from nestforge.runtime.manifest import SCHEMA_VERSION
 from nestforge.runtime.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-VERSIONS = [1, 2, 3]
+TEXT = "the quick brown fox jumps over the lazy dog"
+VERSIONS = [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -24,8 +26,13 @@ def test_an_old_bundle_answers_as_it_did(version: int) -> None:
             asked, output = name.split("/")
             submodel, _, exits = asked.partition(" ")
             way = float(exits) if exits not in ("", "off") else "off"
-            answer = model("the quick brown fox jumps over the lazy dog", submodel=submodel, exits=way)
-            np.testing.assert_allclose(answer.outputs[output], expected[name], atol=1e-5, rtol=1e-4)
+            decides = output not in {spec.name for spec in model.bundle.manifest.outputs}
+            answer = model(TEXT, submodel=submodel, exits=way, decisions=decides)
+            if decides:
+                assert answer.decisions is not None
+                np.testing.assert_array_equal(answer.decisions[output], expected[name])
+            else:
+                np.testing.assert_allclose(answer.outputs[output], expected[name], atol=1e-5, rtol=1e-4)
 
 
 def test_what_a_bundle_says_of_its_exits_and_proofs() -> None:
@@ -42,7 +49,7 @@ def test_what_a_bundle_says_of_its_exits_and_proofs() -> None:
 
 def test_every_schema_has_its_golden_bundle() -> None:
     assert list(range(1, SCHEMA_VERSION + 1)) == VERSIONS
-    assert sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()) == [f"bundle-v{v}" for v in VERSIONS]
+    assert sorted(path.name for path in GOLDEN.glob("bundle-*") if path.is_dir()) == [f"bundle-v{v}" for v in VERSIONS]
 
 
 def test_what_a_bundle_says_of_its_quality() -> None:
@@ -63,4 +70,29 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
     for version in VERSIONS:
         outputs = compared_outputs(nestforge.open_bundle(GOLDEN / f"bundle-v{version}").manifest)
         compared[version] = {role: spec.name for role, spec in outputs.items()}
-    assert compared == {1: {"embedding": "last_hidden_state"}, 2: {"classes": "logits"}, 3: {"next_tokens": "logits"}}
+    assert compared == {
+        1: {"embedding": "last_hidden_state"},
+        2: {"classes": "logits"},
+        3: {"next_tokens": "logits"},
+        4: {"tokens": "logits"},
+    }
+
+
+def test_what_a_bundle_says_of_its_decisions() -> None:
+    manifest = nestforge.open_bundle(GOLDEN / "bundle-v4").manifest
+    assert common_details(manifest)["capacity rule"].startswith(
+        "capacity factor * tokens / 4 experts, rounded, half to"
+    )
+    shapes = {engine.submodel: [entry.shape for entry in engine.decisions or ()] for engine in manifest.engines}
+    assert shapes == {
+        "moe.capacity_factor50-moe.experts2": [(1, 2, 2)] * 2,
+        "moe.capacity_factor50-moe.experts4": [(1, 4, 2)] * 2,
+        "moe.capacity_factor100-moe.experts4": [(1, 4, 4)] * 2,
+    }
+    for engine in manifest.engines:
+        assert engine.forms is not None
+        assert engine.forms.keys() >= {"moe.dispatch", "moe.combine"}
+        assert engine.parity is not None
+        for judged in engine.parity.decisions or ():
+            assert judged.worst_margin <= engine.parity.atol
+            assert judged.shares.keys() == {"tokens_dropped", "slots_used", "mean_gate"}

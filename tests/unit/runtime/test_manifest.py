@@ -11,7 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleFormatError, SelectionError
-from nestforge.runtime.manifest import DTYPES, FileEntry, Manifest, Quality, Ranking, TensorSpec
+from nestforge.runtime.manifest import (
+    DTYPES,
+    DecisionEntry,
+    FileEntry,
+    Manifest,
+    ParityDecision,
+    Quality,
+    Ranking,
+    TensorSpec,
+)
 from nestforge.runtime.read_manifest import MAX_JSON_BYTES, is_plain_name, read_manifest
 from nestforge.strict import unstructure
 
@@ -76,10 +85,42 @@ def quality(data: dict[str, Any], version: int, **fields: object) -> None:
     data["submodels"][0]["quality"] = fields
 
 
+def test_decisions_facts_and_forms_are_read_back(data: dict[str, Any]) -> None:
+    assert not {"decisions", "facts", "forms"} & data["engines"][0].keys(), "written only where there is something"
+    decisions(data)
+    manifest = read(data)
+    assert unstructure(manifest) == data
+    engine, other = manifest.engines[:2]
+    assert engine.decisions == (DecisionEntry("routes.1", (1, 4)), DecisionEntry("routes.2", (1, 4)))
+    assert (engine.facts, engine.forms) == ({"capacity": 4, "router": "experts_choose"}, {"moe.combine": "gather"})
+    assert engine.parity is not None
+    assert engine.parity.decisions is not None
+    assert engine.parity.decisions[1] == ParityDecision("routes.2", 20, 1, 2e-7, {"tokens_dropped": 0.25})
+    assert (other.decisions, other.facts, other.forms) == (None, None, None)
+
+
+def decisions(data: dict[str, Any], **changes: object) -> None:
+    """Gives the first engine two decisions and a receipt of them."""
+    names = ("routes.1", "routes.2")
+    receipt = {"made": 20, "differing": 1, "worst_margin": 2e-7, "shares": {"tokens_dropped": 0.25}}
+    data["schema_version"] = 4
+    data["engines"][0] = engine = json.loads(json.dumps(data["engines"][0]))  # receipts are shared
+    engine["decisions"] = [{"name": name, "shape": [1, 4]} for name in names]
+    engine["facts"] = {"capacity": 4, "router": "experts_choose"}
+    engine["forms"] = {"moe.combine": "gather"}
+    engine["parity"]["decisions"] = [{"name": name, **receipt} for name in names]
+    engine.update(changes)
+
+
+def judged(data: dict[str, Any], **changes: object) -> None:
+    decisions(data)
+    data["engines"][0]["parity"]["decisions"][0].update(changes)
+
+
 Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
-    ("newer schema", lambda d: d.update(schema_version=4), "schema_version '4', expected one of 1, 2, 3"),
-    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3"),
+    ("newer schema", lambda d: d.update(schema_version=5), "schema_version '5', expected one of 1, 2, 3, 4"),
+    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3, 4"),
     ("schema is true", lambda d: d.update(schema_version=True), "schema_version: expected a whole number"),
     ("unknown key", lambda d: d.update(engine=[]), "unknown key 'engine'; did you mean 'engines'?"),
     ("missing key", lambda d: d.pop("budgets"), "missing key 'budgets'"),
@@ -166,6 +207,40 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("unknown role", lambda d: d["outputs"][0].update(role="token"), "role: got 'token'; did you mean 'tokens'?"),
     ("role of an input", lambda d: d["inputs"][0].update(role="tokens"), "only the outputs of whole engines have one"),
     ("role that cannot be", lambda d: d["outputs"][1].update(role="tokens"), "cannot have role 'tokens'"),
+    (
+        "decision that stands twice",
+        lambda d: decisions(d, decisions=[{"name": "routes.1", "shape": [4]}] * 2),
+        "engine ffn16@b1-s8: tensor 'routes.1' stands twice",
+    ),
+    (
+        "decision called like an output",
+        lambda d: decisions(d, decisions=[{"name": "hidden", "shape": [4]}]),
+        "engine ffn16@b1-s8: tensor 'hidden' stands twice",
+    ),
+    (
+        "decision of no size",
+        lambda d: decisions(d, decisions=[{"name": "routes.1", "shape": [1, 0]}]),
+        "engine ffn16@b1-s8: decision routes.1: shape [1, 0]; expected positive numbers",
+    ),
+    (
+        "decision without a receipt",
+        lambda d: decisions(d, parity=d["engines"][1]["parity"]),
+        "engine ffn16@b1-s8: receipt of decisions []; it returns ['routes.1', 'routes.2']",
+    ),
+    (
+        "receipt of no decision",
+        lambda d: decisions(d, decisions=None),
+        "engine ffn16@b1-s8: receipt of decisions ['routes.1', 'routes.2']; it returns []",
+    ),
+    (
+        "more that differ than were made",
+        lambda d: judged(d, differing=21),
+        "engine ffn16@b1-s8: decision routes.1: 21 of 20 differ",
+    ),
+    ("negative margin", lambda d: judged(d, worst_margin=-1.0), "worst_margin: expected at least 0, got -1.0"),
+    ("share that is no number", lambda d: judged(d, shares={"x": "low"}), "shares.x: expected a number, got str"),
+    ("fact that is no word", lambda d: decisions(d, facts={"capacity": 1.5}), "facts.capacity: expected"),
+    ("form that is no word", lambda d: decisions(d, forms={"mixing": 1}), "forms.mixing: expected text, got int 1"),
     ("no engine", lambda d: d.update(engines=[]), "expected at least one engine"),
 ]
 

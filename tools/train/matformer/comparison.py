@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ....exporters.checkpoint import sha256_of
 from ...console import Progress
+from ..side_by_side import one_thread
 from ..stages import Record, Stages, replace_file
 from .interpolation import measure_ladder
-from .runs import Run, one_thread, train_all
+from .runs import Run, train_all
 from .tasks import Task
 
 _PARTS = ("validation", "test")

@@ -5,11 +5,8 @@ A run uses one thread, so it gives the same weights on any number of cores; runs
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +16,7 @@ import torch
 from ....exporters.matformer.config import NestedConfig
 from ....exporters.matformer.folder import save_model
 from ..optimiser import parameters_of
+from ..side_by_side import one_thread, side_by_side
 from ..stages import Record, replace_folder
 from .fit import draw_levels, fit, quality
 from .tasks import Task
@@ -80,27 +78,5 @@ def train(task: Task, run: Run) -> Record:
 
 
 def train_all(task: Task, runs: Sequence[Run], jobs: int, on_done: Callable[[Run, Record], None]) -> None:
-    """Does ``runs``, ``jobs`` at a time, each in a process of its own; in this process for one job."""
-    if jobs == 1:
-        for run in runs:
-            on_done(run, train(task, run))
-        return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        pending = {pool.submit(partial(train, task, run)): run for run in runs}
-        try:
-            for done in as_completed(pending):
-                on_done(pending[done], done.result())
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch on one thread for as long as the block lasts."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    """Does ``runs``, ``jobs`` at a time."""
+    side_by_side(partial(train, task), runs, jobs, on_done)

@@ -14,7 +14,7 @@ import torch
 from ....exporters.matformer.config import MatformerConfig, MatformerVitConfig, NestedConfig
 from ....exporters.matformer.language_model import MatformerLM
 from ....exporters.matformer.vision_model import MatformerViT
-from .byte_tokenizer import byte_tokenizer
+from ..byte_tokenizer import byte_tokenizer
 from .data import Data
 from .digits import read_digits
 from .python_bytes import PythonBytes, read_python_bytes

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from nestforge.errors import CheckpointError
 from nestforge.exporters.matformer.config import MatformerConfig, MatformerVitConfig, config_from_json
-from nestforge.exporters.matformer.presets import PRESETS
+from nestforge.exporters.matformer.presets.language import LANGUAGE
+from nestforge.exporters.matformer.presets.vision import VISION
 from tiny_matlm import TINY_MATLM, matlm_config
 
 STATED = {"model_type": "matformer_lm", **TINY_MATLM}
@@ -18,9 +19,9 @@ def read(**changes: Any) -> MatformerConfig:
     return config_from_json(MatformerConfig, data, "config.json")
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [*LANGUAGE, *VISION])
 def test_what_is_written_reads_back(name: str) -> None:
-    config = PRESETS[name]
+    config = {**LANGUAGE, **VISION}[name]
     assert config_from_json(type(config), json.loads(json.dumps(config.to_json())), "here") == config
 
 
@@ -82,6 +83,6 @@ def test_what_makes_no_model_is_refused_in_one_line(changes: dict[str, Any], mes
 
 
 def test_an_image_is_cut_into_whole_patches() -> None:
-    data = {**PRESETS["matvit-b16"].to_json(), "image_size": 225}
+    data = {**VISION["matvit-b16"].to_json(), "image_size": 225}
     with pytest.raises(CheckpointError, match="image_size: 225 is no multiple of patch_size 16"):
         config_from_json(MatformerVitConfig, data, "here")

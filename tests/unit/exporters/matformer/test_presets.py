@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from nestforge.compiler.levels import levels
-from nestforge.exporters.matformer.presets import PRESETS
+from nestforge.exporters.matformer.presets.language import LANGUAGE
+from nestforge.exporters.matformer.presets.vision import VISION
 from nestforge.exporters.parameter_groups import ParameterGroups
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.tools.cli import main
@@ -175,4 +176,4 @@ for name in ("matlm-78m", "matvit-b16"):
 
 
 def test_every_preset_is_a_configuration_that_reads() -> None:
-    assert all(config.problem() is None for config in PRESETS.values())
+    assert all(config.problem() is None for config in (*LANGUAGE.values(), *VISION.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from exit_rows import make_rows, write_arrays, write_text_bundle, write_texts
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.arrays import Array
 from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.calibrate import calibrate as calibrate_exits
 from nestforge.runtime.calibrate import fit as fit_exits
 from nestforge.runtime.calibrate import measure as measure_exits
 from nestforge.runtime.calibrate.budget import parse_budget
@@ -100,6 +101,21 @@ def test_the_record_says_what_it_rests_on(found: CalibratedPolicy, bundle: Bundl
     assert found.compare == "<="
     assert [point.threshold for point in found.curve] == sorted(point.threshold for point in found.curve)
     assert found.curve[0].simulated.histogram[2] == found.curve[-1].simulated.histogram[0] == found.measured.rows
+
+
+def test_figures_are_of_one_pace(bundle: Bundle, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That at which the first thresholds were measured; half as long again is what everything took later."""
+
+    def timed(chain: float, whole: float) -> Callable[..., list[Array]]:
+        return lambda sets, *_: [np.full((3, len(sets[0])), ms) for ms in (chain, whole) * (len(sets) // 2)]
+
+    monkeypatch.setattr(fit_exits, "time_in_turns", timed(2.0, 4.0))
+    monkeypatch.setattr(calibrate_exits, "time_in_turns", timed(3.0, 6.0))
+    found = calibrate(bundle, rows, parse_budget("mean_flops<=3500"), threads=1)
+    assert found.held_out is not None
+    assert found.held_out_whole is not None
+    assert [each.costs.mean_latency_ms for each in (found.measured, found.held_out)] == pytest.approx([2.0, 2.0])
+    assert [each.costs.p95_latency_ms for each in (found.whole, found.held_out_whole)] == pytest.approx([4.0, 4.0])
 
 
 @pytest.mark.parametrize("batch", [3, 8])
@@ -192,16 +208,18 @@ def test_models_without_exits(tiny_bundle: Path, rows: Path) -> None:
         calibrate(open_bundle(tiny_bundle), rows, parse_budget("mean_flops<=3000"))
 
 
-def drifting_fitter(monkeypatch: pytest.MonkeyPatch, limit: float, slower: Sequence[float]) -> Fitter:
-    """Rows that leave evenly, on a machine that takes ``slower`` times what was simulated, one measurement after the
-    other."""
+def drifting_fitter(
+    monkeypatch: pytest.MonkeyPatch, limit: float, slower: Sequence[float], pace: Sequence[float] = (1.0,)
+) -> Fitter:
+    """Rows that leave evenly, on a machine whose chain takes ``slower`` times what was simulated, one measurement after
+    the other; and all of it, the whole engine of 3 ms too, ``pace`` times as long."""
     rng = np.random.default_rng(0)
     entropy = rng.random((1000, 3)).astype(np.float32)
     table = np.zeros((3, 2, 1))
     table[:, 1] = 1.0
     observed = Observed(entropy, np.ones((1000, 3), bool), np.zeros(1000, int), 1, "<=")
     costs = SegmentCosts(table, table)
-    factors = list(slower)
+    factors, paces = list(slower), list(pace)
 
     class Chain:
         @staticmethod
@@ -211,11 +229,16 @@ def drifting_fitter(monkeypatch: pytest.MonkeyPatch, limit: float, slower: Seque
     class Bench:
         chain = Chain()
 
+        @staticmethod
+        def run_whole(feeds: Any) -> None: ...
+
     def measure(calls: Sequence[Sequence[partial[Any]]], *_: object) -> list[Array]:
         thresholds = np.float32(calls[0][0]().thresholds)
-        timed = fit_exits.spread(1000)
+        simulated = observed.request_ms(observed.leaving(thresholds), costs)
         factor = factors.pop(0) if len(factors) > 1 else factors[0]
-        return [np.tile(factor * observed.request_ms(observed.leaving(thresholds), costs)[timed], (3, 1))]
+        now = paces.pop(0) if len(paces) > 1 else paces[0]
+        chain = now * factor * simulated[fit_exits.spread(simulated)]
+        return [np.tile(chain, (3, 1)), np.full((3, len(chain)), now * 3.0)]
 
     monkeypatch.setattr(fit_exits, "time_in_turns", measure)
     budget = parse_budget(f"mean_latency_ms<={limit}")
@@ -232,6 +255,20 @@ def test_thresholds_are_corrected_by_what_is_measured(monkeypatch: pytest.Monkey
         fit.problem.observed.leaving(fit.thresholds), fit.problem.costs, "mean_latency_ms"
     )
     assert cost <= 2.0
+
+
+@pytest.mark.parametrize("pace", [[1.0, 2.0, 0.5, 3.0], [0.7, 1.0, 1.0], [1.3, 1.1, 0.9, 0.8]])
+def test_a_machine_whose_pace_changes_does_not_change_the_thresholds(
+    monkeypatch: pytest.MonkeyPatch, pace: list[float]
+) -> None:
+    """The chain takes that share of the whole engine's time that the budget was at the first measurement."""
+    fit = drifting_fitter(monkeypatch, 2.0, [1.1], pace).fit()
+    assert fit.figure == pytest.approx(2.0, rel=0.02)
+    assert fit.whole_ms == pytest.approx(3.0 * pace[0])
+    unscaled = SegmentCosts(fit.problem.costs.milliseconds / fit.correction, fit.problem.costs.flops)
+    index = fit.problem.observed.leaving(fit.thresholds)
+    simulated = fit.problem.observed.metric(index, unscaled, "mean_latency_ms")
+    assert 1.1 * simulated / 3.0 == pytest.approx(2.0 / fit.whole_ms, rel=0.02)
 
 
 def test_a_budget_that_only_the_measurement_allows(monkeypatch: pytest.MonkeyPatch) -> None:

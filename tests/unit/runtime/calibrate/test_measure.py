@@ -142,7 +142,17 @@ def test_one_interruption_is_not_the_mean() -> None:
     assert costs_of(tail, np.array([4, 6])).mean_flops == 5.0
 
 
-def test_timed_requests_are_spread() -> None:
-    assert spread(3).tolist() == [0, 1, 2]
-    many = spread(1_000_000)
-    assert (many[0], many[-1], len(many)) == (0, 999_999, 400)
+def test_few_requests_are_all_timed() -> None:
+    assert spread(np.array([3.0, 1.0, 2.0])).tolist() == [0, 1, 2]
+
+
+def test_timed_requests_cost_what_all_do() -> None:
+    """Also where the dear ones lie together, as in a file sorted by class."""
+    rng = np.random.default_rng(0)
+    whole = rng.choice([2.0, 4.0], 3000)
+    chain = np.sort(rng.choice([0.3, 0.6, 1.0], 3000)) * whole
+    timed = spread(chain, whole)
+    assert len(timed) == 400
+    assert (np.diff(timed) > 0).all()
+    for costs in (chain, whole):
+        assert costs[timed].mean() == pytest.approx(costs.mean(), rel=0.01)

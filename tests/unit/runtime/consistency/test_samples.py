@@ -142,3 +142,25 @@ def test_an_input_without_rows_is_refused(tmp_path: Path) -> None:
     model = Interface((TensorSpec("table", "float32", (2, 2)),), (TensorSpec("y", "float32", (2, 2)),))
     with pytest.raises(InputError, match=r"input table: \[2, 2\] has no rows to tell samples apart by"):
         read_array_samples(tmp_path / "rows.npz", model)
+
+
+def test_texts_that_fit_a_shorter_sequence(bundle: Bundle, encoder: TextEncoder) -> None:
+    samples = TextSamples(encoder, TEXTS)
+    lengths = encoder.encode(TEXTS, 64).lengths
+    short = samples.fitting(bundle.manifest, min(lengths))
+    assert short is not None
+    assert short.texts == tuple(text for text, n in zip(TEXTS, lengths, strict=True) if n == min(lengths))
+    assert samples.fitting(bundle.manifest, max(lengths)) == samples
+    assert samples.fitting(bundle.manifest, 1) is None
+
+
+def test_rows_that_fit_a_shorter_sequence_are_cut_to_it(bundle: Bundle) -> None:
+    ids, mask = np.array([[3, 4, 0], [5, 6, 7], [8, 9, 0]]), np.array([[1, 1, 0], [1, 0, 1], [1, 1, 0]])
+    rows = ArraySamples({"input_ids": ids, "attention_mask": mask}, np.array([0, 1, 2]))
+    short = rows.fitting(bundle.manifest, 2)
+    assert short is not None
+    assert short.feeds["input_ids"].tolist() == [[3, 4], [8, 9]]
+    assert short.feeds["attention_mask"].tolist() == [[1, 1], [1, 1]]
+    assert short.labels is not None
+    assert short.labels.tolist() == [0, 2]
+    assert rows.fitting(bundle.manifest, 1) is None

@@ -23,17 +23,6 @@ SHAPE = {
 
 
 @pytest.fixture
-def stdlib(tmp_path: Path) -> Path:
-    """Forty modules of some hundred bytes each, no two alike."""
-    folder = tmp_path / "python"
-    folder.mkdir()
-    for number in range(40):
-        lines = (f"def function_{number}_{line}(argument_one, argument_two):" for line in range(8))
-        (folder / f"module{number}.py").write_text("\n    pass\n\n".join(lines))
-    return folder
-
-
-@pytest.fixture
 def language(stdlib: Path) -> LanguageTask:
     config = MatformerConfig(**SHAPE, vocab_size=256, max_position_embeddings=16, tie_word_embeddings=True)
     return LanguageTask(config, RECIPE, held_out=6, stdlib=stdlib)

@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from nestforge.exporters.matformer.folder import load_model
 from nestforge.exporters.source import open_source
 from nestforge.tools.train.matformer.fit import quality
-from nestforge.tools.train.matformer.runs import Run, baseline_config, one_thread, train, train_all
+from nestforge.tools.train.matformer.runs import Run, baseline_config, train, train_all
 from nestforge.tools.train.matformer.tasks import LanguageTask, Task
 from nestforge.tools.train.stages import Record
 
@@ -55,10 +54,3 @@ def test_processes_and_threads_change_no_result(language: LanguageTask) -> None:
         results.append({run: found[run]["levels"] for run in runs})
     assert results[0] == results[1]
     assert results[0][runs[0]] != results[0][runs[1]]
-
-
-def test_one_thread_gives_the_others_back() -> None:
-    threads = torch.get_num_threads()
-    with one_thread():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == threads

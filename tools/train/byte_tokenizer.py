@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
-def byte_tokenizer() -> Tokenizer:
-    """256 ids, no merges, no special tokens. Pad with 0, which no source contains."""
+def byte_tokenizer(special: Sequence[str] = ()) -> Tokenizer:
+    """256 ids, no merges, and the ``special`` tokens from 256 on. Pad with 0, which no source contains."""
     vocabulary = {symbol: byte for byte, symbol in enumerate(_symbols())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(special))
     return tokenizer
 
 

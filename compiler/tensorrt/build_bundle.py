@@ -1,0 +1,147 @@
+"""``nestforge build``: the plans of a bundle's TensorRT engines, built on the device that will run them.
+
+Needs TensorRT, a GPU, ONNX Runtime to check against, and onnx; no torch and no checkpoint. The bundle stays as it is:
+plans and their list are put beside its files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from ...errors import BuildError, BundleCorruptError
+from ...profiles.tensorrt_options import TensorRTOptions
+from ...runtime.bundle import Bundle, open_bundle
+from ...runtime.manifest import EngineEntry
+from ...runtime.plan_index import (
+    PLAN_SUFFIX,
+    Gpu,
+    PlanEntry,
+    PlanParity,
+    build_key,
+    is_own,
+    read_plan,
+    read_plans,
+    with_plan,
+    write_plans,
+)
+from ...runtime.tensorrt_here import require_tensorrt
+from ...runtime.whole_file import write_whole
+from ...strict import structure
+from ..clock import Progress, silent
+from .operators import unsupported
+
+# Says that a plan is not checked yet; such an entry is never listed.
+_UNCHECKED = PlanParity("none", "none", 1, float("inf"), -1.0)
+
+
+@dataclass(frozen=True)
+class BuiltPlan:
+    """One engine's plan; ``was_kept``: an earlier build had made it."""
+
+    engine: str
+    entry: PlanEntry
+    was_kept: bool
+
+
+def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPlan, ...]:
+    """Builds, checks and lists a plan for every TensorRT engine of the bundle in folder ``path``.
+
+    A plan that is listed already, for this GPU and release and from the same inputs, is kept; so an interrupted build
+    goes on where it was. Raises BundleError for a damaged bundle or a host without TensorRT, BuildError where a graph
+    cannot be built, ParityError where a plan answers otherwise than its graph, OutputError.
+    """
+    bundle = open_bundle(path, check="full")
+    engines = plan_engines(bundle)
+    require_tensorrt(f"bundle {bundle.path}")
+    from ...runtime.tensorrt_engine import this_gpu
+
+    gpu, options = this_gpu(), bundle_options(bundle)
+    built: list[BuiltPlan] = []
+    for number, engine in enumerate(engines):
+        progress("plans", number, len(engines))
+        kept = _kept(bundle, engine, gpu, options)
+        entry = kept or _built(bundle, engine, gpu, options, progress)
+        if kept is None:
+            write_plans(bundle.path, with_plan(read_plans(bundle.path), entry))
+        built.append(BuiltPlan(engine.id, entry, kept is not None))
+    progress("plans", len(engines), len(engines))
+    return tuple(built)
+
+
+def plan_engines(bundle: Bundle) -> tuple[EngineEntry, ...]:
+    """The engines that need a plan, one for each graph. Raises BuildError if there are none."""
+    engines = {engine.file: engine for engine in bundle.manifest.engines if engine.backend == "tensorrt"}
+    if not engines:
+        raise BuildError(
+            f"bundle {bundle.path}: has no engines for TensorRT; compile with a profile whose backend is tensorrt"
+        )
+    return tuple(engines.values())
+
+
+def bundle_options(bundle: Bundle) -> TensorRTOptions:
+    """What the profile of the compile asked of TensorRT, or the defaults."""
+    data = bundle.manifest.provenance.profile.get("tensorrt", {})
+    return structure(TensorRTOptions, data, f"{bundle.path}: profile: tensorrt", BuildError)
+
+
+def require_supported(where: str, graph: onnx.ModelProto, tensorrt: str | None = None) -> None:
+    """Raises BuildError naming what TensorRT's parser would refuse in ``graph``; see ``unsupported``."""
+    if problems := unsupported(graph, tensorrt):
+        release = f"TensorRT {tensorrt}" if tensorrt else "TensorRT 10"
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise BuildError(f"{where}: {release} cannot build its graph: {'; '.join(problems[:3])}{more}")
+
+
+def _kept(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptions) -> PlanEntry | None:
+    """The plan that an earlier build on this host made of the same inputs, if its file is whole."""
+    key = build_key(bundle, engine, gpu, options)
+    for plan in read_plans(bundle.path):
+        if (plan.graph, plan.key) == (engine.file, key) and is_own(plan):
+            with suppress(BundleCorruptError):
+                read_plan(bundle, plan)
+                return plan
+    return None
+
+
+def _built(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptions, progress: Progress) -> PlanEntry:
+    from ...runtime.tensorrt_runner import TensorRTRunner
+    from .build_plan import build_plan
+    from .check_plan import check_plan
+    from .layers import read_layers
+
+    where, graph = f"engine {engine.id}", bundle.file(engine.file)
+    require_supported(where, onnx.load(graph, load_external_data=False), gpu.tensorrt)
+    inputs, _ = bundle.manifest.interface(engine.segment)
+    key = build_key(bundle, engine, gpu, options)
+    began = time.perf_counter()
+    data = build_plan(where, graph, inputs, engine.bucket, options, gpu, progress)
+    seconds = round(time.perf_counter() - began, 3)
+    file = f"{engine.file.removesuffix('.onnx')}.{key[:12]}{PLAN_SUFFIX}"
+    write_whole(bundle.path / file, lambda stream: stream.write(data), f"the plan of {where}")
+    entry = PlanEntry(
+        graph=engine.file,
+        file=file,
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        key=key,
+        gpu=gpu,
+        options=options,
+        activation_bytes=0,
+        seconds=seconds,
+        layers={},
+        parity=_UNCHECKED,
+    )
+    try:
+        with TensorRTRunner(bundle, engine, plan=entry) as runner:
+            parity = check_plan(bundle, engine, runner)
+            layers = read_layers(runner.inspect())
+            return replace(entry, activation_bytes=runner.activation_bytes, layers=layers.kinds, parity=parity)
+    except BaseException:
+        (bundle.path / file).unlink(missing_ok=True)  # a plan that is not listed would only be in the way
+        raise

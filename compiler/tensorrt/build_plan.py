@@ -1,0 +1,123 @@
+"""One plan from one emitted graph: the calls of TensorRT's builder, which exist in 10.3 as in 11.
+
+The graph carries its precision in its types, so the network is strongly typed and no precision is asked of the builder.
+Weights are read by TensorRT itself from the store beside the graph.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import tensorrt as trt
+
+from ...elastic import Bucket
+from ...errors import BuildError
+from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
+from ...runtime.manifest import TensorSpec
+from ...runtime.plan_index import Gpu
+from ...runtime.tensorrt_engine import Log
+from ..clock import Progress
+from .profile_shapes import profile_shapes
+from .progress import Phases
+from .timing_cache import timing_cache, timing_cache_file
+
+_LEVELS: dict[HardwareCompatibility, str] = {
+    "none": "NONE",
+    "same_compute_capability": "SAME_COMPUTE_CAPABILITY",
+    "ampere_plus": "AMPERE_PLUS",
+}
+
+
+class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # TensorRT ships no types
+    """Passes TensorRT's reports on to ``phases``; called from several threads of the builder."""
+
+    def __init__(self, phases: Phases) -> None:
+        trt.IProgressMonitor.__init__(self)
+        self._phases = phases
+
+    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+        """Called by TensorRT when a phase begins."""
+        self._phases.started(phase_name, parent_phase, num_steps)
+
+    def step_complete(self, phase_name: str, step: int) -> bool:
+        """Called by TensorRT after each step; false stops the build."""
+        return self._phases.stepped(phase_name, step)
+
+    def phase_finish(self, phase_name: str) -> None:
+        """Called by TensorRT when a phase ends."""
+        self._phases.finished(phase_name)
+
+
+def build_plan(
+    where: str,
+    graph: Path,
+    inputs: Sequence[TensorSpec],
+    bucket: Bucket,
+    options: TensorRTOptions,
+    gpu: Gpu,
+    progress: Progress,
+) -> bytes:
+    """The plan of the ONNX file ``graph`` (absolute) at ``bucket`` on this host's ``gpu``.
+
+    Raises BuildError with TensorRT's reason, or when the time limit is over; OutputError for the timing cache.
+    """
+    log = Log()
+    limit = options.time_limit_s
+    phases = Phases(progress, None if limit is None else time.monotonic() + limit)
+    monitor = Monitor(phases)  # outlives everything that may call it
+    try:
+        builder = trt.Builder(log)
+    except TypeError as failure:  # how the bindings report that TensorRT returned nothing
+        raise BuildError(f"{where}: TensorRT {trt.__version__} does not start: {log.take()}") from failure
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    read = parser.parse_from_file(str(graph))
+    reasons = [parser.get_error(index).desc() for index in range(parser.num_errors)]
+    if not read or reasons:
+        reason = " ".join(reasons[0].split())[:300] if reasons else log.take()
+        raise BuildError(f"{where}: TensorRT {trt.__version__} cannot read {graph.name}: {reason}")
+    config = builder.create_builder_config()
+    config.progress_monitor = monitor
+    _set_options(where, config, options)
+    parsed = [network.get_input(index) for index in range(network.num_inputs)]
+    shapes = profile_shapes(where, {tensor.name: tuple(tensor.shape) for tensor in parsed}, inputs, bucket)
+    if shapes:
+        profile = builder.create_optimization_profile()
+        for name, shape in shapes.items():
+            dims = trt.Dims(list(shape))
+            profile.set_shape(name, dims, dims, dims)
+        config.add_optimization_profile(profile)
+    with timing_cache(config, timing_cache_file(gpu)):
+        plan: trt.IHostMemory | None = builder.build_serialized_network(network, config)
+    if phases.timed_out:
+        raise BuildError(
+            f"{where}: building passed the time limit of {limit:g} s; raise time_limit_s of the profile's tensorrt "
+            "options, or lower their optimization_level"
+        )
+    if plan is None:
+        raise BuildError(f"{where}: TensorRT {trt.__version__} built no plan: {log.take()}")
+    return bytes(memoryview(plan))
+
+
+def _set_options(where: str, config: trt.IBuilderConfig, options: TensorRTOptions) -> None:
+    if options.workspace_mb is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mb * 10**6)
+    config.builder_optimization_level = options.optimization_level
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the inspector knows names alone
+    if options.tf32:
+        config.set_flag(trt.BuilderFlag.TF32)
+    else:
+        config.clear_flag(trt.BuilderFlag.TF32)
+    if options.strip_weights:
+        config.set_flag(trt.BuilderFlag.STRIP_PLAN)
+    if options.version_compatible:
+        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    level = _LEVELS[options.hardware_compatibility]
+    if not hasattr(trt.HardwareCompatibilityLevel, level):
+        raise BuildError(
+            f"{where}: TensorRT {trt.__version__} has no hardware_compatibility {options.hardware_compatibility!r}; "
+            "use 'ampere_plus' or 'none'"
+        )
+    config.hardware_compatibility_level = getattr(trt.HardwareCompatibilityLevel, level)

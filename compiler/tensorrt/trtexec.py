@@ -1,0 +1,47 @@
+"""The command of NVIDIA's ``trtexec`` that builds the plan which ``nestforge build`` would build.
+
+For devices where TensorRT comes without its Python package. Options are those of 10.3 up to 11.1, read in the sources
+of both; in 11 ``--stronglyTyped`` changes nothing, since every network is.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
+from ...runtime.plan_index import PLAN_SUFFIX
+
+_LEVELS: dict[HardwareCompatibility, str] = {
+    "none": "none",
+    "same_compute_capability": "sameComputeCapability",
+    "ampere_plus": "ampere+",
+}
+
+
+def trtexec_command(graph: str, options: TensorRTOptions) -> str:
+    """The command for a shell, to be run in the bundle's folder, where ``graph`` lies. It knows no time limit.
+
+    A plan with stripped weights answers zeros until it is given them, and ``trtexec`` does not say so.
+    """
+    stem = graph.removesuffix(".onnx")
+    words = [
+        "trtexec",
+        f"--onnx={graph}",
+        f"--saveEngine={stem}{PLAN_SUFFIX}",
+        "--stronglyTyped",
+        f"--builderOptimizationLevel={options.optimization_level}",
+        "--profilingVerbosity=detailed",
+        "--timingCacheFile=tensorrt.timing",
+        "--skipInference",
+    ]
+    if options.workspace_mb is not None:
+        words.append(f"--memPoolSize=workspace:{options.workspace_mb * 10**6 // 2**20}")  # MiB there
+    if not options.tf32:
+        words.append("--noTF32")
+    if options.strip_weights:
+        words.append("--stripWeights")
+    if options.version_compatible:
+        words.append("--versionCompatible")
+    if options.hardware_compatibility != "none":
+        words.append(f"--hardwareCompatibilityLevel={_LEVELS[options.hardware_compatibility]}")
+    return shlex.join(words)

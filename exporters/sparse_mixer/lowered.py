@@ -1,0 +1,40 @@
+"""A Sparse Mixer as the compiler traces it: in static shapes, in the chosen forms, with its routes as outputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+
+from .answering import Answering
+from .encoder import SparseMixer
+from .folded_mixing import FoldedMixing, HalfTables
+from .static_moe import StaticMoE
+
+
+class Lowered(torch.nn.Module):
+    """``model`` as ``Answering`` has it, whose outputs are followed by the decision of every layer of experts."""
+
+    def __init__(self, model: SparseMixer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs, routes = self.model.routed(input_ids, token_type_ids)
+        return (*outputs, *(routes[layer].chosen for layer in sorted(routes)))
+
+
+def lowered(module: Answering, forms: Mapping[str, str]) -> Lowered:
+    """A copy of ``module`` on the same weights, in ``forms`` (see form_ops.py for which there are)."""
+    shared: dict[int, object] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    model = copy.deepcopy(module.model, shared)
+    for layer in model.layers:
+        if layer.moe is not None:
+            layer.moe = StaticMoE(layer.moe, forms)
+    if forms.get("mixing") == "folded":
+        along = [HalfTables(size) for size in (model.sequence, model.config.hidden_size)]
+        for layer in model.layers:
+            if layer.mixing is not None:
+                layer.mixing = FoldedMixing(model.config, *along)
+    return Lowered(model)

@@ -1,0 +1,157 @@
+"""Engines as TensorRT plans: checked before they are opened, given their weights from the store, run in lanes.
+
+A lane (tensorrt_lane.py) serves one run at a time. There are as many as runs were ever made at once; they share the
+engine's weights, and each has memory for activations, inputs and outputs of its own, which it keeps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import tensorrt as trt
+
+from ..errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from .arrays import Array
+from .bundle import Bundle
+from .cuda_memory import free_bytes, use_device
+from .manifest import EngineEntry, TensorSpec
+from .plan_index import PlanEntry, plan_for, read_plan
+from .tensorrt_engine import Log, inspected, open_engine, refit, tensors_of, this_gpu
+from .tensorrt_lane import Lane
+from .tensorrt_layout import layout_of, plan_problem
+
+
+class TensorRTRunner:
+    """One engine on one GPU; see ``Runner``. ``plan`` may be given by who has just built it."""
+
+    def __init__(self, bundle: Bundle, engine: EngineEntry, device: int = 0, plan: PlanEntry | None = None) -> None:
+        self.engine = engine
+        self._bundle, self._device, self._plan = bundle, device, plan
+        self._where = f"engine {engine.id}"
+        inputs, outputs = bundle.manifest.interface(engine.segment)
+        decisions = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.decisions or ())
+        self._layout = layout_of(inputs, (*outputs, *decisions), engine.bucket)
+        self._outputs = [spec.name for spec in outputs]
+        self._all = [*self._outputs, *(spec.name for spec in decisions)]
+        self._log = Log()
+        self._opened: trt.ICudaEngine | None = None
+        self._idle: list[Lane] = []
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        """Opens the plan. Raises BundleCorruptError or BundleIncompatibleError."""
+        use_device(self._device)
+        plan = self._plan or plan_for(self._bundle, self.engine, this_gpu(self._device))
+        data = read_plan(self._bundle, plan)
+        self._require_memory(plan, len(data))
+        opened = open_engine(self._where, data, plan.options.version_compatible, self._log)
+        if plan.options.strip_weights:
+            refit(self._where, opened, self._bundle.file(self.engine.file), self._log)
+        if problem := plan_problem(self._layout, tensors_of(opened)):
+            raise BundleCorruptError(f"{self._where}: {plan.file}: {problem}")
+        self._opened = opened
+        try:
+            self._idle.append(Lane(self._where, opened, self._layout))
+        except BaseException:
+            self._opened = None
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes every lane that is idle now, and those at work as soon as they are done."""
+        with self._lock:
+            self._opened, idle, self._idle = None, self._idle, []
+        for lane in idle:
+            lane.close()
+
+    def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
+        """See ``Runner.run``. Arrays with strides are copied first.
+
+        Raises InputError for arrays that do not fit, BundleError while inactive or where CUDA fails.
+        """
+        slots = self._layout.outputs
+        names = self._all if decisions else self._outputs
+        outputs = {name: np.empty(slots[name].shape, slots[name].dtype) for name in names}
+        feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        self._check(feeds, outputs)
+        with self._lane() as lane:
+            lane.run(feeds, outputs)
+        return list(outputs.values())
+
+    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        """See ``Runner.bind``. Values still go through page-locked memory, which the GPU reads and writes."""
+        self._check(feeds, outputs)
+        opened = self._require_open()
+
+        def call() -> None:
+            if self._opened is not opened:
+                raise self._not_open()
+            with self._lane() as lane:
+                lane.run(feeds, outputs)
+
+        return call
+
+    def inspect(self) -> str:
+        """What TensorRT made of the graph, as the JSON of its engine inspector. Raises BundleError while inactive."""
+        return inspected(self._require_open())
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether runs start as one CUDA graph. Raises BundleError while inactive."""
+        self._require_open()
+        return all(lane.is_captured for lane in self._idle)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Device memory that one run takes beside its inputs and outputs. Raises BundleError while inactive."""
+        return int(self._require_open().device_memory_size_v2)
+
+    @contextmanager
+    def _lane(self) -> Iterator[Lane]:
+        """A lane for one run; one that failed is closed, since CUDA's errors stick."""
+        use_device(self._device)
+        with self._lock:
+            opened = self._require_open()
+            # Made under the lock: TensorRT builds contexts of one engine one after the other anyway.
+            lane = self._idle.pop() if self._idle else Lane(self._where, opened, self._layout)
+        try:
+            yield lane
+        except BaseException:
+            lane.close()
+            raise
+        with self._lock:
+            is_open = self._opened is opened
+            if is_open:
+                self._idle.append(lane)
+        if not is_open:
+            lane.close()
+
+    def _check(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        if problem := self._layout.misfit(feeds, outputs):
+            raise InputError(f"{self._where}: {problem}")
+
+    def _require_open(self) -> trt.ICudaEngine:
+        if self._opened is None:
+            raise self._not_open()
+        return self._opened
+
+    def _not_open(self) -> BundleError:
+        return BundleError(f"{self._where}: not open; run it inside its `with` block")
+
+    def _require_memory(self, plan: PlanEntry, plan_bytes: int) -> None:
+        """A lower bound: the plan or its weights, one lane's activations, inputs and outputs."""
+        weights = self.engine.weight_bytes or self._bundle.manifest.submodel(self.engine.submodel).weight_bytes
+        needed = max(plan_bytes, weights) + plan.activation_bytes + self._layout.bytes
+        free = free_bytes()
+        if needed > free:
+            raise BundleIncompatibleError(
+                f"{self._where}: needs at least {needed / 1e6:.1f} MB of the GPU's memory, {free / 1e6:.1f} MB are "
+                "free; close other programs on it, or choose a smaller submodel"
+            )

@@ -1,0 +1,119 @@
+"""What surrounds a build: progress, profile shapes, the command line, the inspector's answer, cases."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nestforge.compiler.tensorrt.check_plan import case_feeds
+from nestforge.compiler.tensorrt.layers import read_layers
+from nestforge.compiler.tensorrt.profile_shapes import profile_shapes
+from nestforge.compiler.tensorrt.progress import Phases
+from nestforge.compiler.tensorrt.trtexec import trtexec_command
+from nestforge.elastic import Bucket
+from nestforge.errors import BuildError
+from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.runtime.manifest import TensorSpec
+
+IDS = TensorSpec("ids", "int64", ("batch", "sequence"), high=50)
+MASK = TensorSpec("mask", "int64", ("batch", "sequence"), pad=0, high=2)
+STATE = TensorSpec("state", "float32", ("batch", "sequence", 16))
+BUCKET = Bucket(2, 8)
+
+
+def test_outermost_phases_are_progress() -> None:
+    seen: list[tuple[str, int, int]] = []
+    phases = Phases(lambda *report: seen.append(report), None)
+    phases.started("Building", None, 2)
+    phases.started("Timing", "Building", 7)
+    assert phases.stepped("Timing", 0)
+    phases.finished("Timing")
+    assert phases.stepped("Building", 0)
+    phases.finished("Building")
+    assert seen == [("Building", 0, 2), ("Building", 1, 2), ("Building", 2, 2)]
+    assert not phases.timed_out
+
+
+def test_the_first_step_after_the_deadline_stops_the_build_and_so_do_all_others() -> None:
+    now = 0.0
+    phases = Phases(lambda *_: None, 10.0, lambda: now)
+    phases.started("Building", None, 9)
+    assert phases.stepped("Building", 0)
+    now = 10.1
+    assert not phases.stepped("Building", 1)
+    now = 0.0
+    assert not phases.stepped("Building", 2)
+    assert phases.timed_out
+
+
+def test_only_inputs_with_an_open_dimension_need_a_profile() -> None:
+    static = {"ids": (2, 8), "state": (2, 8, 16)}
+    assert profile_shapes("here", static, (IDS, STATE), BUCKET) == {}
+    some = {"ids": (-1, -1), "state": (2, 8, 16)}
+    assert profile_shapes("here", some, (IDS, STATE), BUCKET) == {"ids": (2, 8)}
+
+
+@pytest.mark.parametrize("parsed", [{"ids": (2, 9)}, {"ids": (2, 8, 1)}, {"words": (2, 8)}, {}])
+def test_another_interface_is_refused(parsed: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(BuildError, match=r"^here: its graph takes .*; the manifest says \{'ids': \(2, 8\)\}$"):
+        profile_shapes("here", parsed, (IDS,), BUCKET)
+
+
+def test_trtexec_builds_the_same_plan() -> None:
+    assert trtexec_command("ffn8.b1-s8.onnx", TensorRTOptions()) == (
+        "trtexec --onnx=ffn8.b1-s8.onnx --saveEngine=ffn8.b1-s8.plan --stronglyTyped --builderOptimizationLevel=3 "
+        "--profilingVerbosity=detailed --timingCacheFile=tensorrt.timing --skipInference --noTF32 --stripWeights"
+    )
+    every = TensorRTOptions(
+        workspace_mb=2048,
+        optimization_level=5,
+        tf32=True,
+        strip_weights=False,
+        version_compatible=True,
+        hardware_compatibility="ampere_plus",
+        time_limit_s=60,
+    )
+    assert trtexec_command("a b.onnx", every) == (
+        "trtexec '--onnx=a b.onnx' '--saveEngine=a b.plan' --stronglyTyped --builderOptimizationLevel=5 "
+        "--profilingVerbosity=detailed --timingCacheFile=tensorrt.timing --skipInference "
+        "--memPoolSize=workspace:1953 --versionCompatible --hardwareCompatibilityLevel=ampere+"
+    )
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [{"Bindings": ["ids", "hidden"]}, {"I/O Tensors": [{"Name": "ids", "IOMode": "Input"}, {"Name": "hidden"}]}],
+    ids=["10", "11"],
+)
+def test_both_spellings_of_the_inspector(tensors: dict[str, object]) -> None:
+    layers = [
+        {"Name": "a", "LayerType": "gemm"},
+        {"Name": "b", "LayerType": "Reformat"},
+        {"LayerType": "gemm"},
+        "plain",
+    ]
+    found = read_layers(json.dumps({"Layers": layers, **tensors}))
+    assert found.tensors == ("ids", "hidden")
+    assert found.kinds == {"Reformat": 1, "gemm": 2, "unknown": 1}
+    assert (found.count, found.reformats) == (4, 1)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"Layers": []}', '{"Bindings": []}', '{"Layers": 3, "Bindings": []}'])
+def test_another_answer_is_refused(text: str) -> None:
+    with pytest.raises(BuildError, match="engine inspector: expected its JSON of TensorRT 10 or 11, got"):
+        read_layers(text)
+
+
+@given(st.integers(1, 4), st.integers(1, 16), st.integers(0, 50))
+def test_cases_attend_to_a_prefix_of_every_row(batch: int, sequence: int, seed: int) -> None:
+    feeds = case_feeds((IDS, MASK, STATE), Bucket(batch, sequence), seed)
+    mask = feeds["mask"]
+    assert mask.dtype == np.int64
+    assert (mask[:, 0] == 1).all()
+    assert (np.diff(mask, axis=1) <= 0).all()
+    assert seed or mask.all()
+    assert feeds["state"].shape == (batch, sequence, 16)
+    assert feeds["ids"].max() < 50

@@ -1,0 +1,43 @@
+"""``nestforge build`` on tests/fake_tensorrt.py: no plan is really built."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from fake_tensorrt import World, installed
+from nestforge.errors import BuildError
+from nestforge.tools.commands.build import command
+from tiny_compile import reseal
+
+if TYPE_CHECKING:
+    from ..conftest import Compiled
+
+
+def test_plans_are_listed(compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bundle = Path(shutil.copytree(compiled.bundle, tmp_path / "tiny.bundle"))
+    manifest = json.loads((bundle / "manifest.json").read_bytes())
+    for engine in manifest["engines"]:
+        engine["backend"] = "tensorrt"
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    reseal(bundle)
+    with installed(World()):
+        first = CliRunner().invoke(command, [str(bundle)], catch_exceptions=False)
+        again = CliRunner().invoke(command, [str(bundle), "--json"], catch_exceptions=False)
+    lines = first.stdout.splitlines()
+    assert lines[0].split() == ["engine", "plan", "MB", "activations", "MB", "layers", "max", "abs", "built", "in"]
+    assert [line.split()[0] for line in lines[1:-2]] == [engine["id"] for engine in manifest["engines"]]
+    assert lines[-1] == "plans for Fake GPU (compute capability 8.7, TensorRT 10.3.0)"
+    plans = json.loads(again.stdout)
+    assert all(plan["was_kept"] for plan in plans)
+    assert {plan["entry"]["gpu"]["name"] for plan in plans} == {"Fake GPU"}
+
+
+def test_a_bundle_for_another_backend_is_refused(compiled: Compiled) -> None:
+    with pytest.raises(BuildError, match="has no engines for TensorRT"):
+        CliRunner().invoke(command, [str(compiled.bundle)], catch_exceptions=False)

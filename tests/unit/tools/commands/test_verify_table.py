@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from nestforge.compiler.verdict import EngineVerdict
+from nestforge.runtime.manifest import ParityDecision, ParityOutput
+from nestforge.tools.commands.verify import _row
+
+OUTPUTS = (ParityOutput("a", 1e-6, 2e-5, 0.9999999), ParityOutput("b", 3e-6, 1e-5, 1.0))
+DECISIONS = (ParityDecision("routes.1", 40, 1, 2e-7, {}), ParityDecision("routes.2", 40, 2, 0.0, {}))
+
+
+def test_a_row_has_the_worst_of_everything() -> None:
+    assert _row(EngineVerdict("e", OUTPUTS, None, DECISIONS)) == [
+        "e",
+        "equal",
+        "3.0e-06",
+        "2.0e-05",
+        "0.9999999",
+        "80",
+        "3",
+        "2.0e-07",
+    ]
+
+
+def test_a_row_has_dashes_for_what_there_is_not() -> None:
+    assert _row(EngineVerdict("e", OUTPUTS))[5:] == ["-", "-", "-"]
+    assert _row(EngineVerdict("e", (), "decision routes.1: expected 0..31, got 132")) == ["e", "differs", *["-"] * 6]

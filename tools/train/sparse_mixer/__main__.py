@@ -1,0 +1,71 @@
+"""``python -m nestforge.tools.train.sparse_mixer``: trains the masked-token models and prints how good they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from ....errors import NestforgeError, OutputError
+from ...console import print_table, working
+from ..stages import Record
+from .recipe import MODELS, RECIPE, SPARSE_MIXER
+from .runs import Trainer
+from .training import Training
+
+TRAINER = Trainer(RECIPE, SPARSE_MIXER.max_position_embeddings)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo/mixer"),
+    show_default=True,
+    help="Folder for the models, held-out rows and training.json. What is finished in it is kept.",
+)
+@click.option("--seeds", type=click.IntRange(1), default=2, show_default=True, help="Trainings of the Sparse Mixer.")
+def main(output: Path, seeds: int) -> None:
+    """Train masked-token models of the bytes of Python's own sources: a Sparse Mixer whose experts choose, the same
+    whose tokens choose, and a BERT of the same depth and width.
+
+    No network, no GPU. Each run takes one core, as many side by side as there are. An interrupted training goes on
+    with the runs that it had not finished.
+    """
+    try:
+        with working() as progress:
+            records = Training(output, MODELS, TRAINER, seeds, os.cpu_count() or 1, progress).run()
+    except OSError as failure:
+        _fail(OutputError(f"{failure.filename or output}: {failure.strerror}"))
+    except NestforgeError as failure:
+        _fail(failure)
+    _print_records(records)
+    click.echo(f"\nModels, held-out rows and training.json lie in {output.resolve()}")
+
+
+def _fail(failure: NestforgeError) -> None:
+    click.echo(f"train: error: {failure}", err=True)
+    raise SystemExit(1)
+
+
+def _print_records(records: Record) -> None:
+    data = records["data"]
+    click.echo(f"{data['held_out_rows']} test rows; the commonest byte: {data['commonest']:.1%}\n")
+    runs = {name: record for name, record in records.items() if name != "data"}
+    for name, record in runs.items():
+        click.echo(f"{name}: {record['parameters']:,} parameters, trained in {record['seconds']:.0f} s on one core")
+    click.echo()
+    print_table(
+        ["model", "capacity", "accuracy", "loss (nats)", "tokens dropped"],
+        [_row(name, budget, found["test"]) for name, run in runs.items() for budget, found in run["quality"].items()],
+    )
+
+
+def _row(name: str, budget: str, found: Record) -> list[str]:
+    dropped = ", ".join(f"layer {layer} {share:.1%}" for layer, share in found["dropped"].items())
+    return [name, budget, f"{found['accuracy']:.1%}", f"{found['loss']:.3f}", dropped or "-"]
+
+
+if __name__ == "__main__":
+    main()
