@@ -31,7 +31,7 @@ demo-mixer: $(SETUP)  ## train masked-token models with experts and without, com
 test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
 
 pytest: $(SETUP)  ## the tests alone
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: $(SETUP)  ## ruff: rules and formatting
 	$(BIN)/ruff check .

@@ -29,6 +29,7 @@ from .staging import Stage, write_synced
 from .store import Store
 from .template import Template, emit, private_bytes, weight_bytes
 from .templates import Templates
+from .tensorrt.graphs import accepted
 
 _MAX_STEM = 120
 
@@ -89,6 +90,8 @@ class EngineBuilder:
         if problem and not submodel.is_universal:
             template, emitted = self.templates.traced(submodel, bucket, segment), "traced"
         graph = emit(template, self.store, submodel)
+        if self.profile.backend == "tensorrt":
+            graph = accepted(f"engine {name}", graph)
         write_synced(self.stage.folder / file, graph)
         source, exits = self.universal.source, self.universal.source.exits
         if segment is None or exits is None:
@@ -103,7 +106,7 @@ class EngineBuilder:
             id=name,
             submodel=submodel.id,
             bucket=bucket,
-            backend=self.profile.backend,
+            backend="onnxruntime",  # whatever the profile's is: what is proven here is the graph
             file=file,
             emitted=kind,
             private_bytes=private_bytes(template, self.store),

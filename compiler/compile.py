@@ -19,6 +19,7 @@ from ..profiles.load_profile import load_profile
 from ..profiles.probe_host import is_this_host
 from ..runtime.bundle import Bundle, open_bundle
 from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
+from ..runtime.tensorrt_here import tensorrt_problem
 from ..strict import unstructure
 from .assignments import read_assignment
 from .build_engine import EngineBuilder
@@ -38,6 +39,8 @@ from .reference import reference_outputs
 from .staging import Stage, staged
 from .store import read_store, write_store
 from .templates import Templates
+from .tensorrt.build_bundle import build_plans
+from .tensorrt.graphs import for_backend
 from .verify import verify_engines
 from .write_bundle import complete, draft_bundle, source_entries, tool_versions, write_build_record, write_manifest
 
@@ -60,6 +63,7 @@ def compile_bundle(
     exits: Sequence[int] | None = None,
     forms: Mapping[str, str] | None = None,
     include: Include = "levels",
+    emit_only: bool = False,
     command: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Path:
@@ -71,8 +75,9 @@ def compile_bundle(
     first, and ``budgets`` stand in place of the profile's. ``exits`` are the layers after which a multi-exit model is
     cut, by default all that have an exit; the last always is one. ``forms`` maps what engines may compute in several
     equal forms, such as ``moe.combine``, to one of them, where the cheapest is not wanted. ``include`` says which
-    submodels to build: those that budgets chose, also every level, or every rung of the ladder; ``submodels`` (ids) come
-    on top, and so do ``slices``, folders that hold a published slice of the model. ``progress(stage, done, total)`` is
+    submodels to build: those that budgets chose, also every level, or every rung of the ladder; ``submodels`` (ids)
+    come on top, and so do ``slices``, folders that hold a published slice of the model. Plans for TensorRT are built
+    here, unless ``emit_only`` leaves them to `nestforge build` on the device. ``progress(stage, done, total)`` is
     called as work proceeds.
     Raises a NestforgeError and publishes nothing if an input is bad or a gate fails; an interrupted compile goes on
     where it was when called again with the same arguments.
@@ -82,6 +87,7 @@ def compile_bundle(
     source = open_source(model, exits)
     source.checkpoint.require_weights()
     device = _device(source, profile, buckets, levels=levels, shape=shape, budgets=budgets, forms=forms)
+    _require_backend(device, emit_only)
     steps = make_levels(source.spec, device.levels, device.width_multiple)
     rungs = ladder(steps, device.shape)
     wanted = [read_assignment(source.spec, submodel, steps, device.width_multiple) for submodel in submodels]
@@ -131,11 +137,13 @@ def compile_bundle(
         completed = complete(draft, plan, chosen, engines, quality, latencies)
         with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
             proofs = prove(universal, completed, chosen, builder.cases, clock)
-        manifest = write_manifest(stage, completed, proofs)
+        manifest = write_manifest(stage, for_backend(completed, device.backend), proofs)
         write_build_record(stage, manifest, command, clock.seconds, latencies)
         with clock("verify"):  # the written files, through the runtime
             _verify_written(stage, universal, clock)
         write_build_record(stage, manifest, command, clock.seconds, latencies)  # now with every stage's seconds
+    if device.backend == "tensorrt" and not emit_only:
+        build_plans(output, progress)
     return Path(output)
 
 
@@ -151,17 +159,26 @@ def _device(
 ) -> DeviceProfile:
     """The profile, with what this compile asks for in place of its own."""
     device = profile if isinstance(profile, DeviceProfile) else load_profile(profile)
-    if device.backend != "onnxruntime":
-        raise BuildError(
-            f"profile {device.name}: backend {device.backend} cannot be built by this release, onnxruntime can; "
-            "`nestforge plan` works for every profile"
-        )
-    device = replace(device, buckets=source.signature.buckets(buckets or device.buckets))
+    device = replace(device, buckets=source.signature.buckets(buckets, device.buckets))
     if levels:
         device = replace(device, levels={kind: tuple(fractions) for kind, fractions in levels.items()})
     if forms:
         device = replace(device, forms={**(device.forms or {}), **forms})
     return replace(device, shape=shape or device.shape, budgets=budgets or device.budgets)
+
+
+def _require_backend(device: DeviceProfile, emit_only: bool) -> None:
+    """Before any work: whether engines can be finished here, or need not be."""
+    if device.backend != "tensorrt":
+        if emit_only:
+            raise BuildError(
+                f"emit_only: profile {device.name} is for {device.backend}, which runs graphs as they are; leave it out"
+            )
+    elif not emit_only and (problem := tensorrt_problem()):
+        raise BuildError(
+            f"profile {device.name}: plans for TensorRT cannot be built here: {problem}; or compile with --emit-only "
+            "and run `nestforge build` on the device"
+        )
 
 
 def _refuse_impossible_budgets(source: ModelSource, device: DeviceProfile, steps: Sequence[Level]) -> None:
@@ -240,7 +257,7 @@ def _chosen(
 
 
 def _verify_written(stage: Stage, universal: UniversalModel, clock: Clock) -> None:
-    bundle = open_bundle(stage.folder, check="full")
+    bundle = for_backend(open_bundle(stage.folder, check="full"), "onnxruntime")
     for verdict in verify_engines(bundle, universal, clock):
         if verdict.problem:
             raise ParityError(f"engine {verdict.engine}, as written: {verdict.problem}")

@@ -22,6 +22,7 @@ def render_report(manifest: Manifest, build: BuildRecord) -> str:
         "## Engines",
         markdown(engine_table(manifest, build)),
         *(f"## {heading}\n\n{markdown(table)}" for heading, table in detail_tables(manifest).items()),
+        *_build_commands(build),
         "## Compile",
         markdown(seconds),
     ]
@@ -37,6 +38,13 @@ def _quality_note(manifest: Manifest) -> str:
     held_out = f"{first.samples} samples{positions} that took no part in the ranking"
     head = f"Each submodel against the universal model on {held_out}:"
     return "\n".join([head, "", *(f"- {FIGURES[n].heading}: {FIGURES[n].meaning}" for n in present([first.figures]))])
+
+
+def _build_commands(build: BuildRecord) -> list[str]:
+    if not build.build:
+        return []
+    note = "`nestforge build` makes a plan of each graph on the device. Without TensorRT's Python package, one to time:"
+    return ["## Plans", note, "\n".join(["```", *build.build.values(), "```"])]
 
 
 def markdown(table: Table) -> str:

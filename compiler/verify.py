@@ -23,6 +23,7 @@ from .parity import Arrays
 from .rank_axes import text_encoder
 from .reference import replayed
 from .store import recover_order
+from .tensorrt.graphs import for_backend
 from .verdict import EngineVerdict, tolerance_of, verdict_of
 from .verify_segments import verify_segments
 
@@ -44,6 +45,7 @@ class VerifyReport:
 def verify_bundle(path: str | Path, against: str | Path | None = None, progress: Progress = silent) -> VerifyReport:
     """Checks every byte of a bundle, and with ``against`` (its model folder) every engine against PyTorch.
 
+    Of an engine for TensorRT that is its graph, in ONNX Runtime; `nestforge build` checks plans against their graphs.
     Raises BundleError if a file is damaged, CheckpointError if the bundle was not made from that model.
     """
     clock = Clock(progress)
@@ -56,7 +58,7 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
             _require_same_interface(universal, bundle)
             orders = recover_order(bundle.path / WEIGHTS_NAME, universal)
         with clock("parity"):
-            verdicts = _verify(bundle, universal, orders, clock)
+            verdicts = _verify(for_backend(bundle, "onnxruntime"), universal, orders, clock)
     total = sum(entry.bytes for entry in bundle.manifest.files)
     return VerifyReport(
         str(bundle.path), len(bundle.manifest.files), total, str(against) if against else None, verdicts

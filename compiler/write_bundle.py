@@ -42,6 +42,7 @@ from ..strict import unstructure
 from .plan import Plan
 from .report import render_report
 from .staging import Stage, to_json, write_synced
+from .tensorrt.trtexec import build_commands
 
 _TOOLS = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
 
@@ -146,6 +147,7 @@ def write_build_record(
         host=asdict(probe_host()),
         seconds=dict(seconds),
         latencies=tuple(latencies),
+        build=build_commands(manifest) or None,
     )
     write_synced(stage.folder / BUILD_NAME, to_json(unstructure(record)))
     write_synced(stage.folder / REPORT_NAME, render_report(manifest, record).encode())

@@ -39,13 +39,17 @@ class Signature:
     text: TextEntry | None = None
     bound: str | None = None
 
-    def buckets(self, wanted: Sequence[Bucket]) -> tuple[Bucket, ...]:
-        """The buckets of a profile as this model has them: without a sequence only batches differ.
+    def buckets(self, asked: Sequence[Bucket] | None, usual: Sequence[Bucket]) -> tuple[Bucket, ...]:
+        """The buckets that were ``asked`` for, else the profile's ``usual`` ones, as this model has them: without a
+        sequence only batches differ, and of the usual ones no more where the model is bound to one.
 
         Raises ExportError for a sequence that is longer than the model takes, or another than it is bound to.
         """
+        wanted = asked or usual
         if self.max_sequence is None:
             return tuple(dict.fromkeys(Bucket(bucket.batch, 1) for bucket in wanted))
+        if not asked and self.bound is not None:
+            wanted = [Bucket(bucket.batch, self.max_sequence) for bucket in usual]
         for bucket in wanted:
             if bucket.sequence > self.max_sequence:
                 raise ExportError(f"bucket {bucket.label}: the model takes at most {self.max_sequence} tokens")

@@ -188,6 +188,8 @@ def _check(profile: DeviceProfile, where: str) -> None:
             _check_positive(f"{where}: rates: {rate.name}", value)
     if profile.tensorrt is not None and profile.backend != "tensorrt":
         raise ProfileError(f"{where}: tensorrt: only for backend tensorrt, this profile's is {profile.backend}")
+    if profile.host is not None and profile.backend != "onnxruntime":
+        raise ProfileError(f"{where}: host: a compile measures on ONNX Runtime alone, backend is {profile.backend}")
     for name, budget in profile.budgets.items():
         _check_budget(budget, f"{where}: budgets.{name}")
 

@@ -27,7 +27,7 @@ HOST_PROFILE_NAME = "host-cpu"
 # Distributions that carry a backend; each may exist under several names.
 _BACKENDS = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
-    "tensorrt": ("tensorrt", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-cu12-bindings", "tensorrt-cu13-bindings"),
+    "tensorrt": ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
 }
 _CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")

@@ -66,6 +66,7 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
                 latency_ms=predicted.get(engine.id, 1.0),
                 importance=1.0 + named.count(engine.submodel),
                 layers=layers,
+                can_share=engine.backend == "onnxruntime",
             )
         )
     return needs

@@ -17,6 +17,7 @@ MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
 REPORT_NAME = "report.md"
 WEIGHTS_NAME = "weights.safetensors"
+PLANS_NAME = "plans.json"
 # The whole numbers that an array of each dtype holds.
 RANGES = {
     "float32": (-(2**63), 2**63 - 1),
@@ -32,7 +33,7 @@ DTYPES = tuple(RANGES)
 # models); logits of the token that follows each position (causal ones).
 Role = Literal["embedding", "classes", "tokens", "next_tokens"]
 # The hashes of these cannot stand in the manifest: it is one of them, and the others name its hash or follow it.
-UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME)
+UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME)
 
 
 @dataclass(frozen=True)
@@ -364,7 +365,10 @@ class Latency:
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """What differs between two compiles of the same inputs: time, host, and everything measured."""
+    """What differs between two compiles of the same inputs: time, host, and everything measured.
+
+    ``build`` maps the graphs of engines for TensorRT to the ``trtexec`` command that makes a plan of each.
+    """
 
     schema_version: int
     manifest_sha256: str
@@ -373,3 +377,4 @@ class BuildRecord:
     host: Mapping[str, Any]
     seconds: Mapping[str, float]
     latencies: tuple[Latency, ...]
+    build: Mapping[str, str] | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -19,9 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import OutputError
-from ..profiles.probe_host import cache_folder, probe_host
+from ..profiles.probe_host import probe_host
 from .bundle import Bundle
 from .manifest import WEIGHTS_NAME, EngineEntry
+from .private_files import private_folder
 
 # Part of the key: raised when engines are packed with other settings.
 _PACKING = 1
@@ -73,26 +73,13 @@ def _entry(bundle: Bundle, engine: EngineEntry) -> Path:
     """Folder ``VERSION-HASH``: of ONNX Runtime, and of everything that the packed bytes follow from."""
     files = {entry.path: entry.sha256 for entry in bundle.manifest.files}
     key = [_PACKING, files[engine.file], files.get(WEIGHTS_NAME, ""), _processor()]
-    return _private_folder() / f"{_version()}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()}"
+    return private_folder("mapped") / f"{_version()}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()}"
 
 
 def _version() -> str:
     import onnxruntime
 
     return str(onnxruntime.__version__)
-
-
-def _private_folder() -> Path:
-    folder = cache_folder() / "mapped"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if hasattr(os, "getuid"):
-        status = folder.lstat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
-            raise OutputError(
-                f"cache of mapped engines {folder}: others may change it; make it yours alone (chmod 700), or set "
-                "XDG_CACHE_HOME to another folder"
-            )
-    return folder
 
 
 def _sweep(root: Path) -> None:

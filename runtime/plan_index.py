@@ -19,12 +19,11 @@ from ..errors import BundleCorruptError, BundleFormatError, BundleIncompatibleEr
 from ..profiles.tensorrt_options import TensorRTOptions
 from ..strict import structure, unstructure
 from .bundle import Bundle, read_json
-from .manifest import WEIGHTS_NAME, EngineEntry
+from .manifest import PLANS_NAME, WEIGHTS_NAME, EngineEntry
 from .private_files import KEY_VARIABLE, plan_key
 from .read_manifest import is_plain_name, no_constant, unique_keys
 from .whole_file import write_whole
 
-PLANS_NAME = "plans.json"
 PLAN_SUFFIX = ".plan"
 # 1: first published schema.
 SCHEMA_VERSION: Final = 1
@@ -47,13 +46,17 @@ class Gpu:
 
 @dataclass(frozen=True)
 class PlanParity:
-    """How a plan compares with its graph, which was compared with PyTorch: worst figures over ``cases`` inputs."""
+    """How a plan compares with its graph, which was compared with PyTorch: worst figures over ``cases`` inputs.
+
+    ``left_out`` more were not compared: there the two decided otherwise between equals.
+    """
 
     reference: str
     rule: str
     cases: int = field(metadata={"min": 1})
     max_abs: float = field(metadata={"min": 0})
     min_cosine: float
+    left_out: int = field(default=0, metadata={"min": 0})
 
 
 @dataclass(frozen=True)

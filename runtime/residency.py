@@ -27,7 +27,8 @@ class EngineNeed:
 
     ``widths`` are the submodel's axis values in one fixed order, 0 for those of layers that the engine has not;
     ``layers`` are the first and, exclusive, the last of those that it has. ``own_bytes`` are private initializers and
-    activations. ``latency_ms`` times ``importance`` weighs who is packed first.
+    activations. ``latency_ms`` times ``importance`` weighs who is packed first. One that cannot share its weights, as
+    on a GPU, is always packed.
     """
 
     engine: str
@@ -37,6 +38,7 @@ class EngineNeed:
     latency_ms: float
     importance: float = 1.0
     layers: tuple[int, int] = (0, 1)
+    can_share: bool = True
 
 
 def assign_residencies(
@@ -53,7 +55,7 @@ def assign_residencies(
         memory_mb = positive_limit("memory_mb", memory_mb)
     if memory_mb is None or requested != "auto":
         residency: Residency = "packed" if requested == "auto" else requested
-        assigned = dict.fromkeys((need.engine for need in needs), residency)
+        assigned = {need.engine: residency if need.can_share else "packed" for need in needs}
         if memory_mb is not None and (total := _Memory(needs).bytes(assigned)) > memory_mb * 1e6:
             raise SelectionError(
                 f"memory_mb={memory_mb:g}: {len(needs)} engines as {residency} take {total / 1e6:.1f} MB; "
@@ -64,13 +66,14 @@ def assign_residencies(
     memory, cap = _Memory(needs), memory_mb * 1e6
     assigned = {}
     for need in sorted(needs, key=lambda n: (-n.importance, -n.weight_bytes, n.own_bytes, n.engine)):
-        if memory.bytes({**assigned, need.engine: "shared"}) <= cap:
-            assigned[need.engine] = "shared"
+        least: Residency = "shared" if need.can_share else "packed"
+        if memory.bytes({**assigned, need.engine: least}) <= cap:
+            assigned[need.engine] = least
     if not assigned:
-        least = min(needs, key=lambda n: n.weight_bytes + n.own_bytes)
+        smallest = min(needs, key=lambda n: n.weight_bytes + n.own_bytes)
         raise SelectionError(
-            f"memory_mb={memory_mb:g}: no engine fits; the smallest, {least.engine}, takes "
-            f"{(least.weight_bytes + least.own_bytes) / 1e6:.1f} MB"
+            f"memory_mb={memory_mb:g}: no engine fits; the smallest, {smallest.engine}, takes "
+            f"{(smallest.weight_bytes + smallest.own_bytes) / 1e6:.1f} MB"
         )
     for need in sorted(needs, key=lambda n: (-n.latency_ms * n.importance / max(1, n.weight_bytes), n.engine)):
         if need.engine in assigned and memory.bytes({**assigned, need.engine: "packed"}) <= cap:

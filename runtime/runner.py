@@ -12,12 +12,12 @@ from .arrays import Array
 from .bundle import Bundle
 from .manifest import EngineEntry
 from .residency import RESIDENCIES, Residency
+from .tensorrt_here import require_tensorrt, tensorrt_problem
 
 # A runner is opened in a residency, so callers find both here.
 __all__ = ["BACKENDS", "RESIDENCIES", "Residency", "Runner", "runnable_engines", "runner_for"]
 
-# Backends that this release can run, and the package that each needs.
-BACKENDS = {"onnxruntime": "onnxruntime"}
+BACKENDS = ("onnxruntime", "tensorrt")
 
 
 class Runner(Protocol):
@@ -48,24 +48,31 @@ class Runner(Protocol):
 
 def runnable_engines(bundle: Bundle) -> tuple[EngineEntry, ...]:
     """The engines that this host has a backend for. Raises BundleIncompatibleError if there is none."""
-    here = {backend for backend, package in BACKENDS.items() if util.find_spec(package)}
-    engines = tuple(engine for engine in bundle.manifest.engines if engine.backend in here)
+    needed = {engine.backend for engine in bundle.manifest.engines}
+    problems = {backend: _problem(backend) for backend in sorted(needed)}
+    engines = tuple(engine for engine in bundle.manifest.engines if problems[engine.backend] is None)
     if not engines:
-        needed = ", ".join(sorted({engine.backend for engine in bundle.manifest.engines}))
-        raise BundleIncompatibleError(
-            f"bundle {bundle.path}: its engines need {needed}, this host has "
-            f"{', '.join(sorted(here)) or 'no backend'}; install the extra that brings it, such as nestforge[cpu]"
-        )
+        missing = "; ".join(filter(None, problems.values()))
+        raise BundleIncompatibleError(f"bundle {bundle.path}: this host cannot run its engines: {missing}")
     return engines
 
 
-def runner_for(bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int) -> Runner:
-    """An inactive runner for one engine, on ``threads`` cores.
+def _problem(backend: str) -> str | None:
+    if backend == "tensorrt":
+        return tensorrt_problem()
+    return None if util.find_spec("onnxruntime") else "onnxruntime is not installed; install nestforge[cpu]"
 
-    Raises BundleIncompatibleError for a backend that this release cannot run.
+
+def runner_for(bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int) -> Runner:
+    """An inactive runner for one engine, on ``threads`` cores; on a GPU those and ``residency`` mean nothing.
+
+    Raises BundleIncompatibleError where TensorRT is needed and missing.
     """
     if engine.backend == "onnxruntime":
         from .onnxruntime_runner import OnnxRuntimeRunner
 
         return OnnxRuntimeRunner(bundle, engine, residency, threads)
-    raise BundleIncompatibleError(f"engine {engine.id}: backend {engine.backend} cannot run here; compile for another")
+    require_tensorrt(f"engine {engine.id}")
+    from .tensorrt_runner import TensorRTRunner
+
+    return TensorRTRunner(bundle, engine)

@@ -47,6 +47,7 @@ class World:
     allocated: dict[int, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    module: ModuleType | None = None  # ``tensorrt``, once it is installed
 
 
 Error = enum.Enum("Error", "cudaSuccess cudaErrorMemoryAllocation cudaErrorStreamCaptureUnsupported")
@@ -171,7 +172,7 @@ def _tensors(graph: Path) -> list[Any]:
 
 def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
     """``tensorrt``, on ``world``."""
-    trt = ModuleType("tensorrt")
+    trt = world.module = ModuleType("tensorrt")
     severity = Named("Severity", "INTERNAL_ERROR ERROR WARNING INFO VERBOSE")
 
     class ILogger:

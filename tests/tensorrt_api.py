@@ -106,9 +106,8 @@ def touched(surface: Mapping[str, Any], sources: Iterable[str]) -> dict[str, Any
     return {"version": surface["version"], "classes": dict(sorted(kept.items()))}
 
 
-def write_stubs(surface: Mapping[str, Any], folder: Path) -> None:
-    """``folder/tensorrt/__init__.pyi``: the surface as types. A class that it lacks is ``object``, without a method."""
-    package = folder / "tensorrt"
+def write_stubs(surface: Mapping[str, Any], package: Path) -> None:
+    """``package/__init__.pyi``: the surface as types. A class that it lacks is ``object``, without a method."""
     package.mkdir(parents=True)
     known = set(surface["classes"]) | {
         f"{outer}.{name}"

@@ -20,6 +20,7 @@ from nestforge.compiler.staging import Stage
 from nestforge.compiler.store import read_store, write_store
 from nestforge.compiler.template import Template, traced_template
 from nestforge.compiler.templates import TemplateKey, Templates
+from nestforge.compiler.tensorrt.graphs import for_backend
 from nestforge.compiler.write_bundle import complete, draft_bundle, write_build_record, write_manifest
 from nestforge.elastic import Bucket
 from nestforge.exporters.checkpoint import sha256_of
@@ -96,7 +97,7 @@ def write_levels(builder: EngineBuilder, quality: dict[str, Quality] | None = No
     engines = [builder.build(submodel, bucket) for submodel in chosen for bucket in profile.buckets]
     latencies = measure_engines(builder, engines, {}, Clock(silent))
     completed = complete(builder.draft, plan, chosen, engines, quality or {}, latencies)
-    manifest = write_manifest(builder.stage, completed, ())
+    manifest = write_manifest(builder.stage, for_backend(completed, profile.backend), ())
     write_build_record(builder.stage, manifest, ["nestforge", "compile"], {"build": 1.5}, latencies)
     return builder.stage.folder
 

@@ -60,13 +60,18 @@ def bench_bundle(bundle: Bundle, submodels: Sequence[str], progress: Progress) -
     here = is_this_host(profile)
     threads = threads_or_default(None)
     predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies} if here else {}
-    jobs = [(engine, residency) for engine in engines for residency in RESIDENCIES]
+    jobs = [(engine, residency) for engine in engines for residency in _residencies(engine)]
     rows = []
     for index, (engine, residency) in enumerate(jobs):
         progress("bench", index, len(jobs))
         rows.append(_bench(bundle, engine, residency, threads, predicted.get(engine.id)))
     progress("bench", len(jobs), len(jobs))
     return BundleBench(str(bundle.path), profile.name, here, threads, tuple(rows))
+
+
+def _residencies(engine: EngineEntry) -> Sequence[Residency]:
+    """A plan owns its weights on the GPU, however it was asked for."""
+    return RESIDENCIES if engine.backend == "onnxruntime" else ("packed",)
 
 
 def _bench(

@@ -21,6 +21,7 @@ COMMANDS = (
     "mixnmatch",
     "nest",
     "compile",
+    "build",
     "calibrate",
     "verify",
     "consistency",
@@ -41,6 +42,7 @@ _EXTRAS = {
     "onnxscript": "compile",
     "onnxruntime": "cpu",
     "tensorrt": "tensorrt",
+    "cuda": "tensorrt",
 }
 
 

@@ -32,9 +32,9 @@ from ...runtime.plan_index import (
 )
 from ...runtime.tensorrt_here import require_tensorrt
 from ...runtime.whole_file import write_whole
-from ...strict import structure
 from ..clock import Progress, silent
-from .operators import unsupported
+from .graphs import require_supported
+from .trtexec import profile_options
 
 # Says that a plan is not checked yet; such an entry is never listed.
 _UNCHECKED = PlanParity("none", "none", 1, float("inf"), -1.0)
@@ -61,7 +61,7 @@ def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPla
     require_tensorrt(f"bundle {bundle.path}")
     from ...runtime.tensorrt_engine import this_gpu
 
-    gpu, options = this_gpu(), bundle_options(bundle)
+    gpu, options = this_gpu(), profile_options(bundle.manifest)
     built: list[BuiltPlan] = []
     for number, engine in enumerate(engines):
         progress("plans", number, len(engines))
@@ -82,20 +82,6 @@ def plan_engines(bundle: Bundle) -> tuple[EngineEntry, ...]:
             f"bundle {bundle.path}: has no engines for TensorRT; compile with a profile whose backend is tensorrt"
         )
     return tuple(engines.values())
-
-
-def bundle_options(bundle: Bundle) -> TensorRTOptions:
-    """What the profile of the compile asked of TensorRT, or the defaults."""
-    data = bundle.manifest.provenance.profile.get("tensorrt", {})
-    return structure(TensorRTOptions, data, f"{bundle.path}: profile: tensorrt", BuildError)
-
-
-def require_supported(where: str, graph: onnx.ModelProto, tensorrt: str | None = None) -> None:
-    """Raises BuildError naming what TensorRT's parser would refuse in ``graph``; see ``unsupported``."""
-    if problems := unsupported(graph, tensorrt):
-        release = f"TensorRT {tensorrt}" if tensorrt else "TensorRT 10"
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise BuildError(f"{where}: {release} cannot build its graph: {'; '.join(problems[:3])}{more}")
 
 
 def _kept(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptions) -> PlanEntry | None:

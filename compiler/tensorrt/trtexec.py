@@ -8,14 +8,30 @@ from __future__ import annotations
 
 import shlex
 
+from ...errors import BuildError
 from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
+from ...runtime.manifest import Manifest
 from ...runtime.plan_index import PLAN_SUFFIX
+from ...strict import structure
 
 _LEVELS: dict[HardwareCompatibility, str] = {
     "none": "none",
     "same_compute_capability": "sameComputeCapability",
     "ampere_plus": "ampere+",
 }
+
+
+def profile_options(manifest: Manifest) -> TensorRTOptions:
+    """What the profile of the compile asked of TensorRT, or the defaults. Raises BuildError."""
+    data = manifest.provenance.profile.get("tensorrt") or {}
+    return structure(TensorRTOptions, data, "manifest.json: provenance: profile: tensorrt", BuildError)
+
+
+def build_commands(manifest: Manifest) -> dict[str, str]:
+    """The command for each graph of an engine for TensorRT, by file; none for other engines."""
+    graphs = sorted({engine.file for engine in manifest.engines if engine.backend == "tensorrt"})
+    options = profile_options(manifest)
+    return {graph: trtexec_command(graph, options) for graph in graphs}
 
 
 def trtexec_command(graph: str, options: TensorRTOptions) -> str:

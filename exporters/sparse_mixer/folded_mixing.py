@@ -92,7 +92,7 @@ def unfold(even: torch.Tensor | None, odd: torch.Tensor | None, size: int, dim: 
     pairs = (size - 1) // 2
     if even is None:
         assert odd is not None
-        zero = torch.zeros_like(odd.narrow(dim, 0, 1))
+        zero = odd.new_zeros([1 if extent == dim % odd.dim() else n for extent, n in enumerate(odd.shape)])
         ends = [zero] if size % 2 == 0 else []
         return torch.cat([zero, odd, *ends, -odd.flip(dim)], dim)
     first, middle = even.narrow(dim, 0, 1), even.narrow(dim, 1, pairs)

@@ -10,6 +10,7 @@ import torch
 from .answering import Answering
 from .encoder import SparseMixer
 from .folded_mixing import FoldedMixing, HalfTables
+from .moe import MoE
 from .static_moe import StaticMoE
 
 
@@ -30,7 +31,7 @@ def lowered(module: Answering, forms: Mapping[str, str]) -> Lowered:
     shared: dict[int, object] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     model = copy.deepcopy(module.model, shared)
     for layer in model.layers:
-        if layer.moe is not None:
+        if isinstance(layer.moe, MoE):
             layer.moe = StaticMoE(layer.moe, forms)
     if forms.get("mixing") == "folded":
         along = [HalfTables(size) for size in (model.sequence, model.config.hidden_size)]

@@ -3,7 +3,10 @@
 No form finds out which tokens an expert has by asking every token (NonZero), and none adds rows that may meet. Both
 routers end in one TopK per expert: where tokens choose, over the scores of those tokens alone that chose the expert,
 so that an expert's slots are filled in the order of service; what is left of them holds tokens at a gate of zero.
-A token is at most once among an expert's rows, but may be among those of several experts. The combine forms:
+A token is at most once among an expert's rows, but may be among those of several experts.
+
+Products are ``per_expert``, each a Gemm over a row of the stacked weights, or ``batched`` over the stack: one MatMul,
+whose weights ONNX Runtime packs at every run. Dispatch is by ``gather`` or ``one_hot``. The combine forms:
 
 1. ``scatter``: experts in turn read their rows of the answer, add to them and write them back. One expert's rows never
    meet, so this is a plain ScatterND. With ``reduction="add"`` over all experts at once it would be one operation: that
@@ -23,7 +26,7 @@ from torch.nn import functional
 
 from .add_rows import add_rows
 from .capacity import capacity, token_groups
-from .moe import Experts, MoE
+from .moe import MoE
 from .router import DROPPED, Routes
 
 # The score of a token that chose another expert: below every softmax.
@@ -37,8 +40,10 @@ class StaticMoE(torch.nn.Module):
         super().__init__()
         self.config, self.router = moe.config, moe.router
         self.percent, self.group_size, self.kept = moe.percent, moe.group_size, moe.kept
-        self.experts = StaticExperts(moe.experts, forms["moe.products"] == "batched")
-        self.dispatch, self.combine = forms["moe.dispatch"], forms["moe.combine"]
+        self.experts = moe.experts
+        self.dispatch, self.products, self.combine = (
+            forms[f"moe.{part}"] for part in ("dispatch", "products", "combine")
+        )
 
     def forward(self, x: torch.Tensor, given: torch.Tensor | None = None) -> tuple[torch.Tensor, Routes]:
         """``x`` [B, S, d] to the answer [B, S, d] and the routes, as ``MoE`` returns them."""
@@ -61,7 +66,7 @@ class StaticMoE(torch.nn.Module):
             dropped = inverse[:, 0] == places[0].numel()
             chosen = torch.where(dropped, DROPPED, first)
             decided = torch.where(dropped, 0.0, best)
-        computed = self.experts(self._dispatched(tokens, places))
+        computed = self._computed(self._dispatched(tokens, places))
         answer = self._combined(computed, places, gates, inverse, tokens)
         return answer.reshape(x.shape), Routes(logits, scores, chosen, chosen, decided)
 
@@ -89,6 +94,15 @@ class StaticMoE(torch.nn.Module):
         rows = _rows(places, tokens.shape[1])  # [K, N]
         return functional.embedding(rows, tokens.flatten(0, 1))
 
+    def _computed(self, read: torch.Tensor) -> list[torch.Tensor]:
+        """``read`` [K, N, d] to what each expert makes of its rows [N, d]."""
+        experts = self.experts
+        if self.products == "per_expert":
+            return [experts.compute(number, rows) for number, rows in enumerate(_pieces(read))]
+        inner = read @ experts.up_weight + experts.up_bias[:, None]  # [K, N, f]
+        inner = functional.gelu(inner, approximate="tanh")
+        return _pieces(inner @ experts.down_weight + experts.down_bias[:, None])
+
     def _combined(
         self,
         computed: Sequence[torch.Tensor],
@@ -109,29 +123,6 @@ class StaticMoE(torch.nn.Module):
         return _gathered(by_slot, inverse)
 
 
-class StaticExperts(torch.nn.Module):
-    """All experts on their rows: as products over stacked weights, or one expert after the other."""
-
-    def __init__(self, experts: Experts, batched: bool) -> None:
-        super().__init__()
-        self.up_weight, self.up_bias = experts.up_weight, experts.up_bias
-        self.down_weight, self.down_bias = experts.down_weight, experts.down_bias
-        self.batched = batched
-
-    def forward(self, read: torch.Tensor) -> list[torch.Tensor]:
-        """``read`` [K, N, d] to what each expert makes of its rows [N, d]."""
-        if self.batched:
-            inner = read @ self.up_weight + self.up_bias[:, None]  # [K, N, f]
-            inner = functional.gelu(inner, approximate="tanh")
-            return _pieces(inner @ self.down_weight + self.down_bias[:, None])
-        return [self._expert(number, rows) for number, rows in enumerate(_pieces(read))]
-
-    def _expert(self, number: int, rows: torch.Tensor) -> torch.Tensor:
-        inner = torch.addmm(self.up_bias[number], rows, self.up_weight[number])  # [N, f]
-        inner = functional.gelu(inner, approximate="tanh")
-        return torch.addmm(self.down_bias[number], inner, self.down_weight[number])
-
-
 def _rows(places: torch.Tensor, tokens: int) -> torch.Tensor:
     """``places`` [G, K, C] in groups of ``tokens`` as rows of all tokens, by expert: [K, N]."""
     if places.shape[0] > 1:
@@ -146,16 +137,17 @@ def _by_expert(values: torch.Tensor) -> torch.Tensor:
 
 def _pieces(values: torch.Tensor) -> list[torch.Tensor]:
     """[K, N, ...] to K times [N, ...]."""
-    return list(values.flatten(0, 1).split(values.shape[1]))
+    return list(torch.split(values.flatten(0, 1), values.shape[1]))
 
 
 def _by_group(values: torch.Tensor, groups: int) -> torch.Tensor:
     """[K, N, d] to [G, K * C, d]."""
-    return values.unflatten(1, (groups, -1)).transpose(0, 1).flatten(1, 2)
+    experts, rows, width = values.shape
+    return values.reshape(experts, groups, rows // groups, width).transpose(0, 1).flatten(1, 2)
 
 
 def _inverse(places: torch.Tensor, tokens: int) -> torch.Tensor:
-    """``places`` [G, K, C] to [G, K, T]: the slot, of all ``K * C``, that each token has at each expert, or ``K * C``."""
+    """``places`` [G, K, C] to [G, K, T]: the slot, of all ``K * C``, that a token has at an expert, or ``K * C``."""
     groups, experts, slots = places.shape
     numbers = torch.arange(experts * slots).view(1, experts, slots).expand_as(places)
     nowhere = torch.full((groups, experts, tokens), experts * slots)

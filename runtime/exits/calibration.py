@@ -69,8 +69,9 @@ class CalibratedPolicy:
     last exit's. ``histogram`` counts the rows of the calibration part that left at each exit. ``simulated`` and
     ``measured`` are of the calibration part, ``held_out`` and ``held_out_whole`` of rows that the search never saw
     (None with too few rows); ``whole`` and ``held_out_whole`` are the whole engine, timed in turns with the chain.
-    ``correction`` is measured over simulated time, with which ``simulated`` and ``curve`` were scaled. ``created`` is
-    the time in UTC, ``processor`` where it was measured.
+    ``correction`` is measured over simulated time, with which ``simulated`` and ``curve`` were scaled. All times are
+    given at the pace that the whole engine had when it was first measured. ``created`` is the time in UTC,
+    ``processor`` where it was measured.
     """
 
     name: str

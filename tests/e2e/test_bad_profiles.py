@@ -62,10 +62,25 @@ PROFILES: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] 
         ProfileError,
         r'budgets.half: flops: expected a positive number, such as 94.4M, or a share such as "50 %", got \'half\'',
     ),
-    "another backend": (
+    "a backend that is not here": (
         lambda c: c.yaml(backend="tensorrt"),
         BuildError,
-        r"profile board: backend tensorrt cannot be built by this release, onnxruntime can",
+        r"profile board: plans for TensorRT cannot be built here: tensorrt is not installed; .* compile with --emit-only",
+    ),
+    "graphs alone for a backend that runs them": (
+        lambda c: c.arguments.update(emit_only=True),
+        BuildError,
+        r"emit_only: profile board is for onnxruntime, which runs graphs as they are; leave it out",
+    ),
+    "measured on this host for another backend": (
+        lambda c: c.yaml(backend="tensorrt", host="0123456789abcdef"),
+        ProfileError,
+        r"device.yaml: host: a compile measures on ONNX Runtime alone, backend is tensorrt",
+    ),
+    "an opset that TensorRT's parser may not take": (
+        lambda c: (c.yaml(backend="tensorrt", opset=21), c.arguments.update(emit_only=True)),
+        BuildError,
+        r"engine \S+: TensorRT 10 cannot build its graph: opset 21: expected 9 to 20",
     ),
     "impossible budget": (
         lambda c: c.yaml(budgets={"full": {}, "watch": {"parameters": 10}}),

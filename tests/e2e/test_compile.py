@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -321,8 +321,8 @@ def test_a_wrong_weight_stops_everything_and_is_named(
 ) -> None:
     real = compile.write_store
 
-    def damaged(universal: UniversalModel, names: set[str], path: Path) -> None:
-        real(universal, names, path)
+    def damaged(universal: UniversalModel, names: set[str], tables: Mapping[str, np.ndarray], path: Path) -> None:
+        real(universal, names, tables, path)
         raw = bytearray(path.read_bytes())
         struct.pack_into("<f", raw, read_store(path, universal.spec)[tensor].offset, 1.5)
         path.write_bytes(raw)

@@ -29,7 +29,7 @@ from ..demo.checkpoint import demo_checkpoint
 
 BUCKET = Bucket(1, 128)
 CORES = probe_host().cores
-_CACHE = Path(".cache/bench")
+CACHE = Path(".cache/bench")
 # Six even levels make 5 * 12 + 1 rungs of 12 layers; three more submodels make 64.
 _SIXTHS = (1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1.0)
 _BESIDE = ("ffn768-heads12", "ffn1536-heads12", "ffn3072-heads6")
@@ -89,10 +89,10 @@ class Packed:
 
 
 @contextmanager
-def packed(bundle: Path, submodel: str) -> Iterator[Packed]:
-    """The bundle's engine of ``submodel`` at the benchmarks' bucket, as the runtime opens it packed."""
+def packed(bundle: Path, submodel: str, bucket: Bucket = BUCKET) -> Iterator[Packed]:
+    """The bundle's engine of ``submodel`` at ``bucket``, as the runtime opens it packed."""
     opened = open_bundle(bundle)
-    engine = next(e for e in opened.manifest.engines if e.submodel == submodel and e.bucket == BUCKET)
+    engine = next(e for e in opened.manifest.engines if e.submodel == submodel and e.bucket == bucket)
     with runner_for(opened, engine, "packed", CORES) as runner:
         yield Packed(runner, random_feeds(opened.manifest.inputs, engine.bucket))
 
@@ -112,7 +112,7 @@ def minilm() -> Subject:
 def bert_base_folder() -> Path:
     import transformers
 
-    folder = _CACHE / "bert-base-checkpoint"
+    folder = CACHE / "bert-base-checkpoint"
     if not folder.exists():
         torch.manual_seed(0)
         transformers.BertModel(transformers.BertConfig()).save_pretrained(folder)
@@ -121,16 +121,16 @@ def bert_base_folder() -> Path:
 
 def bert_base_bundle() -> Path:
     """64 submodels of BERT-base at one bucket, compiled and verified as users do (some minutes, once)."""
-    path = _CACHE / "bert-base.bundle"
+    path = CACHE / "bert-base.bundle"
     if not path.exists():
         levels = {"ffn": _SIXTHS, "heads": _SIXTHS}
-        compile_bundle(bert_base_folder(), _elsewhere(), path, levels=levels, submodels=_BESIDE, include="ladder")
+        compile_bundle(bert_base_folder(), elsewhere(), path, levels=levels, submodels=_BESIDE, include="ladder")
     return path
 
 
 def minilm_bundle() -> Path:
     """Every rung of MiniLM's default ladder, compiled for this host."""
-    path = _CACHE / "minilm.bundle"
+    path = CACHE / "minilm.bundle"
     if not path.exists():
         compile_bundle(demo_checkpoint(), "host-cpu", path, include="ladder")
     return path
@@ -140,25 +140,25 @@ def tiny_bundle() -> Path:
     """Levels of a 2-layer encoder with random weights, small enough that its engines fit the caches together."""
     import transformers
 
-    path = _CACHE / "tiny.bundle"
+    path = CACHE / "tiny.bundle"
     if not path.exists():
-        folder = _CACHE / "tiny-checkpoint"
+        folder = CACHE / "tiny-checkpoint"
         torch.manual_seed(0)
         config = transformers.BertConfig(
             vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256
         )
         transformers.BertModel(config).save_pretrained(folder)
-        compile_bundle(folder, replace(_elsewhere(), buckets=(Bucket(1, 32),)), path)
+        compile_bundle(folder, replace(elsewhere(), buckets=(Bucket(1, 32),)), path)
     return path
 
 
-def _elsewhere() -> DeviceProfile:
+def elsewhere() -> DeviceProfile:
     """A profile that is not of this host, so that 64 engines are built and verified but not timed."""
     return replace(load_profile("laptop-x86"), buckets=(BUCKET,), cores=CORES)
 
 
 def _subject(name: str, checkpoint: Path) -> Subject:
-    folder = _CACHE / name
+    folder = CACHE / name
     folder.mkdir(parents=True, exist_ok=True)
     model = load_universal(open_source(checkpoint))
     template, weights = folder / "template.onnx", folder / WEIGHTS_NAME

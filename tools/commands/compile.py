@@ -36,6 +36,7 @@ Examples:
   nestforge compile MODEL --text calibration.txt --levels ffn=0.25,0.5,1 --levels heads=0.5,1,1 --output my.bundle
   nestforge compile MODEL --budget 'ffn_parameters<=50 %' --shape increasing --include budgets --output my.bundle
   nestforge compile MODEL --submodel ffn768-heads6 --bucket 1x64 --bucket 8x128 --output my.bundle
+  nestforge compile MODEL --profile jetson-orin-nano-8gb --emit-only --output jetson.bundle
 """
 
 
@@ -68,6 +69,11 @@ Examples:
     show_default=True,
     help="Submodels to build: those the budgets chose; also every level; also every rung between.",
 )
+@click.option(
+    "--emit-only",
+    is_flag=True,
+    help="For TensorRT: write proven graphs alone; `nestforge build BUNDLE` makes their plans on the device.",
+)
 @json_option
 def command(
     model: Path,
@@ -84,6 +90,7 @@ def command(
     exits: tuple[int, ...] | None,
     forms: tuple[tuple[str, str], ...],
     include: Include,
+    emit_only: bool,
     as_json: bool,
 ) -> None:
     """Compile a checkpoint into a bundle of verified engines.
@@ -110,6 +117,7 @@ def command(
                 exits=exits,
                 forms=dict(forms) or None,
                 include=include,
+                emit_only=emit_only,
                 command=("nestforge", *sys.argv[1:]),
                 progress=progress,
             )
@@ -123,3 +131,5 @@ def command(
     for note in bundle.manifest.notes:
         click.echo(f"\nnote: {note}")
     click.echo(f"\nwrote {path}")
+    if emit_only:
+        click.echo(f"on the device: nestforge build {path.name}")

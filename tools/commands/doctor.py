@@ -10,15 +10,16 @@ from importlib import import_module, metadata
 import click
 
 from ... import __version__
+from ...errors import BundleError
 from ...profiles.load_profile import builtin_profiles
 from ...profiles.probe_host import HostFacts, probe_host
 from ...runtime.runner import BACKENDS
+from ...runtime.tensorrt_here import tensorrt_problem
 from ..console import print_facts, print_json, print_table
 from ..options import json_option
 
 # Distributions of the extra `compile`: what building takes on top of the backend.
 _COMPILE = ("torch", "transformers", "safetensors", "onnx", "onnx-ir", "onnxscript")
-_EXTRA = {"onnxruntime": "cpu", "tensorrt": "tensorrt"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def diagnose() -> Diagnosis:
         nestforge=__version__,
         python=platform.python_version(),
         host=host,
-        backends=tuple(_backend_status(name, host.backends.get(name)) for name in _EXTRA),
+        backends=tuple(_backend_status(name, host.backends.get(name)) for name in BACKENDS),
         compile_packages=packages,
         builds=None not in packages.values(),
         profiles=builtin_profiles(),
@@ -92,15 +93,28 @@ def diagnose() -> Diagnosis:
 
 
 def _backend_status(name: str, version: str | None) -> BackendStatus:
-    if name not in BACKENDS:
-        return BackendStatus(name, version, False, "plans only: this release neither builds nor runs its engines")
+    if name == "tensorrt":
+        return _tensorrt_status(version)
     if version is None:
-        return BackendStatus(name, None, False, f"pip install 'nestforge[{_EXTRA[name]}]'")
+        return BackendStatus(name, None, False, "pip install 'nestforge[cpu]'")
     try:
-        module = import_module(BACKENDS[name])
+        module = import_module(name)
     except (ImportError, OSError) as failure:  # a wheel that does not fit this machine's libraries
         return BackendStatus(name, version, False, f"does not load: {' '.join(str(failure).split())}")
     return BackendStatus(name, version, True, ", ".join(module.get_available_providers()))
+
+
+def _tensorrt_status(version: str | None) -> BackendStatus:
+    """Runs where it loads and finds a GPU."""
+    problem = tensorrt_problem()
+    if problem is None:
+        from ...runtime.tensorrt_engine import this_gpu
+
+        try:
+            return BackendStatus("tensorrt", version, True, str(this_gpu()))
+        except BundleError as failure:
+            problem = str(failure)
+    return BackendStatus("tensorrt", version, False, problem)
 
 
 def _version(distribution: str) -> str | None:

@@ -117,7 +117,7 @@ def view_model(
     source = open_source(folder, exits)
     with working():  # the first use of host-cpu measures this host
         device = load_profile(profile)
-    shapes = source.signature.buckets(buckets or device.buckets)
+    shapes = source.signature.buckets(buckets, device.buckets)
     views = [
         LevelView(
             label=level.label,

@@ -66,7 +66,7 @@ def command(
     source = open_source(model)
     with working() as progress:
         device = load_profile(profile)
-        shapes = source.signature.buckets(device.buckets)
+        shapes = source.signature.buckets(None, device.buckets)
         device = replace(device, levels=dict(levels) or device.levels, buckets=shapes, budgets=dict([budget]))
         steps = make_levels(source.spec, device.levels, device.width_multiple)
         compared = compare_assignments(

@@ -74,7 +74,7 @@ def command(
     source = open_source(model, exits)
     with working():  # the first use of host-cpu measures this host
         device = load_profile(profile)
-    shapes = source.signature.buckets(buckets or device.buckets)
+    shapes = source.signature.buckets(buckets, device.buckets)
     device = replace(
         device,
         levels=dict(levels) or device.levels,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +21,13 @@ from nestforge.profiles.device_profile import BudgetSpec, DeviceProfile
 from nestforge.profiles.load_profile import load_profile
 from nestforge.runtime.manifest import Limits
 from nestforge.strict import structure, unstructure
+from tiny_compile import board
+from tiny_mixer import save_tiny_mixer
 
 
 def device(budgets: Mapping[str, BudgetSpec], **changes: Any) -> DeviceProfile:
-    board = load_profile("raspberry-pi-5")
-    return replace(board, name="board", budgets=budgets, buckets=(Bucket(1, 32), Bucket(4, 32)), **changes)
+    pi = load_profile("raspberry-pi-5")
+    return replace(pi, name="board", budgets=budgets, buckets=(Bucket(1, 32), Bucket(4, 32)), **changes)
 
 
 def plan_for(source: Encoder | ModelSource, profile: DeviceProfile, **options: Any) -> Plan:
@@ -284,3 +287,22 @@ def test_an_optional_budget_that_nothing_keeps_is_left_out_and_said() -> None:
         "raise the limit, add smaller levels, or state other budgets (--budget); "
         "this budget is optional and was left out",
     )
+
+
+def test_a_submodel_of_a_shorter_sequence_costs_what_it_costs_at_its_own(tmp_path: Path) -> None:
+    """Budgets hold at the largest bucket: there each candidate is judged at the shape that it has in its place."""
+    dense: dict[str, Any] = {
+        "attention_layers": (),
+        "moe_layers": (),
+        "num_experts": 0,
+        "expert_intermediate_size": None,
+    }
+    source = open_source(save_tiny_mixer(tmp_path / "m", mixing="fourier", num_hidden_layers=2, **dense))
+    profile = board(buckets=["1x16", "2x16"], budgets={"half": {"flops": "55 %"}})
+    steps = levels(source.spec, {"sequence": (0.25, 0.5, 1.0)}, 8)
+    plan = make_plan(source, profile, levels=steps)
+    short = next(candidate for candidate in plan.candidates if candidate.id == "sequence8")
+    assert [cost.bucket for cost in short.costs] == [Bucket(1, 16), Bucket(2, 16)]
+    alone = sum(op.flops for op in source.workload(source.spec.parse("sequence8"), Bucket(2, 8)))
+    assert short.figures(Bucket(2, 16))["flops"] == alone
+    assert plan.budgets[0].submodel == "sequence8"

@@ -19,6 +19,7 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.exits.policy import ExitPolicy
+from tensorrt_takes import assert_tensorrt_takes
 from tiny_compile import board
 from tiny_models import corpus, save_tiny_encoder
 
@@ -54,6 +55,10 @@ def test_every_depth_has_an_engine_and_its_segments_in_shared_files(bundle: Path
     assert read <= manifest.submodels[-1].weight_bytes <= read + 100, (
         "no weight twice, none left out but types' padding"
     )
+
+
+def test_tensorrt_takes_engines_and_segments(bundle: Path) -> None:
+    assert_tensorrt_takes(bundle)
 
 
 def test_rows_leave_where_pytorch_lets_them(bundle: Path) -> None:

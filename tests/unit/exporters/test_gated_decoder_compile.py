@@ -13,6 +13,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.bundle import open_bundle
 from nestforge.runtime.manifest import Ranking
+from tensorrt_takes import assert_tensorrt_takes
 from tiny_compile import BUCKET, board, builder_in, template_of
 
 PROFILE = board(budgets={"full": {}})
@@ -48,6 +49,7 @@ def test_every_layout_is_sliced_and_equals_pytorch(tmp_path: Path, model_type: s
         entry = builder.build(submodel, BUCKET)
         assert (entry.emitted, entry.slice_problem) == ("sliced", None)
         assert entry.parity is not None
+    assert_tensorrt_takes(tmp_path / "bundle")
 
 
 def test_gemma_3n_compiles_and_keeps_its_order(tmp_path: Path) -> None:
@@ -65,3 +67,4 @@ def test_gemma_3n_compiles_and_keeps_its_order(tmp_path: Path) -> None:
     (proof,) = [proof for proof in manifest.proofs if proof.suite == "slice"]
     assert proof.subject == "ffn16x1_8x1_16x1"
     assert 0 <= proof.worst <= proof.limit
+    assert_tensorrt_takes(tmp_path / "b")

@@ -19,6 +19,7 @@ from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
+from tensorrt_takes import assert_tensorrt_takes
 from tiny_compile import board
 from tiny_matlm import save_tiny_matlm
 from tiny_vision import edit_config
@@ -155,6 +156,7 @@ def test_every_engine_is_a_slice(bundle: Path) -> None:
     engines = nestforge.open_bundle(bundle).manifest.engines
     assert [engine.submodel for engine in engines] == ["ffn8-heads1", "ffn16-heads2", "ffn32-heads3", "ffn64-heads4"]
     assert {(engine.emitted, engine.slice_problem) for engine in engines} == {("sliced", None)}
+    assert_tensorrt_takes(bundle)
 
 
 def test_no_engine_holds_a_table_of_positions(bundle: Path) -> None:

@@ -78,7 +78,7 @@ def test_axes_levels_and_signature(source: ModelSource) -> None:
         ("logits", ("batch", CLASSES), "classes"),
         ("embedding", ("batch", 16), "embedding"),
     ]
-    assert source.signature.buckets([Bucket(4, 64), Bucket(1, 128)]) == (Bucket(4, 1), Bucket(1, 1))
+    assert source.signature.buckets(None, [Bucket(4, 64), Bucket(1, 128)]) == (Bucket(4, 1), Bucket(1, 1))
 
 
 def test_running_a_prefix_is_the_narrowed_module(universal: UniversalModel) -> None:

@@ -22,7 +22,7 @@ def test_every_preset_can_be_described(name: str) -> None:
     source = open_source(f"preset:{name}")
     universal = source.spec.universal()
     longest = source.signature.max_sequence or 1
-    (bucket,) = source.signature.buckets([Bucket(1, longest)])
+    (bucket,) = source.signature.buckets([Bucket(1, longest)], [])
     assert source.spec.parse(universal.id) == universal
     assert source.parameters(universal) > 1_000_000
     assert source.workload(universal, bucket)

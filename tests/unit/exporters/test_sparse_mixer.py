@@ -82,14 +82,15 @@ def test_a_head_decides_what_comes_out(
 
 def test_a_model_that_mixes_takes_one_sequence_and_one_that_attends_any(tmp_path: Path, folder: Path) -> None:
     mixes = open_source(folder).signature
-    assert mixes.buckets([BUCKET, Bucket(1, 16)]) == (BUCKET, Bucket(1, 16))
+    assert mixes.buckets([BUCKET, Bucket(1, 16)], []) == (BUCKET, Bucket(1, 16))
     with pytest.raises(ExportError, match=r"^bucket b2-s8: linear mixing is bound to 16 tokens; ask for bucket b2-s16"):
-        mixes.buckets([BUCKET, Bucket(2, 8)])
+        mixes.buckets([BUCKET, Bucket(2, 8)], [])
     attends = open_source(save_tiny_mixer(tmp_path / "m", attention_layers=(0, 1, 2, 3), **DENSE)).signature
-    assert attends.buckets([Bucket(2, 8), BUCKET]) == (Bucket(2, 8), BUCKET)
+    assert mixes.buckets(None, [Bucket(1, 8), Bucket(1, 4), Bucket(2, 8)]) == (Bucket(1, 16), Bucket(2, 16))
+    assert attends.buckets([Bucket(2, 8), BUCKET], []) == (Bucket(2, 8), BUCKET)
     for signature in (mixes, attends):
         with pytest.raises(ExportError, match=r"^bucket b1-s32: the model takes at most 16 tokens$"):
-            signature.buckets([Bucket(1, 32)])
+            signature.buckets([Bucket(1, 32)], [])
 
 
 def test_parameters_and_tables(folder: Path) -> None:

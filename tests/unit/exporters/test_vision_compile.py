@@ -21,6 +21,7 @@ from nestforge.exporters.universal import load_universal
 from nestforge.profiles.load_profile import dump_profile
 from nestforge.runtime.manifest import WEIGHTS_NAME
 from nestforge.tools.cli import main
+from tensorrt_takes import assert_tensorrt_takes
 from tiny_compile import board
 from tiny_models import corpus
 from tiny_vision import CLASSES, cut_ffn, save_tiny_matvit, save_tiny_vit
@@ -48,6 +49,7 @@ def test_every_engine_is_a_slice_of_one_store(bundle: Path) -> None:
     cases = {engine.bucket: engine.parity.cases for engine in manifest.engines if engine.parity}
     assert cases == {BUCKETS[0]: ("random-0", "random-1"), BUCKETS[1]: ("random-0", "random-1", "padded")}
     assert {proof.suite for proof in manifest.proofs} == {"slice"}
+    assert_tensorrt_takes(bundle)
 
 
 def test_answers_are_pytorchs_for_every_submodel(bundle: Path) -> None:

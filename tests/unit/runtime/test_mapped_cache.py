@@ -123,9 +123,9 @@ def test_a_full_disk_is_one_clear_line(mapped: Callable[..., Path]) -> None:
 def test_a_cache_that_others_can_read_is_refused(cache: Path, bundle: Bundle, mapped: Callable[..., Path]) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o755)
-    with pytest.raises(OutputError, match="others may change it; make it yours alone"):
+    with pytest.raises(OutputError, match="others may read or change it; make it yours alone"):
         mapped(Builder())
-    with pytest.raises(OutputError, match="others may change it"):
+    with pytest.raises(OutputError, match="others may read or change it"):
         drop_mapped(bundle, bundle.manifest.engines[0])
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,15 @@ def test_the_store_counts_once_and_the_rest_is_packed_by_time_per_byte(
     memory_mb: float, expected: dict[str, Residency]
 ) -> None:
     assert assign_residencies(CHAIN, memory_mb) == expected
+
+
+def test_engines_that_cannot_share_count_each_for_itself() -> None:
+    """As on a GPU, where every plan has weights of its own."""
+    plans = [replace(each, can_share=False) for each in CHAIN]
+    assert assign_residencies(plans, None, "shared") == {"s": "packed", "m": "packed", "l": "packed"}
+    assert assign_residencies(plans, 69) == {"m": "packed", "l": "packed"}
+    assert assign_residencies(plans, 70) == {"s": "packed", "m": "packed", "l": "packed"}
+    assert assign_residencies([*plans[:2], CHAIN[2]], 70) == {"s": "packed", "m": "packed", "l": "packed"}
 
 
 def test_importance_decides_who_is_admitted_and_packed() -> None:

@@ -6,7 +6,7 @@ import click
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import BudgetSpec
-from nestforge.tools.options import BucketType, BudgetType, LevelsType
+from nestforge.tools.options import BucketType, BudgetType, FormType, LevelsType
 
 
 def test_bucket() -> None:
@@ -29,3 +29,11 @@ def test_budget() -> None:
     assert BudgetType()("flops<=2G") == ("flops<=2G", BudgetSpec(flops="2G"))
     with pytest.raises(click.BadParameter, match="unknown key 'flop'; did you mean 'flops'"):
         BudgetType()("flop<=1")
+
+
+def test_a_form_is_what_is_computed_and_how() -> None:
+    assert FormType()("moe.combine=one_hot") == ("moe.combine", "one_hot")
+    assert FormType()(" mixing = folded ") == ("mixing", "folded")
+    for text in ("moe.combine", "moe.combine=", "=one_hot"):
+        with pytest.raises(click.BadParameter, match="expected what is computed and its form"):
+            FormType()(text)

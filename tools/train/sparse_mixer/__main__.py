@@ -58,7 +58,7 @@ def _print_records(records: Record) -> None:
     click.echo()
     print_table(
         ["model", "capacity", "accuracy", "loss (nats)", "tokens dropped"],
-        [_row(name, budget, found["test"]) for name, run in runs.items() for budget, found in run["quality"].items()],
+        [_row(name, found["budget"], found["test"]) for name, run in runs.items() for found in run["quality"]],
     )
 
 

@@ -24,10 +24,11 @@ def fit(
     model: SparseMixer,
     batches: Iterable[MaskedRows],
     recipe: Recipe,
+    rate: float,
     on_step: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
     """Trains ``model`` in place, one step a batch, on the cross-entropy of the hidden bytes and its routers' losses."""
-    groups = decay_groups(model.named_parameters(), recipe.rate, recipe.decay)
+    groups = decay_groups(model.named_parameters(), rate, recipe.decay)
     optimiser = torch.optim.AdamW(groups, betas=_BETAS, fused=True)
     schedule = linear_schedule(optimiser, recipe.steps)
     for step, batch in enumerate(batches, start=1):

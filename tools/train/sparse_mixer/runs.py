@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from ....exporters.sparse_mixer.config import SparseMixerConfig
 from ....exporters.sparse_mixer.encoder import SparseMixer
 from ....exporters.sparse_mixer.folder import save_model
 from ....exporters.sparse_mixer.moe import MoE
@@ -19,16 +18,16 @@ from ..side_by_side import one_thread
 from ..stages import Record, replace_folder
 from .fit import fit, quality
 from .masked_bytes import MaskedBytes, read_masked_bytes
-from .recipe import Recipe
+from .recipe import Recipe, Subject
 from .start import draw_start
 
 
 @dataclass(frozen=True)
 class Run:
-    """``model`` names the configuration; ``folder`` is where the model is published, if it is."""
+    """``model`` names the subject; ``folder`` is where the model is published, if it is."""
 
     model: str
-    config: SparseMixerConfig
+    subject: Subject
     seed: int
     folder: Path | None = None
 
@@ -55,21 +54,22 @@ class Trainer:
         with one_thread():
             data = self.data()
             torch.manual_seed(run.seed)
-            model = SparseMixer(run.config)
+            config = run.subject.config
+            model = SparseMixer(config)
             draw_start(model)
             started = time.perf_counter()
-            fit(model.train(), data.batches(self.recipe.batch, self.recipe.steps, run.seed), self.recipe)
+            batches = data.batches(self.recipe.batch, self.recipe.steps, run.seed)
+            fit(model.train(), batches, self.recipe, run.subject.rate)
             seconds = round(time.perf_counter() - started, 1)
             model.eval().requires_grad_(False)
             if run.folder is not None:
                 files = {"tokenizer.json": byte_tokenizer(["[MASK]"]).to_str()}
-                replace_folder(run.folder, lambda beside: save_model(model, run.config, beside, files))
-            figures = {
-                budget: {
-                    part: quality(model, getattr(data, part), self.recipe.batch) for part in ("validation", "test")
-                }
+                replace_folder(run.folder, lambda beside: save_model(model, config, beside, files))
+            parts = {"validation": data.validation, "test": data.test}
+            figures = [
+                {"budget": budget} | {part: quality(model, rows, self.recipe.batch) for part, rows in parts.items()}
                 for budget in budgets(model)
-            }
+            ]
         return {"parameters": parameters_of(model), "seconds": seconds, "quality": figures}
 
 

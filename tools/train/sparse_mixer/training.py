@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ....exporters.sparse_mixer.config import SparseMixerConfig
 from ...console import Progress
 from ..side_by_side import side_by_side
 from ..stages import Record, Stages, replace_file
 from .masked_bytes import MaskedRows
+from .recipe import Subject
 from .runs import Run, Trainer
 
 # Inputs of the model alone, for what compiling ranks and compares.
@@ -25,11 +25,11 @@ TEST_NAME = "test.npz"
 
 @dataclass(frozen=True)
 class Training:
-    """Trains ``models`` (folder name to configuration) into ``output``, each once, and the first of them for ``seeds``
+    """Trains ``models`` (folder name to subject) into ``output``, each once, and the first of them for ``seeds``
     seeds, ``jobs`` runs at a time."""
 
     output: Path
-    models: Mapping[str, SparseMixerConfig]
+    models: Mapping[str, Subject]
     trainer: Trainer
     seeds: int
     jobs: int
@@ -50,8 +50,8 @@ class Training:
     @property
     def runs(self) -> list[Run]:
         """The published models, then further seeds of the first."""
-        published = [Run(name, config, 0, self.output / name) for name, config in self.models.items()]
-        return published + [Run(published[0].model, published[0].config, seed) for seed in range(1, self.seeds)]
+        published = [Run(name, subject, 0, self.output / name) for name, subject in self.models.items()]
+        return published + [Run(published[0].model, published[0].subject, seed) for seed in range(1, self.seeds)]
 
     def _data(self) -> Record:
         data = self.trainer.data()
@@ -67,7 +67,10 @@ class Training:
         return {"recipe": self.trainer.recipe, "data": data.facts}
 
     def _train_all(self, made_from: Record) -> None:
-        keys = {run: {**made_from, "config": run.config.to_json(), "seed": run.seed} for run in self.runs}
+        keys = {
+            run: {**made_from, "config": run.subject.config.to_json(), "rate": run.subject.rate, "seed": run.seed}
+            for run in self.runs
+        }
         left = [run for run in self.runs if not self.stages.kept(run.name, keys[run], _files(run))]
         finished: list[Run] = []
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_tensorrt import World, installed
-from nestforge.compiler.build_engine import EngineBuilder
-from tiny_compile import reseal, write_levels
+from nestforge.compiler.template import Template
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+from tiny_compile import board, builder_in, write_levels
 
 
 @pytest.fixture
@@ -22,15 +23,18 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     assert not found.allocated  # whatever a test does, nothing stays allocated
 
 
-@pytest.fixture
-def compiled(builder: EngineBuilder) -> Path:
+@pytest.fixture(scope="session")
+def emitted(tiniest: Path, template: Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of four levels at one bucket, as a compile for TensorRT leaves it: graphs, no plans."""
+    universal = load_universal(open_source(tiniest))
+    profile = board(backend="tensorrt")
+    builder = builder_in(tmp_path_factory.mktemp("emitted") / "bundle", universal, template, profile)
     folder = write_levels(builder)
     shutil.rmtree(builder.stage.work)
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    for engine in manifest["engines"]:
-        engine["backend"] = "tensorrt"
-    manifest["provenance"]["profile"]["backend"] = "tensorrt"
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    reseal(folder)
     return folder
+
+
+@pytest.fixture
+def compiled(emitted: Path, tmp_path: Path) -> Path:
+    """A copy of it to build in, or to damage."""
+    return Path(shutil.copytree(emitted, tmp_path / "stage"))

@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 import pytest
 from fake_tensorrt import World
-from nestforge.compiler.tensorrt.build_bundle import build_plans, require_supported
+from nestforge.compiler.tensorrt.build_bundle import build_plans
+from nestforge.compiler.tensorrt.graphs import require_supported
 from nestforge.errors import BuildError, BundleCorruptError, BundleIncompatibleError, NestforgeError, ParityError
 from nestforge.runtime.bundle import open_bundle
 from nestforge.runtime.feeds import random_feeds

@@ -19,6 +19,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.manifest import WEIGHTS_NAME, EngineEntry
 from safetensors import safe_open
+from tensorrt_takes import assert_tensorrt_takes
 from tiny_compile import board
 from tiny_mixer import save_tiny_mixer
 
@@ -51,6 +52,7 @@ def feeds(sequence: int, batch: int = 2) -> dict[str, np.ndarray]:
 
 def check_answers(bundle: Path, sequences: dict[str, int]) -> None:
     """Every engine is a slice of the one store, and answers as PyTorch does on rows that fill its bucket."""
+    assert_tensorrt_takes(bundle)
     universal = universal_of(bundle)
     names = [spec.name for spec in universal.source.signature.outputs]
     with nestforge.load(bundle) as model:

@@ -12,9 +12,9 @@ from nestforge.tools.bench.harness import Row, interleaved, ratio
 
 EXITS = ["exit_budget", "exit_chain", "exit_eager", "exit_gate", "exit_saving"]
 NESTED = ["ladder", "switch"]
-NAMES = sorted(
-    ["bundle_size", "dispatch", "eager", "emit", *EXITS, "memory", "open", "packed", "prediction", "startup", *NESTED]
-)
+MIXERS = ["mixer", "moe"]
+COMMON = ["bundle_size", "dispatch", "eager", "emit", "memory", "open", "packed", "prediction", "startup"]
+NAMES = sorted([*COMMON, *EXITS, *NESTED, *MIXERS])
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")
 MISSED = Row("size of a thing", "9 MB", "<= 1 MB", False, "one round")
 

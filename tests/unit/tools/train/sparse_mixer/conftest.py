@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from nestforge.exporters.sparse_mixer.config import SparseMixerConfig
 from nestforge.tools.train.sparse_mixer.masked_bytes import MaskedBytes
-from nestforge.tools.train.sparse_mixer.recipe import Recipe
+from nestforge.tools.train.sparse_mixer.recipe import Recipe, Subject
 from nestforge.tools.train.sparse_mixer.runs import Trainer
 
 WINDOW = 16
@@ -36,7 +36,7 @@ MODELS = {
         EXPERTS, attention_layers=(0, 1, 2), moe_layers=(), num_experts=0, group_sizes=None, capacities=None
     ),
 }
-RECIPE = Recipe(steps=3, batch=4, rate=1e-2, decay=0.1, share=0.25, held_out=8)
+RECIPE = Recipe(steps=3, batch=4, decay=0.1, share=0.25, held_out=8)
 
 
 @pytest.fixture
@@ -57,3 +57,8 @@ def config(request: pytest.FixtureRequest) -> SparseMixerConfig:
 @pytest.fixture
 def models() -> dict[str, SparseMixerConfig]:
     return dict(MODELS)
+
+
+@pytest.fixture
+def subjects() -> dict[str, Subject]:
+    return {name: Subject(config, rate=1e-2) for name, config in MODELS.items()}

@@ -25,20 +25,20 @@ def started(config: SparseMixerConfig) -> SparseMixer:
 
 
 def test_every_model_learns(config: SparseMixerConfig, data: MaskedBytes) -> None:
-    model, recipe = started(config), Recipe(steps=40, batch=8, rate=1e-2, decay=0.1, share=0.25, held_out=8)
+    model, recipe = started(config), Recipe(steps=40, batch=8, decay=0.1, share=0.25, held_out=8)
     before = quality(model, data.validation, 4)
     told: list[tuple[int, int]] = []
-    fit(model, data.batches(8, 40, 0), recipe, lambda done, steps: told.append((done, steps)))
+    fit(model, data.batches(8, 40, 0), recipe, 1e-2, lambda done, steps: told.append((done, steps)))
     assert told == [(step, 40) for step in range(1, 41)]
     assert quality(model, data.validation, 4)["loss"] < before["loss"] - 1
 
 
 def test_the_same_batches_give_the_same_weights(config: SparseMixerConfig, data: MaskedBytes) -> None:
-    recipe = Recipe(steps=3, batch=4, rate=1e-2, decay=0.1, share=0.25, held_out=8)
+    recipe = Recipe(steps=3, batch=4, decay=0.1, share=0.25, held_out=8)
     results = []
     for _ in range(2):
         model = started(config)
-        fit(model, data.batches(4, 3, 7), recipe)
+        fit(model, data.batches(4, 3, 7), recipe, 1e-2)
         results.append(model.state_dict())
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from nestforge.exporters.sparse_mixer.config import SparseMixerConfig
 from nestforge.tools.train.sparse_mixer import __main__ as command
+from nestforge.tools.train.sparse_mixer.recipe import Subject
 from nestforge.tools.train.sparse_mixer.runs import Trainer
 
 
 @pytest.fixture
-def _tiny(monkeypatch: pytest.MonkeyPatch, models: dict[str, SparseMixerConfig], trainer: Trainer) -> None:
-    monkeypatch.setattr(command, "MODELS", models)
+def _tiny(monkeypatch: pytest.MonkeyPatch, subjects: dict[str, Subject], trainer: Trainer) -> None:
+    monkeypatch.setattr(command, "MODELS", subjects)
     monkeypatch.setattr(command, "TRAINER", trainer)
     monkeypatch.setattr(command.os, "cpu_count", lambda: 1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nestforge.exporters.checkpoint import sha256_of
-from nestforge.exporters.sparse_mixer.config import SparseMixerConfig
+from nestforge.tools.train.sparse_mixer.recipe import Subject
 from nestforge.tools.train.sparse_mixer.runs import Trainer
 from nestforge.tools.train.sparse_mixer.training import Training
 from nestforge.tools.train.stages import Record
@@ -20,7 +20,7 @@ class Workshop:
     """Trainings into one folder, and the stages that the last one kept."""
 
     output: Path
-    models: dict[str, SparseMixerConfig]
+    models: dict[str, Subject]
     kept: set[str] = field(default_factory=set)
 
     def run(self, trainer: Trainer, seeds: int = 1) -> Record:
@@ -34,8 +34,8 @@ class Workshop:
 
 
 @pytest.fixture
-def workshop(tmp_path: Path, models: dict[str, SparseMixerConfig]) -> Workshop:
-    return Workshop(tmp_path / "out", models)
+def workshop(tmp_path: Path, subjects: dict[str, Subject]) -> Workshop:
+    return Workshop(tmp_path / "out", subjects)
 
 
 def test_models_rows_and_records(workshop: Workshop, trainer: Trainer) -> None:
@@ -63,6 +63,7 @@ def test_what_is_finished_is_kept(workshop: Workshop, trainer: Trainer) -> None:
         "experts seed 1": workshop.run(trainer, seeds=2)["experts seed 1"]
     }
     assert workshop.kept == {"data", "experts", "tokens", "peer", "experts seed 1"}
-    workshop.run(replace(trainer, recipe=replace(trainer.recipe, rate=2e-2)))
-    assert workshop.kept == {"data"}
+    workshop.models["experts"] = replace(workshop.models["experts"], rate=2e-2)
+    workshop.run(trainer)
+    assert workshop.kept == {"data", "tokens", "peer"}
     assert sha256_of(workshop.output / "experts" / "model.safetensors") != model

@@ -1,0 +1,231 @@
+"""Bundles for TensorRT: compiled here without it, finished and run on a device that tests/fake_tensorrt.py plays.
+
+No plan is really built or run: that these journeys work on a GPU is not shown here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from fake_tensorrt import World, installed
+from nestforge.compiler.tensorrt.trtexec import trtexec_command
+from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.runtime.private_files import KEY_VARIABLE
+from nestforge.tools.cli import main
+from tiny_compile import reseal, save_tiniest
+from tiny_models import add_pooling
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+HERE = "tensorrt is not installed; install nestforge[tensorrt]"
+ON_JETSON = ["--profile", "jetson-orin-nano-8gb", "--bucket", "1x16", "--levels", "ffn=0.5,1"]
+SMALL, LARGE = "ffn64-heads2", "ffn128-heads2"
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def out(*arguments: object) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def error(*arguments: object) -> str:
+    """The one line of a command that fails."""
+    result = call(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("nestforge: ")]
+    return line.removeprefix("nestforge: error: ")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """RoBERTa counts tokens in whole numbers, which TensorRT does not: its graphs are rewritten."""
+    folder = save_tiniest(tmp_path_factory.mktemp("model") / "tiny", "roberta", intermediate_size=128)
+    add_pooling(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def emitted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    bundle = tmp_path_factory.mktemp("emitted") / "jetson.bundle"
+    lines = out("compile", model, *ON_JETSON, "--emit-only", "--output", bundle).splitlines()
+    assert lines[-2:] == [f"wrote {bundle}", "on the device: nestforge build jetson.bundle"]
+    return bundle
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    found = World()
+    with installed(found):
+        yield found
+    assert not found.allocated
+
+
+@pytest.fixture
+def bundle(emitted: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(emitted, tmp_path / "carried.bundle"))
+
+
+def test_graphs_are_proven_here_and_say_how_plans_are_built(emitted: Path, model: Path) -> None:
+    found = nestforge.open_bundle(emitted, check="full")
+    engines = found.manifest.engines
+    assert [(engine.submodel, engine.backend, engine.emitted) for engine in engines] == [
+        (SMALL, "tensorrt", "sliced"),
+        (LARGE, "tensorrt", "sliced"),
+    ]
+    assert found.build.build == {e.file: trtexec_command(e.file, TensorRTOptions()) for e in engines}
+    report = (emitted / "report.md").read_text()
+    assert all(command in report.splitlines() for command in found.build.build.values())
+    assert {path.name for path in emitted.glob("*.plan")} == set()
+
+    lines = out("inspect", emitted).splitlines()
+    assert "2 of 2 graphs have no plan yet: run `nestforge build` on the device" in lines
+    assert json.loads(out("inspect", emitted, "--json"))["plans"] == []
+    verdict = json.loads(out("verify", emitted, "--against", model, "--json"))
+    assert [(engine["engine"], engine.get("problem")) for engine in verdict["engines"]] == [
+        (e.id, None) for e in engines
+    ]
+
+
+def test_without_tensorrt_every_command_says_so_in_one_line(emitted: Path, model: Path, tmp_path: Path) -> None:
+    assert error("build", emitted) == f"bundle {emitted}: needs TensorRT: {HERE}"
+    cannot = f"bundle {emitted}: this host cannot run its engines: {HERE}"
+    assert error("run", emitted, "--text", "hello") == cannot
+    assert error("bench", emitted) == cannot
+    assert error("compile", model, *ON_JETSON, "--output", tmp_path / "x") == (
+        f"profile jetson-orin-nano-8gb: plans for TensorRT cannot be built here: {HERE}; or compile with --emit-only "
+        "and run `nestforge build` on the device"
+    )
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_device_finishes_the_bundle_and_answers(bundle: Path, world: World) -> None:
+    assert out("build", bundle).splitlines()[-1] == "plans for Fake GPU (compute capability 8.7, TensorRT 10.3.0)"
+    assert "every hash as the manifest says" in out("verify", bundle)  # plans are no part of what the manifest lists
+    assert [plan["was_kept"] for plan in json.loads(out("build", bundle, "--json"))] == [True, True]
+    listed = json.loads(out("inspect", bundle, "--json"))["plans"]
+    assert [(plan["graph"], plan["gpu"]["name"]) for plan in listed] == [
+        (f"{LARGE}.b1-s16.onnx", "Fake GPU"),
+        (f"{SMALL}.b1-s16.onnx", "Fake GPU"),
+    ]
+    lines = out("inspect", bundle).splitlines()
+    assert sum(line.startswith(LARGE) and "Fake GPU" in line for line in lines) == 1
+    assert not any("no plan yet" in line for line in lines)
+
+    world.calls.clear()
+    answer = json.loads(out("run", bundle, "--text", "hello world", "--submodel", SMALL, "--json"))
+    assert (answer["submodel"], answer["residency"]) == (SMALL, "packed")
+    assert world.calls == ["open", "refit", "context", "run", "graph", "run"]  # first on zeros, then the request
+    (tensorrt,) = [each for each in json.loads(out("doctor", "--json"))["backends"] if each["name"] == "tensorrt"]
+    assert (tensorrt["runs"], tensorrt["remark"]) == (
+        True,
+        "Fake GPU (compute capability 8.7, TensorRT 10.3.0)",
+    )
+
+
+def test_a_compile_on_the_device_builds_plans_at_once(model: Path, world: World, tmp_path: Path) -> None:
+    bundle = tmp_path / "device.bundle"
+    arguments = [*ON_JETSON, "--budget", "parameters<=100%", "--include", "budgets"]
+    assert out("compile", model, *arguments, "--output", bundle).splitlines()[-1] == f"wrote {bundle}"
+    assert [plan["graph"] for plan in json.loads((bundle / "plans.json").read_bytes())["plans"]] == [
+        f"{LARGE}.b1-s16.onnx"
+    ]
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+BROKEN: dict[str, tuple[Callable[[Path, World, pytest.MonkeyPatch], object], str]] = {
+    "another GPU": (
+        lambda b, w, m: setattr(w, "gpu", "Other GPU"),
+        "built for Fake GPU (8.7), this host has Other GPU (8.7); run `nestforge build BUNDLE` on this device",
+    ),
+    "another TensorRT": (
+        lambda b, w, m: w.module.__dict__.update(__version__="11.4.0.106"),
+        "built by TensorRT 10.3.0, this host has 11.4.0.106; run `nestforge build BUNDLE` on this device",
+    ),
+    "a flipped byte": (
+        lambda b, w, m: [flip(path) for path in b.glob("*.plan")],
+        "; remove it and run `nestforge build BUNDLE` on this device",
+    ),
+    "a plan that somebody else built": (
+        lambda b, w, m: m.setenv("XDG_CACHE_HOME", str(b.parent / "elsewhere")),
+        "was not built with this host's plan key, and a plan is native code; run `nestforge build BUNDLE`",
+    ),
+    "a list of plans that was edited": (
+        lambda b, w, m: (b / "plans.json").write_text((b / "plans.json").read_text().replace("4096", "0")),
+        "was not built with this host's plan key",
+    ),
+    "a list of plans that is none": (
+        lambda b, w, m: (b / "plans.json").write_text("{}"),
+        "plans.json: schema_version 'None', expected 1; build the plans again",
+    ),
+    "no plan": (
+        lambda b, w, m: (b / "plans.json").unlink(),
+        "has no plan yet; run `nestforge build BUNDLE` on this device",
+    ),
+    "too little memory": (
+        lambda b, w, m: setattr(w, "free", 10**4),
+        "MB of the GPU's memory, 0.0 MB are free; close other programs on it, or choose a smaller submodel",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_cannot_run_says_why_and_is_not_opened(
+    case: str, bundle: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out("build", bundle)
+    world.calls.clear()
+    damage, message = BROKEN[case]
+    damage(bundle, world, monkeypatch)
+    said = error("run", bundle, "--text", "hello", "--submodel", SMALL).replace(f"build {bundle}", "build BUNDLE")
+    assert message in said, said
+    assert world.calls == []
+
+
+def as_plans(golden: str, folder: Path) -> Path:
+    """A bundle of graphs that an earlier compile left, for TensorRT."""
+    bundle = Path(shutil.copytree(GOLDEN / golden, folder / golden))
+    manifest = json.loads((bundle / "manifest.json").read_bytes())
+    for engine in manifest["engines"]:
+        engine["backend"] = "tensorrt"
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    reseal(bundle)
+    return bundle
+
+
+@pytest.mark.parametrize(
+    ("golden", "asked", "parts"),
+    [("bundle-v2", {"exits": 0.5}, 6), ("bundle-v4", {"decisions": True}, 3)],
+    ids=["exits", "experts"],
+)
+def test_chains_and_decisions_are_those_of_the_graphs(
+    golden: str, asked: dict[str, Any], parts: int, tmp_path: Path, world: World
+) -> None:
+    bundle = as_plans(golden, tmp_path)
+    assert len(json.loads(out("build", bundle, "--json"))) == parts
+    with nestforge.load(GOLDEN / golden, residency="shared") as graphs, nestforge.load(bundle) as plans:
+        inputs = {spec.name: np.ones((1, 16), np.int64) for spec in graphs.bundle.manifest.inputs}
+        expected, found = graphs(inputs, **asked), plans(inputs, **asked)
+    assert found.residency == "packed"
+    assert (found.exits is None) == (golden == "bundle-v4")
+    for name, array in expected.outputs.items():
+        np.testing.assert_allclose(found.outputs[name], array, atol=1e-5)
+    for name, array in (expected.decisions or {}).items():
+        np.testing.assert_array_equal(found.decisions[name], array)

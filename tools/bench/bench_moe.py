@@ -1,0 +1,123 @@
+"""A compiled block of experts against every expert on every token, masked: the lowering that needs no routing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...compiler.forms import chosen_forms
+from ...compiler.store import read_store, save_tensors
+from ...compiler.template import emit, make_template
+from ...elastic import Bucket, ElasticSpec
+from ...exporters.source import open_source
+from ...exporters.sparse_mixer.capacity import capacity
+from ...exporters.sparse_mixer.config import SparseMixerConfig
+from ...exporters.sparse_mixer.moe import MoE
+from ...exporters.sparse_mixer.presets import PRESETS
+from ...exporters.sparse_mixer.static_moe import StaticMoE
+from ...exporters.trace import trace
+from ...profiles.probe_host import host_profile
+from ...runtime.manifest import WEIGHTS_NAME, TensorSpec
+from .harness import Row, interleaved, ratio
+from .subjects import CACHE, default_session
+
+_PRESET = "sparse-mixer-base"
+# Of the speed-up that leaving out all but one expert's work would be.
+_SHARE = 0.7
+_ROUNDS = {Bucket(1, 512): 12, Bucket(8, 512): 4}
+
+
+def run() -> list[Row]:
+    return [_row(PRESETS[_PRESET], bucket, rounds) for bucket, rounds in _ROUNDS.items()]
+
+
+class EveryExpert(torch.nn.Module):
+    """``moe``, where experts choose, as all experts on all tokens, weighted by gates that are mostly zero."""
+
+    def __init__(self, moe: MoE) -> None:
+        super().__init__()
+        self.moe = moe
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [B, S, d] to [B, S, d]."""
+        moe, tokens = self.moe, x.flatten(0, 1)  # one group: [T, d]
+        scores = moe.router(tokens).softmax(-1).T  # [E, T]
+        gates, chosen = scores.topk(capacity(moe.config, moe.percent, len(tokens)), dim=-1)  # [E, C]
+        masks = torch.zeros_like(scores).scatter(1, chosen, gates)[..., None].unbind()  # E times [T, 1]
+        terms = [moe.experts.compute(expert, tokens) * mask for expert, mask in enumerate(masks)]
+        return sum(terms[1:], terms[0]).view_as(x)
+
+
+class Routed(torch.nn.Module):
+    """The answer of a block in its static forms."""
+
+    def __init__(self, moe: MoE, forms: Mapping[str, str]) -> None:
+        super().__init__()
+        self.moe = StaticMoE(moe, forms)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.moe(x)[0]
+        return answer
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The interface of a block: hidden states in, hidden states out."""
+
+    hidden: int
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("x", "float32", ("batch", "sequence", self.hidden)),)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("y", "float32", ("batch", "sequence", self.hidden)),)
+
+
+def _row(config: SparseMixerConfig, bucket: Bucket, rounds: int) -> Row:
+    source = open_source(f"preset:{_PRESET}")
+    forms = chosen_forms(source, source.spec.universal(), bucket, host_profile())
+    moe = _random_block(config)
+    folder = CACHE / f"moe-{bucket.label}"
+    folder.mkdir(parents=True, exist_ok=True)
+    x = torch.randn(bucket.batch, bucket.sequence, config.hidden_size, generator=torch.Generator().manual_seed(1))
+    feeds = {"x": x.numpy()}
+    blocks = {"every": EveryExpert(moe), "ours": Routed(moe, forms)}
+    files = {name: _engine(block, config.hidden_size, bucket, folder / name) for name, block in blocks.items()}
+    sessions = {name: default_session(file) for name, file in files.items()}
+    calls = {name: (lambda session=session: session.run(None, feeds)[0]) for name, session in sessions.items()}
+    np.testing.assert_allclose(calls["ours"](), calls["every"](), atol=1e-3)
+    times = interleaved(calls, rounds, runs=1, warmup=1)
+    speed, bar = ratio(times, "every", "ours"), _SHARE * config.num_experts
+    return Row(
+        f"block of {config.num_experts} experts, {bucket.tokens} tokens, against every expert on every token",
+        f"{speed:.1f}x (best {min(times['ours']):.1f} against {min(times['every']):.1f} ms)",
+        f">= {bar:.1f}x",
+        speed >= bar,
+        f"median ratio of {rounds} interleaved rounds; {', '.join(f'{what} {form}' for what, form in forms.items())}",
+    )
+
+
+def _random_block(config: SparseMixerConfig) -> MoE:
+    torch.manual_seed(0)
+    moe = MoE(config).eval().requires_grad_(False)
+    for parameter in moe.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.02
+    return moe
+
+
+def _engine(block: torch.nn.Module, hidden: int, bucket: Bucket, folder: Path) -> Path:
+    """``block`` as the compiler makes engines: weights outside, a row of a stack a view."""
+    folder.mkdir(exist_ok=True)
+    weights = {name: value.detach().numpy() for name, value in block.named_parameters()}
+    spec = ElasticSpec((), ())
+    template = make_template(trace(block, _Block(hidden), bucket, opset=20), spec, bucket, set(weights))
+    save_tensors({name: weights[name] for name in template.weights} | dict(template.tables), folder / WEIGHTS_NAME)
+    path = folder / "engine.onnx"
+    path.write_bytes(emit(template, read_store(folder / WEIGHTS_NAME, spec), spec.universal()))
+    return path
