@@ -89,11 +89,11 @@ def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
 
 
 def describe_axes(axes: Iterable[Axis]) -> str:
-    """``6 x ffn 1536, 6 x heads 12``."""
+    """``6 x ffn 1536, 6 x heads 12``, or ``none``."""
     sizes: dict[tuple[str, int], int] = {}
     for axis in axes:
         sizes[axis.kind, axis.size] = sizes.get((axis.kind, axis.size), 0) + 1
-    return ", ".join(f"{count} x {kind} {size}" for (kind, size), count in sizes.items())
+    return ", ".join(f"{count} x {kind} {size}" for (kind, size), count in sizes.items()) or "none"
 
 
 def _exit_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -80,6 +80,17 @@ class FormType(click.ParamType):  # type: ignore[type-arg]  # as above
         return computed, form
 
 
+def once_each(
+    ctx: click.Context, param: click.Parameter, stated: tuple[tuple[str, Any], ...]
+) -> tuple[tuple[str, Any], ...]:
+    """Callback of a repeatable ``NAME=...`` option: a name said twice is refused, where the last would win."""
+    names = [name for name, _ in stated]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.BadParameter(f"{name} is given {names.count(name)} times; say it once", ctx, param)
+    return stated
+
+
 bucket_option = click.option(
     "--bucket",
     "buckets",
@@ -91,6 +102,7 @@ levels_option = click.option(
     "--levels",
     type=LevelsType(),
     multiple=True,
+    callback=once_each,
     help="Granularities of an axis kind, such as ffn=0.25,0.5,1; repeatable. Default: the profile's, else S/M/L/XL.",
 )
 shape_option = click.option(
@@ -130,6 +142,7 @@ form_option = click.option(
     "forms",
     type=FormType(),
     multiple=True,
+    callback=once_each,
     help="A form in which engines compute something, such as moe.combine=one_hot; repeatable. Default: the profile's, "
     "else the cheapest on the device.",
 )

@@ -43,16 +43,25 @@ class Routing:
 def routing(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> Routing:
     """The routing of ``submodel`` at ``bucket`` (its own: ``submodel.at(bucket)``). Raises PlanError for no slots."""
     chosen = {axis.name: value for axis, value in submodel.values}
-    groups = token_groups(bucket.tokens, chosen.get(GROUP, config.group_size))
-    tokens = bucket.tokens // groups
     percent = chosen.get(CAPACITY, config.trained_capacity)
-    slots = capacity(config, percent, tokens)
+    group_size = chosen.get(GROUP, config.group_size)
+    experts = chosen.get(EXPERTS, config.num_experts)
+    try:
+        return routing_of(config, bucket.tokens, percent, group_size, experts)
+    except PlanError as failure:
+        raise PlanError(f"bucket {bucket.label}: {failure}; raise {CAPACITY} or the bucket") from failure
+
+
+def routing_of(config: SparseMixerConfig, tokens: int, percent: int, group_size: int, experts: int) -> Routing:
+    """The routing of ``tokens`` in all to the first ``experts``. Raises PlanError for no slots."""
+    groups = token_groups(tokens, group_size)
+    slots = capacity(config, percent, tokens // groups)
     if slots < 1:
         raise PlanError(
-            f"bucket {bucket.label}: {percent} % of {tokens} tokens over {config.num_experts} experts rounds to 0 "
-            f"slots ({config.capacity_rounding}, min_capacity {config.min_capacity}); raise {CAPACITY} or the bucket"
+            f"{percent} % of {tokens // groups} tokens over {config.num_experts} experts rounds to 0 slots "
+            f"({config.capacity_rounding}, min_capacity {config.min_capacity})"
         )
-    return Routing(percent, groups, tokens, slots, chosen.get(EXPERTS, config.num_experts), config.num_experts)
+    return Routing(percent, groups, tokens // groups, slots, experts, config.num_experts)
 
 
 def token_groups(tokens: int, group_size: int) -> int:

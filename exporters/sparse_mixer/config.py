@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...elastic import SEQUENCE
 from ...errors import CheckpointError
 from ...strict import structure, unstructure
 from ..checkpoint import Checkpoint
@@ -120,7 +121,7 @@ class SparseMixerConfig:
                 table[EXPERTS] = _rising(self.expert_counts or quarters, self.num_experts)
         if self.mixing in OF_ANY_LENGTH and self.some_mix:
             n = self.max_position_embeddings
-            table["sequence"] = _rising(self.sequences or [max(1, n // part) for part in (4, 2)], n)
+            table[SEQUENCE] = _rising(self.sequences or [max(1, n // part) for part in (4, 2)], n)
         return {name: values for name, values in table.items() if len(values) > 1}
 
     @property

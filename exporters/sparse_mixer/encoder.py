@@ -27,7 +27,6 @@ class SparseMixer(torch.nn.Module):
     """Token ids to the outputs of the configured head.
 
     none: last hidden state [B, S, d], pooled [B, d]. masked_lm: logits [B, S, V]. classifier: logits [B, labels].
-    pretraining: both logits, in this order.
     pretraining: logits [B, S, V], labels [B, labels].
     Weights are drawn as BERT's are (normal, 0.02; biases 0, norms 1). ``sequence`` is the S that mixing serves.
     """

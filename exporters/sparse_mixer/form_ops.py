@@ -130,7 +130,7 @@ def _stacked(name: str, route: Routing, inputs: int, outputs: int) -> Op:
     """One product per expert, over all slots."""
     weights = route.experts * (inputs + 1) * outputs * _BYTES
     moved = route.slots * (inputs + outputs) * _BYTES
-    return Op(name, "batched_gemm", 2 * route.slots * inputs * outputs, weights, moved)
+    return Op(name, "gemm", 2 * route.slots * inputs * outputs, weights, moved)
 
 
 def _dense(config: SparseMixerConfig, at: str, bucket: Bucket) -> list[Op]:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from ...errors import PlanError
-from .capacity import capacity, token_groups
+from .capacity import Routing, routing_of
 from .config import SparseMixerConfig
 from .router import Router, Routes, experts_choose, gates_of, tokens_choose
 
@@ -63,20 +62,19 @@ class MoE(torch.nn.Module):
 
         Raises PlanError where an expert would have no slot.
         """
-        groups = token_groups(x.shape[0] * x.shape[1], self.group_size)
-        logits = self.router(x.reshape(groups, -1, x.shape[2]))  # [G, T, E]
+        routing = self.routing(x.shape[0] * x.shape[1])
+        logits = self.router(x.reshape(routing.groups, routing.tokens, x.shape[2]))  # [G, T, E]
         scores = logits.softmax(-1)
-        slots = capacity(self.config, self.percent, logits.shape[1])
-        if slots < 1:
-            raise PlanError(
-                f"{self.percent} % of {logits.shape[1]} tokens over {self.config.num_experts} experts rounds to 0 slots"
-            )
         if self.config.router == "experts_choose":
-            own = experts_choose(scores, slots, self.kept)
+            own = experts_choose(scores, routing.capacity, self.kept)
         else:
-            own = tokens_choose(scores, slots, self.config.batch_prioritized)
+            own = tokens_choose(scores, routing.capacity, self.config.batch_prioritized)
         chosen = own if given is None else given
         return Routes(logits, scores, own, chosen, gates_of(scores, chosen, self.config.router))
+
+    def routing(self, tokens: int) -> Routing:
+        """Groups and slots of ``tokens`` in all. Raises PlanError where an expert would have no slot."""
+        return routing_of(self.config, tokens, self.percent, self.group_size, self.kept)
 
     def _slots(self, routes: Routes) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Of each expert, the rows [N] of the flattened tokens that it computes, and their gates [N]."""

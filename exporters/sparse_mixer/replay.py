@@ -11,7 +11,7 @@ import torch
 
 from ...errors import ParityError
 from ..family import Judged, Replay
-from .capacity import Routing, capacity, token_groups
+from .capacity import Routing
 from .config import ROUTES
 from .encoder import SparseMixer
 from .margins import experts_margin, holds, tokens_margin
@@ -29,19 +29,13 @@ def replay(model: SparseMixer, inputs: Sequence[torch.Tensor], given: Mapping[st
     names = {number: f"{ROUTES}{number}" for number in layers}
     if given.keys() != set(names.values()):
         raise ParityError(f"decisions {', '.join(sorted(given)) or 'none'}: expected {', '.join(names.values())}")
-    routing = {number: _routing(moe, ids.numel()) for number, moe in layers.items()}
+    routing = {number: moe.routing(ids.numel()) for number, moe in layers.items()}
     for number, name in names.items():
         if problem := _problem(given[name], layers[number].config.router == "experts_choose", routing[number]):
             raise ParityError(f"decision {name}: {problem}")
     outputs, routes = model.routed(ids, types, {number: given[name] for number, name in names.items()})
     judged = {name: _judged(number, layers[number], routes[number], routing[number]) for number, name in names.items()}
     return Replay(outputs, judged)
-
-
-def _routing(moe: MoE, tokens: int) -> Routing:
-    groups = token_groups(tokens, moe.group_size)
-    slots = capacity(moe.config, moe.percent, tokens // groups)
-    return Routing(moe.percent, groups, tokens // groups, slots, moe.kept, moe.config.num_experts)
 
 
 def _problem(given: torch.Tensor, experts_choose: bool, routing: Routing) -> str | None:
@@ -66,18 +60,18 @@ def _problem(given: torch.Tensor, experts_choose: bool, routing: Routing) -> str
 
 
 def _judged(layer: int, moe: MoE, routes: Routes, routing: Routing) -> Judged:
-    chosen, slots = routes.chosen, routing.groups * routing.experts * routing.capacity
+    chosen = routes.chosen
     if moe.config.router == "experts_choose":
         margin = experts_margin(routes.scores, chosen)
         took, own = (_taken(indices, routing.tokens) for indices in (chosen, routes.own))  # [G, K, T]
-        differing, routed, kept = int((took & ~own).sum()), slots, int(took.any(1).sum())
+        differing, routed, kept = int((took & ~own).sum()), routing.slots, int(took.any(1).sum())
     else:
         margin = tokens_margin(routes.scores, chosen, routing.capacity, moe.config.batch_prioritized)
         differing, routed = int((chosen != routes.own).sum()), int((chosen != DROPPED).sum())
         kept = routed
     shares = {
         "tokens_dropped": 1 - kept / (routing.groups * routing.tokens),
-        "slots_used": routed / slots,
+        "slots_used": routed / routing.slots,
         "mean_gate": float(routes.gates.sum()) / max(1, routed),
     }
     return Judged(margin.value, f"layer {layer}, {margin.where}", chosen.numel(), differing, shares)

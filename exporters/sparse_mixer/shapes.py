@@ -65,9 +65,12 @@ def elastic_spec(config: SparseMixerConfig) -> ElasticSpec:
     scores = tuple(PrefixSlice(f"{layer}.router.{part}", 0, EXPERTS) for layer in at for part in ("weight", "bias"))
     granularities = config.granularities
     if granularities is None and choices:
-        lowered = CAPACITY if CAPACITY in choices else next(iter(choices))
-        values = choices[lowered] if lowered == CAPACITY else choices[lowered][-1:]
-        granularities = {lowered: tuple(value / choices[lowered][-1] for value in values)}
+        capacities = choices.get(CAPACITY)
+        granularities = (
+            {CAPACITY: tuple(value / capacities[-1] for value in capacities)}
+            if capacities
+            else {next(iter(choices)): (1.0,)}
+        )
     return ElasticSpec(
         axes,
         slices,

@@ -65,7 +65,7 @@ PROFILES: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] 
     "a backend that is not here": (
         lambda c: c.yaml(backend="tensorrt"),
         BuildError,
-        r"profile board: plans for TensorRT cannot be built here: tensorrt is not installed; .* compile with --emit-only",
+        r"profile board: plans for TensorRT cannot be built here: tensorrt is not .* compile with --emit-only",
     ),
     "graphs alone for a backend that runs them": (
         lambda c: c.arguments.update(emit_only=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,11 @@ from ...exporters.sparse_mixer.moe import MoE
 from ...exporters.sparse_mixer.presets import PRESETS
 from ...exporters.sparse_mixer.static_moe import StaticMoE
 from ...exporters.trace import trace
+from ...profiles.measure_rates import measure_host_rates
 from ...profiles.probe_host import host_profile
 from ...runtime.manifest import WEIGHTS_NAME, TensorSpec
 from .harness import Row, interleaved, ratio
-from .subjects import CACHE, default_session
+from .subjects import CACHE, CORES, default_session
 
 _PRESET = "sparse-mixer-base"
 # Of the speed-up that leaving out all but one expert's work would be.
@@ -81,7 +82,8 @@ class _Block:
 
 def _row(config: SparseMixerConfig, bucket: Bucket, rounds: int) -> Row:
     source = open_source(f"preset:{_PRESET}")
-    forms = chosen_forms(source, source.spec.universal(), bucket, host_profile())
+    here = replace(host_profile(), rates=measure_host_rates(CORES))  # as fast as it is now
+    forms = chosen_forms(source, source.spec.universal(), bucket, here)
     moe = _random_block(config)
     folder = CACHE / f"moe-{bucket.label}"
     folder.mkdir(parents=True, exist_ok=True)

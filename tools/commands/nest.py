@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..console import print_facts, print_json, print_table, working
-from ..options import LevelsType, json_option, model_argument
+from ..options import LevelsType, json_option, model_argument, once_each
 
 if TYPE_CHECKING:
     from ...compiler.nest.nest import NestReport
@@ -34,6 +34,7 @@ Examples:
     "--levels",
     type=LevelsType(),
     multiple=True,
+    callback=once_each,
     help="Granularities to train of an axis kind; repeatable. Default: ffn=0.25,0.5,0.75,1.",
 )
 @click.option(

@@ -64,7 +64,10 @@ def test_axes_and_signature(source: ModelSource) -> None:
     assert source.spec.universal().id == "ffn32-heads2"
     assert source.signature.inputs[0].dims == ("batch", 2, 8, 8)
     assert [(s.name, s.dims, s.role) for s in source.signature.outputs] == [("logits", ("batch", CLASSES), "classes")]
-    assert source.signature.buckets(None, [Bucket(4, 64), Bucket(4, 128), Bucket(1, 64)]) == (Bucket(4, 1), Bucket(1, 1))
+    assert source.signature.buckets(None, [Bucket(4, 64), Bucket(4, 128), Bucket(1, 64)]) == (
+        Bucket(4, 1),
+        Bucket(1, 1),
+    )
 
 
 def test_weights_that_files_name_in_the_old_way_reach_the_modules(folder: Path, universal: UniversalModel) -> None:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nestforge.elastic import Axis
 from nestforge.runtime.manifest import BuildRecord, Manifest, Quality
-from nestforge.runtime.tables import engine_table, submodel_table
+from nestforge.runtime.tables import describe_axes, engine_table, submodel_table
 
 RECORD = BuildRecord(1, "0" * 64, "2026-11-21T00:00:00Z", (), {}, {}, ())
 
@@ -23,6 +24,13 @@ def test_an_engine_says_why_it_was_traced(manifest: Manifest) -> None:
         "traced: no rule for CumSum",
         "traced: node 17 (CumSum): no rule says how axis...",
     ]
+
+
+def test_axes_are_counted_by_kind_and_size() -> None:
+    assert describe_axes([Axis("layers.0.ffn", 8), Axis("layers.1.ffn", 8), Axis("sequence", 16)]) == (
+        "2 x ffn 8, 1 x sequence 16"
+    )
+    assert describe_axes([]) == "none"
 
 
 def with_figures(manifest: Manifest, *figures: dict[str, float] | None) -> Manifest:

@@ -54,7 +54,7 @@ def _print_records(records: Record) -> None:
     click.echo(f"{data['held_out_rows']} test rows; the commonest byte: {data['commonest']:.1%}\n")
     runs = {name: record for name, record in records.items() if name != "data"}
     for name, record in runs.items():
-        click.echo(f"{name}: {record['parameters']:,} parameters, trained in {record['seconds']:.0f} s on one core")
+        click.echo(f"{name}: {record['parameters']:,} parameters, trained in {record['seconds']:.0f} s of one core")
     click.echo()
     print_table(
         ["model", "capacity", "accuracy", "loss (nats)", "tokens dropped"],

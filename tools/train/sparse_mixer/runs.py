@@ -49,18 +49,18 @@ class Trainer:
         return read_masked_bytes(self.window, self.recipe.share, self.recipe.held_out, self.stdlib)
 
     def __call__(self, run: Run) -> Record:
-        """Trains and measures. The record has the ``parameters``, ``seconds`` of training alone, and the ``quality`` of
-        every budget on the validation and the test rows."""
+        """Trains and measures. The record has the ``parameters``, the ``seconds`` of a core that training alone took,
+        and the ``quality`` of every budget on the validation and the test rows."""
         with one_thread():
             data = self.data()
             torch.manual_seed(run.seed)
             config = run.subject.config
             model = SparseMixer(config)
             draw_start(model)
-            started = time.perf_counter()
+            started = time.process_time()
             batches = data.batches(self.recipe.batch, self.recipe.steps, run.seed)
             fit(model.train(), batches, self.recipe, run.subject.rate)
-            seconds = round(time.perf_counter() - started, 1)
+            seconds = round(time.process_time() - started, 1)
             model.eval().requires_grad_(False)
             if run.folder is not None:
                 files = {"tokenizer.json": byte_tokenizer(["[MASK]"]).to_str()}
