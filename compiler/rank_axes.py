@@ -37,8 +37,8 @@ def text_encoder(model: UniversalModel) -> TextEncoder | None:
 
 
 def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage: Stage, clock: Clock) -> Ranking:
-    """Orders the model's axes in place: not at all if it was trained nested, by first-order Taylor importance on the
-    calibration texts or rows if there are any, else by weight magnitude.
+    """Orders the model's axes in place: not at all if it was trained nested or no axis has weights, by first-order
+    Taylor importance on the calibration texts or rows if there are any, else by weight magnitude.
 
     Raises CheckpointError if texts are given and the model has no tokenizer, InputError if texts or rows do not fit it.
     """
@@ -46,7 +46,7 @@ def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage:
         raise CheckpointError(
             f"{model.source.checkpoint.folder}: no tokenizer.json, so the text file cannot be read by this model"
         )
-    if model.spec.trained_nested:
+    if model.spec.trained_nested or not model.spec.orders:
         return Ranking("none")
     if corpus is None:
         return rank(model, magnitude_scores(model), "magnitude")

@@ -56,7 +56,8 @@ class SparseMixerFamily(Family):
         config = read_config(checkpoint)
         if not config.moe_layers:
             return {}
-        route = routing(config, submodel, submodel.at(bucket))
+        shape = submodel.at(bucket)
+        route = routing(config, submodel, shape)
         return {
             "router": config.router,
             "groups": route.groups,
@@ -66,6 +67,8 @@ class SparseMixerFamily(Family):
             "capacity factor": f"{route.percent} %",
             "capacity": route.capacity,
             "capacity rule": capacity_rule(config),
+            # A request of fewer rows is filled up with rows of padding, which are routed like any other.
+            "rows of a batch": "independent" if shape.sequence % route.tokens == 0 else "compete for slots",
         }
 
     def decisions(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> tuple[DecisionEntry, ...]:

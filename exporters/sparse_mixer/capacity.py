@@ -49,7 +49,7 @@ def routing(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> Ro
     try:
         return routing_of(config, bucket.tokens, percent, group_size, experts)
     except PlanError as failure:
-        raise PlanError(f"bucket {bucket.label}: {failure}; raise {CAPACITY} or the bucket") from failure
+        raise PlanError(f"bucket {bucket.label}: {failure}; raise {CAPACITY} (--levels) or the bucket") from failure
 
 
 def routing_of(config: SparseMixerConfig, tokens: int, percent: int, group_size: int, experts: int) -> Routing:
@@ -82,6 +82,6 @@ def capacity_rule(config: SparseMixerConfig) -> str:
     """The rule as the manifest states it."""
     rounding = {"half_even": "rounded, half to even", "floor": "rounded down", "ceil": "rounded up"}
     return (
-        f"capacity factor * tokens / {config.num_experts} experts, {rounding[config.capacity_rounding]}, "
-        f"at least {config.min_capacity}, at most the tokens of a group"
+        f"capacity factor * tokens of a group / {config.num_experts} experts, {rounding[config.capacity_rounding]}, "
+        f"at least {config.min_capacity}, at most those tokens"
     )

@@ -165,8 +165,11 @@ class SparseMixerConfig:
         return self._routing_problem() or self._choices_problem()
 
     def _routing_problem(self) -> str | None:
+        if not self.moe_layers and self.num_experts:
+            return f"num_experts: {self.num_experts} experts, but moe_layers is empty"
         if not self.moe_layers:
-            return f"num_experts: {self.num_experts} experts, but moe_layers is empty" if self.num_experts else None
+            same = self.capacity_factor == 1.0
+            return None if same else f"capacity_factor: {self.capacity_factor:g}, but moe_layers is empty"
         if self.num_experts < 2:
             return f"num_experts: expected at least 2 for the experts of moe_layers, got {self.num_experts}"
         if not 0.01 <= self.capacity_factor <= self.num_experts:

@@ -43,7 +43,7 @@ MIXERS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = 
         lambda c: c.config(min_capacity=0, capacities=[1, 100]),
         PlanError,
         r"bucket b1-s16: 1 % of 16 tokens over 4 experts rounds to 0 slots \(half_even, min_capacity 0\); raise "
-        r"moe.capacity_factor or the bucket$",
+        r"moe.capacity_factor \(--levels\) or the bucket$",
     ),
     "capacity rounded down to zero": (
         lambda c: c.config(min_capacity=0, capacity_rounding="floor", capacity_factor=0.2),
@@ -140,7 +140,7 @@ def test_more_slots_than_tokens_are_no_error_but_all_tokens(tmp_path: Path) -> N
     (engine,) = nestforge.open_bundle(bundle).manifest.engines
     assert (engine.facts or {})["capacity"] == 16
     assert (engine.facts or {})["capacity rule"] == (
-        "capacity factor * tokens / 4 experts, rounded, half to even, at least 20, at most the tokens of a group"
+        "capacity factor * tokens of a group / 4 experts, rounded, half to even, at least 20, at most those tokens"
     )
 
 

@@ -43,13 +43,14 @@ class Measured:
     """One engine of a model: ``values`` of its submodel by axis kind, parameters, and per row of its bucket FLOPs and
     ``milliseconds``.
 
-    ``accuracy`` and ``loss`` (nats) are those of the hidden tokens; ``dropped`` is, by decision, the share of tokens
-    that no expert computed.
+    ``group`` is how many tokens are routed together, None for a model that does not route. ``accuracy`` and ``loss``
+    (nats) are those of the hidden tokens; ``dropped`` is, by decision, the share of tokens that no expert computed.
     """
 
     model: str
     values: Mapping[str, int]
     bucket: Bucket
+    group: int | None
     parameters: int
     flops: float
     milliseconds: float
@@ -121,6 +122,7 @@ def _measured(
         name,
         {kind: values[0] for kind, values in entry.values.items()},
         engine.bucket,
+        int(engine.facts["tokens per group"]) if engine.facts else None,
         entry.parameters,
         engine.flops / batch,
         milliseconds / batch,

@@ -36,17 +36,24 @@ def compute_table(found: Sequence[Measured], models: Sequence[str], fast: str, p
 
 
 def capacity_table(found: Sequence[Measured], peer: str) -> Table:
-    """Table 9: every model that routes, at each capacity and group that it was compiled for, with all its experts."""
+    """Table 9: every model that routes, at each capacity and number of tokens that are routed together, with all its
+    experts. Where a batch is no larger than several of the groups that were compiled, they are one row."""
     columns = [
         *("model", "capacity %", "group tokens", "masked-token accuracy %", "loss nats", "tokens dropped %"),
         *("MFLOP per row", "ms per row", "speed-up"),
     ]
     whole = _whole(found)
+    budgets = {
+        (one.model, one.group, one.values[CAPACITY]): one  # the last has the largest group
+        for one in sorted(found, key=lambda one: one.values.get(GROUP, 0))
+        if one.group is not None and EXPERTS not in _lowered(one, whole[one.model])
+    }
     rows = []
-    for one in found:
-        if CAPACITY in one.values and EXPERTS not in _lowered(one, whole[one.model]):
-            budget = [str(one.values[CAPACITY]), str(one.values[GROUP])]
-            rows.append([one.model, *budget, *_quality(one), _dropped(one), *_cost(one), _faster(one, whole[peer])])
+    for model in dict.fromkeys(one.model for one in found):
+        for (_, group, capacity), one in sorted(budgets.items(), reverse=True):
+            if one.model == model:
+                budget = [str(capacity), str(group)]
+                rows.append([model, *budget, *_quality(one), _dropped(one), *_cost(one), _faster(one, whole[peer])])
     return Table(columns, rows)
 
 

@@ -18,6 +18,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.consistency.samples import ArraySamples
 from tiny_compile import save_tiniest
+from tiny_mixer import save_tiny_mixer
 from tiny_models import WORDS, _tokenizer
 
 CORPUS = Corpus(tuple(f"the {a} jumps over {b}" for a, b in pairwise(WORDS)), ("held out",))
@@ -52,6 +53,15 @@ def test_a_nested_model_keeps_its_order(copy: Path, stage: Stage, corpus: Corpus
     config = json.loads((copy / "config.json").read_text()) | {"nested": True}
     (copy / "config.json").write_text(json.dumps(config))
     model = load(copy)
+    before = weights(model)
+    ranking = rank_axes(model, corpus, stage, Clock(silent))
+    assert (ranking.method, ranking.order_sha256, ranking.samples) == ("none", None, None)
+    assert same(before, weights(model))
+
+
+@pytest.mark.parametrize("corpus", [None, CORPUS], ids=["no text", "text"])
+def test_nothing_is_ranked_where_no_axis_has_weights(tmp_path: Path, stage: Stage, corpus: Corpus | None) -> None:
+    model = load(save_tiny_mixer(tmp_path / "m", router="tokens_choose"))  # whose capacity and group are axes
     before = weights(model)
     ranking = rank_axes(model, corpus, stage, Clock(silent))
     assert (ranking.method, ranking.order_sha256, ranking.samples) == ("none", None, None)

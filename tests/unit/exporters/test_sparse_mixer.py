@@ -114,12 +114,14 @@ def test_facts_and_decisions_of_an_engine(folder: Path) -> None:
         "experts scored": 4,
         "capacity factor": "100 %",
         "capacity": 8,
-        "capacity rule": "capacity factor * tokens / 4 experts, rounded, half to even, at least 1, at most the tokens "
-        "of a group",
+        "capacity rule": "capacity factor * tokens of a group / 4 experts, rounded, half to even, at least 1, at most "
+        "those tokens",
+        "rows of a batch": "compete for slots",
     }
     smaller = spec.submodel({"moe.capacity_factor": 25, "moe.group_size": 16, "moe.experts": 3})
     facts = family.facts(checkpoint, smaller, BUCKET)
     assert [facts[key] for key in ("groups", "tokens per group", "capacity", "experts")] == [2, 16, 1, 3]
+    assert facts["rows of a batch"] == "independent"
     assert family.decisions(checkpoint, smaller, BUCKET) == (
         DecisionEntry("routes.1", (2, 3, 1)),
         DecisionEntry("routes.2", (2, 3, 1)),

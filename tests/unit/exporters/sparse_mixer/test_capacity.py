@@ -88,7 +88,7 @@ def test_a_capacity_without_slots_is_refused() -> None:
     assert routing(config, quarter, Bucket(1, 16)).capacity == 1
     message = (
         "bucket b1-s8: 25 % of 8 tokens over 4 experts rounds to 0 slots (half_even, min_capacity 0); raise "
-        "moe.capacity_factor or the bucket"
+        "moe.capacity_factor (--levels) or the bucket"
     )
     with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
         routing(config, quarter, Bucket(1, 8))
@@ -96,5 +96,5 @@ def test_a_capacity_without_slots_is_refused() -> None:
 
 def test_the_rule_in_words() -> None:
     assert capacity_rule(BASE) == (
-        "capacity factor * tokens / 16 experts, rounded, half to even, at least 4, at most the tokens of a group"
+        "capacity factor * tokens of a group / 16 experts, rounded, half to even, at least 4, at most those tokens"
     )

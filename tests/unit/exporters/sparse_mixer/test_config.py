@@ -94,6 +94,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"head": "classifier"}, "num_labels: expected with head classifier or pretraining, got None with classifier"),
     ({"num_labels": 3}, "num_labels: expected with head classifier or pretraining, got 3 with none"),
     ({"moe_layers": []}, "num_experts: 4 experts, but moe_layers is empty"),
+    ({"moe_layers": [], "num_experts": 0, "capacity_factor": 0.5}, "capacity_factor: 0.5, but moe_layers is empty"),
     ({"num_experts": 1}, "num_experts: expected at least 2 for the experts of moe_layers, got 1"),
     ({"capacity_factor": 0.0}, "capacity_factor: expected 0.01 to 4 (the experts), got 0"),
     ({"capacity_factor": 4.5}, "capacity_factor: expected 0.01 to 4 (the experts), got 4.5"),

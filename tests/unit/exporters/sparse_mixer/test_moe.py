@@ -139,7 +139,8 @@ def test_slots_follow_the_rule_at_any_batch() -> None:
 def test_a_capacity_of_no_slots_is_refused() -> None:
     part = _moe(min_capacity=0)
     part.percent = 1
-    with pytest.raises(PlanError, match=r"^1 % of 16 tokens over 4 experts rounds to 0 slots \(half_even, min_capacity 0\)$"):
+    message = r"^1 % of 16 tokens over 4 experts rounds to 0 slots \(half_even, min_capacity 0\)$"
+    with pytest.raises(PlanError, match=message):
         part(_hidden(1))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.tools.demo.mixer import submodels
@@ -28,10 +30,8 @@ def measured(model: str, milliseconds: float, **lowered: int) -> Measured:
         del values[EXPERTS]
     capacity = values.get(CAPACITY, 60)
     dropped = {"routes.1": 0.25, "routes.2": 0.5} if values else {}
-    parameters = 250_000 * values.get(EXPERTS, 1)
-    return Measured(
-        model, values, Bucket(2, 16), parameters, 1e6 * capacity, milliseconds, capacity / 100, 1.5, dropped
-    )
+    cost = (250_000 * values.get(EXPERTS, 1), 1e6 * capacity, milliseconds)
+    return Measured(model, values, Bucket(4, 16), values.get(GROUP), *cost, capacity / 100, 1.5, dropped)
 
 
 FOUND = [
@@ -63,13 +63,20 @@ def test_compute_beside_the_peer_and_at_half_capacity() -> None:
 def test_capacities_and_groups_with_all_experts() -> None:
     rows = capacity_table(FOUND, "peer").rows
     assert [row[:4] for row in rows] == [
-        ["experts", "50", "64", "50.00"],
         ["experts", "100", "64", "100.00"],
+        ["experts", "50", "64", "50.00"],
         ["experts", "100", "16", "100.00"],
-        ["tokens", "50", "64", "50.00"],
         ["tokens", "100", "64", "100.00"],
+        ["tokens", "50", "64", "50.00"],
     ]
-    assert [row[-2:] for row in rows][:2] == [["1.000", "5.00"], ["2.000", "2.50"]]
+    assert [row[-2:] for row in rows][:2] == [["2.000", "2.50"], ["1.000", "5.00"]]
+
+
+def test_groups_that_a_batch_does_not_fill_are_one_row() -> None:
+    alike = [replace(one, group=one.group and 16) for one in FOUND]
+    rows = capacity_table(alike, "peer").rows
+    assert [row[:3] for row in rows if row[0] == "experts"] == [["experts", "100", "16"], ["experts", "50", "16"]]
+    assert rows[0][-2] == "2.000", "that of the trained group"
 
 
 def test_fewer_experts_at_the_capacity_of_training() -> None:
