@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
+from nestforge.runtime.private_files import KEY_VARIABLE
 
 _KINDS = {1: "FLOAT", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "HALF"}
 _ARRAYS = {"FLOAT": np.float32, "INT32": np.int32, "INT64": np.int64, "BOOL": np.bool_, "HALF": np.float16}
@@ -400,8 +402,9 @@ _DEVICE_MODULES = (
 def installed(world: World) -> Iterator[None]:
     """Both modules stand in for the real ones; our own are imported afresh, and again afterwards."""
     cuda = FakeCuda(world)
-    package, bindings = ModuleType("cuda"), ModuleType("cuda.bindings")
-    package.bindings, bindings.runtime = bindings, cuda  # type: ignore[attr-defined]
+    package: Any = ModuleType("cuda")
+    bindings: Any = ModuleType("cuda.bindings")
+    package.bindings, bindings.runtime = bindings, cuda
     fakes = {"cuda": package, "cuda.bindings": bindings, "cuda.bindings.runtime": cuda}
     fakes["tensorrt"] = make_tensorrt(world, cuda)
     ours = [f"nestforge.{name}" for name in _DEVICE_MODULES]
@@ -414,3 +417,15 @@ def installed(world: World) -> Iterator[None]:
             sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
+
+
+@contextmanager
+def host_with_gpu(cache: Path) -> Iterator[World]:
+    """A host whose stand-ins are installed and whose private files lie in ``cache``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        patch.delenv(KEY_VARIABLE, raising=False)
+        world = World()
+        with installed(world):
+            yield world
+    assert not world.allocated  # whatever a test does, nothing stays allocated

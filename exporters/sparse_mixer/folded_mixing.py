@@ -15,7 +15,6 @@ from collections.abc import Mapping
 import torch
 
 from .config import SparseMixerConfig
-from .mixing import Matrices, Mixing
 from .spectral_tables import cos_sin
 
 # Per mixing the factors of (Cs X Ch, Cs X Sh, Ss X Ch, Ss X Sh).
@@ -41,16 +40,13 @@ class HalfTables(torch.nn.Module):
         self.register_buffer("sines", sines[1 : odd + 1, 1 : odd + 1].float().contiguous(), persistent=False)
 
 
-class FoldedMixing(Mixing):
+class FoldedMixing(torch.nn.Module):
     """The spectral mixing of ``config``, folded along both axes, for sequences as long as ``along_sequence``."""
 
     def __init__(self, config: SparseMixerConfig, along_sequence: HalfTables, along_hidden: HalfTables) -> None:
         super().__init__()
         self.factors = FACTORS[config.mixing]
         self.along_sequence, self.along_hidden = along_sequence, along_hidden
-
-    def matrices(self) -> Matrices:
-        raise NotImplementedError("a folded form has no matrices of whole sides")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [B, S, d] to [B, S, d]."""

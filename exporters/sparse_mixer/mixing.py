@@ -12,6 +12,8 @@ that are not parameters are held as buffers for inference, and computed from the
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 
 from .config import SparseMixerConfig
@@ -20,7 +22,7 @@ from .spectral_tables import spectral_matrices
 Matrices = tuple[torch.Tensor, torch.Tensor]
 
 
-class Mixing(torch.nn.Module):
+class Mixing(torch.nn.Module, ABC):
     """``forward`` maps [B, S, d] to [B, S, d] for one S, that of the matrices.
 
     ``sequence_matrix`` and ``hidden_matrix`` are ``left`` and ``right`` where they are held.
@@ -34,9 +36,9 @@ class Mixing(torch.nn.Module):
         self.register_buffer("sequence_matrix", None, persistent=False)
         self.register_buffer("hidden_matrix", None, persistent=False)
 
+    @abstractmethod
     def matrices(self) -> Matrices:
         """``left`` and ``right``: those held, else computed from the parameters."""
-        raise NotImplementedError
 
     def hold(self, length: int) -> None:
         """Holds the matrices of sequences of ``length``; nothing where they are the parameters."""

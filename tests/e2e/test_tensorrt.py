@@ -15,10 +15,9 @@ import nestforge
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from fake_tensorrt import World, installed
+from fake_tensorrt import World, host_with_gpu
 from nestforge.compiler.tensorrt.trtexec import trtexec_command
 from nestforge.profiles.tensorrt_options import TensorRTOptions
-from nestforge.runtime.private_files import KEY_VARIABLE
 from nestforge.tools.cli import main
 from tiny_compile import reseal, save_tiniest
 from tiny_models import add_pooling
@@ -64,13 +63,9 @@ def emitted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    found = World()
-    with installed(found):
+def world(tmp_path: Path) -> Iterator[World]:
+    with host_with_gpu(tmp_path / "cache") as found:
         yield found
-    assert not found.allocated
 
 
 @pytest.fixture

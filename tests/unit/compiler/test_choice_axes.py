@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import nestforge
 import numpy as np
@@ -155,7 +156,8 @@ def test_the_table_of_submodels_has_the_latency_of_each_at_its_own_shape(bundle:
 def test_buckets_that_a_submodel_has_as_one_are_one_template(universal: UniversalModel) -> None:
     from nestforge.compiler.templates import Templates
 
-    templates = Templates(universal, None, board())  # type: ignore[arg-type]  (nothing is traced)
+    no_stage: Any = None  # nothing is traced
+    templates = Templates(universal, no_stage, board())
     short = universal.spec.parse(SHORT)
     keys = templates.keys([short, universal.spec.universal()], [Bucket(1, 16), Bucket(1, 12)])
     assert keys.count(TemplateKey(Bucket(1, 8), short.structure)) == 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from fake_tensorrt import World, installed
+from fake_tensorrt import World, host_with_gpu, installed
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.bundle import Bundle, open_bundle
@@ -28,12 +28,9 @@ PARITY = PlanParity("the graph", "exact", 1, 0.0, 1.0)
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found = World()
-    with installed(found):
+def world(tmp_path: Path) -> Iterator[World]:
+    with host_with_gpu(tmp_path / "cache") as found:
         yield found
-    assert not found.allocated  # whatever a test does, nothing stays allocated
 
 
 @pytest.fixture

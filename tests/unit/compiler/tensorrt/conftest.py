@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_tensorrt import World, installed
+from fake_tensorrt import World, host_with_gpu
 from nestforge.compiler.template import Template
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
@@ -15,12 +15,9 @@ from tiny_compile import board, builder_in, write_levels
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found = World()
-    with installed(found):
+def world(tmp_path: Path) -> Iterator[World]:
+    with host_with_gpu(tmp_path / "cache") as found:
         yield found
-    assert not found.allocated  # whatever a test does, nothing stays allocated
 
 
 @pytest.fixture(scope="session")
