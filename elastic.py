@@ -18,6 +18,8 @@ from .errors import PlanError
 DEPTH = "depth"
 # The axis of the sequence that a submodel takes, of models that are another function at each.
 SEQUENCE = "sequence"
+# The axis of the precision, as bits of a weight, of bundles whose budgets may choose one.
+BITS = "bits"
 # The id of the one submodel that a model without axes has.
 _WITHOUT_AXES = "universal"
 _LAYER_AXIS = re.compile(r"layers\.(\d+)\.(.+)")
@@ -91,6 +93,15 @@ class Submodel:
         """How many layers run, or None where every submodel has all of them."""
         return self._by_name.get(DEPTH)
 
+    @property
+    def bits(self) -> int | None:
+        """How many bits a weight has, or None where all submodels have the same precision."""
+        return self._by_name.get(BITS)
+
+    def at_bits(self, bits: int) -> Submodel:
+        """This submodel in another precision."""
+        return Submodel(tuple((axis, bits if axis.name == BITS else value) for axis, value in self.values))
+
     def at(self, bucket: Bucket) -> Bucket:
         """The bucket that this submodel has in the place of ``bucket``: as long as its own sequence, if it has one."""
         return Bucket(bucket.batch, self._by_name.get(SEQUENCE, bucket.sequence))
@@ -120,8 +131,8 @@ class Submodel:
 
     @property
     def structure(self) -> tuple[tuple[str, int], ...]:
-        """The values that change the graph itself: submodels alike in them differ in extents alone."""
-        return tuple((axis.name, value) for axis, value in self.values if axis.choices is not None)
+        """The values that change the traced graph itself: submodels alike in them differ in extents, and precision."""
+        return tuple((axis.name, value) for axis, value in self.values if axis.choices and axis.name != BITS)
 
     def by_kind(self) -> dict[str, list[int]]:
         """``{"ffn": [768, 768, 1536], "heads": [6, 6, 12]}``: values per kind, in layer order."""

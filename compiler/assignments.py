@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from ..elastic import Axis, ElasticSpec, Submodel
+from ..elastic import BITS, Axis, ElasticSpec, Submodel
 from ..errors import PlanError
 from .levels import Level
 
@@ -37,7 +37,11 @@ def unusual(submodels: Iterable[Submodel], levels: Sequence[Level]) -> Iterator[
                 yield f"{submodel.id}: {kind} shrinks with depth, which rungs of the increasing ladder never do"
             if leap := _leap([axis for axis, _ in _running(submodel) if axis.kind == kind], submodel, levels):
                 yield f"{submodel.id}: {leap}"
-        off = [f"{axis.name} {value}" for axis, value in submodel.values if value not in _widths(axis, levels)]
+        off = [
+            f"{axis.name} {value}"
+            for axis, value in submodel.values
+            if axis.name != BITS and value not in _widths(axis, levels)
+        ]
         if off:
             yield f"{submodel.id}: on no level: {', '.join(off)}"
 

@@ -24,6 +24,8 @@ from .cost_model import predict
 from .divergence import NOWHERE, first_divergence
 from .forms import chosen_forms, formed_workload
 from .parity import Arrays, Comparison, Tolerance, compare, max_difference, tolerance_for
+from .precision.host_graphs import host_file
+from .precision.twin import twin
 from .reference import BrokenDecision, Replayed, pass_of, replayed, rule_of
 from .staging import Stage, write_synced
 from .store import Store
@@ -73,9 +75,9 @@ class EngineBuilder:
         if not all((self.stage.folder / file).exists() for file in files):
             (self.stage.work / receipt).unlink(missing_ok=True)
 
-    @cached_property
-    def tolerance(self) -> Tolerance:
-        return tolerance_for(self.profile.precision, self.universal.spec.depth)
+    def tolerance(self, engine: EngineEntry) -> Tolerance:
+        """The limits of the gate for ``engine``."""
+        return tolerance_for(engine.precision, self.universal.spec.depth)
 
     @cached_property
     def computed_from(self) -> dict[str, str]:
@@ -98,8 +100,8 @@ class EngineBuilder:
             ops, part = formed_workload(source, submodel, bucket, self.profile), None
         else:
             ops, part = exits.workload(submodel, bucket, segment), exits.entry.segments[segment].name
-        reads = weight_bytes(template, self.store, submodel) if part is not None or template.tables else None
-        cost = predict(ops, self.profile)
+        is_counted = part is not None or bool(template.tables) or template.precision != "fp32"
+        cost = predict(ops, self.profile, template.precision)
         family, checkpoint, whole = source.family, source.checkpoint, segment is None
         kind: Literal["sliced", "traced"] = "traced" if emitted == "traced" else "sliced"
         entry = EngineEntry(
@@ -115,12 +117,15 @@ class EngineBuilder:
             activation_bytes=cost.activation_bytes,
             slice_problem=problem if emitted == "traced" else None,
             segment=part,
-            weight_bytes=reads,
+            weight_bytes=weight_bytes(template, self.store, submodel) if is_counted else None,
             decisions=(family.decisions(checkpoint, submodel, bucket) or None) if whole else None,
             facts=(family.facts(checkpoint, submodel, bucket) or None) if whole else None,
             forms=(chosen_forms(source, submodel, bucket, self.profile) or None) if whole else None,
+            precision=template.precision,
         )
-        return Emitted(entry, template, hashlib.sha256(graph).hexdigest())
+        if host_file(entry) != file:
+            write_synced(self.stage.folder / host_file(entry), twin(graph))
+        return Emitted(replace(entry, file=host_file(entry)), template, hashlib.sha256(graph).hexdigest())
 
     def proven(
         self,
@@ -135,18 +140,18 @@ class EngineBuilder:
 
         Raises ParityError, naming the first module that diverges, if ``found`` breaks the rule.
         """
-        names = [case.name for case in cases]
-        comparisons = compare(reference.outputs, found, names, self.tolerance, self.computed_from)
+        names, limit = [case.name for case in cases], self.tolerance(engine.entry)
+        comparisons = compare(reference.outputs, found, names, limit, self.computed_from)
         broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
         if broken is not None:
             case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
             raise self._diverged(engine, broken, module, case, arrays, submodel)
         receipt = ParityReceipt(
             reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}",
-            rule=rule_of(self.tolerance, engine.entry.decisions),
-            atol=self.tolerance.atol,
-            rtol=self.tolerance.rtol,
-            min_cosine=self.tolerance.min_cosine,
+            rule=rule_of(limit, engine.entry.decisions),
+            atol=limit.atol,
+            rtol=limit.rtol,
+            min_cosine=limit.min_cosine,
             cases=tuple(names),
             outputs=tuple(comparison.output for comparison in comparisons),
             graph_sha256=engine.graph_sha256,
@@ -184,7 +189,7 @@ class EngineBuilder:
     ) -> Replayed:
         family, names = self.universal.source.family, self._output_names
         try:
-            return replayed(family, module, names, cases, engine.decisions, found, self.tolerance)
+            return replayed(family, module, names, cases, engine.decisions, found, self.tolerance(engine))
         except ParityError as failure:
             raise ParityError(f"engine {engine.id}: {failure}") from failure
 
@@ -197,10 +202,11 @@ class EngineBuilder:
         found: Arrays,
         submodel: Submodel,
     ) -> ParityError:
-        rule = rule_of(self.tolerance, engine.entry.decisions)
+        limit = self.tolerance(engine.entry)
+        rule = rule_of(limit, engine.entry.decisions)
         run = pass_of(self.universal.source.family, module, engine.entry.decisions, found)
         where = first_divergence(
-            engine.template, self.store, submodel, module, case.feeds, self.tolerance, self.stage.folder, run
+            engine.template, self.store, submodel, module, case.feeds, limit, self.stage.folder, run
         )
         if where == NOWHERE and isinstance(broken, BrokenDecision):
             where = "no module; the decision alone is wrong"

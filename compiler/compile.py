@@ -16,6 +16,7 @@ from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.device_profile import BudgetSpec, DeviceProfile, LadderShape, profile_data
 from ..profiles.load_profile import load_profile
+from ..profiles.precision import Precision, precision_problem
 from ..profiles.probe_host import is_this_host
 from ..runtime.bundle import Bundle, open_bundle
 from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
@@ -27,11 +28,12 @@ from .build_segments import build_segments
 from .cases import parity_cases
 from .clock import Clock, Progress, silent
 from .corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
-from .ladder import ladder
+from .ladder import in_every_precision, ladder
 from .levels import Level
 from .levels import levels as make_levels
 from .measure_latency import fit_rungs, measure_engines
 from .plan import Plan, make_plan
+from .precision.host_graphs import for_backend, is_twin, on_host
 from .prove import prove
 from .quality import measure_quality
 from .rank_axes import rank_axes, text_encoder
@@ -40,9 +42,9 @@ from .staging import Stage, staged
 from .store import read_store, write_store
 from .templates import Templates
 from .tensorrt.build_bundle import build_plans
-from .tensorrt.graphs import for_backend
 from .verify import verify_engines
 from .write_bundle import complete, draft_bundle, source_entries, tool_versions, write_build_record, write_manifest
+from .yardstick import calibrated, require_examples, yardstick
 
 Include = Literal["budgets", "levels", "ladder"]
 
@@ -62,6 +64,7 @@ def compile_bundle(
     buckets: Sequence[Bucket] | None = None,
     exits: Sequence[int] | None = None,
     forms: Mapping[str, str] | None = None,
+    precisions: Sequence[Precision] | None = None,
     include: Include = "levels",
     emit_only: bool = False,
     command: Sequence[str] = (),
@@ -74,8 +77,9 @@ def compile_bundle(
     ``levels`` maps an axis kind to fractions of its size, ``shape`` says which layers the ladder between them promotes
     first, and ``budgets`` stand in place of the profile's. ``exits`` are the layers after which a multi-exit model is
     cut, by default all that have an exit; the last always is one. ``forms`` maps what engines may compute in several
-    equal forms, such as ``moe.combine``, to one of them, where the cheapest is not wanted. ``include`` says which
-    submodels to build: those that budgets chose, also every level, or every rung of the ladder; ``submodels`` (ids)
+    equal forms, such as ``moe.combine``, to one of them, where the cheapest is not wanted. ``precisions`` stand in
+    place of the profile's; of several a budget takes the widest that it affords. ``include`` says which submodels to
+    build: those that budgets chose, also every level, or every rung of the ladder; ``submodels`` (ids)
     come on top, and so do ``slices``, folders that hold a published slice of the model. Plans for TensorRT are built
     here, unless ``emit_only`` leaves them to `nestforge build` on the device. ``progress(stage, done, total)`` is
     called as work proceeds.
@@ -86,7 +90,10 @@ def compile_bundle(
         raise PlanError(f"include {include!r}: expected one of {', '.join(get_args(Include))}")
     source = open_source(model, exits)
     source.checkpoint.require_weights()
-    device = _device(source, profile, buckets, levels=levels, shape=shape, budgets=budgets, forms=forms)
+    device = _device(
+        source, profile, buckets, levels=levels, shape=shape, budgets=budgets, forms=forms, precisions=precisions
+    )
+    source = replace(source, precisions=device.precisions)
     _require_backend(device, emit_only)
     steps = make_levels(source.spec, device.levels, device.width_multiple)
     rungs = ladder(steps, device.shape)
@@ -95,6 +102,7 @@ def compile_bundle(
     wanted += published
     _refuse_impossible_budgets(source, device, steps)
     corpus = _corpus(source, text, data)
+    require_examples(device.precisions, corpus)
     options: dict[str, Any] = {
         "include": include,
         "submodels": [submodel.id for submodel in wanted],
@@ -113,13 +121,20 @@ def compile_bundle(
         with clock("rank"):  # every elastic dimension becomes a prefix
             ranking = rank_axes(universal, corpus, stage, clock)
         templates = Templates(universal, stage, device)
+        keys = templates.keys([*in_every_precision(rungs), *wanted], device.buckets)
         with clock("trace"):  # once per bucket, depth and segment
-            for key in clock.each(templates.keys([*rungs, *wanted, source.spec.universal()], device.buckets)):
+            for key in clock.each(list(dict.fromkeys(key.traced for key in keys))):
                 templates.get(key)
-        with clock("store"):  # every weight once, elastic dimension first
+        draft, measure = draft_bundle(stage, universal.source, ranking, device, options), None
+        if device.precisions != ("fp32",):
+            with clock("calibrate"):  # what other precisions must know of the values that they hold
+                measure = yardstick(templates, stage, draft)
+                templates = calibrated(templates, measure, text_encoder(universal), corpus, clock)
+        with clock("store"):  # every weight once in each precision, elastic dimension first
+            for key in keys:
+                templates.get(key)
             write = partial(write_store, universal, templates.weights(), templates.tables())
             stage.once(stage.folder / WEIGHTS_NAME, write)
-        draft = draft_bundle(stage, universal.source, ranking, device, options)
         builder = _builder(universal, device, templates, stage, draft, [*rungs, *wanted])
         with clock("measure"):  # a few rungs on this host correct the predictions
             corrections = fit_rungs(builder, rungs, clock)
@@ -131,7 +146,7 @@ def compile_bundle(
             for submodel, bucket in clock.each(pairs):
                 engines += [builder.build(submodel, bucket), *build_segments(builder, submodel, bucket)]
         with clock("quality"):  # what the submodels keep, on held-out texts or rows
-            quality = measure_quality(builder, text_encoder(universal), engines, corpus, clock)
+            quality = measure_quality(builder, text_encoder(universal), engines, corpus, clock, measure)
         with clock("bench"):  # what the dispatcher will go by
             latencies = measure_engines(builder, engines, corrections, clock)
         completed = complete(draft, plan, chosen, engines, quality, latencies)
@@ -156,6 +171,7 @@ def _device(
     shape: LadderShape | None,
     budgets: Mapping[str, BudgetSpec] | None,
     forms: Mapping[str, str] | None,
+    precisions: Sequence[Precision] | None,
 ) -> DeviceProfile:
     """The profile, with what this compile asks for in place of its own."""
     device = profile if isinstance(profile, DeviceProfile) else load_profile(profile)
@@ -164,6 +180,10 @@ def _device(
         device = replace(device, levels={kind: tuple(fractions) for kind, fractions in levels.items()})
     if forms:
         device = replace(device, forms={**(device.forms or {}), **forms})
+    if precisions:
+        device = replace(device, precisions=tuple(precisions))
+        if problem := precision_problem(device.precisions, device.backend):
+            raise PlanError(f"precision: {problem}")
     return replace(device, shape=shape or device.shape, budgets=budgets or device.budgets)
 
 
@@ -248,16 +268,19 @@ def _chosen(
     ids = {budget.submodel for budget in plan.budgets} | {submodel.id for submodel in wanted}
     ids.add(universal.spec.universal().id)
     if include != "budgets":
-        ids |= {level.submodel.id for level in steps}
+        ids |= {submodel.id for submodel in in_every_precision([level.submodel for level in steps])}
     if include == "ladder":
         ids |= {candidate.id for candidate in plan.candidates}
     found = [(c.parameters, universal.spec.parse(c.id)) for c in plan.candidates if c.id in ids]
-    found.sort(key=lambda pair: (pair[0], [value for _, value in pair[1].structure], pair[1].id))
+    found.sort(key=lambda pair: (pair[0], [v for _, v in pair[1].structure], pair[1].bits or 0, pair[1].id))
     return [submodel for _, submodel in found]
 
 
 def _verify_written(stage: Stage, universal: UniversalModel, clock: Clock) -> None:
-    bundle = for_backend(open_bundle(stage.folder, check="full"), "onnxruntime")
+    bundle = on_host(open_bundle(stage.folder, check="full"))
     for verdict in verify_engines(bundle, universal, clock):
         if verdict.problem:
             raise ParityError(f"engine {verdict.engine}, as written: {verdict.problem}")
+    for path in stage.folder.iterdir():
+        if is_twin(path.name):
+            path.unlink()

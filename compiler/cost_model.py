@@ -8,12 +8,13 @@ gives ``corrected_ms``; nothing here is itself a measurement.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
 from ..profiles.device_profile import DeviceProfile, Rates
+from ..profiles.precision import BITS_OF, Precision
 from ..workload import Op
 
 # ONNX Runtime's arena grows by doubling and is kept: measured 5.4 to 7.8 times the operands of the largest product
@@ -60,10 +61,11 @@ class Correction:
         return self.gemm * cost.gemm_ms + self.other * cost.other_ms + self.overhead * cost.overhead_ms
 
 
-def predict(ops: Sequence[Op], profile: DeviceProfile) -> Cost:
-    """Cost of running ``ops`` one after the other on the device of ``profile``."""
-    gemm_ms = sum(_milliseconds(op, profile.rates) for op in ops if op.kind == "gemm")
-    other_ms = sum(_milliseconds(op, profile.rates) for op in ops if op.kind != "gemm")
+def predict(ops: Sequence[Op], profile: DeviceProfile, precision: Precision = "fp32") -> Cost:
+    """Cost of running ``ops``, which are counted in float32, one after the other on the device of ``profile``."""
+    ops = [_in_precision(op, precision) for op in ops]
+    gemm_ms = sum(_milliseconds(op, profile.rates, precision) for op in ops if op.kind == "gemm")
+    other_ms = sum(_milliseconds(op, profile.rates, precision) for op in ops if op.kind != "gemm")
     products = [op.activation_bytes for op in ops if op.kind in ("gemm", "batched_gemm")]
     return Cost(
         flops=sum(op.flops for op in ops),
@@ -98,11 +100,21 @@ def fit_correction(costs: Sequence[Cost], measured_ms: Sequence[float]) -> Corre
     return Correction(gemm, other, overhead, len(costs))
 
 
-def _milliseconds(op: Op, rates: Rates) -> float:
-    """Roofline time of ``op`` without its fixed overhead."""
+def _in_precision(op: Op, precision: Precision) -> Op:
+    """``op`` with the bytes that it moves: of integers the weights alone, of a half everything."""
+    if precision in ("fp16", "bf16"):
+        return replace(op, weight_bytes=op.weight_bytes // 2, activation_bytes=op.activation_bytes // 2)
+    if op.kind in ("gemm", "gather"):
+        return replace(op, weight_bytes=op.weight_bytes * BITS_OF[precision] // BITS_OF["fp32"])
+    return op
+
+
+def _milliseconds(op: Op, rates: Rates, precision: Precision) -> float:
+    """Roofline time of ``op``, whose bytes are those of ``precision``, without its fixed overhead."""
     weights_s = op.weight_bytes / (rates.bandwidth_gb_s * 1e9)
     activations_s = op.activation_bytes / (rates.elementwise_gb_s * 1e9)
-    gflops = {"gemm": rates.gemm_gflops, "batched_gemm": rates.batched_gemm_gflops}.get(op.kind)
+    products = (rates.at or {}).get(precision, rates)
+    gflops = {"gemm": products.gemm_gflops, "batched_gemm": products.batched_gemm_gflops}.get(op.kind)
     compute_s = op.flops / (gflops * 1e9) if gflops else 0.0
     return 1e3 * max(compute_s, weights_s + activations_s)
 

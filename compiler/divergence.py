@@ -13,6 +13,7 @@ import torch
 from ..elastic import Submodel
 from ..exporters.universal import PREFIX
 from .parity import Arrays, Tolerance, within
+from .precision.twin import twin
 from .store import Store
 from .template import Template, emit
 
@@ -74,7 +75,10 @@ def _graph_values(
     template: Template, store: Store, submodel: Submodel, feeds: Mapping[str, np.ndarray], folder: Path
 ) -> dict[str, np.ndarray]:
     """The value of every module that the graph still has, in the order in which the graph computes them."""
-    model = onnx.shape_inference.infer_shapes(onnx.ModelProto.FromString(emit(template, store, submodel)))
+    graph = emit(template, store, submodel)
+    if template.precision == "bf16":
+        graph = twin(graph)
+    model = onnx.shape_inference.infer_shapes(onnx.ModelProto.FromString(graph))
     known = (*model.graph.value_info, *model.graph.output)
     kinds = {value.name: value.type.tensor_type.elem_type for value in known}
     modules: dict[str, list[str]] = {}
@@ -84,10 +88,10 @@ def _graph_values(
         name
         for node in model.graph.node
         for name in node.output
-        if name in modules and kinds.get(name) == onnx.TensorProto.FLOAT
+        if name in modules and kinds.get(name) in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
     ]
     del model.graph.output[:]
-    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in wanted)
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, kinds[name], None) for name in wanted)
     path = folder / "divergence.onnx"
     path.write_bytes(model.SerializeToString())
     try:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import get_args
 
-from ..elastic import Submodel, canonical
+from ..elastic import BITS, Submodel, canonical
 from ..profiles.device_profile import LadderShape
 from .levels import Level
 
@@ -59,3 +59,10 @@ def promoted(layers: Sequence[int], count: int, shape: LadderShape) -> frozenset
             return frozenset(layers[start : start + count])
         case "down-up":
             return frozenset((*layers[: count // 2], *layers[rest + count // 2 :]))
+
+
+def in_every_precision(rungs: Sequence[Submodel]) -> tuple[Submodel, ...]:
+    """Every rung in every precision that it may have, narrow before wide, so that the last one which fits a budget is
+    the largest rung, in the widest precision that it fits in."""
+    widths = next((axis.choices for axis, _ in rungs[0].values if axis.name == BITS), None) or ()
+    return tuple(rung.at_bits(bits) for rung in rungs for bits in widths) if widths else tuple(rungs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import floor, isclose, isfinite
 
-from ..elastic import Axis, ElasticSpec, Submodel
+from ..elastic import BITS, Axis, ElasticSpec, Submodel
 from ..errors import PlanError
 from ..strict import nearest
 
@@ -37,11 +37,11 @@ def levels(
     together through 1/8, 1/4, 1/2, 1 for a model that was trained nested and 1/4, 1/2, 3/4, 1 otherwise.
     The spec's ``widths`` are rounded to the nearest multiple of ``width_multiple`` (at least one, never above the
     size), kinds with choices to the nearest of them, other kinds to whole steps (at least one).
-    Raises PlanError for an unknown kind or fractions that do not increase to 1.
+    Every level has the widest precision. Raises PlanError for an unknown kind or fractions that do not increase to 1.
     """
     if fractions is None:
         fractions = _default(spec)
-    if not spec.axes and not fractions:
+    if not _axes(spec) and not fractions:
         return (Level("100%", spec.universal()),)
     _check(spec, fractions)
     count = len(next(iter(fractions.values())))
@@ -51,14 +51,23 @@ def levels(
     )
 
 
+def _axes(spec: ElasticSpec) -> list[Axis]:
+    """What levels move: a precision is chosen beside them."""
+    return [axis for axis in spec.axes if axis.name != BITS]
+
+
+def _kinds(spec: ElasticSpec) -> list[str]:
+    return list(dict.fromkeys(axis.kind for axis in _axes(spec)))
+
+
 def _default(spec: ElasticSpec) -> dict[str, Sequence[float]]:
     if spec.granularities is not None:
         return dict(spec.granularities)
-    chosen = {axis.kind: [choice / axis.size for choice in axis.choices] for axis in spec.axes if axis.choices}
+    chosen = {axis.kind: [choice / axis.size for choice in axis.choices] for axis in _axes(spec) if axis.choices}
     if chosen:
         most = max(map(len, chosen.values()))
         return {kind: steps for kind, steps in chosen.items() if len(steps) == most}
-    return dict.fromkeys(spec.kinds, NESTED_FRACTIONS if spec.trained_nested else RANKED_FRACTIONS)
+    return dict.fromkeys(_kinds(spec), NESTED_FRACTIONS if spec.trained_nested else RANKED_FRACTIONS)
 
 
 def _level(label: str, spec: ElasticSpec, shares: Mapping[str, float], width_multiple: int) -> Level:
@@ -85,7 +94,7 @@ def _rounded(axis: Axis, exact: float, multiple: int) -> int:
 
 def _label(spec: ElasticSpec, shares: Mapping[str, float], index: int, count: int) -> str:
     """``S`` to ``XL`` for four levels, else the first fraction; ``depth6`` where kinds with choices move alone."""
-    choices = {axis.kind: axis for axis in spec.axes if axis.choices}
+    choices = {axis.kind: axis for axis in _axes(spec) if axis.choices}
     if shares.keys() <= choices.keys():
         values = {kind: _rounded(choices[kind], share * choices[kind].size, 1) for kind, share in shares.items()}
         return "-".join(f"{kind}{value}" for kind, value in values.items())
@@ -94,10 +103,10 @@ def _label(spec: ElasticSpec, shares: Mapping[str, float], index: int, count: in
 
 def _check(spec: ElasticSpec, fractions: Mapping[str, Sequence[float]]) -> None:
     if not fractions:
-        raise PlanError(f"levels: expected fractions for at least one of {', '.join(spec.kinds)}, got none")
+        raise PlanError(f"levels: expected fractions for at least one of {', '.join(_kinds(spec))}, got none")
     for kind, steps in fractions.items():
-        if kind not in spec.kinds:
-            raise PlanError(f"levels: this model has no axis kind {kind!r}{nearest(kind, spec.kinds)}")
+        if kind not in _kinds(spec):
+            raise PlanError(f"levels: this model has no axis kind {kind!r}{nearest(kind, _kinds(spec))}")
         increasing = all(low < high for low, high in pairwise(steps))
         if not steps or not all(map(isfinite, steps)) or steps[0] <= 0 or not increasing or steps[-1] != 1:
             shown = ", ".join(f"{step:g}" for step in steps)

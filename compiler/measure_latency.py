@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
 from ..elastic import Bucket, Submodel
+from ..profiles.precision import BITS_OF, Precision, precision_of
 from ..profiles.probe_host import is_this_host
 from ..runtime.feeds import random_feeds
 from ..runtime.manifest import EngineEntry, Latency
@@ -15,8 +16,9 @@ from ..runtime.runner import Residency, runner_for
 from ..runtime.threads import threads_or_default
 from .build_engine import EngineBuilder
 from .clock import Clock
-from .cost_model import Correction, fit_correction, predict
+from .cost_model import Cost, fit_correction, predict
 from .forms import formed_workload
+from .plan import Corrections
 
 # Spread over the ladder; the correction has three factors, so four rungs leave it one to disagree with.
 _RUNGS = 4
@@ -28,24 +30,22 @@ _GROUP = 4
 _RESIDENCY: Residency = "packed"
 
 
-def fit_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], clock: Clock) -> Mapping[Bucket, Correction]:
-    """Corrections per bucket, from some of ``rungs`` built and measured here; empty for a profile of another device.
+def fit_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], clock: Clock) -> Corrections:
+    """Corrections per bucket and precision, from some of ``rungs`` built and measured here; empty for a profile of
+    another device.
 
     A rung of another sequence is measured at the shape that it has in the place of the bucket.
     """
     if not is_this_host(builder.profile):
         return {}
-    picked, source = rungs_to_measure(len(rungs)), builder.universal.source
-    return {
-        bucket: fit_correction(
-            [
-                predict(formed_workload(source, rungs[i], rungs[i].at(bucket), builder.profile), builder.profile)
-                for i in picked
-            ],
-            _measured_rungs(builder, [rungs[i] for i in picked], bucket),
-        )
-        for bucket in clock.each(builder.profile.buckets)
-    }
+    picked, profile = [rungs[index] for index in rungs_to_measure(len(rungs))], builder.profile
+    pairs = [(bucket, precision) for bucket in profile.buckets for precision in profile.precisions]
+    corrections = {}
+    for bucket, precision in clock.each(pairs):
+        own = [rung.at_bits(BITS_OF[precision]) for rung in picked]
+        costs = [_cost(builder, rung, rung.at(bucket)) for rung in own]
+        corrections[bucket, precision] = fit_correction(costs, _measured_rungs(builder, own, bucket, precision))
+    return corrections
 
 
 def rungs_to_measure(count: int) -> list[int]:
@@ -54,7 +54,7 @@ def rungs_to_measure(count: int) -> list[int]:
 
 
 def measure_engines(
-    builder: EngineBuilder, engines: Sequence[EngineEntry], corrections: Mapping[Bucket, Correction], clock: Clock
+    builder: EngineBuilder, engines: Sequence[EngineEntry], corrections: Corrections, clock: Clock
 ) -> tuple[Latency, ...]:
     """Predicted latency of every engine, and beside it the measured one if the profile is of this host.
 
@@ -89,31 +89,39 @@ def _groups(engines: Sequence[EngineEntry]) -> list[list[EngineEntry]]:
     return [*groups, *segments.values()]
 
 
-def _predicted(builder: EngineBuilder, engine: EngineEntry, corrections: Mapping[Bucket, Correction]) -> float:
+def _predicted(builder: EngineBuilder, engine: EngineEntry, corrections: Corrections) -> float:
     """Milliseconds, corrected where rungs were measured."""
     source = builder.universal.source
     submodel = source.spec.parse(engine.submodel)
-    names = [segment.name for segment in source.exits.entry.segments] if source.exits else []
-    if engine.segment is None or source.exits is None:
-        ops = formed_workload(source, submodel, engine.bucket, builder.profile)
-    else:
-        ops = source.exits.workload(submodel, engine.bucket, names.index(engine.segment))
-    cost = predict(ops, builder.profile)
+    cost = _cost(builder, submodel, engine.bucket, engine.segment)
     if not corrections:
         return cost.predicted_ms
     # The first bucket of the profile that the submodel has as this one.
     measured = next(bucket for bucket in builder.profile.buckets if submodel.at(bucket) == engine.bucket)
-    return corrections[measured].corrected_ms(cost)
+    return corrections[measured, engine.precision].corrected_ms(cost)
 
 
-def _measured_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], bucket: Bucket) -> list[float]:
+def _cost(builder: EngineBuilder, submodel: Submodel, bucket: Bucket, segment: str | None = None) -> Cost:
+    """Of the engine of ``submodel`` at ``bucket``, or of one segment of it."""
+    source, profile = builder.universal.source, builder.profile
+    if segment is None or source.exits is None:
+        ops = formed_workload(source, submodel, bucket, profile)
+    else:
+        names = [entry.name for entry in source.exits.entry.segments]
+        ops = source.exits.workload(submodel, bucket, names.index(segment))
+    return predict(ops, profile, precision_of(submodel, profile.precisions))
+
+
+def _measured_rungs(
+    builder: EngineBuilder, rungs: Sequence[Submodel], bucket: Bucket, precision: Precision
+) -> list[float]:
     """Latency of each rung in milliseconds; an interrupted compile measures once, so that its plan stays the same."""
 
     def measure_now() -> list[float]:
         engines = [builder.build(rung, rung.at(bucket)) for rung in rungs]
         return [p50 for p50, _ in _best_of_rounds(builder, engines)]
 
-    times: list[float] = builder.stage.once_json(f"rungs-{bucket.label}.json", measure_now)
+    times: list[float] = builder.stage.once_json(f"rungs-{bucket.label}-{precision}.json", measure_now)
     return times
 
 

@@ -14,12 +14,13 @@ from ..elastic import Bucket, ElasticSpec, Submodel
 from ..errors import PlanError
 from ..exporters.parameter_groups import ParameterGroups
 from ..profiles.device_profile import BudgetSpec, DeviceProfile, resolve_limit
+from ..profiles.precision import Precision, precision_of
 from ..runtime.manifest import Limits
 from ..workload import Op
 from .assignments import unusual
 from .cost_model import Correction, predict, predict_memory_bytes
 from .forms import formed_workload
-from .ladder import ladder
+from .ladder import in_every_precision, ladder
 from .levels import Level
 
 
@@ -31,9 +32,13 @@ class Source(Protocol):
     @property
     def spec(self) -> ElasticSpec: ...
     def parameter_groups(self, submodel: Submodel) -> ParameterGroups: ...
-    def weight_bytes(self, submodel: Submodel) -> int: ...
+    def weight_bytes(self, submodel: Submodel, small_tables: bool = True) -> int: ...
     def workload(self, submodel: Submodel, bucket: Bucket, forms: Mapping[str, str] | None = None) -> Sequence[Op]: ...
     def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]: ...
+
+
+# By bucket of the profile and precision of the rungs that were measured.
+Corrections = Mapping[tuple[Bucket, Precision], Correction]
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class BucketCost:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A submodel that could be compiled. ``rung`` is its place on the ladder; None for one that was asked for by id.
+    """A submodel that could be compiled. ``rung`` is its place on the ladder, where each rung stands once for every
+    precision; None for one that was asked for by id.
 
     ``memory_mb``: weights and the activations of the largest bucket. ``non_embedding_parameters`` leaves out the tables
     of tokens and positions, ``ffn_parameters`` are those of the feed-forward networks that shrink.
@@ -74,6 +80,7 @@ class Candidate:
     non_embedding_parameters: int
     ffn_parameters: int
     rung: int | None = None
+    precision: Precision = "fp32"
 
     def figures(self, bucket: Bucket) -> dict[str, float]:
         """What budgets limit, by the names that they have there; latency and FLOPs at ``bucket``."""
@@ -130,22 +137,22 @@ def make_plan(
     *,
     levels: Sequence[Level],
     submodels: Sequence[Submodel] = (),
-    corrections: Mapping[Bucket, Correction] | None = None,
+    corrections: Corrections | None = None,
 ) -> Plan:
     """For every budget of ``profile`` the largest rung of the ladder that keeps all its limits.
 
     ``submodels`` are candidates beside the ladder, to be compiled because they were asked for; budgets do not choose
-    them. ``corrections`` must cover every bucket of the profile, or be left out.
+    them. ``corrections`` must cover every bucket and precision of the profile, or be left out.
     Raises PlanError if even the smallest rung breaks a limit, naming the budget, the limit and that rung's figure; an
     optional budget is then left out, and a note says so.
     """
     corrections = corrections or {}
-    if corrections and set(corrections) != set(profile.buckets):
-        raise ValueError("corrections: expected one for every bucket of the profile")
-    rungs = ladder(levels, profile.shape)
+    if corrections and set(corrections) != {(b, p) for b in profile.buckets for p in profile.precisions}:
+        raise ValueError("corrections: expected one for every bucket and precision of the profile")
+    rungs = in_every_precision(ladder(levels, profile.shape))
     known = {rung.id for rung in rungs}
     extra = {submodel.id: submodel for submodel in submodels if submodel.id not in known}
-    labels = {level.submodel.id: tuple(o.label for o in levels if o.submodel == level.submodel) for level in levels}
+    labels = _labels(levels, rungs, profile)
     on_ladder = [_candidate(source, profile, corrections, s, labels.get(s.id, ()), i) for i, s in enumerate(rungs)]
     beside = [_candidate(source, profile, corrections, s, (), None) for s in extra.values()]
     basis: Literal["predicted", "corrected"] = "corrected" if corrections else "predicted"
@@ -177,17 +184,18 @@ def figures_of(source: Source, profile: DeviceProfile, submodel: Submodel) -> di
 def _candidate(
     source: Source,
     profile: DeviceProfile,
-    corrections: Mapping[Bucket, Correction],
+    corrections: Corrections,
     submodel: Submodel,
     labels: tuple[str, ...],
     rung: int | None,
 ) -> Candidate:
+    precision = precision_of(submodel, profile.precisions)
     costs = {
-        bucket: predict(formed_workload(source, submodel, submodel.at(bucket), profile), profile)
+        bucket: predict(formed_workload(source, submodel, submodel.at(bucket), profile), profile, precision)
         for bucket in profile.buckets
     }
     groups = source.parameter_groups(submodel)
-    weight_bytes = source.weight_bytes(submodel)
+    weight_bytes = source.weight_bytes(submodel, small_tables=profile.backend == "onnxruntime")
     return Candidate(
         id=submodel.id,
         labels=labels,
@@ -202,14 +210,28 @@ def _candidate(
                 moved_bytes=cost.moved_bytes,
                 activation_bytes=cost.activation_bytes,
                 predicted_ms=cost.predicted_ms,
-                corrected_ms=corrections[bucket].corrected_ms(cost) if corrections else None,
+                corrected_ms=corrections[bucket, precision].corrected_ms(cost) if corrections else None,
             )
             for bucket, cost in costs.items()
         ),
         non_embedding_parameters=groups.non_embedding,
         ffn_parameters=groups.ffn,
         rung=rung,
+        precision=precision,
     )
+
+
+def _labels(levels: Sequence[Level], rungs: Sequence[Submodel], profile: DeviceProfile) -> dict[str, tuple[str, ...]]:
+    """Names of the levels by id of the rung: ``M`` in the widest precision, ``M.int8`` in another."""
+    labels: dict[str, tuple[str, ...]] = {}
+    for level in levels:
+        for rung in rungs:
+            if rung == level.submodel:
+                labels[rung.id] = (*labels.get(rung.id, ()), level.label)
+            elif rung.bits and rung.at_bits(level.submodel.bits or rung.bits) == level.submodel:
+                name = f"{level.label}.{precision_of(rung, profile.precisions)}"
+                labels[rung.id] = (*labels.get(rung.id, ()), name)
+    return labels
 
 
 def _choose(

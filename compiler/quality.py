@@ -13,6 +13,7 @@ from ..strict import structure, unstructure
 from .build_engine import EngineBuilder
 from .clock import Clock
 from .corpus import ArrayCorpus, Corpus
+from .yardstick import Yardstick
 
 
 def measure_quality(
@@ -21,22 +22,25 @@ def measure_quality(
     engines: Sequence[EngineEntry],
     corpus: Corpus | ArrayCorpus | None,
     clock: Clock,
+    yardstick: Yardstick | None = None,
 ) -> Mapping[str, Quality]:
     """Quality of every submodel against the universal model on what was held out; empty without data.
 
     Measured at the bucket with the longest sequence, to which texts are truncated for both models alike. A submodel of
     a shorter sequence runs at its own, the universal model at the bucket's, on the samples that fit the shorter: the
-    requests that it may answer; it has no quality if none fits. What an earlier run measured is kept.
+    requests that it may answer; it has no quality if none fits. The universal model computes in float32, in an engine
+    of the bundle or in ``yardstick``. What an earlier run measured is kept.
     """
     samples = _samples(encoder, corpus)
     if samples is None:
         return {}
     spec = builder.universal.spec
     bucket = max(builder.profile.buckets, key=lambda b: (b.sequence, -b.batch))
-    universal = builder.build(spec.universal(), bucket)
+    universal = yardstick.engine if yardstick else builder.build(spec.universal(), bucket)
     wholes = [e for e in engines if e.segment is None and e.bucket == spec.parse(e.submodel).at(bucket)]
     missing = [engine for engine in wholes if not (builder.stage.work / _receipt(engine)).exists()]
-    measured = measure(builder.draft, universal, missing, samples, threads_or_default(None), clock.tick)
+    reference = yardstick.bundle if yardstick else builder.draft
+    measured = measure(builder.draft, universal, missing, samples, threads_or_default(None), clock.tick, reference)
     found = {engine.submodel: _kept(builder, engine, quality) for engine, quality in measured}
     for engine in wholes:
         if engine not in missing:

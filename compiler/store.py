@@ -1,7 +1,8 @@
 """The weight store: one plain ``weights.safetensors`` that every engine names as its external data.
 
 Each tensor is stored once, with its elastic dimension first, so that a submodel's weights are byte prefixes. Beside the
-weights lie the tables of the graphs: constants that no engine should hold for itself, or compute.
+weights lie the tables of the graphs: constants that no engine should hold for itself, or compute. A tensor that engines
+of several precisions read stands there once in each (encodings.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 
 from ..elastic import ElasticSpec, PrefixSlice, Submodel
 from ..errors import CheckpointError
-from ..exporters.ranking import step_blocks
 from ..exporters.universal import UniversalModel
+from .encodings import BF16, FP16, INT4, INT8, PER_OUTPUT, encode, split_encoding
 from .passes.linear_to_gemm import TRANSPOSED
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -74,13 +74,17 @@ def stored_name(parameter: str, spec: ElasticSpec) -> str:
 
 
 def write_store(model: UniversalModel, names: Collection[str], tables: Mapping[str, np.ndarray], path: Path) -> None:
-    """Writes the tensors ``names`` (a parameter, or a parameter with ``.T``) of the universal model, and ``tables``."""
+    """Writes the tensors ``names`` of the universal model (a parameter, or that with ``.T``, encoded or not), and
+    ``tables``."""
     parameters = model.parameters()
-    tensors: dict[str, np.ndarray] = {}
-    for name in sorted(names):
-        data = parameters[name.removesuffix(TRANSPOSED)].detach().numpy()
-        tensors[name] = np.ascontiguousarray(data.T if name.endswith(TRANSPOSED) else data)
-    save_tensors({**tensors, **tables}, path)
+    save_tensors({**{name: _laid_out(parameters, name) for name in sorted(names)}, **tables}, path)
+
+
+def _laid_out(parameters: Mapping[str, torch.nn.Parameter], name: str) -> np.ndarray:
+    """The tensor ``name`` of the store, made from the parameter."""
+    plain, _ = split_encoding(name)
+    data = parameters[plain.removesuffix(TRANSPOSED)].detach().numpy()
+    return encode(np.ascontiguousarray(data.T if plain.endswith(TRANSPOSED) else data), name)
 
 
 def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
@@ -115,11 +119,16 @@ def _stored(
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
             shape = tuple(entry["shape"])
-            cuts = spec.slices_of(name.removesuffix(TRANSPOSED))
-            yield (
-                name,
-                StoredTensor(base + begin, shape, (end - begin) // max(prod(shape), 1), cuts[0] if cuts else None),
-            )
+            yield name, StoredTensor(base + begin, shape, (end - begin) // max(prod(shape), 1), _cut(name, spec))
+
+
+def _cut(name: str, spec: ElasticSpec) -> PrefixSlice | None:
+    """The slice of dimension 0 of a stored tensor."""
+    plain, encoding = split_encoding(name)
+    if encoding in PER_OUTPUT and plain.endswith(TRANSPOSED):
+        return None  # a scale for every output, and the inputs shrink
+    cuts = spec.slices_of(plain.removesuffix(TRANSPOSED))
+    return cuts[0] if cuts else None
 
 
 def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
@@ -128,19 +137,21 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
     Raises CheckpointError if a step of the store is not a step of the model: it was made from other weights.
     """
     parameters, orders, unshared = model.parameters(), {}, unshared_parameters(model.spec)
-    with safe_open(path, framework="pt") as file:
+    with safe_open(path, framework="np") as file:
+        names = frozenset(file.keys())
         for order in model.spec.orders:
             cuts = [cut for cut in (*order.slices, *order.followers) if cut.parameter not in unshared]
-            ours = _step_keys([(parameters[cut.parameter].data, cut) for cut in cuts])
             try:
-                stored = _step_keys([(_parameter(file, cut.parameter, model.spec), cut) for cut in cuts])
-            except SafetensorError:
+                stored = [(_name_in(names, cut.parameter, model.spec), cut) for cut in cuts]
+            except StopIteration:
                 raise _other_model(model, f"weights of {order.name} have other names in {path}") from None
+            ours = _step_keys((_laid_out(parameters, name), name, cut) for name, cut in stored)
+            theirs = _step_keys((file.get_tensor(name), name, cut) for name, cut in stored)
             places: dict[bytes, list[int]] = {}
             for place, key in enumerate(ours):
                 places.setdefault(key, []).append(place)
             try:
-                orders[order.name] = torch.tensor([places[key].pop(0) for key in stored])
+                orders[order.name] = torch.tensor([places[key].pop(0) for key in theirs])
             except (KeyError, IndexError):
                 raise _other_model(model, f"weights of {order.name} are not those in {path}") from None
     return orders
@@ -150,12 +161,20 @@ def _other_model(model: UniversalModel, problem: str) -> CheckpointError:
     return CheckpointError(f"{model.source.checkpoint.folder}: {problem}; the bundle was made from another model")
 
 
-def _parameter(file: Any, name: str, spec: ElasticSpec) -> torch.Tensor:
-    stored: torch.Tensor = file.get_tensor(stored_name(name, spec))
-    return stored.T if name in transposed_parameters(spec) else stored
+def _name_in(names: Collection[str], parameter: str, spec: ElasticSpec) -> str:
+    """The stored tensor that holds the weights of ``parameter``. Raises StopIteration if there is none."""
+    stored = stored_name(parameter, spec)
+    return next(stored + held for held in ("", FP16, BF16, INT8, INT4) if stored + held in names)
 
 
-def _step_keys(tensors: Iterable[tuple[torch.Tensor, PrefixSlice]]) -> list[bytes]:
-    """One hash per step, over its blocks in every tensor."""
-    blocks = [step_blocks(data, cut).contiguous().flatten(1).numpy() for data, cut in tensors]
+def _step_keys(tensors: Iterable[tuple[np.ndarray, str, PrefixSlice]]) -> list[bytes]:
+    """One hash per step, over its blocks in every tensor, given as the store lays it out, with its name there."""
+    turned = ((a.T if split_encoding(name)[0].endswith(TRANSPOSED) else a, cut) for a, name, cut in tensors)
+    blocks = [_steps(array, cut) for array, cut in turned]
     return [hashlib.sha256(b"".join(row.tobytes() for row in rows)).digest() for rows in zip(*blocks, strict=True)]
+
+
+def _steps(array: np.ndarray, cut: PrefixSlice) -> np.ndarray:
+    """The steps of an axis in front: ``[n, unit, ...]``."""
+    steps = np.moveaxis(array, cut.dim, 0)
+    return steps.reshape(-1, cut.unit, *steps.shape[1:])

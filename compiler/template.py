@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,20 +19,22 @@ from ..elastic import Bucket, ElasticSpec, Submodel
 from ..errors import SliceError
 from ..exporters.trace import Interface, Trace, trace
 from ..exporters.universal import UniversalModel
+from ..profiles.precision import Precision
 from ..runtime.manifest import WEIGHTS_NAME
+from .encodings import stored_stack, table_name
 from .passes.drop_open_masks import drop_open_masks
 from .passes.fold_tables import fold_tables
 from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
 from .passes.linear_to_gemm import linear_to_gemm
 from .passes.merge_reshapes import merge_reshapes
-from .passes.rows_as_weights import rows_as_weights, stack_of
+from .passes.rows_as_weights import rows_as_weights
 from .passes.shorten_names import shorten_names
 from .passes.simplify_attention import simplify_attention
 from .passes.weights_as_inputs import weights_as_inputs
+from .precision.cpu_kernels import fix_extents
 from .store import Store, StoredTensor, stored_name, transposed_parameters, unshared_parameters
 
 _FACTS = "nestforge.template"
-_TABLE = "table."
 # Elements. Larger constants, such as a causal mask or the matrices of a transform, are tables: they go to the weight
 # store, or every engine would hold its own copy.
 _FOLDED = 64
@@ -46,7 +47,8 @@ class Template:
 
     ``slice_problem`` says why submodels cannot be emitted from it, or is None. ``module_outputs`` maps a module of the
     PyTorch model to the value it returns, for those that survived the passes. ``tables`` are its large constants, each
-    named by its content.
+    named by its content. ``precision`` is that of its products: a graph is traced in fp32, and others derived from it
+    (precision/derive.py).
     """
 
     bucket: Bucket
@@ -54,11 +56,12 @@ class Template:
     module_outputs: dict[str, str]
     slice_problem: str | None
     tables: Mapping[str, np.ndarray] = field(default_factory=dict)
+    precision: Precision = "fp32"
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
-        """Names of the parameters that live in the weight store."""
-        return tuple(dict.fromkeys(stack_of(name)[0] for name in self.external if name not in self.tables))
+        """Names of the weight store's tensors that are made of parameters."""
+        return tuple(dict.fromkeys(stored_stack(name)[0] for name in self.external if name not in self.tables))
 
     @cached_property
     def external(self) -> tuple[str, ...]:
@@ -154,6 +157,7 @@ def emit(template: Template, store: Store, submodel: Submodel) -> bytes:
         place = {"location": WEIGHTS_NAME, "offset": str(stored.offset), "length": str(stored.length(submodel))}
         for key, value in place.items():
             tensor.external_data.add(key=key, value=value)
+    fix_extents(model)
     raw: bytes = model.SerializeToString(deterministic=True)
     return raw
 
@@ -174,7 +178,7 @@ def private_bytes(template: Template, store: Store) -> int:
 
 def _stored(store: Store, name: str) -> StoredTensor:
     """The tensor ``name`` of the store, or the row of one that it stands for."""
-    stack, row = stack_of(name)
+    stack, row = stored_stack(name)
     return store[stack] if row is None else store[stack].row(row)
 
 
@@ -210,8 +214,7 @@ def _named_tables(model: ir.Model, weights: Collection[str]) -> dict[str, np.nda
         if name in weights or value.const_value is None or value.const_value.size <= _FOLDED:
             continue
         array = np.ascontiguousarray(value.const_value.numpy())
-        content = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode() + array.tobytes()).hexdigest()
-        table = _TABLE + content[:16]
+        table = table_name(array)
         if table in named:
             ir.convenience.replace_all_uses_with(value, named[table])
             del model.graph.initializers[name]

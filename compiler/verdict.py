@@ -36,12 +36,12 @@ def verdict_of(
     exits = bundle.manifest.exits
     computed_from = exits.computed_from if exits else {}
     names = [case.name for case in cases]
-    comparisons = compare(reference.outputs, found, names, tolerance_of(bundle, universal), computed_from)
+    comparisons = compare(reference.outputs, found, names, tolerance_of(engine, universal), computed_from)
     broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
     outputs = tuple(comparison.output for comparison in comparisons)
     return EngineVerdict(engine.id, outputs, broken.describe() if broken is not None else None, reference.decisions)
 
 
-def tolerance_of(bundle: Bundle, universal: UniversalModel) -> Tolerance:
+def tolerance_of(engine: EngineEntry, universal: UniversalModel) -> Tolerance:
     """The tolerance that the gate of the build had."""
-    return tolerance_for(str(bundle.manifest.provenance.profile["precision"]), universal.spec.depth)
+    return tolerance_for(engine.precision, universal.spec.depth)

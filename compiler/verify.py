@@ -13,6 +13,7 @@ from ..errors import CheckpointError, ParityError
 from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
+from ..profiles.device_profile import profile_precisions
 from ..runtime.bundle import Bundle, open_bundle
 from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
 from ..runtime.model import ElasticModel
@@ -20,10 +21,10 @@ from ..runtime.threads import threads_or_default
 from .cases import Case, parity_cases
 from .clock import Clock, Progress, silent
 from .parity import Arrays
+from .precision.host_graphs import host_bundle
 from .rank_axes import text_encoder
 from .reference import replayed
 from .store import recover_order
-from .tensorrt.graphs import for_backend
 from .verdict import EngineVerdict, tolerance_of, verdict_of
 from .verify_segments import verify_segments
 
@@ -57,8 +58,8 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
             universal = load_universal(_source(against, bundle))
             _require_same_interface(universal, bundle)
             orders = recover_order(bundle.path / WEIGHTS_NAME, universal)
-        with clock("parity"):
-            verdicts = _verify(for_backend(bundle, "onnxruntime"), universal, orders, clock)
+        with clock("parity"), host_bundle(bundle) as here:
+            verdicts = _verify(here, universal, orders, clock)
     total = sum(entry.bytes for entry in bundle.manifest.files)
     return VerifyReport(
         str(bundle.path), len(bundle.manifest.files), total, str(against) if against else None, verdicts
@@ -66,8 +67,8 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
 
 
 def _source(against: str | Path, bundle: Bundle) -> ModelSource:
-    """The model, cut at the bundle's exits if it has any."""
-    source = open_source(against)
+    """The model in the bundle's precisions, cut at its exits if it has any."""
+    source = open_source(against, precisions=profile_precisions(bundle.manifest.provenance.profile))
     depths = next((axis.choices for axis in bundle.manifest.axes if axis.name == DEPTH), None)
     return replace(source, cut_at=depths) if DEPTH in source.spec.kinds else source
 
@@ -139,7 +140,7 @@ def _verdict(
     with ElasticModel(bundle, {engine.id: "packed"}, threads_or_default(None)) as model:
         answers = [model(case.feeds, submodel=engine.submodel, exits="off", decisions=decides) for case in own]
     found: list[Arrays] = [{**answer.outputs, **(answer.decisions or {})} for answer in answers]
-    family, limit = universal.source.family, tolerance_of(bundle, universal)
+    family, limit = universal.source.family, tolerance_of(engine, universal)
     decided = [_as_loaded(universal, engine, arrays, orders or {}) for arrays in found]
     try:
         expected = replayed(family, reference, names, own, engine.decisions, decided, limit)

@@ -39,7 +39,8 @@ from ..runtime.manifest import (
     SubmodelEntry,
 )
 from ..strict import unstructure
-from .plan import Plan
+from .plan import Candidate, Plan
+from .precision.host_graphs import is_twin
 from .report import render_report
 from .staging import Stage, to_json, write_synced
 from .tensorrt.trtexec import build_commands
@@ -101,8 +102,9 @@ def complete(
 ) -> Bundle:
     """The draft with its submodels, engines and budgets: everything but the files, so that it can answer."""
     candidates = {candidate.id: candidate for candidate in plan.candidates}
+    reads = {engine.submodel: engine.weight_bytes for engine in engines if engine.segment is None}
     submodels = tuple(
-        SubmodelEntry(c.id, c.labels, c.values, c.parameters, c.weight_bytes, quality.get(c.id))
+        SubmodelEntry(c.id, c.labels, c.values, c.parameters, _weight_bytes(c, reads.get(c.id)), quality.get(c.id))
         for c in (candidates[submodel.id] for submodel in chosen)
     )
     manifest = replace(
@@ -115,11 +117,16 @@ def complete(
     return replace(draft, manifest=manifest, build=replace(draft.build, latencies=tuple(latencies)))
 
 
+def _weight_bytes(candidate: Candidate, read: int | None) -> int:
+    """What its engines read, where that is known better than it was planned."""
+    return candidate.weight_bytes if candidate.precision == "fp32" or read is None else read
+
+
 def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:
     """Writes the manifest of a completed bundle; files of engines that it does not list are removed first."""
     listed = {engine.file for engine in completed.manifest.engines}
     for path in stage.folder.glob("*.onnx"):
-        if path.name not in listed:  # rungs that were built only to be measured
+        if path.name not in listed and not is_twin(path.name):  # rungs that were built only to be measured
             path.unlink()
     paths = sorted(path for path in stage.folder.iterdir() if path.is_file() and _listed(path.name))
     manifest = replace(
@@ -158,4 +165,4 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _listed(name: str) -> bool:
-    return name not in UNLISTED and not name.startswith(".")
+    return name not in UNLISTED and not name.startswith(".") and not is_twin(name)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from ..elastic import Bucket
 from ..errors import ProfileError
 from ..strict import structure, unstructure
+from .precision import PRECISIONS, Precision, precision_problem
 from .tensorrt_options import TensorRTOptions
 
 # 1: first published schema.
@@ -29,13 +30,22 @@ _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 
 @dataclass(frozen=True)
+class ProductRates:
+    """Sustained rates of products in another precision than fp32; see Rates."""
+
+    gemm_gflops: float
+    batched_gemm_gflops: float
+
+
+@dataclass(frozen=True)
 class Rates:
     """Sustained fp32 rates of a device, the input of the roofline.
 
     ``gemm_gflops`` holds for products with a weight, ``batched_gemm_gflops`` for attention's products of activations;
     ``bandwidth_gb_s`` for bytes read from memory, ``elementwise_gb_s`` for bytes that elementwise operations read and
     write (higher where activations stay in a cache, lower where the arithmetic is the limit). ``op_overhead_us`` is
-    paid by every operation. ``source`` says where the figures come from.
+    paid by every operation. ``source`` says where the figures come from. ``at`` has the products' rates in other
+    precisions; one that it lacks is taken to be no faster than fp32, though it moves fewer bytes.
     """
 
     gemm_gflops: float
@@ -44,6 +54,7 @@ class Rates:
     bandwidth_gb_s: float
     op_overhead_us: float = field(metadata={"min": 0})
     source: str | None = None
+    at: Mapping[str, ProductRates] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,8 @@ class DeviceProfile:
     ``shape`` says which layers are promoted first on the way from one level to the next. ``forms`` maps what may be
     computed in several equal forms, such as ``moe.combine``, to the one that engines get in place of the cheapest.
     ``tensorrt`` says how that backend builds its plans, None leaves it to the defaults of TensorRTOptions.
+    ``precisions``, written ``precision: fp16`` or as a list, are those of engines; where there are several, a budget
+    takes the widest one that it can afford at the largest submodel that it can afford.
     ``host`` is the fingerprint of the machine that was probed (processor, cores, version of ONNX Runtime): a compile
     there measures engines, elsewhere it predicts.
     """
@@ -92,7 +105,7 @@ class DeviceProfile:
     width_multiple: Literal[8, 16, 64]
     buckets: tuple[Bucket, ...]
     budgets: Mapping[str, BudgetSpec]
-    precision: Literal["fp32"] = "fp32"
+    precisions: tuple[Precision, ...] = ("fp32",)
     # Below 20 Gelu is not one operation; from 23 on attention becomes one that ONNX Runtime's CPU kernel refuses.
     opset: Literal[20, 21, 22] = 20
     levels: Mapping[str, tuple[float, ...]] | None = None
@@ -116,6 +129,7 @@ def read_profile(data: object, where: str) -> DeviceProfile:
         if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
             raise ProfileError(f"{where}: schema_version {data['schema_version']!r}, expected {SCHEMA_VERSION}")
         data = {**data, "buckets": _read_buckets(data["buckets"], where)} if "buckets" in data else data
+        data = _with_precisions(data, where)
     profile = structure(DeviceProfile, data, where, ProfileError)
     _check(profile, where)
     return profile
@@ -140,7 +154,17 @@ def parse_budget(text: str) -> tuple[str, BudgetSpec]:
 
 def profile_data(profile: DeviceProfile) -> dict[str, Any]:
     """The plain data that ``read_profile`` reads back as an equal profile."""
-    return {**unstructure(profile), "buckets": [f"{bucket.batch}x{bucket.sequence}" for bucket in profile.buckets]}
+    data = unstructure(profile)
+    precisions = data.pop("precisions")
+    data["precision"] = precisions[0] if len(precisions) == 1 else precisions
+    return {**data, "buckets": [f"{bucket.batch}x{bucket.sequence}" for bucket in profile.buckets]}
+
+
+def profile_precisions(data: Mapping[str, Any]) -> tuple[Precision, ...]:
+    """The precisions in ``profile_data``, as a manifest keeps it."""
+    given = data["precision"]
+    names = [given] if isinstance(given, str) else given
+    return tuple(precision for name in names for precision in PRECISIONS if precision == name)
 
 
 def resolve_limit(limit: float | str | None, universal: float) -> float | None:
@@ -176,6 +200,20 @@ def _read_buckets(texts: object, where: str) -> object:
     return [unstructure(bucket) for bucket in buckets]
 
 
+def _with_precisions(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """``data`` with the field that a profile's ``precision``, a name or a list of them, is read into."""
+    if "precisions" in data:
+        raise ProfileError(f"{where}: unknown key 'precisions'; did you mean 'precision'?")
+    if "precision" not in data:
+        return data
+    given = data["precision"]
+    names = list(given) if isinstance(given, (list, tuple)) else [given]
+    for name in names:
+        if name not in PRECISIONS:
+            raise ProfileError(f"{where}: precision: got {name!r:.80}; expected one of {', '.join(PRECISIONS)}")
+    return {**{key: value for key, value in data.items() if key != "precision"}, "precisions": names}
+
+
 def _check(profile: DeviceProfile, where: str) -> None:
     if not profile.name:
         raise ProfileError(f"{where}: name: expected text, got an empty one")
@@ -186,6 +224,13 @@ def _check(profile: DeviceProfile, where: str) -> None:
         value = getattr(profile.rates, rate.name)
         if isinstance(value, float) and rate.name != "op_overhead_us":
             _check_positive(f"{where}: rates: {rate.name}", value)
+    if problem := precision_problem(profile.precisions, profile.backend):
+        raise ProfileError(f"{where}: precision: {problem}")
+    for precision, products in (profile.rates.at or {}).items():
+        if precision not in PRECISIONS:
+            raise ProfileError(f"{where}: rates: at: got {precision!r:.80}; expected one of {', '.join(PRECISIONS)}")
+        _check_positive(f"{where}: rates: at.{precision}: gemm_gflops", products.gemm_gflops)
+        _check_positive(f"{where}: rates: at.{precision}: batched_gemm_gflops", products.batched_gemm_gflops)
     if profile.tensorrt is not None and profile.backend != "tensorrt":
         raise ProfileError(f"{where}: tensorrt: only for backend tensorrt, this profile's is {profile.backend}")
     if profile.host is not None and profile.backend != "onnxruntime":

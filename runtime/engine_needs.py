@@ -84,10 +84,12 @@ def _idle_segments(engines: Sequence[EngineEntry], admitted: Set[str]) -> set[st
 
 
 def _widths(submodel: Submodel, layers: tuple[int, int]) -> tuple[int, ...]:
-    """The values of every axis but the depth, 0 where it lies in a layer outside ``layers``."""
+    """The values of every axis but the depth, 0 where it lies in a layer outside ``layers``; the bits of a weight up
+    and down, since an engine reads nothing of what another precision reads."""
     first, last = layers
-    return tuple(
+    values = tuple(
         value if axis.layer is None or submodel.depth is None or first <= axis.layer < last else 0
         for axis, value in submodel.values
         if axis.name != DEPTH
     )
+    return values if submodel.bits is None else (*values, -submodel.bits)

@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 from ..elastic import SEQUENCE, Axis, Bucket
 from ..errors import SelectionError
+from ..profiles.precision import Precision
 
 # 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
 # 3 (2026-11): figures of quality by what an output means, roles of outputs; reads 1 and 2.
 # 4 (2026-11): decisions of engines and receipts of them, facts and forms of engines; reads 1, 2 and 3.
-SCHEMA_VERSION = 4
+# 5 (2026-11): precision of engines; reads 1 to 4.
+SCHEMA_VERSION = 5
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
 REPORT_NAME = "report.md"
@@ -171,7 +173,7 @@ class EngineEntry:
     says why an engine was traced. Only an engine that is still being built has no ``parity``. ``decisions`` are what it
     returns after its outputs, in order; ``facts`` are static numbers and rules that no shape of it shows, such as the
     slots of an expert; ``forms`` say in which of several equal forms it computes what. Each of the three is None where
-    there is nothing to say.
+    there is nothing to say. ``precision`` is that of its products; which values it holds in others its graph says.
     """
 
     id: str
@@ -191,6 +193,7 @@ class EngineEntry:
     decisions: tuple[DecisionEntry, ...] | None = None
     facts: Mapping[str, int | str] | None = None
     forms: Mapping[str, str] | None = None
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Encoder:
         attention = 4 * self.hidden * self.head_dim * heads
         return ParameterGroups(self.tables + self.fixed + attention + ffn, self.tables, ffn)
 
-    def weight_bytes(self, submodel: Submodel) -> int:
+    def weight_bytes(self, submodel: Submodel, small_tables: bool = True) -> int:
         return 4 * self.parameters(submodel)
 
     def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
@@ -44,6 +44,8 @@ class Encoder:
     ) -> list[Op]:
         ops = []
         for axis, value in submodel.values:
+            if axis.layer is None:
+                continue
             inner = value if axis.kind == "ffn" else value * self.head_dim
             weights = self.hidden * inner * (2 if axis.kind == "ffn" else 4)
             moved = 4 * bucket.tokens * (self.hidden + inner)

@@ -14,13 +14,13 @@ from nestforge.compiler.clock import Clock, silent
 from nestforge.compiler.levels import levels
 from nestforge.compiler.measure_latency import measure_engines
 from nestforge.compiler.plan import make_plan
+from nestforge.compiler.precision.host_graphs import for_backend
 from nestforge.compiler.rank_axes import text_encoder
 from nestforge.compiler.reference import reference_outputs
 from nestforge.compiler.staging import Stage
 from nestforge.compiler.store import read_store, write_store
 from nestforge.compiler.template import Template, traced_template
 from nestforge.compiler.templates import TemplateKey, Templates
-from nestforge.compiler.tensorrt.graphs import for_backend
 from nestforge.compiler.write_bundle import complete, draft_bundle, write_build_record, write_manifest
 from nestforge.elastic import Bucket
 from nestforge.exporters.checkpoint import sha256_of

@@ -10,6 +10,8 @@ import click
 from ..elastic import Bucket
 from ..errors import ProfileError
 from ..profiles.device_profile import BudgetSpec, LadderShape, parse_budget
+from ..profiles.precision import PRECISIONS, Precision
+from ..runtime.onnxruntime_gpu_provider import PROVIDERS
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 
@@ -80,6 +82,21 @@ class FormType(click.ParamType):  # type: ignore[type-arg]  # as above
         return computed, form
 
 
+class PrecisionsType(click.ParamType):  # type: ignore[type-arg]  # as above
+    """``fp32,int8``: precisions of engines."""
+
+    name = "P,P,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Precision, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = [name.strip() for name in str(value).split(",")]
+        for name in names:
+            if name not in PRECISIONS:
+                self.fail(f"{name!r}: expected some of {', '.join(PRECISIONS)}, with commas between", param, ctx)
+        return tuple(precision for name in names for precision in PRECISIONS if precision == name)
+
+
 def once_each(
     ctx: click.Context, param: click.Parameter, stated: tuple[tuple[str, Any], ...]
 ) -> tuple[tuple[str, Any], ...]:
@@ -146,12 +163,26 @@ form_option = click.option(
     help="A form in which engines compute something, such as moe.combine=one_hot; repeatable. Default: the profile's, "
     "else the cheapest on the device.",
 )
+precision_option = click.option(
+    "--precision",
+    "precisions",
+    type=PrecisionsType(),
+    help="Precision of engines, such as fp16; of several, such as fp32,int8, a budget takes the widest that it "
+    "affords. Default: the profile's.",
+)
 profile_option = click.option(
     "--profile",
     metavar="NAME|FILE",
     default="host-cpu",
     show_default=True,
     help="Built-in device profile or a YAML file; an unknown name lists the built-in ones.",
+)
+provider_option = click.option(
+    "--provider",
+    type=click.Choice(PROVIDERS),
+    default="cpu",
+    show_default=True,
+    help="Where ONNX Runtime runs engines: the processor, CUDA with one copy of the weights, or TensorRT inside it.",
 )
 model_argument = click.argument("model", type=click.Path(path_type=Path))
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))

@@ -1,14 +1,10 @@
-"""Graphs of engines for TensorRT: what is asked of them before a device builds plans, and where they run until then."""
+"""Graphs of engines for TensorRT: what is asked of them before a device builds plans."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Literal
 
 import onnx
 
 from ...errors import BuildError
-from ...runtime.bundle import Bundle
 from .float_sums import float_sums
 from .operators import unsupported
 
@@ -31,11 +27,3 @@ def require_supported(where: str, graph: onnx.ModelProto, tensorrt: str | None =
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise BuildError(f"{where}: {release} cannot build its graph: {'; '.join(problems[:3])}{more}")
 
-
-def for_backend(bundle: Bundle, backend: Literal["onnxruntime", "tensorrt"]) -> Bundle:
-    """``bundle`` with its engines for ``backend``.
-
-    An engine for TensorRT is a graph until its plan is built, and ONNX Runtime runs graphs: so a compile proves them.
-    """
-    engines = tuple(replace(engine, backend=backend) for engine in bundle.manifest.engines)
-    return replace(bundle, manifest=replace(bundle.manifest, engines=engines))

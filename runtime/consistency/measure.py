@@ -25,13 +25,15 @@ def measure(
     samples: Samples,
     threads: int,
     tick: Callable[[int, int], None],
+    reference: Bundle | None = None,
 ) -> Iterator[tuple[EngineEntry, Quality]]:
     """Yields engines with their figures against ``universal``; nothing where no output can be compared
     (``compared_outputs``).
 
     Engines have the universal's bucket, or a shorter sequence and as many rows. Of those each model runs at its own, on
     the samples that fit the shorter, and positions behind it are not compared; an engine that no sample fits is left
-    out. At most one batch of two models' outputs is held at a time. ``tick(done, total)`` counts batches. Raises
+    out. ``universal`` lies in the bundle ``reference``, by default in ``bundle``. At most one batch of two models'
+    outputs is held at a time. ``tick(done, total)`` counts batches. Raises
     InputError for samples that do not fit, or outputs that are not finite.
     """
     if not compared_outputs(bundle.manifest):
@@ -43,7 +45,8 @@ def measure(
         def progress(done: int, before: int = sum(batches[:index])) -> None:
             tick(before + done, sum(batches))
 
-        yield from zip(group, _measure(bundle, universal, group, part, threads, progress), strict=True)
+        measured = _measure(bundle, reference or bundle, universal, group, part, threads, progress)
+        yield from zip(group, measured, strict=True)
 
 
 def _groups(
@@ -60,6 +63,7 @@ def _groups(
 
 def _measure(
     bundle: Bundle,
+    reference: Bundle,
     universal: EngineEntry,
     engines: Sequence[EngineEntry],
     samples: Samples,
@@ -74,19 +78,21 @@ def _measure(
     tallies = [[tally_for(role, spec, ids) for role, spec in compared.items()] for _ in engines]
     places = [names.index(spec.name) for spec in compared.values()]
     with ExitStack() as stack:
-        by_file = {engine.file: engine for engine in (universal, *engines)}
+        whole_runner = stack.enter_context(runner_for(reference, universal, "shared", threads))
         runners = {
-            file: stack.enter_context(runner_for(bundle, engine, "shared", threads)) for file, engine in by_file.items()
+            file: stack.enter_context(runner_for(bundle, engine, "shared", threads))
+            for file, engine in {engine.file: engine for engine in engines}.items()
+            if reference is not bundle or file != universal.file
         }
         for done, (batch, whole) in enumerate(_batches(bundle, samples, bucket, universal.bucket)):
             progress(done)
-            reference = runners[universal.file].run(whole.feeds)
+            wanted = whole_runner.run(whole.feeds)
             if bucket != universal.bucket:
-                reference = cut_back(reference, outputs, bucket)
+                wanted = cut_back(wanted, outputs, bucket)
             for engine, own in zip(engines, tallies, strict=True):
-                found = reference if engine.file == universal.file else runners[engine.file].run(batch.feeds)
+                found = runners[engine.file].run(batch.feeds) if engine.file in runners else wanted
                 for tally, place in zip(own, places, strict=True):
-                    tally.add(batch, reference[place], found[place])
+                    tally.add(batch, wanted[place], found[place])
     return [_quality(own, samples) for own in tallies]
 
 

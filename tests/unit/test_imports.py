@@ -18,7 +18,7 @@ BASE = ("elastic", "errors", "strict", "workload")
 ROW = ("profiles", "runtime", "exporters", "compiler", "tools")
 # Third-party packages per layer; torch and what comes with it stand only where a compiling machine is needed anyway.
 DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "tensorrt", "cuda", "tokenizers"}
-BUILD = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors"}
+BUILD = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "ml_dtypes"}
 OUTSIDE = {
     # onnx only to measure this host through ONNX Runtime, where it is installed: see test_lazy_imports
     "profiles": {"numpy", "psutil", "yaml", "onnxruntime", "onnx"},
@@ -28,7 +28,12 @@ OUTSIDE = {
     "tools": DEVICE | {"click", "rich", "matplotlib"},
 }
 # Imported where a plan is built or opened, never before TensorRT was found.
-ON_A_GPU = {"cuda_memory", "tensorrt_engine", "tensorrt_lane", "tensorrt_runner", "build_plan", "timing_cache"}
+ON_A_GPU = {
+    *("cuda_memory", "cuda_device", "tensorrt_engine", "tensorrt_lane", "tensorrt_bound", "tensorrt_runner"),
+    *("build_plan", "timing_cache"),
+}
+# Imported where an engine is opened in ONNX Runtime.
+IN_ONNX_RUNTIME = {"onnxruntime_runner", "onnxruntime_gpu_runner", "onnxruntime_gpu_session"}
 # Run from a checkout and not shipped, so they may use whatever a developer has.
 DEVELOPER = {"bench", "demo", "train"}
 FILES = sorted(
@@ -98,7 +103,7 @@ def test_what_everything_shares_needs_nothing(name: str) -> None:
 def test_lazy_imports() -> None:
     """What a device may lack is imported where it is used: importing profiles, runtime or tools loads none of it."""
     for path in FILES:
-        if layer_of(path) in {"profiles", "runtime", "tools"} and path.name != "onnxruntime_runner.py":
+        if layer_of(path) in {"profiles", "runtime", "tools"} and path.stem not in IN_ONNX_RUNTIME:
             eager = {name.split(".")[0] for kind, name, eager in imports(path) if kind == "outside" and eager}
             assert not eager & {*BUILD, "onnxruntime", "matplotlib"}, path
     for path in FILES:

@@ -20,6 +20,7 @@ from ..options import (
     json_option,
     levels_option,
     model_argument,
+    precision_option,
     profile_option,
     shape_option,
     slice_option,
@@ -29,6 +30,7 @@ from ..options import (
 if TYPE_CHECKING:
     from ...compiler.compile import Include
     from ...profiles.device_profile import BudgetSpec, LadderShape
+    from ...profiles.precision import Precision
 
 EXAMPLES = """\b
 Examples:
@@ -36,6 +38,7 @@ Examples:
   nestforge compile MODEL --text calibration.txt --levels ffn=0.25,0.5,1 --levels heads=0.5,1,1 --output my.bundle
   nestforge compile MODEL --budget 'ffn_parameters<=50 %' --shape increasing --include budgets --output my.bundle
   nestforge compile MODEL --submodel ffn768-heads6 --bucket 1x64 --bucket 8x128 --output my.bundle
+  nestforge compile MODEL --precision fp32,int8 --text calibration.txt --output my.bundle
   nestforge compile MODEL --profile jetson-orin-nano-8gb --emit-only --output jetson.bundle
 """
 
@@ -62,6 +65,7 @@ Examples:
 @bucket_option
 @exits_option
 @form_option
+@precision_option
 @click.option(
     "--include",
     type=click.Choice(["budgets", "levels", "ladder"]),
@@ -89,14 +93,15 @@ def command(
     buckets: tuple[Bucket, ...],
     exits: tuple[int, ...] | None,
     forms: tuple[tuple[str, str], ...],
+    precisions: tuple[Precision, ...] | None,
     include: Include,
     emit_only: bool,
     as_json: bool,
 ) -> None:
     """Compile a checkpoint into a bundle of verified engines.
 
-    MODEL is a Hugging Face folder. An interrupted compile is resumed by the same command. Nothing is published
-    unless every parity gate passes.
+    MODEL is a Hugging Face folder, or one in a format of nestforge's own: config.json and safetensors weights. An
+    interrupted compile is resumed by the same command. Nothing is published unless every parity gate passes.
     """
     from ...compiler.compile import compile_bundle
 
@@ -116,6 +121,7 @@ def command(
                 buckets=buckets or None,
                 exits=exits,
                 forms=dict(forms) or None,
+                precisions=precisions,
                 include=include,
                 emit_only=emit_only,
                 command=("nestforge", *sys.argv[1:]),

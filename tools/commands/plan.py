@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ...elastic import Bucket
+from ...errors import PlanError
 from ...profiles.load_profile import load_profile
+from ...profiles.precision import precision_problem
+from ...strict import unstructure
 from ..console import print_facts, print_json, print_table, working
+from ..form_view import FormView, form_facts, form_views, print_forms
 from ..options import (
     bucket_option,
     budget_option,
@@ -19,6 +23,7 @@ from ..options import (
     json_option,
     levels_option,
     model_argument,
+    precision_option,
     profile_option,
     shape_option,
     submodel_option,
@@ -27,6 +32,7 @@ from ..options import (
 if TYPE_CHECKING:
     from ...compiler.plan import Plan
     from ...profiles.device_profile import BudgetSpec, LadderShape
+    from ...profiles.precision import Precision
 
 _LISTED = 4  # rejected candidates shown per budget
 
@@ -48,6 +54,7 @@ Examples:
 @bucket_option
 @exits_option
 @form_option
+@precision_option
 @json_option
 def command(
     model: Path,
@@ -59,6 +66,7 @@ def command(
     buckets: tuple[Bucket, ...],
     exits: tuple[int, ...] | None,
     forms: tuple[tuple[str, str], ...],
+    precisions: tuple[Precision, ...] | None,
     as_json: bool,
 ) -> None:
     """Show which submodel each budget gets, and why.
@@ -82,25 +90,31 @@ def command(
         budgets=dict(budgets) or device.budgets,
         forms={**(device.forms or {}), **dict(forms)} or None,
         buckets=shapes,
+        precisions=precisions or device.precisions,
     )
+    if problem := precision_problem(device.precisions, device.backend):
+        raise PlanError(f"precision: {problem}")
+    source = replace(source, precisions=device.precisions)
     steps = make_levels(source.spec, device.levels, device.width_multiple)
     wanted = [read_assignment(source.spec, submodel, steps, device.width_multiple) for submodel in submodels]
     made = make_plan(source, device, levels=steps, submodels=wanted)
+    forms_got = form_views(source, [source.spec.parse(candidate.id) for candidate in made.candidates], device)
     if as_json:
-        print_json(made)
+        print_json({**unstructure(made), "forms": unstructure(forms_got)})
     else:
-        _print_plan(made)
+        _print_plan(made, forms_got)
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_plan(plan: Plan, forms: tuple[FormView, ...]) -> None:
     at = plan.budget_bucket
     facts = [("model", plan.model), ("profile", plan.profile), ("limits hold at", f"{at.batch}x{at.sequence}")]
-    print_facts(facts)
+    print_facts([*facts, *form_facts(forms)])
     click.echo()
     verdicts = {
         budget.name: {budget.submodel: "chosen"} | {rejection.submodel: "no" for rejection in budget.rejected}
         for budget in plan.budgets
     }
+    has_ffn = any(candidate.ffn_parameters for candidate in plan.candidates)
     rows = []
     for candidate in plan.candidates:
         cost = next(cost for cost in candidate.costs if cost.bucket == at)
@@ -110,15 +124,17 @@ def _print_plan(plan: Plan) -> None:
                 candidate.id,
                 f"{candidate.parameters / 1e6:.2f}",
                 f"{candidate.non_embedding_parameters / 1e6:.2f}",
-                f"{candidate.ffn_parameters / 1e6:.2f}",
+                *([f"{candidate.ffn_parameters / 1e6:.2f}"] if has_ffn else []),
                 f"{candidate.memory_mb:.1f}",
                 f"{cost.flops / 1e9:.3f}",
                 f"{cost.latency_ms:.2f}",
                 *(verdicts[budget.name].get(candidate.id, "fits") for budget in plan.budgets),
             ]
         )
-    columns = ["level", "submodel", "M params", "non-emb.", "FFN", "memory MB", "GFLOPs", f"{plan.latency_basis} ms"]
+    sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), "memory MB"]
+    columns = ["level", "submodel", *sizes, "GFLOPs", f"{plan.latency_basis} ms"]
     print_table([*columns, *(budget.name for budget in plan.budgets)], rows)
+    print_forms(forms)
     for budget in plan.budgets:
         limits = [f"{f.name} {value:g}" for f in fields(budget.limits) if (value := getattr(budget.limits, f.name))]
         click.echo(f"\nbudget {budget.name} ({', '.join(limits) or 'no limits'}): {budget.submodel}")

@@ -6,9 +6,9 @@ import pytest
 from bare_encoder import encoder
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.compiler.ladder import SHAPES, ladder, promoted
+from nestforge.compiler.ladder import SHAPES, in_every_precision, ladder, promoted
 from nestforge.compiler.levels import levels
-from nestforge.elastic import Axis, ElasticSpec
+from nestforge.elastic import BITS, Axis, ElasticSpec
 from nestforge.profiles.device_profile import LadderShape
 
 
@@ -99,3 +99,18 @@ def test_the_shape_of_a_rung() -> None:
         "up-down": "ffn32x2_64x3_32x1",
         "down-up": "ffn64x1_32x3_64x2",
     }
+
+
+def test_rungs_in_every_precision_go_from_narrow_to_wide() -> None:
+    plain = encoder(layers=1).spec
+    spec = ElasticSpec((*plain.axes, Axis(BITS, 32, (4, 16, 32))), ())
+    rungs = ladder(levels(spec, {"ffn": [0.5, 1]}, 8))
+    assert [rung.id for rung in rungs] == ["ffn128-heads4-bits32", "ffn256-heads4-bits32"], "levels move no precision"
+    assert [rung.id for rung in in_every_precision(rungs)] == [
+        f"ffn{width}-heads4-bits{bits}" for width in (128, 256) for bits in (4, 16, 32)
+    ]
+
+
+def test_one_precision_leaves_the_rungs_alone() -> None:
+    rungs = ladder(levels(encoder(layers=1).spec, {"ffn": [0.5, 1]}, 8))
+    assert in_every_precision(rungs) == rungs

@@ -68,7 +68,7 @@ def test_rungs_spread_over_the_ladder_are_measured_in_turn(builder: EngineBuilde
     assert len(ids) == 7, "3 steps between levels, 2 layers each, and the universal model"
     picked = [ids[0], ids[2], ids[4], ids[6]]
     assert measured == picked * 3
-    assert set(corrections) == {BUCKET}
+    assert set(corrections) == {(BUCKET, "fp32")}
     assert corrections[BUCKET].rungs == 4
 
 
@@ -84,7 +84,7 @@ def test_the_correction_brings_predictions_to_what_was_measured(
         return LatencyStats(10, 3 * cost.predicted_ms, 9.0, 9.0)
 
     monkeypatch.setattr(module, "measure", slow)
-    correction = fit_rungs(here, rungs(builder), Clock(silent))[BUCKET]
+    correction = fit_rungs(here, rungs(builder), Clock(silent))[BUCKET, "fp32"]
     cost = predict(source.workload(source.spec.parse("ffn12_20-heads1_2"), BUCKET), here.profile)
     assert correction.corrected_ms(cost) == pytest.approx(3 * cost.predicted_ms, rel=1e-6)
 

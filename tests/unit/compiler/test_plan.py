@@ -14,11 +14,12 @@ from nestforge.compiler.cost_model import Correction
 from nestforge.compiler.ladder import SHAPES
 from nestforge.compiler.levels import levels
 from nestforge.compiler.plan import Candidate, Plan, make_plan
-from nestforge.elastic import Bucket
+from nestforge.elastic import BITS, Axis, Bucket
 from nestforge.errors import PlanError
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.profiles.device_profile import BudgetSpec, DeviceProfile
 from nestforge.profiles.load_profile import load_profile
+from nestforge.profiles.precision import Precision, widths_of
 from nestforge.runtime.manifest import Limits
 from nestforge.strict import structure, unstructure
 from tiny_compile import board
@@ -235,7 +236,7 @@ def test_labels_name_the_uniform_rungs() -> None:
 def test_corrections_replace_predictions_and_the_plan_says_so() -> None:
     profile = device({"fast": BudgetSpec(latency_ms=3.0)})
     raw = plan_for(encoder(), profile)
-    slow = {bucket: Correction(10.0, 10.0, 10.0, rungs=3) for bucket in profile.buckets}
+    slow = {(bucket, "fp32"): Correction(10.0, 10.0, 10.0, rungs=3) for bucket in profile.buckets}
     corrected = plan_for(encoder(), profile, corrections=slow)
     assert (raw.latency_basis, corrected.latency_basis) == ("predicted", "corrected")
     assert raw.candidates[0].costs[0].corrected_ms is None
@@ -250,7 +251,9 @@ def test_corrections_replace_predictions_and_the_plan_says_so() -> None:
 
 def test_corrections_cover_every_bucket_or_none() -> None:
     with pytest.raises(ValueError, match="one for every bucket"):
-        plan_for(encoder(), device({"full": BudgetSpec()}), corrections={Bucket(1, 32): Correction(1, 1, 1, 1)})
+        plan_for(
+            encoder(), device({"full": BudgetSpec()}), corrections={(Bucket(1, 32), "fp32"): Correction(1, 1, 1, 1)}
+        )
 
 
 def test_submodels_asked_for_are_candidates_that_budgets_do_not_choose() -> None:
@@ -306,3 +309,55 @@ def test_a_submodel_of_a_shorter_sequence_costs_what_it_costs_at_its_own(tmp_pat
     alone = sum(op.flops for op in source.workload(source.spec.parse("sequence8"), Bucket(2, 8)))
     assert short.figures(Bucket(2, 16))["flops"] == alone
     assert plan.budgets[0].submodel == "sequence8"
+
+
+# Precision.
+
+
+def in_precisions(*precisions: Precision, **budgets: BudgetSpec) -> tuple[Encoder, DeviceProfile]:
+    """The bare encoder with the axis that a source gets where there are several precisions."""
+    source, widths = encoder(layers=2), widths_of(precisions)
+    spec = replace(source.spec, axes=(*source.spec.axes, Axis(BITS, widths[-1], widths)))
+    return replace(source, spec=spec), device(budgets, precisions=precisions)
+
+
+def test_a_budget_takes_the_largest_rung_and_there_the_widest_precision() -> None:
+    whole = plan_for(encoder(layers=2), device({"full": BudgetSpec()})).candidates[-1].parameters
+    source, profile = in_precisions(
+        "fp32", "int8", full=BudgetSpec(), equal=BudgetSpec(parameters=whole), small=BudgetSpec(latency_ms="70 %")
+    )
+    plan = plan_for(source, profile)
+    assert [budget.submodel for budget in plan.budgets] == [
+        "ffn256-heads4-bits32",
+        "ffn256-heads4-bits32",
+        "ffn256-heads4-bits8",
+    ]
+    assert "ffn256-heads4-bits32" in plan.budgets[-1].reason, "the next rung is the same submodel, wider"
+
+
+def test_every_rung_stands_once_in_each_precision_and_labels_say_which() -> None:
+    source, profile = in_precisions("fp32", "int8", full=BudgetSpec())
+    plan = plan_for(source, profile)
+    plain = plan_for(encoder(layers=2), device({"full": BudgetSpec()}))
+    assert [c.id for c in plan.candidates] == [f"{c.id}-bits{bits}" for c in plain.candidates for bits in (8, 32)]
+    labels = {c.id: c.labels for c in plan.candidates if c.labels}
+    assert labels["ffn128-heads2-bits32"] == ("M",)
+    assert labels["ffn128-heads2-bits8"] == ("M.int8",)
+    assert {c.precision for c in plan.candidates if c.id.endswith("bits8")} == {"int8"}
+
+
+def test_a_narrower_precision_moves_fewer_bytes_and_is_never_predicted_slower() -> None:
+    source, profile = in_precisions("fp32", "int8", full=BudgetSpec())
+    by_id = {c.id: c for c in plan_for(source, profile).candidates}
+    narrow, wide = by_id["ffn256-heads4-bits8"], by_id["ffn256-heads4-bits32"]
+    for low, high in zip(narrow.costs, wide.costs, strict=True):
+        assert low.flops == high.flops
+        assert low.moved_bytes < high.moved_bytes
+        assert low.predicted_ms < high.predicted_ms
+
+
+def test_corrections_cover_every_precision() -> None:
+    source, profile = in_precisions("fp32", "int8", full=BudgetSpec())
+    half = {(bucket, "fp32"): Correction(1, 1, 1, 1) for bucket in profile.buckets}
+    with pytest.raises(ValueError, match="every bucket and precision"):
+        plan_for(source, profile, corrections=half)

@@ -163,7 +163,7 @@ def test_a_near_tie_that_falls_otherwise_is_no_error(builder: EngineBuilder, mon
     found = builder.run(entry, [case.feeds for case in cases])
     names = [spec.name for spec in builder.universal.source.signature.outputs]
     alone = reference_outputs(builder.universal.module, names, cases)
-    assert not all(compare(alone, found, ["twins"], builder.tolerance))
+    assert not all(compare(alone, found, ["twins"], builder.tolerance(entry)))
 
 
 def test_a_wrong_route_stops_the_build(builder: EngineBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_routes_of_another_count_are_refused(builder: EngineBuilder) -> None:
     fewer = [{**arrays, "routes.1": arrays["routes.1"][:, :, :2].copy()} for arrays in found]
     family, module = builder.universal.source.family, builder.universal.module
     with pytest.raises(ParityError, match=r"routes\.1: expected int64 \[1, 4, 3\], got int64 \[1, 4, 2\]"):
-        replayed(family, module, ["a", "b"], cases, entry.decisions, fewer, builder.tolerance)
+        replayed(family, module, ["a", "b"], cases, entry.decisions, fewer, builder.tolerance(entry))
 
 
 def test_a_written_bundle_keeps_the_rule(builder: EngineBuilder, routed: Path) -> None:

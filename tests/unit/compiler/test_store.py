@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.compiler import store as module
 from nestforge.compiler.build_engine import EngineBuilder
+from nestforge.compiler.encodings import BF16, FP16, INT8, INT8_SCALE, encode
 from nestforge.compiler.store import (
     StoredTensor,
     read_store,
@@ -22,6 +23,7 @@ from nestforge.compiler.store import (
     stored_name,
     transposed_parameters,
     unshared_parameters,
+    write_store,
 )
 from nestforge.elastic import ElasticSpec, PrefixSlice
 from nestforge.errors import CheckpointError
@@ -162,3 +164,43 @@ def test_offsets_count_from_the_start_of_the_file(tmp_path: Path) -> None:
     store = read_store(tmp_path / "w", ElasticSpec((), ()))
     assert np.frombuffer(raw, np.float32, 3, store["a"].offset).tolist() == [0, 1, 2]
     assert (store["b"].shape, store["b"].itemsize) == ((2, 2), 4)
+
+
+@pytest.mark.parametrize("encoding", [FP16, BF16, INT8])
+def test_a_submodel_is_a_prefix_of_the_encoded_weights_too(
+    builder: EngineBuilder, tmp_path: Path, encoding: str
+) -> None:
+    """The encoding of a narrowed weight is the prefix of the encoded weight, where scales do not span what is cut."""
+    universal, spec = builder.universal, builder.universal.spec
+    names = [stored_name(name, spec) for name, p in universal.parameters().items() if p.dim() == 2]
+    scales = [name + INT8_SCALE for name in names] if encoding == INT8 else []
+    write_store(universal, [*(name + encoding for name in names), *scales], {}, tmp_path / WEIGHTS_NAME)
+    raw, store = (tmp_path / WEIGHTS_NAME).read_bytes(), read_store(tmp_path / WEIGHTS_NAME, spec)
+    submodel = spec.from_kinds({"ffn": [8, 24], "heads": [1, 2]})
+    narrowed = {name.removeprefix("model."): p for name, p in universal.narrow(submodel).named_parameters()}
+    for name in names:
+        plain = narrowed[name.removesuffix(".T")].numpy()
+        wanted = np.ascontiguousarray(plain.T if name.endswith(".T") else plain)
+        for encoded in (name + encoding, *([name + INT8_SCALE] if scales else [])):
+            stored = store[encoded]
+            view = raw[stored.offset : stored.offset + stored.length(submodel)]
+            if encoding == INT8 and name.endswith(".T"):  # its scales are those of all inputs
+                scale = np.frombuffer(raw, np.float32, stored.shape[-1], store[name + INT8_SCALE].offset)
+                wanted_bytes = scale if encoded != name + INT8 else np.rint(wanted / scale).astype(np.int8)
+                assert view == wanted_bytes.tobytes(), encoded
+            else:
+                assert view == encode(wanted, encoded).tobytes(), encoded
+
+
+@pytest.mark.parametrize("encoding", [FP16, BF16, INT8])
+def test_orders_are_recovered_from_encoded_weights(tmp_path: Path, encoding: str) -> None:
+    folder = save_tiniest(tmp_path / "model")
+    permuted, original = load_universal(open_source(folder)), load_universal(open_source(folder))
+    wanted = {order.name: torch.randperm(order.axis.size) for order in permuted.spec.orders}
+    for axis, order in wanted.items():
+        permute_axis(permuted, axis, order)
+    names = [stored_name(name, permuted.spec) for name in permuted.parameters()]
+    kept = [name + encoding if original.parameters()[name.removesuffix(".T")].dim() == 2 else name for name in names]
+    write_store(permuted, kept, {}, tmp_path / WEIGHTS_NAME)
+    found = recover_order(tmp_path / WEIGHTS_NAME, original)
+    assert {name: order.tolist() for name, order in found.items()} == {n: o.tolist() for n, o in wanted.items()}

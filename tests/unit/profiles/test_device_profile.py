@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import ProfileError
-from nestforge.profiles.device_profile import BudgetSpec, parse_budget, profile_data, read_profile, resolve_limit
+from nestforge.profiles.device_profile import (
+    BudgetSpec,
+    parse_budget,
+    profile_data,
+    profile_precisions,
+    read_profile,
+    resolve_limit,
+)
 from nestforge.profiles.tensorrt_options import TensorRTOptions
 
 DATA: dict[str, Any] = {
@@ -39,7 +46,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
 def test_reads_units_buckets_and_defaults() -> None:
     profile = read_profile(DATA, "here")
     assert profile.buckets == (Bucket(1, 128), Bucket(8, 32), Bucket(4, 64))
-    assert (profile.precision, profile.opset, profile.levels, profile.memory_mb) == ("fp32", 20, None, 4000.0)
+    assert (profile.precisions, profile.opset, profile.levels, profile.memory_mb) == (("fp32",), 20, None, 4000.0)
     assert profile.shape == "increasing"
     assert profile.budgets["full"] == BudgetSpec()
     assert profile.budgets["fast"] == BudgetSpec("50 %", 100.0, 1000, "12.5%")
@@ -54,6 +61,16 @@ def test_data_round_trip() -> None:
     profile = read_profile({**DATA, "levels": {"ffn": [0.5, 1]}, "shape": "up-down", "budgets": budgets}, "here")
     assert read_profile(profile_data(profile), "there") == profile
     assert profile_data(profile)["buckets"] == DATA["buckets"]
+
+
+def test_precisions_are_one_or_a_list_and_keep_their_order() -> None:
+    one = read_profile({**DATA, "precision": "int8"}, "here")
+    several = read_profile({**DATA, "precision": ["int8", "fp32"]}, "here")
+    assert (one.precisions, profile_data(one)["precision"]) == (("int8",), "int8")
+    assert (several.precisions, profile_data(several)["precision"]) == (("int8", "fp32"), ["int8", "fp32"])
+    for profile in (one, several):
+        assert read_profile(profile_data(profile), "there") == profile
+        assert profile_precisions(profile_data(profile)) == profile.precisions
 
 
 def test_options_of_tensorrt() -> None:
@@ -76,7 +93,34 @@ def test_options_of_tensorrt() -> None:
         ("schema_version", 2, "here: schema_version 2, expected 1"),
         ("name", "", "here: name: expected text, got an empty one"),
         ("backend", "onnx-runtime", "here: backend: got 'onnx-runtime'; did you mean 'onnxruntime'?"),
-        ("precision", "fp16", "here: precision: got 'fp16'; expected one of fp32"),
+        ("precision", "fp8", "here: precision: got 'fp8'; expected one of fp32, fp16, bf16, int8, int8-dynamic, int4"),
+        (
+            "precision",
+            ["fp32", 16],
+            "here: precision: got 16; expected one of fp32, fp16, bf16, int8, int8-dynamic, int4",
+        ),
+        ("precision", [], "here: precision: expected at least one"),
+        (
+            "precision",
+            "bf16",
+            "here: precision: bf16 does not run on onnxruntime; expected some of fp32, fp16, int8, int8-dynamic, int4",
+        ),
+        (
+            "precision",
+            ["fp32", "int8", "int8-dynamic"],
+            "here: precision: int8 and int8-dynamic both have 8 bits; expected one precision of each width",
+        ),
+        ("precisions", ["fp32"], "here: unknown key 'precisions'; did you mean 'precision'?"),
+        (
+            "rates.at",
+            {"fp8": {"gemm_gflops": 1, "batched_gemm_gflops": 1}},
+            "here: rates: at: got 'fp8'; expected one of fp32, fp16, bf16, int8, int8-dynamic, int4",
+        ),
+        (
+            "rates.at",
+            {"int8": {"gemm_gflops": 0, "batched_gemm_gflops": 1}},
+            "here: rates: at.int8: gemm_gflops: expected more than 0, got 0",
+        ),
         ("cores", 0, "here: cores: expected at least 1, got 0"),
         ("memory_mb", -1, "here: memory_mb: expected more than 0, got -1"),
         ("width_multiple", 12, "here: width_multiple: got 12; expected one of 16, 64, 8"),

@@ -1,0 +1,129 @@
+"""How a tensor of the weight store is encoded: a suffix of its name says it, and its bytes follow from float32 ones.
+
+A submodel stays a prefix in every encoding. ``W [out, in]`` has a scale for each output, so that its first rows go with
+the first scales; ``W.T [in, out]``, whose inputs shrink, has one for each output too, and keeps them all. A stack of
+matrices ``[E, ...]`` has scales for each of them. In 4 bits an output has a scale for every 32 inputs; a transposed
+matrix has no such encoding, since a prefix of its inputs may end inside a block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import ml_dtypes
+import numpy as np
+
+from .passes.linear_to_gemm import TRANSPOSED
+from .passes.rows_as_weights import stack_of
+
+FP16 = ".fp16"
+BF16 = ".bf16"
+INT8 = ".int8"  # symmetric: -63..63, zero point 0
+INT8_SCALE = ".int8-scale"  # float32
+INT8_ZERO = ".int8-zero"  # int8: the zero points, all 0, as many as scales, which kernels want beside them
+INT4 = ".int4"  # [out, blocks, 16] uint8: 32 inputs a block, the even ones in the low halves, 8 for 0
+INT4_SCALE = ".int4-scale"  # [out, blocks] float32
+ENCODINGS = (FP16, BF16, INT8, INT8_SCALE, INT8_ZERO, INT4, INT4_SCALE)
+PER_OUTPUT = (INT8_SCALE, INT8_ZERO)  # one number for each output, in a transposed weight too
+INT4_BLOCK = 32
+_TABLE = "table."
+# Seven bits: x86 processors without VNNI add the products of two pairs of numbers in 16 bits and clip what is larger.
+# 2 * 255 * 63 is not, so that an engine gives the same integers on every processor. The eighth bit would be worth
+# little (all-MiniLM-L6-v2: a mean cosine to float32 of 0.994 in place of 0.993), since activations lose more.
+_LARGEST_INT8 = 63
+# What the largest weight of a block may become in 4 bits, beside -8: a little more is clipped, less is spread wider.
+_INT4_STEPS = (7.0, 7.5, 8.5, 9.0, 9.5)
+
+
+def split_encoding(name: str) -> tuple[str, str]:
+    """The float32 tensor that an encoded one was made from, and its encoding; an empty one for float32 itself.
+
+    A row of stacked weights, ``W[3].int8``, is a row of the encoded stack ``W.int8``.
+    """
+    encoding = next((suffix for suffix in ENCODINGS if name.endswith(suffix)), "")
+    return name.removesuffix(encoding), encoding
+
+
+def stored_stack(name: str) -> tuple[str, int | None]:
+    """The tensor of the store that ``name`` is, or that it is a row of: ``W[3].int8`` is row 3 of ``W.int8``."""
+    plain, encoding = split_encoding(name)
+    stack, row = stack_of(plain)
+    return stack + encoding, row
+
+
+def encode(array: np.ndarray, name: str) -> np.ndarray:
+    """The bytes of the encoded tensor ``name``, made from the float32 ``array`` as the store lays it out."""
+    plain, encoding = split_encoding(name)
+    match encoding:
+        case ".fp16":
+            return array.astype(np.float16)
+        case ".bf16":
+            return array.astype(ml_dtypes.bfloat16)
+        case ".int8" | ".int8-scale" | ".int8-zero":
+            transposed = plain.endswith(TRANSPOSED)
+            scale = _scale(array, transposed)
+            if encoding == INT8_SCALE:
+                return scale
+            if encoding == INT8_ZERO:
+                return np.zeros(scale.shape, np.int8)
+            spread = np.expand_dims(scale, -2 if transposed else -1)
+            integers: np.ndarray = np.clip(np.rint(array / spread), -_LARGEST_INT8, _LARGEST_INT8).astype(np.int8)
+            return integers
+        case ".int4" | ".int4-scale":
+            assert not plain.endswith(TRANSPOSED), name
+            blocks = _blocks(array)
+            scale = _int4_scale(blocks)
+            return scale if encoding == INT4_SCALE else _packed(_int4(blocks, scale))
+        case _:
+            return array
+
+
+def table_name(array: np.ndarray) -> str:
+    """The name of a table of the store, which follows from its content: what is equal is one table."""
+    content = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode() + array.tobytes()).hexdigest()
+    return _TABLE + content[:16]
+
+
+def _scale(array: np.ndarray, transposed: bool) -> np.ndarray:
+    """One scale for each output: ``[out]`` of a matrix, ``[E, out]`` of a stack; 1 where all weights are 0."""
+    largest = np.abs(array).max(axis=-2 if transposed else -1)
+    return np.where(largest > 0, largest / _LARGEST_INT8, 1).astype(np.float32)
+
+
+def _blocks(array: np.ndarray) -> np.ndarray:
+    """``[..., out, in]`` as ``[..., out, blocks, 32]``; the last block is filled with zeros."""
+    missing = -array.shape[-1] % INT4_BLOCK
+    whole = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)])
+    return whole.reshape(*array.shape[:-1], -1, INT4_BLOCK)
+
+
+def _int4_scale(blocks: np.ndarray) -> np.ndarray:
+    """One scale for each block, the one of a few that leaves the least squared error; 1 where all weights are 0.
+
+    The weight of the largest magnitude becomes -8, the only value of that magnitude, or is clipped a little.
+    """
+    place = np.expand_dims(np.abs(blocks).argmax(axis=-1), -1)
+    largest = np.take_along_axis(blocks, place, axis=-1)[..., 0]
+    best = np.where(largest == 0, 1, largest / -8).astype(np.float32)
+    error = _squared_error(blocks, best)
+    for steps in _INT4_STEPS:
+        scale = np.where(largest == 0, 1, largest / -steps).astype(np.float32)
+        found = _squared_error(blocks, scale)
+        best, error = np.where(found < error, scale, best), np.minimum(found, error)
+    return best
+
+
+def _squared_error(blocks: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    spread = np.expand_dims(scale, -1)
+    error: np.ndarray = np.square(_int4(blocks, scale) * spread - blocks).sum(axis=-1)
+    return error
+
+
+def _int4(blocks: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    integers: np.ndarray = np.clip(np.rint(blocks / np.expand_dims(scale, -1)), -8, 7).astype(np.int8)
+    return integers
+
+
+def _packed(values: np.ndarray) -> np.ndarray:
+    halves = (values + 8).astype(np.uint8)
+    return halves[..., 0::2] | (halves[..., 1::2] << 4)

@@ -1,0 +1,159 @@
+"""Small numbers on ONNX Runtime's CPU provider: the kernels themselves, since its own rewriting is off in an engine.
+
+Its integer product is fast for uint8 activations and int8 weights alone (signed activations are 10 to 30 times slower),
+so int8 activations with zero point 0 become uint8 ones with zero point 128: the same integers, and exactly the same
+sums. Biases are added in float32: as int32 inside the product they would depend on the calibrated scale, one tensor
+for every bias and scale, and save a few hundredths of the time. Zero points of the weights are stored, since the kernel
+wants as many as there are scales. All kernels run packed and from mapped weights; ``MatMulNBits`` is far slower mapped.
+
+Requires and ensures what ``quantize`` does, but for ``MatMulNBits``: see ``fix_extents``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from ..encodings import INT4, INT4_BLOCK, INT4_SCALE, INT8, INT8_SCALE, INT8_ZERO, split_encoding
+from ..passes.linear_to_gemm import TRANSPOSED
+from .edit import MICROSOFT, Edit, uses
+from .quantize import LEAST_INPUTS, LEAST_OUTPUTS, Product, products
+
+_N_BITS = "MatMulNBits"
+# Of MatMulNBits: activations are quantised to int8, block by block, so that the sums are of integers.
+_INTEGER_SUMS = 4
+
+
+def as_qgemm(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph that ``quantized`` returns, by ``QuantizeLinear`` to uint8 and ``QGemm``; the same integers."""
+    edit = Edit(proto)
+    producers = {name: node for node in edit.source for name in node.output}
+    middle = edit.constant(np.array(128, np.uint8))
+    done: dict[str, str] = {}
+    for node in edit.source:
+        x, weight = (producers.get(name) for name in node.input[:2]) if node.op_type == "Gemm" else (None, None)
+        if x is None or weight is None or {x.op_type, weight.op_type} != {"DequantizeLinear"}:
+            edit.nodes.append(node)
+            continue
+        value, scale = producers[x.input[0]].input[0], x.input[1]
+        if x.input[0] not in done:
+            done[x.input[0]] = edit.add("QuantizeLinear", [value, scale, middle])
+        plain, _ = split_encoding(weight.input[0])
+        bias = node.input[2] if len(node.input) > 2 else None
+        extents = edit.initializers[weight.input[0]].dims
+        transposed = plain.endswith(TRANSPOSED)
+        inputs, outputs = extents if transposed else reversed(extents)
+        product = Product(value, plain, bias, node.output[0], inputs, outputs, transposed)
+        _integer_product(edit, product, [done[x.input[0]], scale, middle])
+    return edit.done()
+
+
+def dynamic(proto: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
+    """The float32 template ``proto`` as int8-dynamic: each activation is scaled at run time, by its own extremes."""
+    return _scaled_at_run_time(proto, kept, frozenset())
+
+
+def weight_only(proto: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
+    """The float32 template ``proto`` as int4: ``MatMulNBits`` where outputs shrink, elsewhere as int8-dynamic.
+
+    A weight whose inputs shrink has no blocks of 32 that every prefix holds whole, and one that is a table too is int8
+    in both places. Call ``fix_extents`` on every graph that is emitted from the result.
+    """
+    tables = {node.input[0] for node in proto.graph.node if node.op_type == "Gather"}
+    found = products(proto.graph, kept).values()
+    blocked = {product.output for product in found if not product.transposed and product.weight not in tables}
+    return _scaled_at_run_time(proto, kept, blocked)
+
+
+def fix_extents(graph: onnx.ModelProto) -> None:
+    """Sets the number of outputs of every ``MatMulNBits``, an attribute, to that of the weight's view."""
+    extents = {tensor.name: tensor.dims for tensor in graph.graph.initializer}
+    for node in graph.graph.node:
+        if node.op_type == _N_BITS:
+            for attribute in node.attribute:
+                if attribute.name == "N":
+                    attribute.i = extents[node.input[1]][0]
+
+
+def small_tables(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Embedding tables in int8 with a scale for each row: ``Gather(W, ids)`` reads a quarter of the bytes.
+
+    A table whose numbers something else reads in float32 too stays as it is: it would only be stored twice.
+    """
+    edit, read = Edit(proto), uses(proto.graph)
+    gathers = {node.output[0]: node.input[0] for node in edit.source if _is_table(edit, node)}
+    whole = {table for table in gathers.values() if list(gathers.values()).count(table) == read[table]}
+    last = edit.constant(np.array([-1], np.int64))
+    for node in edit.source:
+        table = gathers.get(node.output[0], "")
+        if table not in whole:
+            edit.nodes.append(node)
+            continue
+        rows, width = edit.initializers[table].dims
+        integers = edit.encoded(table, INT8, TensorProto.INT8, [rows, width])
+        scale = edit.encoded(table, INT8_SCALE, TensorProto.FLOAT, [rows])
+        taken = edit.add("Cast", [edit.add("Gather", [integers, node.input[1]], axis=0)], to=TensorProto.FLOAT)
+        scales = edit.add("Unsqueeze", [edit.add("Gather", [scale, node.input[1]], axis=0), last])
+        edit.add("Mul", [taken, scales], node.output)
+    return edit.done()
+
+
+def _scaled_at_run_time(proto: onnx.ModelProto, kept: Collection[str], blocked: Collection[str]) -> onnx.ModelProto:
+    """Every product but ``kept``: those that make ``blocked`` in 4 bits, the others by DynamicQuantizeLinear."""
+    edit, changed = Edit(proto), products(proto.graph, kept)
+    done: dict[str, list[str]] = {}
+    for node in edit.source:
+        product = changed.get(node.output[0])
+        if product is None:
+            edit.nodes.append(node)
+        elif product.output in blocked:
+            _blocked_product(edit, product)
+        else:
+            if product.x not in done:
+                edit.add("DynamicQuantizeLinear", [product.x], 3)
+                done[product.x] = list(edit.nodes[-1].output)
+            _integer_product(edit, product, done[product.x])
+    return edit.done()
+
+
+def _integer_product(edit: Edit, product: Product, x: list[str]) -> None:
+    """``x`` are the integers, their scale and their zero point."""
+    weight = [
+        edit.encoded(product.weight, INT8, TensorProto.INT8, product.shape),
+        edit.encoded(product.weight, INT8_SCALE, TensorProto.FLOAT, [product.outputs]),
+        edit.encoded(product.weight, INT8_ZERO, TensorProto.INT8, [product.outputs]),
+    ]
+    outputs: list[str] | int = 1 if product.bias else [product.output]
+    sums = edit.add("QGemm", [*x, *weight], outputs, MICROSOFT, transB=int(not product.transposed))
+    if product.bias:
+        edit.add("Add", [sums, product.bias], [product.output])
+
+
+def _blocked_product(edit: Edit, product: Product) -> None:
+    blocks = -(-product.inputs // INT4_BLOCK)
+    weight = edit.encoded(product.weight, INT4, TensorProto.UINT8, [product.outputs, blocks, INT4_BLOCK // 2])
+    scale = edit.encoded(product.weight, INT4_SCALE, TensorProto.FLOAT, [product.outputs, blocks])
+    edit.add(
+        _N_BITS,
+        [product.x, weight, scale, *(["", "", product.bias] if product.bias else [])],
+        [product.output],
+        MICROSOFT,
+        K=product.inputs,
+        N=product.outputs,
+        bits=4,
+        block_size=INT4_BLOCK,
+        accuracy_level=_INTEGER_SUMS,
+    )
+
+
+def _is_table(edit: Edit, node: onnx.NodeProto) -> bool:
+    table = edit.initializers.get(node.input[0]) if node.op_type == "Gather" else None
+    if table is None or table.data_location != TensorProto.EXTERNAL or len(table.dims) != 2:
+        return False
+    axis = next((helper.get_attribute_value(attribute) for attribute in node.attribute), 0)
+    rows, width = table.dims
+    large = rows >= LEAST_OUTPUTS and width >= LEAST_INPUTS
+    return large and axis == 0 and table.data_type == TensorProto.FLOAT and not table.name.endswith(TRANSPOSED)

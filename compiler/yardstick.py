@@ -1,0 +1,130 @@
+"""The universal model's float32 engine, in the working folder: what lower precisions are calibrated on and judged by.
+
+A bundle need not have one; it is gone when the bundle is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+
+from ..elastic import Bucket
+from ..errors import BuildError
+from ..profiles.precision import Precision
+from ..runtime.bundle import Bundle
+from ..runtime.consistency.samples import Samples, TextSamples
+from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
+from ..runtime.text import TextEncoder
+from .cases import parity_cases
+from .clock import Clock
+from .corpus import ArrayCorpus, Corpus
+from .parity import Arrays
+from .precision.calibrate import calibrate
+from .precision.derive import exit_heads
+from .precision.islands import kept_products
+from .precision.range_scan import overflowing
+from .staging import Stage
+from .store import read_store, write_store
+from .template import Template, emit, private_bytes
+from .templates import TemplateKey, Templates
+
+_FILE = "universal.onnx"
+_FOLDER = "yardstick"
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """``bundle`` holds the one ``engine``; ``graph`` is its file."""
+
+    bundle: Bundle
+    engine: EngineEntry
+    template: Template
+    graph: onnx.ModelProto
+
+
+def yardstick(templates: Templates, stage: Stage, draft: Bundle) -> Yardstick:
+    """The float32 engine at the bucket of the longest sequence, and of those the fewest rows."""
+    universal = templates.universal
+    whole, spec = universal.spec.universal(), universal.spec
+    bucket = max(templates.profile.buckets, key=lambda bucket: (bucket.sequence, -bucket.batch))
+    template = templates.get(TemplateKey(whole.at(bucket), whole.structure))
+    folder = stage.work / _FOLDER
+    folder.mkdir(exist_ok=True)
+    write_store(universal, template.weights, template.tables, folder / WEIGHTS_NAME)
+    store = read_store(folder / WEIGHTS_NAME, spec)
+    graph = emit(template, store, whole)
+    (folder / _FILE).write_bytes(graph)
+    source = universal.source
+    engine = EngineEntry(
+        id=f"{whole.id} in fp32",
+        submodel=whole.id,
+        bucket=whole.at(bucket),
+        backend="onnxruntime",
+        file=_FILE,
+        emitted="traced",
+        private_bytes=private_bytes(template, store),
+        flops=0,
+        moved_bytes=0,
+        activation_bytes=0,
+        decisions=source.family.decisions(source.checkpoint, whole, whole.at(bucket)) or None,
+    )
+    bundle = replace(draft, path=folder, manifest=replace(draft.manifest, engines=(engine,)))
+    return Yardstick(bundle, engine, template, onnx.ModelProto.FromString(graph))
+
+
+def calibrated(
+    templates: Templates,
+    measure: Yardstick,
+    encoder: TextEncoder | None,
+    corpus: Corpus | ArrayCorpus | None,
+    clock: Clock,
+) -> Templates:
+    """``templates`` with the scales that their precisions need, found on the part of ``corpus`` that calibrates.
+
+    Raises BuildError where a value would not fit a float16, or a layer sees nothing in all of ``corpus``.
+    """
+    precisions, engine = templates.profile.precisions, measure.engine
+    feeds = list(_feeds(measure.bundle, engine.bucket, encoder, corpus))
+    if "fp16" in precisions:
+        cases = feeds or [c.feeds for c in parity_cases(templates.universal.source.signature, engine.bucket, encoder)]
+        _refuse_overflow(templates, measure, clock.each(cases))
+    if "int8" not in precisions:
+        return templates
+    kept = kept_products(measure.template.proto, exit_heads(templates.universal.source, None))
+    scales = calibrate(measure.graph, measure.bundle.path, clock.each(feeds), kept)
+    return replace(templates, scales=scales)
+
+
+def require_examples(precisions: Sequence[Precision], corpus: Corpus | ArrayCorpus | None) -> None:
+    """Before any work: whether there is what a precision is calibrated on. Raises BuildError."""
+    if "int8" in precisions and corpus is None:
+        raise BuildError(
+            "precision int8: activations are scaled by what examples show; pass --text or --data, or use int8-dynamic, "
+            "which needs none"
+        )
+
+
+def _feeds(
+    bundle: Bundle, bucket: Bucket, encoder: TextEncoder | None, corpus: Corpus | ArrayCorpus | None
+) -> Iterator[Arrays]:
+    samples: Samples | None = None
+    if isinstance(corpus, ArrayCorpus):
+        samples = corpus.calibration
+    elif corpus is not None and encoder is not None:
+        samples = TextSamples(encoder, corpus.calibration)
+    if samples is not None:
+        for batch in samples.batches(bundle.manifest, bucket):
+            yield batch.feeds
+
+
+def _refuse_overflow(templates: Templates, measure: Yardstick, feeds: Iterable[Arrays]) -> None:
+    low = templates.derived(measure.template, "fp16", None)
+    for found in overflowing(measure.graph, low.proto, measure.bundle.path, feeds):
+        modules = [module for module, value in measure.template.module_outputs.items() if value == found.value]
+        where = max(modules, key=len) if modules else f"value {found.value}"
+        raise BuildError(
+            f"precision fp16: {where} reaches {found.largest:.4g} on these examples, and a float16 ends at 65504; use "
+            "bf16, which has the range of float32, or fp32"
+        )

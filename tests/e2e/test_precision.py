@@ -1,0 +1,183 @@
+"""Bundles in other precisions than fp32, through the whole road: compile, verify, answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.verify import verify_bundle
+from nestforge.errors import BuildError, ParityError
+from nestforge.profiles.load_profile import dump_profile
+from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.manifest import WEIGHTS_NAME
+from nestforge.runtime.model import load
+from nestforge.tools.cli import main
+from safetensors import safe_open
+from tiny_compile import board, save_tiniest
+from tiny_mixer import save_tiny_mixer
+
+# One 4-layer model wide enough for integers: at least 32 inputs and 16 outputs.
+SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiniest(tmp_path_factory.mktemp("wide") / "model", **SIZES)
+
+
+def compiled(model: Path, output: Path, *precisions: str, **arguments: Any) -> Path:
+    backend = arguments.pop("backend", "onnxruntime")
+    profile = board(precision=list(precisions), backend=backend, buckets=["2x8"], budgets={"full": {}})
+    return compile_bundle(model, profile, output, emit_only=backend == "tensorrt", **arguments)
+
+
+@pytest.mark.parametrize("low", ["fp16", "int8", "int8-dynamic", "int4"])
+def test_two_precisions_in_one_bundle(tmp_path: Path, wide: Path, text: Path, low: str) -> None:
+    bundle = open_bundle(compiled(wide, tmp_path / "b", "fp32", low, text=text), check="full")
+    engines = bundle.manifest.engines
+    assert {engine.precision for engine in engines} == {"fp32", low}
+    bytes_of = {entry.id: entry.weight_bytes for entry in bundle.manifest.submodels}
+    whole = max(bytes_of, key=lambda submodel: bytes_of[submodel])
+    narrow = next(e for e in engines if e.submodel.split("-bits")[0] == whole.split("-bits")[0] and e.submodel != whole)
+    assert bytes_of[narrow.submodel] < (0.55 if low == "fp16" else 0.45) * bytes_of[whole]
+    quality = {entry.id: entry.quality for entry in bundle.manifest.submodels}
+    found, same = quality[narrow.submodel], quality[whole]
+    assert found is not None
+    assert same is not None
+    assert same.figures["mean_cosine"] == 1.0
+    assert 0.95 < found.figures["mean_cosine"] < 1.0, "what the precision costs is shown, and is something"
+    assert verify_bundle(bundle.path, wide)
+    feeds = {"input_ids": np.ones((2, 8), np.int64), "attention_mask": np.ones((2, 8), np.int64)}
+    feeds |= {spec.name: np.zeros((2, 8), np.int64) for spec in bundle.manifest.inputs if spec.name not in feeds}
+    with load(bundle.path) as model:
+        exact, near = model(feeds), model(feeds, submodel=f"XL.{low}")
+    assert exact.submodel == whole, "the widest precision answers where nothing is asked"
+    assert near.submodel == narrow.submodel
+    name = bundle.manifest.outputs[0].name
+    assert not np.array_equal(exact.outputs[name], near.outputs[name])
+    np.testing.assert_allclose(exact.outputs[name], near.outputs[name], atol=0.5)
+
+
+def test_all_submodels_share_the_weights_of_a_precision(tmp_path: Path, wide: Path) -> None:
+    path = compiled(wide, tmp_path / "b", "fp16")
+    with safe_open(path / WEIGHTS_NAME, framework="np") as store:
+        dtypes = {name: store.get_slice(name).get_dtype() for name in store.keys()}  # noqa: SIM118  (no mapping)
+    assert {dtype for name, dtype in dtypes.items() if name.endswith(".fp16")} == {"F16"}
+    assert not any(name + ".fp16" in dtypes for name in dtypes), "nothing stands there twice"
+    read: dict[str, set[tuple[int, int]]] = {}
+    for file in path.glob("*.onnx"):
+        for tensor in onnx.load(file, load_external_data=False).graph.initializer:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            if place:
+                read.setdefault(tensor.name, set()).add((int(place["offset"]), int(place["length"])))
+    assert all(len({offset for offset, _ in views}) == 1 for views in read.values())
+    assert any(len(views) > 1 for views in read.values()), "some submodel reads a prefix"
+
+
+def test_bfloat16_is_proven_by_its_twin_which_is_not_published(tmp_path: Path, wide: Path) -> None:
+    bundle = open_bundle(compiled(wide, tmp_path / "b", "bf16", backend="tensorrt"), check="full")
+    assert not list(bundle.path.glob("*twin*"))
+    assert {(engine.precision, engine.backend) for engine in bundle.manifest.engines} == {("bf16", "tensorrt")}
+    graph = onnx.load(bundle.file(bundle.manifest.engines[0].file), load_external_data=False).graph
+    types = {tensor.data_type for tensor in graph.initializer}
+    assert onnx.TensorProto.BFLOAT16 in types
+    report = verify_bundle(bundle.path, wide)
+    assert report, [verdict.problem for verdict in report.engines]
+
+
+def test_int8_for_tensorrt_is_standard_quantisation(tmp_path: Path, wide: Path, text: Path) -> None:
+    bundle = open_bundle(compiled(wide, tmp_path / "b", "int8", backend="tensorrt", text=text))
+    for engine in bundle.manifest.engines:
+        nodes = onnx.load(bundle.file(engine.file), load_external_data=False).graph.node
+        assert {node.domain for node in nodes} <= {"", "ai.onnx"}
+        assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in nodes}
+    assert verify_bundle(bundle.path, wide)
+
+
+def test_routes_of_a_mixer_in_half_precision_are_replayed(tmp_path: Path) -> None:
+    folder = save_tiny_mixer(tmp_path / "mixer")
+    path = compile_bundle(folder, board(precision="fp16", buckets=["2x16"], budgets={"full": {}}), tmp_path / "b")
+    receipts = [engine.parity for engine in open_bundle(path).manifest.engines]
+    assert all(receipt and receipt.decisions for receipt in receipts)
+    assert verify_bundle(path, folder)
+
+
+def test_an_interrupted_compile_goes_on_in_its_precision(tmp_path: Path, wide: Path, text: Path) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "build" and done == total - 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compiled(wide, tmp_path / "b", "fp32", "int8", text=text, progress=stop)
+    resumed = compiled(wide, tmp_path / "b", "fp32", "int8", text=text)
+    fresh = compiled(wide, tmp_path / "c", "fp32", "int8", text=text)
+    assert (resumed / "manifest.json").read_bytes() == (fresh / "manifest.json").read_bytes()
+
+
+# What is refused.
+
+
+def test_int8_asks_for_examples_before_any_work(tmp_path: Path, wide: Path) -> None:
+    with pytest.raises(BuildError, match=r"^precision int8: activations are scaled by what examples show; pass --text"):
+        compiled(wide, tmp_path / "b", "int8")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_beyond_float16_is_named(tmp_path: Path) -> None:
+    folder = save_tiniest(tmp_path / "model")
+    scale_weights(folder, "encoder.layer.1.intermediate.dense.weight", 1e7)
+    with pytest.raises(BuildError, match=r"^precision fp16: .*reaches .*, and a float16 ends at 65504; use bf16"):
+        compiled(folder, tmp_path / "b", "fp16")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_damaged_scale_fails_the_gate(tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate of a precision can fail: scales that are twice what they should be."""
+    from nestforge.compiler import store
+
+    honest = store.encode
+    monkeypatch.setattr(
+        store, "encode", lambda array, name: honest(array, name) * (np.float32(2) if name.endswith("-scale") else 1)
+    )
+    with pytest.raises(ParityError, match=r"cosine 0\.\d+; allowed .*first to diverge"):
+        compiled(wide, tmp_path / "b", "int8-dynamic")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--precision", "fp8"], "'fp8': expected some of fp32, fp16, bf16, int8, int8-dynamic, int4"),
+        (["--precision", "bf16"], "precision: bf16 does not run on onnxruntime"),
+        (["--precision", "int8,int8-dynamic"], "precision: int8 and int8-dynamic both have 8 bits"),
+    ],
+)
+def test_bad_precisions_on_the_command_line(
+    tmp_path: Path, wide: Path, profile: Path, arguments: list[str], message: str
+) -> None:
+    for command in (["compile", str(wide), "--output", str(tmp_path / "b")], ["plan", str(wide)]):
+        result = CliRunner().invoke(main, [*command, "--profile", str(profile), *arguments])
+        assert result.exit_code != 0
+        assert message in " ".join(result.output.split())
+
+
+def test_a_plan_lists_every_precision(tmp_path: Path, wide: Path) -> None:
+    path = tmp_path / "board.yaml"
+    path.write_text(dump_profile(board(precision=["fp32", "int8-dynamic"])))
+    result = CliRunner().invoke(main, ["plan", str(wide), "--profile", str(path), "--json"])
+    assert result.exit_code == 0, result.output
+    candidates = json.loads(result.stdout)["candidates"]
+    assert {candidate["precision"] for candidate in candidates} == {"fp32", "int8-dynamic"}
+
+
+def scale_weights(folder: Path, name: str, factor: float) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = tensors[name] * factor
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
