@@ -5,13 +5,16 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.nestforge-dev
+# Of its own: onnxruntime and onnxruntime-gpu are one Python package.
+GPU_VENV := .venv-gpu
+GPU_SETUP := $(GPU_VENV)/.nestforge-dev
 CHECKPOINT := $(VENV)/.nestforge-checkpoint
 TRAINED := demo/exits/slender/model.safetensors
 # The repository root is the package, so mypy finds it under its name through a link, whatever the clone is called.
 MYPY_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest lint format typecheck bench demo demo-exits demo-matformer demo-mixer wheel clean distclean
+.PHONY: help setup test pytest gpu-tests lint format typecheck bench demo demo-exits demo-matformer demo-mixer wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +35,9 @@ test: lint typecheck pytest  ## lint, types and tests: what continuous integrati
 
 pytest: $(SETUP)  ## the tests alone
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+gpu-tests: $(GPU_SETUP)  ## the tests that need an NVIDIA GPU, some minutes; RESULTS=docs/results/NAME.md keeps their figures
+	$(GPU_VENV)/bin/python -m pytest tests/gpu -rs $(if $(RESULTS),--gpu-results $(RESULTS))
 
 lint: $(SETUP)  ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -54,14 +60,19 @@ setup: $(SETUP)  ## .venv with the pinned tools and nestforge itself, editable
 
 clean:  ## remove caches and build outputs; keeps .venv and demo/
 	rm -rf build dist *.egg-info .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -not -path './$(GPU_VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove .venv and demo/ too
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) $(GPU_VENV) demo
 
 $(SETUP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,compile,dev]'
+	touch $@
+
+$(GPU_SETUP): pyproject.toml constraints.txt
+	test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cuda,compile,dev]'
 	touch $@
 
 $(CHECKPOINT): constraints.txt | $(SETUP)

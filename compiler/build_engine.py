@@ -16,14 +16,15 @@ from ..exporters.universal import UniversalModel
 from ..profiles.device_profile import DeviceProfile
 from ..runtime.bundle import Bundle
 from ..runtime.manifest import EngineEntry, ParityReceipt
-from ..runtime.runner import runner_for
+from ..runtime.runner import Residency, runner_for
 from ..runtime.threads import threads_or_default
 from ..strict import structure, unstructure
 from .cases import Case
 from .cost_model import predict
 from .divergence import NOWHERE, first_divergence
 from .forms import chosen_forms, formed_workload
-from .parity import Arrays, Comparison, Tolerance, compare, max_difference, tolerance_for
+from .parity import Arrays, Comparison, Tolerance, compare, judged, max_difference, tolerance_for
+from .precision.derive import wide_products
 from .precision.host_graphs import host_file
 from .precision.twin import twin
 from .reference import BrokenDecision, Replayed, pass_of, replayed, rule_of
@@ -34,6 +35,8 @@ from .templates import Templates
 from .tensorrt.graphs import accepted
 
 _MAX_STEM = 120
+# Weights that a fact names.
+_LISTED = 4
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class EngineBuilder:
             segment=part,
             weight_bytes=weight_bytes(template, self.store, submodel) if is_counted else None,
             decisions=(family.decisions(checkpoint, submodel, bucket) or None) if whole else None,
-            facts=(family.facts(checkpoint, submodel, bucket) or None) if whole else None,
+            facts=({**family.facts(checkpoint, submodel, bucket), **_wide(template)} or None) if whole else None,
             forms=(chosen_forms(source, submodel, bucket, self.profile) or None) if whole else None,
             precision=template.precision,
         )
@@ -141,7 +144,8 @@ class EngineBuilder:
         Raises ParityError, naming the first module that diverges, if ``found`` breaks the rule.
         """
         names, limit = [case.name for case in cases], self.tolerance(engine.entry)
-        comparisons = compare(reference.outputs, found, names, limit, self.computed_from)
+        wanted, got = (self._judged(engine.entry, cases, arrays) for arrays in (reference.outputs, found))
+        comparisons = compare(wanted, got, names, limit, self.computed_from)
         broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
         if broken is not None:
             case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
@@ -162,11 +166,17 @@ class EngineBuilder:
 
     def run(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> list[Arrays]:
         """Outputs and decisions of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see
-        verify.py)."""
+        verify.py), where that is the same computation."""
         names = [spec.name for spec in self.draft.manifest.interface(engine.segment)[1]]
         names += [entry.name for entry in engine.decisions or ()]
-        with runner_for(self.draft, engine, "shared", threads_or_default(None)) as runner:
+        residency: Residency = "packed" if engine.precision == "int4" else "shared"
+        with runner_for(self.draft, engine, residency, threads_or_default(None)) as runner:
             return [dict(zip(names, runner.run(arrays, decisions=True), strict=True)) for arrays in feeds]
+
+    def _judged(self, engine: EngineEntry, cases: Sequence[Case], found: Sequence[Arrays]) -> list[Arrays]:
+        outputs, mask = self.draft.manifest.interface(engine.segment)[1], self.universal.source.signature.mask
+        pairs = zip(cases, found, strict=True)
+        return [judged(a, outputs, engine.precision, case.feeds.get(mask) if mask else None) for case, a in pairs]
 
     def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         engine = self.emit(name, file, submodel, bucket)
@@ -230,6 +240,15 @@ class EngineBuilder:
     @property
     def _output_names(self) -> list[str]:
         return [spec.name for spec in self.universal.source.signature.outputs]
+
+
+def _wide(template: Template) -> dict[str, str]:
+    """Which products of a template in another precision stay in float32, as a fact about its engines."""
+    names = wide_products(template) if template.precision != "fp32" else ()
+    if not names:
+        return {}
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return {"products in fp32": f"{', '.join(names[:_LISTED])}{more}"}
 
 
 def short(submodel_id: str) -> str:

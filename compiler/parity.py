@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..profiles.precision import Precision
-from ..runtime.manifest import ParityOutput
+from ..profiles.precision import INTEGERS, Precision
+from ..runtime.manifest import ParityOutput, TensorSpec
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -40,8 +40,8 @@ class Tolerance:
         )
 
 
-# Per layer of depth, by the precision of the engine's graph; docs/precision.md shows what was measured. Integers are held
-# to the angle: where activations have outliers, single elements are off by several times what is usual in a layer.
+# Per layer of depth, by the precision of the engine's graph; docs/precision.md shows what was measured. Integers are
+# held to the angle: where activations have outliers, single elements are off by several times what is usual in a layer.
 _PER_LAYER: Mapping[Precision, Tolerance] = {
     "fp32": Tolerance(atol=4e-6, rtol=1e-5, min_cosine=1 - 1e-6),
     "fp16": Tolerance(atol=1e-2, rtol=1e-3, min_cosine=1 - 1e-4),
@@ -99,6 +99,20 @@ def compare(
         )
         for name in reference[0]
     ]
+
+
+def judged(arrays: Arrays, outputs: Sequence[TensorSpec], precision: Precision, mask: np.ndarray | None) -> Arrays:
+    """What of ``arrays`` the rule is asked of: in integers, positions that ``mask`` ``[B, S]`` leaves out are 0.
+
+    There a model answers what nobody reads, from scores that are nearly equal, and integers tell those apart otherwise.
+    """
+    if mask is None or precision not in INTEGERS:
+        return arrays
+    hidden = {spec.name for spec in outputs if spec.dims[:2] == ("batch", "sequence")}
+    return {
+        name: np.where(mask.reshape(*mask.shape, *[1] * (array.ndim - 2)) != 0, array, 0) if name in hidden else array
+        for name, array in arrays.items()
+    }
 
 
 def within(reference: np.ndarray, found: np.ndarray, limit: Tolerance, source_rms: float | None = None) -> bool:

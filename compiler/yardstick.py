@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx
 
 from ..elastic import Bucket
 from ..errors import BuildError
 from ..profiles.precision import Precision
 from ..runtime.bundle import Bundle
-from ..runtime.consistency.samples import Samples, TextSamples
+from ..runtime.consistency.samples import Batch, Samples, TextSamples
 from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
 from ..runtime.text import TextEncoder
 from .cases import parity_cases
@@ -86,14 +87,16 @@ def calibrated(
     Raises BuildError where a value would not fit a float16, or a layer sees nothing in all of ``corpus``.
     """
     precisions, engine = templates.profile.precisions, measure.engine
-    feeds = list(_feeds(measure.bundle, engine.bucket, encoder, corpus))
+    batches = list(_batches(measure.bundle, engine.bucket, encoder, corpus))
+    feeds = [batch.feeds for batch in batches]
     if "fp16" in precisions:
         cases = feeds or [c.feeds for c in parity_cases(templates.universal.source.signature, engine.bucket, encoder)]
         _refuse_overflow(templates, measure, clock.each(cases))
     if "int8" not in precisions:
         return templates
     kept = kept_products(measure.template.proto, exit_heads(templates.universal.source, None))
-    scales = calibrate(measure.graph, measure.bundle.path, clock.each(feeds), kept)
+    counted = [_whole(batch, engine.bucket) for batch in batches]
+    scales = calibrate(measure.graph, measure.bundle.path, clock.each(feeds), kept, counted)
     return replace(templates, scales=scales)
 
 
@@ -106,17 +109,23 @@ def require_examples(precisions: Sequence[Precision], corpus: Corpus | ArrayCorp
         )
 
 
-def _feeds(
+def _batches(
     bundle: Bundle, bucket: Bucket, encoder: TextEncoder | None, corpus: Corpus | ArrayCorpus | None
-) -> Iterator[Arrays]:
+) -> Iterator[Batch]:
     samples: Samples | None = None
     if isinstance(corpus, ArrayCorpus):
         samples = corpus.calibration
     elif corpus is not None and encoder is not None:
         samples = TextSamples(encoder, corpus.calibration)
     if samples is not None:
-        for batch in samples.batches(bundle.manifest, bucket):
-            yield batch.feeds
+        yield from samples.batches(bundle.manifest, bucket)
+
+
+def _whole(batch: Batch, bucket: Bucket) -> np.ndarray:
+    """Which positions of the whole bucket are those of samples, bool ``[B, S]``."""
+    counted = np.zeros((bucket.batch, bucket.sequence), bool)
+    counted[: batch.rows] = batch.counted
+    return counted
 
 
 def _refuse_overflow(templates: Templates, measure: Yardstick, feeds: Iterable[Arrays]) -> None:

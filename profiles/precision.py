@@ -12,6 +12,7 @@ from ..elastic import Submodel
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 BITS_OF: Mapping[Precision, int] = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int8-dynamic": 8, "int4": 4}
+INTEGERS: frozenset[Precision] = frozenset({"int8", "int8-dynamic", "int4"})
 # bfloat16 has no kernels on a CPU; integers that are scaled at run time have none in TensorRT.
 RUN_BY: Mapping[str, tuple[Precision, ...]] = {
     "onnxruntime": ("fp32", "fp16", "int8", "int8-dynamic", "int4"),

@@ -51,6 +51,26 @@ def free_bytes() -> int:
     return int(free)
 
 
+def allocate(size: int) -> int:
+    """The address of ``size`` bytes on the calling thread's GPU; none has the address 0."""
+    return int(checked(f"allocating {size} bytes", cudart.cudaMalloc(max(1, size))))
+
+
+def free(address: int) -> None:
+    """Gives back what ``allocate`` returned, once no queued work uses it."""
+    cudart.cudaFree(address)
+
+
+def pinned(size: int) -> Array:
+    """``size`` bytes of page-locked host memory; ``free_pinned`` gives them back."""
+    return np.asarray(_PinnedMemory(max(1, size)))[:size]
+
+
+def free_pinned(memory: Array) -> None:
+    """Gives back what ``pinned`` returned; no view of it may be used afterwards."""
+    cudart.cudaFreeHost(int(memory.ctypes.data))
+
+
 class _PinnedMemory:
     """Page-locked host memory, as numpy reads it."""
 
@@ -97,6 +117,28 @@ class Stream:
         host = int(blocks.host.ctypes.data) + offset
         checked("copying outputs", cudart.cudaMemcpyAsync(host, blocks.device + offset, size, kind, self._stream))
 
+    def upload(self, address: int, source: Array) -> None:
+        """Copies a contiguous array of the host to ``address``."""
+        kind = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
+        host = int(source.ctypes.data)
+        checked("copying to the GPU", cudart.cudaMemcpyAsync(address, host, source.nbytes, kind, self._stream))
+
+    def download(self, target: Array, address: int) -> None:
+        """Copies from ``address`` into a contiguous array of the host."""
+        kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        host = int(target.ctypes.data)
+        checked("copying from the GPU", cudart.cudaMemcpyAsync(host, address, target.nbytes, kind, self._stream))
+
+    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
+        """Copies the first ``width`` bytes of ``rows`` rows that lie ``pitch`` bytes apart, within the GPU's memory."""
+        kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        copied = cudart.cudaMemcpy2DAsync(target, pitch, source, source_pitch, width, rows, kind, self._stream)
+        checked("moving rows", copied)
+
+    def clear_rows(self, target: int, pitch: int, width: int, rows: int) -> None:
+        """Sets the first ``width`` bytes of ``rows`` rows that lie ``pitch`` bytes apart to 0."""
+        checked("clearing rows", cudart.cudaMemset2DAsync(target, pitch, 0, width, rows, self._stream))
+
     def wait(self) -> None:
         """Until all that was queued is done. Raises BundleError if some of it failed."""
         checked("running the engine", cudart.cudaStreamSynchronize(self._stream))
@@ -123,6 +165,10 @@ class Stream:
             return None
         return Graph(graph, self._stream)
 
+    def start(self, graph: Graph) -> None:
+        """Queues, here, work that was captured in another stream."""
+        checked("starting the engine's graph", cudart.cudaGraphLaunch(graph.handle, self._stream))
+
     def close(self) -> None:
         """Waits for the queue to run dry and gives it back."""
         cudart.cudaStreamSynchronize(self._stream)
@@ -133,12 +179,12 @@ class Graph:
     """Work that was captured once, started by one call."""
 
     def __init__(self, graph: Any, stream: Any) -> None:
-        self._graph, self._stream = graph, stream
+        self.handle, self._stream = graph, stream
 
     def launch(self) -> None:
-        """Queues it once."""
-        checked("starting the engine's graph", cudart.cudaGraphLaunch(self._graph, self._stream))
+        """Queues it once, where it was captured."""
+        checked("starting the engine's graph", cudart.cudaGraphLaunch(self.handle, self._stream))
 
     def close(self) -> None:
         """Frees it; it must not be running."""
-        cudart.cudaGraphExecDestroy(self._graph)
+        cudart.cudaGraphExecDestroy(self.handle)

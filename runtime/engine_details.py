@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from .manifest import EngineEntry, Manifest
 from .tables import Table
 
+# Of facts whose name does not say what they count.
+_UNITS = {"capacity": "slots"}
+
 
 def common_details(manifest: Manifest) -> dict[str, str]:
     """Facts and forms that are the same in every whole engine, by name."""
@@ -44,16 +47,17 @@ def _decision_table(manifest: Manifest) -> Table:
             str(decision.made),
             str(decision.differing),
             f"{decision.worst_margin:.1e}",
-            *(f"{decision.shares[name]:.4f}" if name in decision.shares else "-" for name in shares),
+            *(f"{100 * decision.shares[name]:.2f}" if name in decision.shares else "-" for name in shares),
         ]
         for engine, decision in judged
     ]
-    columns = ["engine", "decision", "choices", "not PyTorch's own", "worst margin"]
-    return Table([*columns, *(name.replace("_", " ") for name in shares)], rows)
+    columns = ["engine", "decision", "choices", "not PyTorch's own", "worst margin (of score)"]
+    return Table([*columns, *(f"{name.replace('_', ' ')} %" for name in shares)], rows)
 
 
 def _details(engine: EngineEntry) -> dict[str, str]:
-    return {name: str(value) for name, value in {**(engine.facts or {}), **(engine.forms or {})}.items()}
+    stated = {**(engine.facts or {}), **(engine.forms or {})}
+    return {f"{name} ({_UNITS[name]})" if name in _UNITS else name: str(value) for name, value in stated.items()}
 
 
 def _names(tables: Iterable[Mapping[str, object]]) -> list[str]:

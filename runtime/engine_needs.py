@@ -66,7 +66,8 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
                 latency_ms=predicted.get(engine.id, 1.0),
                 importance=1.0 + named.count(engine.submodel),
                 layers=layers,
-                can_share=engine.backend == "onnxruntime",
+                # Kernels of 4 bits read mapped weights another way, and slower than float32.
+                can_share=engine.backend == "onnxruntime" and engine.precision != "int4",
             )
         )
     return needs

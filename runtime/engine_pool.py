@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..errors import BundleError
 from .bundle import Bundle
+from .device import Device
 from .manifest import EngineEntry
+from .onnxruntime_gpu_provider import Provider
 from .residency import Residency
-from .runner import Runner, runner_for
+from .runner import Runner, device_source, runnable_engines, runner_for
 
 
 class EnginePool:
-    """Opens engines on demand and closes them all together; engines of one file are one. Thread-safe."""
+    """Opens engines on demand and closes them all together; engines of one file are one. Thread-safe.
 
-    def __init__(self, bundle: Bundle, residencies: Mapping[str, Residency], threads: int) -> None:
+    With a ``provider`` their graphs run in ONNX Runtime on it, else each engine runs on its backend.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        residencies: Mapping[str, Residency],
+        threads: int,
+        provider: Provider | None = None,
+    ) -> None:
         self._bundle = bundle
+        self._provider = provider
+        self.on_gpu = provider is not None
         self.residencies = residencies
         self._threads = threads
         self._open: dict[str, Runner] = {}
@@ -32,9 +45,17 @@ class EnginePool:
             if self._closed:
                 raise BundleError(f"bundle {self._bundle.path}: the model is closed; use it inside its `with` block")
             if engine.file not in self._open:
-                runner = runner_for(self._bundle, engine, self.residencies[engine.id], self._threads)
+                runner = self._runner(engine)
                 self._open[engine.file] = runner.__enter__()
             return self._open[engine.file]
+
+    def runnable(self) -> tuple[EngineEntry, ...]:
+        """The bundle's engines that can run here. Raises BundleIncompatibleError if there is none."""
+        return runnable_engines(self._bundle, self._provider)
+
+    def device_source(self, engine: EngineEntry) -> Callable[[], Device] | None:
+        """Opens the device on which ``engine``'s runner is a DeviceRunner, or None where it runs on the processor."""
+        return device_source(engine, self._provider)
 
     def close(self) -> None:
         """Closes every engine; runs that are under way finish first or fail with BundleError."""
@@ -44,3 +65,9 @@ class EnginePool:
                 runner = self._open.pop(file, None)
                 if runner is not None:
                     runner.__exit__(None, None, None)
+
+    def _runner(self, engine: EngineEntry) -> Runner:
+        residency = self.residencies[engine.id]
+        if self._provider is None:
+            return runner_for(self._bundle, engine, residency, self._threads)
+        return runner_for(self._bundle, engine, residency, self._threads, self._provider)

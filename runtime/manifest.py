@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..elastic import SEQUENCE, Axis, Bucket
-from ..errors import SelectionError
+from ..elastic import SEQUENCE, Axis, Bucket, ElasticSpec
+from ..errors import PlanError, SelectionError
 from ..profiles.precision import Precision
 
 # 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
@@ -342,11 +342,23 @@ class Manifest:
                 return entry.inputs, entry.outputs
         return self.inputs, self.outputs
 
+    def _completed(self, submodel_id: str) -> str:
+        """The whole id, as far as ``submodel_id`` is one."""
+        try:
+            return ElasticSpec(self.axes, ()).parse(submodel_id).id
+        except PlanError:
+            return submodel_id
+
     def submodel(self, submodel_id: str) -> SubmodelEntry:
-        """The submodel with this id or label. Raises SelectionError listing what exists."""
-        for entry in self.submodels:
-            if submodel_id == entry.id or submodel_id in entry.labels:
-                return entry
+        """The submodel with this label or id, of which kinds at full size may be left out.
+
+        Raises SelectionError listing what exists.
+        """
+        wanted = (submodel_id, self._completed(submodel_id))
+        for name in wanted:
+            for entry in self.submodels:
+                if name == entry.id or name in entry.labels:
+                    return entry
         known = ", ".join(f"{e.id} ({'/'.join(e.labels)})" if e.labels else e.id for e in self.submodels)
         raise SelectionError(f"no submodel {submodel_id!r} in this bundle; it has {known}")
 

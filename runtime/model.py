@@ -26,6 +26,7 @@ from .exits.drift import Drift
 from .host_latencies import measured_elsewhere
 from .in_flight import Ahead, InFlight
 from .inputs import InputChecker, cut_back
+from .onnxruntime_gpu_provider import Provider, provider_named
 from .residency import RESIDENCIES, Residency
 from .runner import runnable_engines
 from .text import Encoded, TextEncoder
@@ -43,19 +44,30 @@ def load(
     threads: int | None = None,
     check: Check = "fast",
     preload: bool = False,
+    provider: str = "cpu",
 ) -> ElasticModel:
     """Opens a bundle as a model; engines and tokenizer open on first use, or at once with ``preload``.
 
     ``memory_mb`` caps what all engines may hold together (weights, private initializers, activations; 10^6 bytes), and
     ``residency`` is decided under it, see ``assign_residencies``. ``threads`` is the number of cores per run, by
-    default those that this process may use. Raises a BundleError, or SelectionError if the cap cannot be met.
+    default those that this process may use. ``provider`` is where ONNX Runtime runs the engines: ``cpu``, where those
+    that are TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or ``tensorrt``,
+    where ONNX Runtime builds an engine of its own from each. Never does another one answer than was asked for. Raises a
+    BundleError, InputError for an unknown name, or SelectionError if the cap cannot be met.
     """
     if residency not in (*RESIDENCIES, "auto"):
         raise InputError(f"residency {residency!r}: expected one of auto, {', '.join(RESIDENCIES)}")
+    ran_on = provider_named(provider)
     bundle = open_bundle(path, check)
-    engines = runnable_engines(bundle)
-    residencies = residencies_for(bundle, engines, memory_mb, residency)
-    model = ElasticModel(bundle, residencies, threads_or_default(threads))
+    engines = runnable_engines(bundle, ran_on)
+    if ran_on is None:
+        residencies = residencies_for(bundle, engines, memory_mb, residency)
+    else:
+        held: Residency = "shared" if ran_on.shares else "packed"
+        if residency not in ("auto", held):
+            raise InputError(f"residency {residency!r}: with provider {provider!r} expected auto or {held}")
+        residencies = dict.fromkeys(residencies_for(bundle, engines, memory_mb, held), held)
+    model = ElasticModel(bundle, residencies, threads_or_default(threads), ran_on)
     if preload:
         try:
             model.open_engines()
@@ -68,15 +80,23 @@ def load(
 class ElasticModel:
     """Every submodel of a bundle behind one call. A context manager; thread-safe."""
 
-    def __init__(self, bundle: Bundle, residencies: Mapping[str, Residency], threads: int) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        residencies: Mapping[str, Residency],
+        threads: int,
+        provider: Provider | None = None,
+    ) -> None:
         self.bundle = bundle
+        self._provider = provider
         self.residencies = residencies
         self.threads = threads
         manifest = bundle.manifest
         self._inputs = InputChecker(manifest.inputs)
         self._outputs = manifest.outputs
-        self._dispatcher = Dispatcher(manifest, residencies, bundle.build.latencies, measured_elsewhere(bundle.build))
-        self._pool = EnginePool(bundle, residencies, threads)
+        elsewhere = measured_elsewhere(bundle.build, provider is not None)
+        self._dispatcher = Dispatcher(manifest, residencies, bundle.build.latencies, elsewhere)
+        self._pool = EnginePool(bundle, residencies, threads, provider)
         self._exits = ExitChooser(bundle, manifest.exits, self._pool) if manifest.exits else None
         # With fewer threads than cores several runs proceed at full speed.
         self._in_flight = InFlight(max(1.0, probe_host().cores / threads))
@@ -221,7 +241,7 @@ class ElasticModel:
     ) -> Answer:
         """Answers by the engine chosen, or by its submodel's segments where exits are open."""
         started, encoded_at = times
-        engine, reason = choice.engine, choice.reason
+        engine, reason = choice.engine, self._where_it_ran(choice.reason)
         if decisions and not engine.decisions:
             raise InputError(f"decisions: engine {engine.id} returns none; ask for its outputs alone")
         if self._exits is not None:
@@ -303,7 +323,7 @@ class ElasticModel:
             engine=first.id,
             bucket=first.bucket,
             residency=self.residencies[first.id],
-            reason=f"{choice.reason}; {exit_choice.reason}",
+            reason=f"{self._where_it_ran(choice.reason)}; {exit_choice.reason}",
             padding=Padding(given, filled) if filled != given else None,
             truncated=truncated,
             timings=Timings(
@@ -321,6 +341,9 @@ class ElasticModel:
                 policy,
             ),
         )
+
+    def _where_it_ran(self, reason: str) -> str:
+        return reason if self._provider is None else f"{reason}; by ONNX Runtime's provider {self._provider.name}"
 
     def _encode(self, inputs: str | Sequence[str], submodel: str | None, truncate: bool) -> Encoded:
         if not isinstance(inputs, (str, Sequence)):

@@ -10,12 +10,14 @@ from typing import Protocol, Self
 from ..errors import BundleIncompatibleError
 from .arrays import Array
 from .bundle import Bundle
+from .device import Device, DeviceArray
 from .manifest import EngineEntry
+from .onnxruntime_gpu_provider import Provider
 from .residency import RESIDENCIES, Residency
 from .tensorrt_here import require_tensorrt, tensorrt_problem
 
 # A runner is opened in a residency, so callers find both here.
-__all__ = ["BACKENDS", "RESIDENCIES", "Residency", "Runner", "runnable_engines", "runner_for"]
+__all__ = ["BACKENDS", "RESIDENCIES", "DeviceRunner", "Residency", "Runner", "runnable_engines", "runner_for"]
 
 BACKENDS = ("onnxruntime", "tensorrt")
 
@@ -46,8 +48,42 @@ class Runner(Protocol):
         ...
 
 
-def runnable_engines(bundle: Bundle) -> tuple[EngineEntry, ...]:
-    """The engines that this host has a backend for. Raises BundleIncompatibleError if there is none."""
+class DeviceRunner(Runner, Protocol):
+    """A runner whose engine can read and write arrays that stay on its device."""
+
+    @property
+    def device(self) -> Device:
+        """Where it runs. Raises BundleError while inactive."""
+        ...
+
+    def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> Callable[[], None]:
+        """A call that queues a run from ``feeds`` into ``outputs`` on the device, and waits for nothing.
+
+        The arrays stay where they are as long as calls are made; an output without one is not kept. The engine may run
+        once while it is bound, so ``feeds`` hold valid values by then. One thread at a time may make the call. Raises
+        as ``bind`` does.
+        """
+        ...
+
+
+def device_source(engine: EngineEntry, provider: Provider | None) -> Callable[[], Device] | None:
+    """Opens the device on which ``engine``'s runner is a DeviceRunner, or None where it runs on the processor."""
+    if provider is not None:
+        return provider.take
+    if engine.backend == "tensorrt":
+        from .cuda_device import take_cuda_device
+
+        return take_cuda_device
+    return None
+
+
+def runnable_engines(bundle: Bundle, provider: Provider | None = None) -> tuple[EngineEntry, ...]:
+    """The engines that this host has a backend for; with a ``provider`` all of them, which have graphs that it runs.
+
+    Raises BundleIncompatibleError if there is none.
+    """
+    if provider is not None:
+        return bundle.manifest.engines
     needed = {engine.backend for engine in bundle.manifest.engines}
     problems = {backend: _problem(backend) for backend in sorted(needed)}
     engines = tuple(engine for engine in bundle.manifest.engines if problems[engine.backend] is None)
@@ -63,11 +99,18 @@ def _problem(backend: str) -> str | None:
     return None if util.find_spec("onnxruntime") else "onnxruntime is not installed; install nestforge[cpu]"
 
 
-def runner_for(bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int) -> Runner:
-    """An inactive runner for one engine, on ``threads`` cores; on a GPU those and ``residency`` mean nothing.
+def runner_for(
+    bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int, provider: Provider | None = None
+) -> Runner:
+    """An inactive runner for one engine: its graph in ONNX Runtime on ``provider``, else as its backend says, on
+    ``threads`` cores; on a GPU those and ``residency`` mean nothing.
 
     Raises BundleIncompatibleError where TensorRT is needed and missing.
     """
+    if provider is not None:
+        from .onnxruntime_gpu_runner import OnnxRuntimeGpuRunner
+
+        return OnnxRuntimeGpuRunner(bundle, engine, provider)
     if engine.backend == "onnxruntime":
         from .onnxruntime_runner import OnnxRuntimeRunner
 

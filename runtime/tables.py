@@ -10,6 +10,9 @@ from ..elastic import Axis
 from .consistency.figures import cell, heading, present
 from .manifest import BuildRecord, EngineEntry, Latency, Manifest
 
+# Of kinds of axes whose name does not say what they count.
+_AXIS_UNITS = {"moe.capacity_factor": " %", "moe.group_size": " tokens", "sequence": " tokens", "depth": " layers"}
+
 
 @dataclass(frozen=True)
 class Table:
@@ -89,11 +92,11 @@ def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
 
 
 def describe_axes(axes: Iterable[Axis]) -> str:
-    """``6 x ffn 1536, 6 x heads 12``, or ``none``."""
+    """``6 x ffn 1536, 1 x moe.capacity_factor 100 %``, or ``none``."""
     sizes: dict[tuple[str, int], int] = {}
     for axis in axes:
         sizes[axis.kind, axis.size] = sizes.get((axis.kind, axis.size), 0) + 1
-    return ", ".join(f"{count} x {kind} {size}" for (kind, size), count in sizes.items()) or "none"
+    return ", ".join(f"{n} x {kind} {size}{_AXIS_UNITS.get(kind, '')}" for (kind, size), n in sizes.items()) or "none"
 
 
 def _exit_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:

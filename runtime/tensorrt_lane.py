@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import tensorrt as trt
 
 from ..errors import BundleError
 from .arrays import Array
 from .cuda_memory import Blocks, Graph, Stream
-from .tensorrt_layout import Layout, Slot
+from .device_layout import Layout
 
 
 class Lane:
@@ -29,8 +28,8 @@ class Lane:
         self._graph: Graph | None = None
         try:
             self._blocks = blocks = Blocks(layout.bytes)
-            self._views = {name: _view(blocks.host, slot) for name, slot in layout.inputs.items()}
-            self._results = {name: _view(blocks.host, slot) for name, slot in layout.outputs.items()}
+            self._views = {name: slot.host_view(blocks.host) for name, slot in layout.inputs.items()}
+            self._results = {name: slot.host_view(blocks.host) for name, slot in layout.outputs.items()}
             context: trt.IExecutionContext | None = engine.create_execution_context()
             if context is None:
                 raise BundleError(f"{where}: TensorRT opened no context; the GPU may have too little free memory")
@@ -91,8 +90,3 @@ class Lane:
         self._stream.to_device(self._blocks, self._layout.input_bytes)
         queued: bool = self._context.execute_async_v3(self._stream.handle)
         return queued
-
-
-def _view(host: Array, slot: Slot) -> Array:
-    view: Array = host[slot.offset : slot.offset + slot.bytes].view(np.dtype(slot.dtype)).reshape(slot.shape)
-    return view

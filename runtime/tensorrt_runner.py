@@ -1,7 +1,8 @@
 """Engines as TensorRT plans: checked before they are opened, given their weights from the store, run in lanes.
 
 A lane (tensorrt_lane.py) serves one run at a time. There are as many as runs were ever made at once; they share the
-engine's weights, and each has memory for activations, inputs and outputs of its own, which it keeps.
+engine's weights, and each has memory for activations, inputs and outputs of its own, which it keeps. Runs on memory of
+the caller's, as in a chain of segments, are queued one after the other in the device's stream (tensorrt_bound.py).
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ import tensorrt as trt
 from ..errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from .arrays import Array
 from .bundle import Bundle
+from .cuda_device import CudaDevice, take_cuda_device
 from .cuda_memory import free_bytes, use_device
+from .device import DeviceArray
+from .device_layout import layout_of
 from .manifest import EngineEntry, TensorSpec
 from .plan_index import PlanEntry, plan_for, read_plan
+from .tensorrt_bound import BoundContext, BoundRun
 from .tensorrt_engine import Log, inspected, open_engine, refit, tensors_of, this_gpu
 from .tensorrt_lane import Lane
-from .tensorrt_layout import layout_of, plan_problem
+from .tensorrt_layout import plan_problem
 
 
 class TensorRTRunner:
-    """One engine on one GPU; see ``Runner``. ``plan`` may be given by who has just built it."""
+    """One engine on one GPU; see ``DeviceRunner``. ``plan`` may be given by who has just built it."""
 
     def __init__(self, bundle: Bundle, engine: EngineEntry, device: int = 0, plan: PlanEntry | None = None) -> None:
         self.engine = engine
@@ -42,6 +47,8 @@ class TensorRTRunner:
         self._opened: trt.ICudaEngine | None = None
         self._idle: list[Lane] = []
         self._lock = threading.Lock()
+        self._shared_device: CudaDevice | None = None
+        self._bound: BoundContext | None = None
 
     def __enter__(self) -> Self:
         """Opens the plan. Raises BundleCorruptError or BundleIncompatibleError."""
@@ -68,8 +75,14 @@ class TensorRTRunner:
         """Closes every lane that is idle now, and those at work as soon as they are done."""
         with self._lock:
             self._opened, idle, self._idle = None, self._idle, []
+            bound, self._bound = self._bound, None
+            device, self._shared_device = self._shared_device, None
         for lane in idle:
             lane.close()
+        if bound is not None:
+            bound.close()
+        if device is not None:
+            device.release()
 
     def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
         """See ``Runner.run``. Arrays with strides are copied first.
@@ -97,6 +110,27 @@ class TensorRTRunner:
                 lane.run(feeds, outputs)
 
         return call
+
+    @property
+    def device(self) -> CudaDevice:
+        """See ``DeviceRunner.device``."""
+        with self._lock:
+            self._require_open()
+            if self._shared_device is None:
+                self._shared_device = take_cuda_device(self._device)
+            return self._shared_device
+
+    def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> BoundRun:
+        """See ``DeviceRunner.bind_device``."""
+        if problem := self._layout.device_misfit(feeds, outputs):
+            raise InputError(f"{self._where}: {problem}")
+        device = self.device
+        with device.lock, self._lock:
+            use_device(self._device)
+            opened = self._require_open()
+            if self._bound is None:
+                self._bound = BoundContext(self._where, opened, self._layout, device)
+            return self._bound.bind(feeds, outputs)
 
     def inspect(self) -> str:
         """What TensorRT made of the graph, as the JSON of its engine inspector. Raises BundleError while inactive."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import hashlib
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +25,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.manifest import BUILD_NAME, MANIFEST_NAME
+from nestforge.runtime.plan_index import Gpu, PlanEntry, PlanParity, build_key, write_plans
 from nestforge.runtime.private_files import KEY_VARIABLE
 
 _KINDS = {1: "FLOAT", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "HALF"}
@@ -60,7 +66,7 @@ class FakeCuda(ModuleType):
 
     cudaError_t = Error
     cudaStreamNonBlocking = 1
-    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2, cudaMemcpyDeviceToDevice=3)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
 
     def __init__(self, world: World) -> None:
@@ -121,6 +127,23 @@ class FakeCuda(ModuleType):
 
     def cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> tuple[Error]:
         self.submit(stream, lambda: ctypes.memmove(target, source, size))
+        return (Error.cudaSuccess,)
+
+    def cudaMemcpy2DAsync(
+        self, target: int, pitch: int, source: int, source_pitch: int, width: int, rows: int, kind: int, stream: int
+    ) -> tuple[Error]:
+        assert width <= min(pitch, source_pitch)
+        self.world.calls.append(f"copy {rows}")
+        for row in range(rows):
+            self.cudaMemcpyAsync(target + row * pitch, source + row * source_pitch, width, kind, stream)
+        return (Error.cudaSuccess,)
+
+    def cudaMemset2DAsync(
+        self, target: int, pitch: int, value: int, width: int, rows: int, stream: int
+    ) -> tuple[Error]:
+        assert width <= pitch
+        for row in range(rows):
+            self.submit(stream, lambda at=target + row * pitch: ctypes.memset(at, value, width))
         return (Error.cudaSuccess,)
 
     def cudaStreamBeginCapture(self, stream: int, mode: int) -> tuple[Error]:
@@ -192,12 +215,13 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
             return True
 
         def execute_async_v3(self, stream_handle: int) -> bool:
-            cuda.submit(stream_handle, self._execute)
+            addresses = dict(self.addresses)  # a captured run keeps those that it was queued with
+            cuda.submit(stream_handle, lambda: self._execute(addresses))
             return True
 
-        def _execute(self) -> None:
+        def _execute(self, addresses: dict[str, int]) -> None:
             world.calls.append("run")
-            arrays = {t.name: _array(self.addresses[t.name], t) for t in self.engine.tensors}
+            arrays = {t.name: _array(addresses[t.name], t) for t in self.engine.tensors}
             session = self.engine.session()
             found = session.run(None, {t.name: arrays[t.name] for t in self.engine.tensors if t.is_input})
             for tensor, value in zip((t for t in self.engine.tensors if not t.is_input), found, strict=True):
@@ -393,7 +417,8 @@ def _array(address: int, tensor: Any) -> np.ndarray:
 
 # What must be imported afresh, since it keeps the modules that it found first.
 _DEVICE_MODULES = (
-    *("runtime.cuda_memory", "runtime.tensorrt_engine", "runtime.tensorrt_lane", "runtime.tensorrt_runner"),
+    *("runtime.cuda_memory", "runtime.cuda_device", "runtime.tensorrt_engine", "runtime.tensorrt_lane"),
+    *("runtime.tensorrt_bound", "runtime.tensorrt_runner"),
     *("compiler.tensorrt.build_plan", "compiler.tensorrt.timing_cache"),
 )
 
@@ -429,3 +454,27 @@ def host_with_gpu(cache: Path) -> Iterator[World]:
         with installed(world):
             yield world
     assert not world.allocated  # whatever a test does, nothing stays allocated
+
+
+def list_plans(bundle: Path, target: Path) -> Bundle:
+    """A copy of ``bundle`` whose engines are plans as this module builds them, all of them listed."""
+    shutil.copytree(bundle, target)
+    data = json.loads((target / MANIFEST_NAME).read_bytes())
+    for engine in data["engines"]:
+        engine["backend"] = "tensorrt"
+    raw = json.dumps(data).encode()
+    (target / MANIFEST_NAME).write_bytes(raw)
+    record = json.loads((target / BUILD_NAME).read_bytes())
+    record["manifest_sha256"] = hashlib.sha256(raw).hexdigest()
+    (target / BUILD_NAME).write_text(json.dumps(record))
+    opened, gpu, options = open_bundle(target), Gpu("Fake GPU", "8.7", "10.3.0"), TensorRTOptions()
+    plans = []
+    for engine in {engine.file: engine for engine in opened.manifest.engines}.values():
+        plan = json.dumps({"graph": str(opened.file(engine.file)), "stripped": True}).encode()
+        file = engine.file.replace(".onnx", ".plan")
+        opened.file(file).write_bytes(plan)
+        sha256, key = hashlib.sha256(plan).hexdigest(), build_key(opened, engine, gpu, options)
+        parity = PlanParity("the graph", "exact", 1, 0.0, 1.0)
+        plans.append(PlanEntry(engine.file, file, len(plan), sha256, key, gpu, options, 4096, 1.0, {"gemm": 2}, parity))
+    write_plans(target, plans)
+    return opened

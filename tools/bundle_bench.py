@@ -13,6 +13,7 @@ from ..runtime.feeds import random_feeds
 from ..runtime.manifest import EngineEntry
 from ..runtime.mapped_cache import drop_mapped, is_mapped
 from ..runtime.measure import LatencyStats, MemoryUse, measure, memory_use
+from ..runtime.onnxruntime_gpu_provider import Provider
 from ..runtime.runner import RESIDENCIES, Residency, runnable_engines, runner_for
 from ..runtime.threads import threads_or_default
 from .console import Progress
@@ -24,14 +25,16 @@ _PREDICTED: Residency = "packed"  # what predictions are made for
 @dataclass(frozen=True)
 class EngineBench:
     """One engine in one residency. ``predicted_ms`` and ``error`` stand where a prediction was made for this case:
-    ``error`` is predicted over measured p50, minus 1."""
+    ``error`` is predicted over measured p50, minus 1. Memory is the host's, and None with a provider: ``device_bytes``
+    is what the engine then added to the GPU's while it was open."""
 
     engine: str
     residency: Residency
     latency_ms: LatencyStats
-    memory_bytes: MemoryUse
+    memory_bytes: MemoryUse | None
     predicted_ms: float | None = None
     error: float | None = None
+    device_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,32 +48,40 @@ class BundleBench:
     engines: tuple[EngineBench, ...]
 
 
-def bench_bundle(bundle: Bundle, submodels: Sequence[str], progress: Progress) -> BundleBench:
+def bench_bundle(
+    bundle: Bundle, submodels: Sequence[str], progress: Progress, provider: Provider | None = None
+) -> BundleBench:
     """Measures the engines of ``submodels`` (ids or levels; none means all), one at a time, memory in own processes.
 
-    Engines that were not in the cache of mapped engines before are not in it afterwards.
+    With a ``provider`` engines run there, for which nothing was predicted. Engines that were not in the cache of mapped
+    engines before are not in it afterwards.
 
     Raises SelectionError for a submodel that the bundle does not have.
     """
     wanted = {bundle.manifest.submodel(name).id for name in submodels}
-    engines = [engine for engine in runnable_engines(bundle) if not wanted or engine.submodel in wanted]
+    engines = [engine for engine in runnable_engines(bundle, provider) if not wanted or engine.submodel in wanted]
     if not engines:
         raise SelectionError(f"bundle {bundle.path}: no engine of {', '.join(submodels)} can run here")
     profile = read_profile(bundle.manifest.provenance.profile, "profile in the manifest")
-    here = is_this_host(profile)
+    here = provider is None and is_this_host(profile)
     threads = threads_or_default(None)
     predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies} if here else {}
-    jobs = [(engine, residency) for engine in engines for residency in _residencies(engine)]
+    jobs = [(engine, residency) for engine in engines for residency in _residencies(engine, provider)]
     rows = []
     for index, (engine, residency) in enumerate(jobs):
         progress("bench", index, len(jobs))
-        rows.append(_bench(bundle, engine, residency, threads, predicted.get(engine.id)))
+        if provider is None:
+            rows.append(_bench(bundle, engine, residency, threads, predicted.get(engine.id)))
+        else:
+            rows.append(_bench_on(provider, bundle, engine, residency))
     progress("bench", len(jobs), len(jobs))
     return BundleBench(str(bundle.path), profile.name, here, threads, tuple(rows))
 
 
-def _residencies(engine: EngineEntry) -> Sequence[Residency]:
+def _residencies(engine: EngineEntry, provider: Provider | None) -> Sequence[Residency]:
     """A plan owns its weights on the GPU, however it was asked for."""
+    if provider is not None:
+        return ("shared",) if provider.shares else ("packed",)
     return RESIDENCIES if engine.backend == "onnxruntime" else ("packed",)
 
 
@@ -89,3 +100,16 @@ def _bench(
     if residency != _PREDICTED or predicted_ms is None:
         return EngineBench(engine.id, residency, stats, memory)
     return EngineBench(engine.id, residency, stats, memory, predicted_ms, predicted_ms / stats.p50 - 1)
+
+
+def _bench_on(provider: Provider, bundle: Bundle, engine: EngineEntry, residency: Residency) -> EngineBench:
+    feeds = random_feeds(bundle.manifest.interface(engine.segment)[0], engine.bucket)
+    device = provider.take()  # so that what the device itself takes is not counted
+    try:
+        before = device.free_bytes()
+        with runner_for(bundle, engine, residency, 1, provider) as runner:
+            stats = measure(runner, feeds, max_seconds=_SECONDS)
+            used = max(0, before - device.free_bytes())
+    finally:
+        device.release()
+    return EngineBench(engine.id, residency, stats, None, device_bytes=used)

@@ -2,9 +2,12 @@
 
 Its integer product is fast for uint8 activations and int8 weights alone (signed activations are 10 to 30 times slower),
 so int8 activations with zero point 0 become uint8 ones with zero point 128: the same integers, and exactly the same
-sums. Biases are added in float32: as int32 inside the product they would depend on the calibrated scale, one tensor
-for every bias and scale, and save a few hundredths of the time. Zero points of the weights are stored, since the kernel
-wants as many as there are scales. All kernels run packed and from mapped weights; ``MatMulNBits`` is far slower mapped.
+sums. Biases are added in float32: as int32 inside the product they would depend on the calibrated scale, a tensor for
+every bias and scale, and were not measurably faster. Zero points of the weights are stored, since the kernel wants as
+many as there are scales.
+
+Integer products give the same numbers packed and from mapped weights. ``MatMulNBits`` does not: packed it multiplies
+integers, mapped it decodes the whole weight in every run and multiplies in float32, which takes longer than float32.
 
 Requires and ensures what ``quantize`` does, but for ``MatMulNBits``: see ``fix_extents``.
 """
@@ -52,7 +55,10 @@ def as_qgemm(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def dynamic(proto: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
-    """The float32 template ``proto`` as int8-dynamic: each activation is scaled at run time, by its own extremes."""
+    """The float32 template ``proto`` as int8-dynamic: each activation is scaled at run time, by its own extremes.
+
+    No calibration is needed; but the rows of a batch share a scale, so that an answer depends a little on the others.
+    """
     return _scaled_at_run_time(proto, kept, frozenset())
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...exporters.source import ModelSource
 from ...profiles.precision import Precision
+from ..encodings import split_encoding
 from ..template import Template
 from .cpu_kernels import as_qgemm, dynamic, small_tables, weight_only
 from .half import half
@@ -46,3 +47,12 @@ def exit_heads(source: ModelSource, segment: int | None) -> frozenset[str]:
     if exits is not None:
         names |= {exits.entry.logits, exits.entry.entropy} & {spec.name for spec in outputs}
     return frozenset(names)
+
+
+def wide_products(template: Template) -> tuple[str, ...]:
+    """The weights whose products stay in float32 though the template's precision is another."""
+    held = set(template.external) - template.tables.keys()
+    read = (
+        name for node in template.proto.graph.node if node.op_type in ("Gemm", "MatMul") for name in node.input[1:2]
+    )
+    return tuple(dict.fromkeys(name for name in read if name in held and split_encoding(name)[1] == ""))

@@ -22,9 +22,10 @@ def observe(
     folder: Path,
     names: Sequence[str],
     feeds: Iterable[Arrays],
-    see: Callable[[str, np.ndarray], None],
+    see: Callable[[str, np.ndarray, int], None],
 ) -> None:
-    """Calls ``see(name, array)`` for each of ``names`` (values of the graph, or inputs of it) and each of ``feeds``.
+    """Calls ``see(name, array, number)`` for each of ``names`` (values of the graph, or inputs of it) and each of
+    ``feeds``, of which ``number`` says which.
 
     ``graph`` is an emitted engine whose weights lie in ``folder``, where it is written for as long as this takes.
     Memory stays bounded: many or large values are returned by several sessions, one after the other.
@@ -32,15 +33,15 @@ def observe(
     examples = list(feeds)
     inputs = {value.name for value in graph.graph.input}
     for name in inputs.intersection(names):
-        for arrays in examples:
-            see(name, arrays[name])
+        for number, arrays in enumerate(examples):
+            see(name, arrays[name], number)
     for part in _parts(graph, [name for name in dict.fromkeys(names) if name not in inputs]):
         session = _session(graph, folder, part)
         path = onnxruntime.RunOptions()
         path.only_execute_path_to_fetches = True  # nothing behind the last of them
-        for arrays in examples:
+        for number, arrays in enumerate(examples):
             for name, array in zip(part, session.run(part, dict(arrays), path), strict=True):
-                see(name, array)
+                see(name, array, number)
 
 
 def _parts(graph: onnx.ModelProto, names: Sequence[str]) -> Iterator[list[str]]:

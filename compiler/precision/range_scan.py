@@ -54,7 +54,7 @@ def overflowing(
         measured.graph.node.append(helper.make_node("Abs", [name], [sizes]))
         measured.graph.node.append(helper.make_node("ReduceMax", [sizes], [largest_name], keepdims=0))
 
-    def see(largest_name: str, found: np.ndarray) -> None:
+    def see(largest_name: str, found: np.ndarray, _number: int) -> None:
         name = scanned[largest_name]
         largest[name] = max(largest.get(name, 0.0), _size(found))
 

@@ -26,4 +26,3 @@ def require_supported(where: str, graph: onnx.ModelProto, tensorrt: str | None =
         release = f"TensorRT {tensorrt}" if tensorrt else "TensorRT 10"
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise BuildError(f"{where}: {release} cannot build its graph: {'; '.join(problems[:3])}{more}")
-

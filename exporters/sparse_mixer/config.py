@@ -19,6 +19,13 @@ Mixing = Literal["linear", "circulant", "toeplitz", "fourier", "hartley", "hartl
 OF_ANY_LENGTH: frozenset[str] = frozenset({"toeplitz", "fourier", "hartley", "hartley_plus", "hartley_separable"})
 # Mixing that learns nothing, to its pairs of products: with cosines and sines, or with one matrix for each axis.
 SPECTRAL: Mapping[str, int] = {"fourier": 2, "hartley": 2, "hartley_plus": 2, "hartley_separable": 1}
+# What of the transforms is there: factors of (Cs X Ch, Cs X Sh, Ss X Ch, Ss X Sh); see spectral_tables.py.
+SPECTRAL_FACTORS: Mapping[str, tuple[int, int, int, int]] = {
+    "fourier": (1, 0, 0, -1),
+    "hartley": (1, 1, 1, -1),
+    "hartley_plus": (1, -1, -1, -1),
+    "hartley_separable": (1, 1, 1, 1),
+}
 Router = Literal["experts_choose", "tokens_choose"]
 Rounding = Literal["half_even", "floor", "ceil"]
 # ``pretraining`` has both heads of the paper's training: masked tokens, and labels of the pooled first position.
@@ -218,6 +225,11 @@ def config_from_json(data: Mapping[str, Any], where: str) -> SparseMixerConfig:
 def read_config(checkpoint: Checkpoint) -> SparseMixerConfig:
     """The configuration of the model in ``checkpoint``. Raises CheckpointError as ``config_from_json`` does."""
     return config_from_json(checkpoint.config, str(checkpoint.folder / "config.json"))
+
+
+def halves(size: int) -> tuple[int, int]:
+    """How many indices up to half of ``size`` an even and an odd function, a cosine and a sine, have values at."""
+    return size // 2 + 1, (size - 1) // 2
 
 
 def _rising(values: Sequence[int], last: int) -> tuple[int, ...]:

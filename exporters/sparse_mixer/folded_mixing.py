@@ -10,20 +10,10 @@ so a product of N x N becomes one of N/2 x N/2 between a fold of its input and a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from .config import SparseMixerConfig
+from .config import SPECTRAL_FACTORS, SparseMixerConfig, halves
 from .spectral_tables import cos_sin
-
-# Per mixing the factors of (Cs X Ch, Cs X Sh, Ss X Ch, Ss X Sh).
-FACTORS: Mapping[str, tuple[int, int, int, int]] = {
-    "fourier": (1, 0, 0, -1),
-    "hartley": (1, 1, 1, -1),
-    "hartley_plus": (1, -1, -1, -1),
-    "hartley_separable": (1, 1, 1, 1),
-}
 
 
 class HalfTables(torch.nn.Module):
@@ -35,7 +25,7 @@ class HalfTables(torch.nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         cosines, sines = cos_sin(size)
-        even, odd = size // 2 + 1, (size - 1) // 2
+        even, odd = halves(size)
         self.register_buffer("cosines", cosines[:even, :even].float().contiguous(), persistent=False)
         self.register_buffer("sines", sines[1 : odd + 1, 1 : odd + 1].float().contiguous(), persistent=False)
 
@@ -45,7 +35,7 @@ class FoldedMixing(torch.nn.Module):
 
     def __init__(self, config: SparseMixerConfig, along_sequence: HalfTables, along_hidden: HalfTables) -> None:
         super().__init__()
-        self.factors = FACTORS[config.mixing]
+        self.factors = SPECTRAL_FACTORS[config.mixing]
         self.along_sequence, self.along_hidden = along_sequence, along_hidden
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

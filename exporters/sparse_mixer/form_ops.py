@@ -14,17 +14,9 @@ from collections.abc import Callable, Mapping
 from ...elastic import Bucket, Submodel
 from ...workload import Op, elementwise, linear, lookup
 from .capacity import Routing, routing
-from .config import SPECTRAL, SparseMixerConfig
+from .config import SPECTRAL, SPECTRAL_FACTORS, SparseMixerConfig, halves
 
 _BYTES = 4
-# Which of the four products of cosines and sines there are when folded: (of the hidden axis' even part: cosines and
-# sines of the sequence, of its odd part: the same).
-_FOLDED = {
-    "fourier": ((True, False), (False, True)),
-    "hartley": ((True, True), (True, True)),
-    "hartley_plus": ((True, True), (True, True)),
-    "hartley_separable": ((True, True), (True, True)),
-}
 
 Forms = dict[str, dict[str, list[Op]]]
 
@@ -144,14 +136,15 @@ def _dense(config: SparseMixerConfig, at: str, bucket: Bucket) -> list[Op]:
 
 def _folded(config: SparseMixerConfig, at: str, bucket: Bucket) -> list[Op]:
     """Cosines are even and sines odd: ``x[k] + x[N-k]`` and ``x[k] - x[N-k]`` halve either side of each product."""
-    (even, odd), (rows_even, rows_odd) = _halves(config.hidden_size), _halves(bucket.sequence)
+    (even, odd), (rows_even, rows_odd) = halves(config.hidden_size), halves(bucket.sequence)
+    even_even, even_odd, odd_even, odd_odd = SPECTRAL_FACTORS[config.mixing]  # of the sequence, then of the hidden axis
     elements, t = bucket.tokens * config.hidden_size, bucket.tokens
     ops = [
         elementwise(f"{at}.hidden.fold", elements, passes=4),
         linear(f"{at}.hidden.even", t, even, even, bias=False),
         linear(f"{at}.hidden.odd", t, odd, odd, bias=False),
     ]
-    for side, columns, (cosines, sines) in zip(("even", "odd"), (even, odd), _FOLDED[config.mixing], strict=True):
+    for side, columns, cosines, sines in (("even", even, even_even, odd_even), ("odd", odd, even_odd, odd_odd)):
         part = bucket.batch * columns
         ops.append(elementwise(f"{at}.sequence.{side}.fold", part * bucket.sequence, passes=4))
         if cosines:
@@ -160,11 +153,6 @@ def _folded(config: SparseMixerConfig, at: str, bucket: Bucket) -> list[Op]:
             ops.append(linear(f"{at}.sequence.{side}.sines", part, rows_odd, rows_odd, bias=False))
         ops.append(elementwise(f"{at}.sequence.{side}.unfold", part * bucket.sequence, passes=4))
     return [*ops, elementwise(f"{at}.hidden.unfold", elements, passes=4)]
-
-
-def _halves(size: int) -> tuple[int, int]:
-    """How many indices up to half of ``size`` an even and an odd function have values at."""
-    return size // 2 + 1, (size - 1) // 2
 
 
 _MOE: Mapping[str, Mapping[str, Callable[[SparseMixerConfig, str, Routing], list[Op]]]] = {

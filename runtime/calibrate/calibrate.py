@@ -116,7 +116,7 @@ def calibrate(
         held_out_whole=checked[1] if checked else None,
         curve=points,
         global_point=next(point for point in points if point.threshold == float(found.common[0])),
-        best_point=best_within(points, budget),
+        best_point=best_within(points, found.problem.budget),
         engines=bench.engines,
         processor=probe_host().cpu,
         threads=threads,
@@ -197,9 +197,10 @@ def _notes(
             f"{whole.costs.mean_latency_ms:.3g} ms"
         )
         return
-    figure = budget.of(measured.costs)
-    if figure > budget.limit * (1 + _OFF):
+    over = budget.of(measured.costs) / budget.resolved(budget.of(whole.costs)).limit
+    if over > 1 + _OFF:
+        figure = budget.limit * over
         yield (
-            f"measured {budget.shown(figure)}, {figure / budget.limit - 1:.0%} over the budget: other work on this "
+            f"measured {budget.shown(figure)}, {over - 1:.0%} over the budget: other work on this "
             "machine disturbed the measurement, or few thresholds decide differently here"
         )

@@ -165,13 +165,19 @@ class ExitBench:
             flops[at] = sum(shares[: count + 1])
         return SegmentCosts(monotone(milliseconds), flops)
 
-    def run_whole(self, feeds: dict[str, Array]) -> tuple[EngineEntry, list[Array]]:
+    def run_whole(self, feeds: dict[str, Array]) -> list[Array]:
         """The whole engine's outputs, in the manifest's order."""
         given = self._inputs.shape_of(feeds)
-        request = Request(submodel=self._submodel)
-        engine = self._dispatcher.choose(request, given.batch, given.sequence).engine
+        engine = self._whole_engine(given)
         outputs = self._pool.get(engine).run(self._inputs.filled(feeds, engine.bucket))
-        return engine, cut_back(outputs, self._bundle.manifest.outputs, given)
+        return cut_back(outputs, self._bundle.manifest.outputs, given)
+
+    def whole_flops(self, requests: Sequence[dict[str, Array]]) -> Array:
+        """What the whole engine spends on every row of these requests: int64 ``[n]``. Nothing runs."""
+        shapes = [self._inputs.shape_of(feeds) for feeds in requests]
+        engines = [self._whole_engine(given) for given in shapes]
+        each = [engine.flops // engine.bucket.batch for engine in engines]
+        return np.repeat(each, [given.batch for given in shapes])
 
     def answer(self, requests: Sequence[dict[str, Array]], policy: ExitPolicy) -> Answers:
         """How the chain answers these requests."""
@@ -187,13 +193,11 @@ class ExitBench:
         exits, specs = self._bundle.manifest.exits, self._bundle.manifest.outputs
         assert exits is not None
         logits = [spec.name for spec in specs].index(exits.logits)
-        predicted, flops = [], []
-        for feeds in requests:
-            engine, outputs = self.run_whole(feeds)
-            predicted.append(outputs[logits].argmax(axis=1))
-            flops.append(np.full(len(predicted[-1]), engine.flops // engine.bucket.batch))
-        rows = sum(map(len, predicted))
-        return Answers(np.full(rows, self.chain.exits - 1), np.concatenate(predicted), np.concatenate(flops))
+        predicted = np.concatenate([self.run_whole(feeds)[logits].argmax(axis=1) for feeds in requests])
+        return Answers(np.full(len(predicted), self.chain.exits - 1), predicted, self.whole_flops(requests))
+
+    def _whole_engine(self, given: Bucket) -> EngineEntry:
+        return self._dispatcher.choose(Request(submodel=self._submodel), given.batch, given.sequence).engine
 
     def _request(self, data: LabelledData, rows: Array) -> dict[str, Array]:
         longest = int(data.lengths[rows].max())

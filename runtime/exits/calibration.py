@@ -27,7 +27,7 @@ CALIBRATION_SCHEMA_VERSION = 1
 CALIBRATION_NAME = "calibration.json"
 QualityKind = Literal["accuracy", "agreement_with_last_exit"]
 # A name never reads as a number, which would be a threshold; "off" asks for the whole engine.
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._<=+-]{0,79}")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._<=+%-]{0,79}")
 _RESERVED = frozenset({"off", "inf", "infinity", "nan"})
 _MEND = "remove it and calibrate again"
 
@@ -149,7 +149,7 @@ def check_name(name: str) -> str:
     """``name``, if a policy may have it. Raises SelectionError."""
     if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
         raise SelectionError(
-            f"name {name[:80]!r}: expected a letter, then up to 79 of letters, digits and ._<=+-, "
+            f"name {name[:80]!r}: expected a letter, then up to 79 of letters, digits and ._<=+%-, "
             f"and none of {', '.join(sorted(_RESERVED))}"
         )
     return name

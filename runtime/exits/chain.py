@@ -22,6 +22,7 @@ from ..engine_pool import EnginePool
 from ..inputs import InputChecker
 from ..manifest import EngineEntry, Latency
 from .cover import Cover, Covers
+from .device_workspace import DeviceWorkspace
 from .policy import ExitPolicy, check_count
 from .segments import segments_of
 from .workspace import Workspace
@@ -94,7 +95,7 @@ class ExitChain:
         self._buckets = sorted(self._segments[0].engines)
         self._fitting: set[tuple[int, int]] = set()
         self._flops: dict[tuple[int, int, Cover], list[int]] = {}
-        self._idle: list[Workspace] = []
+        self._idle: list[Workspace | DeviceWorkspace] = []
         self._kept = _KEPT
 
     def run(
@@ -116,9 +117,10 @@ class ExitChain:
         return self._segments[segment].engines[bucket]
 
     def release(self) -> None:
-        """Lets go of the engines, which waiting workspaces are bound to; their pool has been closed."""
+        """Gives back waiting workspaces, which are bound to engines; their pool has been closed."""
         self._kept = 0
-        self._idle.clear()
+        while self._idle:
+            self._idle.pop().close()
 
     def answer(
         self,
@@ -133,18 +135,29 @@ class ExitChain:
         try:
             workspace = self._idle.pop()
         except IndexError:
-            # A cover has fewer spare rows than the largest batch.
-            rows = 2 * max(bucket.batch for bucket in self._buckets)
-            workspace = Workspace(self._exits, rows, max(bucket.sequence for bucket in self._buckets))
+            workspace = self._new_workspace()
         try:
             return self._walk(workspace, feeds, shape, policy, watch)
         finally:
             if len(self._idle) < self._kept:
                 self._idle.append(workspace)
+            else:
+                workspace.close()
+
+    def _new_workspace(self) -> Workspace | DeviceWorkspace:
+        # A cover has fewer spare rows than the largest batch.
+        rows = 2 * max(bucket.batch for bucket in self._buckets)
+        sequence = max(bucket.sequence for bucket in self._buckets)
+        source = self._segments[0].device_source
+        return (
+            Workspace(self._exits, rows, sequence)
+            if source is None
+            else DeviceWorkspace(self._exits, rows, sequence, source())
+        )
 
     def _walk(
         self,
-        workspace: Workspace,
+        workspace: Workspace | DeviceWorkspace,
         feeds: Mapping[str, Array],
         shape: Bucket,
         policy: ExitPolicy,
@@ -172,7 +185,7 @@ class ExitChain:
                 call()
             source = 1 - source
             if watch is not None:
-                state = None if step.state is None else step.state[live]
+                state = None if step.state is None else step.state()[live]
                 took = 1e3 * (perf_counter() - started)
                 here = np.array([rows[place] for place in live])
                 answers = step.logits[live], step.entropy[live]

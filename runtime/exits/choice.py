@@ -47,7 +47,7 @@ class ExitChooser:
         self._bundle = bundle
         self._gate = exits.gate
         self._pool = pool
-        self._latencies = latencies_here(bundle.build)
+        self._latencies = latencies_here(bundle.build, pool.on_gpu)
         self._calibration = read_calibration(bundle)
         policies = self._calibration.policies if self._calibration else ()
         self._monitors = {(policy.submodel, policy.name): ExitMonitor(policy) for policy in policies}

@@ -9,7 +9,7 @@ from ...errors import SelectionError
 from ..bundle import Bundle
 from ..engine_pool import EnginePool
 from ..manifest import EngineEntry, ExitsEntry, Latency, SegmentEntry
-from ..runner import Runner, runnable_engines
+from ..runner import Runner
 from .cover import Covers
 
 
@@ -27,6 +27,8 @@ class Segment:
         self.engines = engines
         self.covers = Covers(_costs(engines, known, pool))
         self._pool = pool
+        # All engines of a bundle are of one backend, so that one of them speaks for all.
+        self.device_source = pool.device_source(next(iter(engines.values())))
 
     def runner(self, bucket: Bucket) -> Runner:
         return self._pool.get(self.engines[bucket])
@@ -45,7 +47,7 @@ def segments_of(
     Raises SelectionError where one of them is left out.
     """
     depth = bundle.manifest.submodel(submodel).values[DEPTH][0]
-    usable = {engine.id for engine in runnable_engines(bundle)} if engines is None else engines
+    usable = {engine.id for engine in pool.runnable()} if engines is None else engines
     known = _latencies_by_file(bundle, latencies)
     return [
         Segment(entry, _engines(bundle, submodel, entry.name, usable), known, pool)

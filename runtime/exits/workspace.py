@@ -21,6 +21,9 @@ from ..manifest import ExitsEntry, SegmentEntry, TensorSpec
 from ..runner import Runner
 from .cover import Cover
 
+# Inputs of a request by name.
+Feeds = Mapping[str, Array]
+
 _REMEMBERED = 512
 _LINE = 64
 
@@ -28,12 +31,12 @@ _LINE = 64
 @dataclass(frozen=True)
 class Step:
     """One segment over one cover, ready to run: the calls in order, and what they write. ``logits`` [R, C],
-    ``entropy`` [R], ``state`` [R, s, H], None where it is not fetched."""
+    ``entropy`` [R]; ``state`` gives the state [R, s, H], None where it is not fetched."""
 
     calls: tuple[Callable[[], None], ...]
     logits: Array
     entropy: Array
-    state: Array | None
+    state: Callable[[], Array] | None
 
 
 class Workspace:
@@ -56,7 +59,7 @@ class Workspace:
         self._steps: dict[tuple[object, ...], Step] = {}
         self.open_ms = 0.0
 
-    def fill(self, feeds: Mapping[str, Array], cover: Cover) -> None:
+    def fill(self, feeds: Feeds, cover: Cover) -> None:
         """Puts a request where the first segment reads it, cut or padded to ``cover``; spare rows are all 0.
 
         Raises InputError for an input that cannot be padded.
@@ -67,24 +70,7 @@ class Workspace:
             targets = tuple(_view(self._buffers[spec.name], spec, Bucket(*size)) for spec in self._inputs)
             self._filled[size] = targets
         for spec, target in zip(self._inputs, targets, strict=True):
-            given = feeds[spec.name]
-            if given.shape == target.shape:
-                target[...] = given
-                continue
-            rows = len(given)
-            if "sequence" in spec.dims:
-                steps = min(given.shape[1], cover.sequence)
-                if steps < cover.sequence:
-                    if spec.pad is None:
-                        raise InputError(
-                            f"input {spec.name}: cannot be padded, and shape {list(given.shape)} has not the bucket's "
-                            f"{cover.sequence} steps; send exactly that"
-                        )
-                    target[:rows, steps:] = spec.pad
-                target[:rows, :steps] = given[:, :steps]
-            else:
-                target[:rows] = given
-            target[rows:] = 0
+            put_rows(spec, target, feeds[spec.name])
 
     def step(
         self,
@@ -185,7 +171,35 @@ class Workspace:
                 opened.bind({n: array[rows] for n, array in feeds.items()}, {n: a[rows] for n, a in outputs.items()})
             )
             begin += bucket.batch
-        return Step(tuple(calls), logits, entropy, outputs.get(exits.state_out))
+        state = outputs.get(exits.state_out)
+        return Step(tuple(calls), logits, entropy, None if state is None else lambda: state)
+
+    def close(self) -> None:
+        """Nothing to give back: the garbage collector does."""
+
+
+def put_rows(spec: TensorSpec, target: Array, given: Array) -> None:
+    """Copies one input of a request into ``target``, cut or padded to its rows and steps; spare rows are all 0.
+
+    Raises InputError for an input that cannot be padded.
+    """
+    if given.shape == target.shape:
+        target[...] = given
+        return
+    rows = len(given)
+    if "sequence" in spec.dims:
+        steps = min(given.shape[1], target.shape[1])
+        if steps < target.shape[1]:
+            if spec.pad is None:
+                raise InputError(
+                    f"input {spec.name}: cannot be padded, and shape {list(given.shape)} has not the bucket's "
+                    f"{target.shape[1]} steps; send exactly that"
+                )
+            target[:rows, steps:] = spec.pad
+        target[:rows, :steps] = given[:, :steps]
+    else:
+        target[:rows] = given
+    target[rows:] = 0
 
 
 def _flat(spec: TensorSpec, most: Bucket, copies: int = 1) -> Array:

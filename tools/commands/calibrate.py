@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   nestforge calibrate my.bundle --data texts.jsonl --budget "mean_latency_ms<=5"
+  nestforge calibrate my.bundle --data texts.jsonl --budget "mean_latency_ms<=50 %"
   nestforge calibrate my.bundle --data arrays.npz --budget "mean_flops<=6e8" --name lean --plot lean.svg
   nestforge calibrate my.bundle --data texts.jsonl --budget "p95_latency_ms<=20" --batch 8 --no-default --json
 """
@@ -37,7 +38,8 @@ Examples:
     "--budget",
     required=True,
     metavar="METRIC<=X",
-    help="mean_, p50_, p95_ or p99_latency_ms per request, or mean_flops per row.",
+    help="mean_, p50_, p95_ or p99_latency_ms per request, or mean_flops per row; or a share of the whole engine's "
+    "own, such as 'mean_latency_ms<=50 %'.",
 )
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Rows per request.")
 @click.option("--submodel", metavar="ID", help="This submodel, by id or level. Default: the largest.")
@@ -121,7 +123,7 @@ def _print(policy: CalibratedPolicy, path: Path, is_default: bool) -> None:
         [
             ("policy", policy.name + (" (the submodel's default)" if is_default else "")),
             ("submodel", policy.submodel),
-            ("budget", policy.budget),
+            ("budget", _budget(policy)),
             ("leaves", f"entropy {policy.compare} {thresholds} (nats, by exit)"),
             ("one for all", f"{common.threshold:.4g} nats: {policy.quality_is} {common.simulated.quality:.4f}"),
             ("quality", policy.quality_is.replace("_", " ")),
@@ -141,6 +143,19 @@ def _print(policy: CalibratedPolicy, path: Path, is_default: bool) -> None:
         rows.append(_row("held out", "measured", policy.held_out))
         rows.append(_row("held out", "whole engine", policy.held_out_whole))
     print_table(["rows", "what", "count", "mean ms", "p50", "p95", "p99", "MFLOPs", "quality", "left at exit"], rows)
+
+
+def _budget(policy: CalibratedPolicy) -> str:
+    """The budget; of a share also what it came to on this host."""
+    from ...runtime.calibrate.budget import parse_budget
+
+    budget = parse_budget(policy.budget)
+    if not budget.is_share:
+        return policy.budget
+    whole = budget.of(policy.whole.costs)
+    limit = budget.resolved(whole)
+    reached = budget.of(policy.measured.costs) / whole
+    return f"{policy.budget} of the whole engine's: {limit.shown(limit.limit)}; measured {reached:.1%}"
 
 
 def _row(part: str, what: str, figures: Figures) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -17,6 +17,7 @@ from ...runtime.tables import describe_axes
 from ...workload import macs
 from ..bundle_view import bundle_data, print_bundle
 from ..console import print_facts, print_json, print_table, working
+from ..form_view import FormView, form_facts, form_views, print_forms
 from ..options import bucket_option, exits_option, json_option, levels_option, profile_option
 
 EXAMPLES = """\b
@@ -30,7 +31,8 @@ Examples:
 
 @dataclass(frozen=True)
 class LevelView:
-    """One level of a model; per bucket label ``flops`` and ``macs``, the multiply-adds of its matrix products alone.
+    """One level of a model; per bucket label ``flops`` in the forms that engines get, as ``plan`` counts them, and
+    ``macs`` as papers do: multiply-adds of the matrix products alone, in the first form of each on any device.
 
     ``non_embedding`` are the parameters outside the tables of tokens and positions, ``ffn`` those that FFN axes slice.
     """
@@ -48,7 +50,8 @@ class LevelView:
 
 @dataclass(frozen=True)
 class ModelView:
-    """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks."""
+    """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks, and
+    ``forms`` are those that a compile for it takes."""
 
     kind: str
     name: str
@@ -59,6 +62,7 @@ class ModelView:
     width_multiple: int
     axes: tuple[Axis, ...]
     levels: tuple[LevelView, ...]
+    forms: tuple[FormView, ...]
 
 
 @click.command(epilog=EXAMPLES)
@@ -111,13 +115,15 @@ def view_model(
 
     Raises CheckpointError, UnsupportedModelError, ProfileError, ExportError or PlanError.
     """
+    from ...compiler.forms import formed_workload
     from ...compiler.levels import levels
     from ...exporters.source import open_source
 
     source = open_source(folder, exits)
     with working():  # the first use of host-cpu measures this host
         device = load_profile(profile)
-    shapes = source.signature.buckets(buckets, device.buckets)
+    device = replace(device, buckets=source.signature.buckets(buckets, device.buckets))
+    shapes, steps = device.buckets, levels(source.spec, fractions or device.levels, device.width_multiple)
     views = [
         LevelView(
             label=level.label,
@@ -126,11 +132,14 @@ def view_model(
             non_embedding=groups.non_embedding,
             ffn=groups.ffn,
             weight_bytes=source.weight_bytes(level.submodel),
-            flops={b.label: sum(op.flops for op in source.workload(level.submodel, b)) for b in shapes},
+            flops={
+                b.label: sum(op.flops for op in formed_workload(source, level.submodel, level.submodel.at(b), device))
+                for b in shapes
+            },
             macs={b.label: macs(source.workload(level.submodel, b)) for b in shapes},
             rounding=level.rounding,
         )
-        for level in levels(source.spec, fractions or device.levels, device.width_multiple)
+        for level in steps
         for groups in [source.parameter_groups(level.submodel)]
     ]
     spec = source.spec
@@ -144,6 +153,7 @@ def view_model(
         width_multiple=device.width_multiple,
         axes=spec.axes,
         levels=tuple(views),
+        forms=form_views(source, [level.submodel for level in steps], device),
     )
 
 
@@ -154,17 +164,19 @@ def _print_model(view: ModelView) -> None:
             ("axes", describe_axes(view.axes)),
             ("trained nested", "yes" if view.trained_nested else "no: a compile ranks its axes"),
             ("levels for", f"{view.profile}, widths in multiples of {view.width_multiple}"),
+            *form_facts(view.forms),
         ]
     )
     click.echo()
     labels = list(view.levels[0].flops)
+    has_ffn = any(level.ffn for level in view.levels)
     rows = [
         [
             level.label,
             level.submodel,
             f"{level.parameters / 1e6:.2f}",
             f"{level.non_embedding / 1e6:.2f}",
-            f"{level.ffn / 1e6:.2f}",
+            *([f"{level.ffn / 1e6:.2f}"] if has_ffn else []),
             f"{level.weight_bytes / 1e6:.1f}",
             *(f"{level.flops[label] / 1e9:.3f}" for label in labels),
             *(f"{level.macs[label] / 1e9:.3f}" for label in labels),
@@ -172,6 +184,8 @@ def _print_model(view: ModelView) -> None:
         for level in view.levels
     ]
     heads = [f"{unit} {label}" for unit in ("GFLOPs", "GMACs") for label in labels]
-    print_table(["level", "submodel", "M params", "non-emb", "FFN", "weights MB", *heads], rows)
+    sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), "weights MB"]
+    print_table(["level", "submodel", *sizes, *heads], rows)
+    print_forms(view.forms)
     for remark in (remark for level in view.levels for remark in level.rounding):
         click.echo(remark)

@@ -16,7 +16,7 @@ from ...runtime.npz import read_npz
 from ...runtime.residency import RESIDENCIES, Residency
 from ..best_answers import Best, best_answers
 from ..console import print_facts, print_json, print_table
-from ..options import bundle_argument, json_option
+from ..options import bundle_argument, json_option, provider_option
 
 _SHOWN = 6  # first values of each output
 
@@ -26,6 +26,7 @@ Examples:
   nestforge run my.bundle --text "one row" --text "another row" --latency-ms 8 --output answer.npz
   nestforge run my.bundle --inputs inputs.npz --submodel ffn768-heads6 --json
   nestforge run my.bundle --text "easy or hard?" --exits 0.3
+  nestforge run my.bundle --text "A submodel is a view." --provider cuda
 """
 
 
@@ -51,10 +52,10 @@ Examples:
 @click.option(
     "--residency",
     type=click.Choice(["auto", *RESIDENCIES]),
-    default="shared",
-    show_default=True,
-    help="How engines hold weights. Shared opens in milliseconds; for one answer packing takes longer than it saves.",
+    help="How engines hold weights. Default: shared, which opens in milliseconds, where packing takes longer than it "
+    "saves on one answer; on a GPU as its provider does.",
 )
+@provider_option
 @click.option("--output", type=click.Path(path_type=Path), help="NPZ file to write all outputs to.")
 @json_option
 def command(
@@ -67,7 +68,8 @@ def command(
     submodel: str | None,
     exits: str | None,
     truncate: bool,
-    residency: Residency | Literal["auto"],
+    residency: Residency | Literal["auto"] | None,
+    provider: str,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -86,8 +88,9 @@ def command(
         raise click.UsageError("--truncate is for --text")
     if output is not None and output.exists():
         raise OutputError(f"{output}: exists already; choose another file")
+    residency = residency or ("shared" if provider == "cpu" else "auto")
     # A deadline counts from the call, so nothing opens after it.
-    with load(bundle, residency=residency, preload=deadline_ms is not None) as model:
+    with load(bundle, residency=residency, preload=deadline_ms is not None, provider=provider) as model:
         feeds = read_npz(inputs) if inputs is not None else list(texts)
         answer = model(
             feeds,

@@ -48,12 +48,6 @@ def read_texts(path: Path) -> Texts:
     return Texts([row["text"] for row in rows], np.array([row["label"] for row in rows]))
 
 
-def whole_engine_ms(bundle: Path, texts: Texts) -> float:
-    """Mean latency of the whole engine, one text a request."""
-    with load(bundle) as model:
-        return _times(model, {"whole": OFF}, texts)["whole"]
-
-
 def exit_report(bundle: Path, texts: Texts) -> list[tuple[str, Table]]:
     """Tables of one bundle, each under its heading."""
     with load(bundle) as model:

@@ -158,6 +158,16 @@ OPTIONS: dict[str, tuple[list[str], int, str]] = {
         1,
         "budget 'mean_flops<5': expected METRIC<=NUMBER, such as mean_latency_ms<=5",
     ),
+    "more than the whole": (
+        ["--budget", "mean_latency_ms<=120 %"],
+        1,
+        "budget 'mean_latency_ms<=120 %': expected at most 100 % of the whole engine's figure",
+    ),
+    "a share out of reach": (
+        ["--budget", "mean_flops<=1%"],
+        1,
+        " % of the whole engine's on this host, the least possible; ask for more",
+    ),
     "a word": (["--budget", "mean_flops<=few"], 1, "budget 'mean_flops<=few': 'few' is not a number"),
     "NaN": (["--budget", "mean_flops<=nan"], 1, "budget mean_flops: expected a positive number, got nan"),
     "infinite": (["--budget", "mean_flops<=inf"], 1, "budget mean_flops: expected a positive number, got inf"),
@@ -192,17 +202,17 @@ OPTIONS: dict[str, tuple[list[str], int, str]] = {
     "a name that reads as a number": (
         ["--name", "0.3"],
         1,
-        "name '0.3': expected a letter, then up to 79 of letters, digits and ._<=+-, and none of inf,",
+        "name '0.3': expected a letter, then up to 79 of letters, digits and ._<=+%-, and none of inf,",
     ),
     "a name that means something": (
         ["--name", "off"],
         1,
-        "name 'off': expected a letter, then up to 79 of letters, digits and ._<=+-, and none of inf,",
+        "name 'off': expected a letter, then up to 79 of letters, digits and ._<=+%-, and none of inf,",
     ),
     "a name that leaves the folder": (
         ["--name", "../x"],
         1,
-        "name '../x': expected a letter, then up to 79 of letters, digits and ._<=+-, and none of inf,",
+        "name '../x': expected a letter, then up to 79 of letters, digits and ._<=+%-, and none of inf,",
     ),
     "unknown rule": (["--rule", "alone"], 2, "'--rule': 'alone' is not one of 'per_row', 'batch_max'."),
     "unknown comparison": (["--compare", ">"], 2, "'--compare': '>' is not one of '<', '<='."),

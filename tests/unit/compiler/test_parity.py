@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.compiler.parity import Tolerance, compare, max_difference, tolerance_for, within
+from nestforge.compiler.parity import Tolerance, compare, judged, max_difference, tolerance_for, within
+from nestforge.profiles.precision import PRECISIONS
+from nestforge.runtime.manifest import TensorSpec
 from polygraphy.comparator import IterationResult, SimpleCompareFunc
 from polygraphy.logger import G_LOGGER
 
@@ -157,3 +159,24 @@ def test_the_largest_difference_over_outputs_and_cases() -> None:
     right = [{"a": np.array([1.0, 2.5]), "b": np.array([0.0])}, {"a": np.array([0.0, 0.0]), "b": np.array([3.0])}]
     assert max_difference(left, right) == 2.0
     assert max_difference(left, left) == 0.0
+
+
+OUTPUTS = (TensorSpec("hidden", "float32", ("batch", "sequence", 2)), TensorSpec("pooled", "float32", ("batch", 2)))
+
+
+def test_integers_are_judged_where_positions_count() -> None:
+    mask = np.array([[1, 1, 0]])
+    arrays = {"hidden": np.ones((1, 3, 2), np.float32), "pooled": np.ones((1, 2), np.float32)}
+    for precision in ("int8", "int8-dynamic", "int4"):
+        found = judged(arrays, OUTPUTS, precision, mask)
+        assert found["hidden"].sum(axis=-1).tolist() == [[2, 2, 0]]
+        assert found["pooled"] is arrays["pooled"]
+    for precision in ("fp32", "fp16", "bf16"):
+        assert judged(arrays, OUTPUTS, precision, mask) is arrays, "rounding explains every position"
+    assert judged(arrays, OUTPUTS, "int8", None) is arrays
+
+
+def test_every_precision_has_a_tolerance_and_narrower_ones_are_wider() -> None:
+    limits = {precision: tolerance_for(precision, 6) for precision in PRECISIONS}
+    assert limits["fp32"].atol < limits["fp16"].atol < limits["bf16"].atol < limits["int8"].atol < limits["int4"].atol
+    assert limits["int8"].min_cosine > limits["int4"].min_cosine

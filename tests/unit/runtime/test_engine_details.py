@@ -34,19 +34,19 @@ def test_what_differs_is_a_column_and_what_does_not_a_fact(manifest: Manifest) -
     assert common_details(shown) == {"router": "experts_choose", "moe.combine": "gather"}
     facts, decisions = detail_tables(shown).values()
     assert list(detail_tables(shown)) == ["Facts and forms", "Decisions"]
-    assert facts.columns == ["engine", "capacity"]
+    assert facts.columns == ["engine", "capacity (slots)"]
     assert facts.rows[1:3] == [["ffn16@b2-s16", "8"], ["ffn32@b1-s8", "4"]]
     assert decisions.columns[1:] == [
         "decision",
         "choices",
         "not PyTorch's own",
-        "worst margin",
-        "tokens dropped",
-        "slots used",
+        "worst margin (of score)",
+        "tokens dropped %",
+        "slots used %",
     ]
     assert decisions.rows[:2] == [
-        ["ffn16@b1-s8", "routes.1", "32", "0", "0.0e+00", "0.2500", "1.0000"],
-        ["ffn16@b1-s8", "routes.2", "32", "3", "1.5e-06", "0.5000", "-"],
+        ["ffn16@b1-s8", "routes.1", "32", "0", "0.0e+00", "25.00", "100.00"],
+        ["ffn16@b1-s8", "routes.2", "32", "3", "1.5e-06", "50.00", "-"],
     ]
     assert len(decisions.rows) == 8
 
@@ -56,5 +56,5 @@ def test_an_engine_may_lack_what_others_have(manifest: Manifest) -> None:
     shown = replace(manifest, engines=(deciding(first, 8, "one_hot"), *others))
     assert common_details(shown) == {}
     facts = detail_tables(shown)["Facts and forms"]
-    assert facts.columns == ["engine", "router", "capacity", "moe.combine"]
+    assert facts.columns == ["engine", "router", "capacity (slots)", "moe.combine"]
     assert facts.rows == [["ffn16@b1-s8", "experts_choose", "8", "one_hot"]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from exit_bundles import exits_manifest
-from nestforge.elastic import Axis, Bucket
+from nestforge.elastic import BITS, Axis, Bucket
 from nestforge.errors import SelectionError
 from nestforge.runtime.bundle import Bundle
 from nestforge.runtime.engine_needs import engine_needs, residencies_for
@@ -118,3 +118,23 @@ def test_tables_are_the_engines_own_need(bundle: Bundle) -> None:
     (plain,) = engine_needs(bundle, [engine])
     (need,) = engine_needs(bundle, [replace(engine, weight_bytes=23 * MB)])
     assert (need.weight_bytes, need.own_bytes) == (plain.weight_bytes, plain.own_bytes + 3 * MB)
+
+
+def test_engines_of_other_bits_share_no_pages() -> None:
+    manifest = exits_manifest([Bucket(1, 8)])
+    axes = (Axis("layers.0.ffn", 8), Axis(BITS, 32, (8, 32)))
+    entries = tuple(
+        SubmodelEntry(f"ffn{ffn}-bits{bits}", (), {"ffn": (ffn,), "bits": (bits,)}, ffn, ffn * bits // 8 * MB)
+        for ffn in (4, 8)
+        for bits in (8, 32)
+    )
+    whole = next(engine for engine in manifest.engines if engine.segment is None)
+    engines = tuple(
+        replace(whole, id=entry.id, submodel=entry.id, file=f"{entry.id}.onnx", weight_bytes=None) for entry in entries
+    )
+    several = bundle_of(replace(manifest, axes=axes, submodels=entries, engines=engines, budgets=(), exits=None))
+    own = sum(engine.private_bytes + engine.activation_bytes for engine in engines) / MB
+    shared = residencies_for(several, engines, 8 + 32 + own, "shared")
+    assert set(shared.values()) == {"shared"}
+    with pytest.raises(SelectionError, match="4 engines as shared take 40"):
+        residencies_for(several, engines, 8 + 32 + own - 0.5, "shared")

@@ -14,7 +14,7 @@ from nestforge.runtime.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
-VERSIONS = [1, 2, 3, 4]
+VERSIONS = [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

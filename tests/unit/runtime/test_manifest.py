@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.elastic import Axis, Bucket
 from nestforge.errors import BundleFormatError, SelectionError
 from nestforge.runtime.manifest import (
     DTYPES,
@@ -50,6 +50,16 @@ def test_submodel_by_id_and_label_and_the_list_of_what_exists(manifest: Manifest
     assert manifest.submodel("S") is manifest.submodel("ffn16")
     with pytest.raises(SelectionError, match=r"no submodel 'M' in this bundle; it has ffn16 \(S\), ffn32 \(XL\)"):
         manifest.submodel("M")
+
+
+def test_an_id_may_leave_out_kinds_at_full_size(manifest: Manifest) -> None:
+    axes = (*manifest.axes, Axis("layers.0.heads", 2))
+    ids = {entry.id: replace(entry, id=f"{entry.id}-heads2") for entry in manifest.submodels}
+    wider = replace(manifest, axes=axes, submodels=tuple(ids.values()))
+    assert wider.submodel("ffn16").id == "ffn16-heads2"
+    assert wider.submodel("heads2").id == "ffn32-heads2", "the kinds left out have their full size"
+    with pytest.raises(SelectionError, match="no submodel 'heads1' in this bundle"):
+        wider.submodel("heads1")
 
 
 def values(data: dict[str, Any], new: dict[str, list[int]]) -> None:
@@ -119,8 +129,8 @@ def judged(data: dict[str, Any], **changes: object) -> None:
 
 Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
-    ("newer schema", lambda d: d.update(schema_version=5), "schema_version '5', expected one of 1, 2, 3, 4"),
-    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3, 4"),
+    ("newer schema", lambda d: d.update(schema_version=6), "schema_version '6', expected one of 1, 2, 3, 4, 5"),
+    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3, 4, 5"),
     ("schema is true", lambda d: d.update(schema_version=True), "schema_version: expected a whole number"),
     ("unknown key", lambda d: d.update(engine=[]), "unknown key 'engine'; did you mean 'engines'?"),
     ("missing key", lambda d: d.pop("budgets"), "missing key 'budgets'"),

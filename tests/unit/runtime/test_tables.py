@@ -28,7 +28,10 @@ def test_an_engine_says_why_it_was_traced(manifest: Manifest) -> None:
 
 def test_axes_are_counted_by_kind_and_size() -> None:
     assert describe_axes([Axis("layers.0.ffn", 8), Axis("layers.1.ffn", 8), Axis("sequence", 16)]) == (
-        "2 x ffn 8, 1 x sequence 16"
+        "2 x ffn 8, 1 x sequence 16 tokens"
+    )
+    assert describe_axes([Axis("moe.capacity_factor", 100, (50, 100)), Axis("moe.experts", 4)]) == (
+        "1 x moe.capacity_factor 100 %, 1 x moe.experts 4"
     )
     assert describe_axes([]) == "none"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from nestforge.errors import OutputError
 from nestforge.runtime.exits.calibration import CalibratedPolicy, Costs, CurvePoint, Figures
+from nestforge.tools import exit_plot
 from nestforge.tools.exit_plot import plot_exits
 
 
@@ -59,6 +60,20 @@ def test_a_latency_without_held_out_rows_as_png(tmp_path: Path) -> None:
     policy = replace(POLICY, held_out=None, budget="p95_latency_ms<=2")
     assert plot_exits(policy, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("budget", "place", "text"),
+    [("mean_flops<=2.5e6", 2.5, " budget"), ("p95_latency_ms<=50%", 1.5, " budget: 50 % of the whole engine")],
+)
+def test_the_budget_stands_where_it_came_to(budget: str, place: float, text: str) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    exit_plot._draw_curve(axes, replace(POLICY, budget=budget))
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [place]
+    assert [note.get_text() for note in axes.texts] == [text]
 
 
 def test_no_file_is_overwritten_and_none_is_made_elsewhere(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_every_family_answers_almost_as_in_float32(family: tuple[EncodedEngines,
     narrow, spec = FAMILIES[name][3], engines.model.spec
     least = LEAST_ROUTED if name == "sparse_mixer" else LEAST
     assert len(engines.scales) == FAMILIES[name][4]
+    assert all(0 < scale < 1 for scale in engines.scales.values())
     for submodel in (spec.universal(), *([spec.parse(narrow)] if narrow else [])):
         expected = engines.answers("fp32", submodel)
         for form in FORMS:

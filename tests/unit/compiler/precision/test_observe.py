@@ -32,7 +32,12 @@ def graph(tmp_path: Path) -> onnx.ModelProto:
 
 def seen(graph: onnx.ModelProto, folder: Path, names: list[str]) -> dict[str, list[np.ndarray]]:
     found: dict[str, list[np.ndarray]] = {}
-    observe(graph, folder, names, FEEDS, lambda name, array: found.setdefault(name, []).append(array))
+
+    def see(name: str, array: np.ndarray, number: int) -> None:
+        assert number == len(found.setdefault(name, [])), "examples come in their order"
+        found[name].append(array)
+
+    observe(graph, folder, names, FEEDS, see)
     return found
 
 
@@ -71,5 +76,5 @@ def test_the_graph_and_the_folder_stay_as_they_were(graph: onnx.ModelProto, tmp_
     assert graph.SerializeToString() == before
     graph.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(Exception, match="NoSuchOperator"):
-        observe(graph, tmp_path, ["b"], FEEDS, lambda name, array: None)
+        observe(graph, tmp_path, ["b"], FEEDS, lambda name, array, number: None)
     assert [path.name for path in tmp_path.iterdir()] == [WEIGHTS_NAME]

@@ -139,7 +139,7 @@ def test_inspect_and_plan_take_a_preset() -> None:
     }
     table = CliRunner().invoke(main, ["inspect", "preset:matvit-b16", "--profile", "raspberry-pi-5"])
     assert table.exit_code == 0, table.stderr
-    assert "non-emb" in table.stdout
+    assert "  M non-emb.  M FFN  " in table.stdout
     budget = ["--bucket", "1x64", "--budget", "ffn_parameters<=2.1M"]
     planned = CliRunner().invoke(main, ["plan", "preset:matlm-78m", "--profile", "laptop-x86", *budget])
     assert planned.exit_code == 0, planned.stderr

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mixer_reference import mix
-from nestforge.exporters.sparse_mixer.folded_mixing import FACTORS, FoldedMixing, HalfTables, fold, unfold
+from nestforge.exporters.sparse_mixer.config import SPECTRAL
+from nestforge.exporters.sparse_mixer.folded_mixing import FoldedMixing, HalfTables, fold, unfold
 from nestforge.exporters.sparse_mixer.mixing import Mixing
 from tiny_mixer import mixer_config
 
@@ -18,7 +19,7 @@ def folded(mixing: str, length: int, hidden: int) -> FoldedMixing:
     return FoldedMixing(config, HalfTables(length), HalfTables(hidden))
 
 
-@pytest.mark.parametrize("mixing", FACTORS)
+@pytest.mark.parametrize("mixing", SPECTRAL)
 @pytest.mark.parametrize(("length", "hidden"), [(16, 16), (15, 8), (8, 14), (1, 2), (2, 4), (3, 6)])
 def test_is_the_transform(mixing: str, length: int, hidden: int) -> None:
     """Against an FFT, of even and odd sizes and of those that have no pairs."""

@@ -15,6 +15,8 @@ from nestforge.exporters.sparse_mixer.presets import PRESETS, placed
 from nestforge.exporters.sparse_mixer.shapes import parameter_shapes
 from nestforge.tools.cli import main
 
+COMMANDS = ("inspect", "plan")
+
 
 def count(name: str, pattern: str = ".*") -> int:
     return sum(prod(shape) for key, shape in parameter_shapes(PRESETS[name]).items() if re.fullmatch(pattern, key))
@@ -145,6 +147,21 @@ def test_inspect_takes_a_model_without_axes() -> None:
     found = CliRunner().invoke(main, ["inspect", "preset:bert-base", *options])
     assert found.exit_code == 0, found.stderr
     assert re.search(r"^ *100% +universal +111\.84 ", found.stdout, re.MULTILINE)
+
+
+def test_inspect_and_plan_count_the_same_engines() -> None:
+    """In the forms that the profile gets; FFNs that never shrink have no column of their own."""
+    options = ["preset:sparse-mixer-base", "--profile", "laptop-x86", "--bucket", "1x512"]
+    seen, planned = (json.loads(CliRunner().invoke(main, [name, *options, "--json"]).stdout) for name in COMMANDS)
+    assert {level["submodel"]: level["flops"]["b1-s512"] for level in seen["levels"]} == {
+        candidate["id"]: candidate["costs"][0]["flops"] for candidate in planned["candidates"]
+    }
+    assert seen["forms"] == planned["forms"]
+    assert {view["forms"]["moe.products"] for view in seen["forms"]} == {"per_expert"}
+    for name in COMMANDS:
+        text = CliRunner().invoke(main, [name, *options]).stdout
+        assert re.search(r"^form of moe\.products +per_expert$", text, re.MULTILINE)
+        assert re.search(r"^level +submodel +M params +M non-emb\. +(weights|memory) MB +GFLOPs", text, re.MULTILINE)
 
 
 def test_plan_takes_a_preset() -> None:

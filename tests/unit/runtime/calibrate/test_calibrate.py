@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,6 +186,42 @@ def test_out_of_reach_names_the_least(bundle: Bundle, rows: Path) -> None:
         calibrate(bundle, rows, parse_budget("p95_latency_ms<=1e-6"), threads=1)
 
 
+def test_a_share_of_the_whole_engines_flops(bundle: Bundle, rows: Path) -> None:
+    policy = calibrate(bundle, rows, parse_budget("mean_flops<=60 %"), batch=4, threads=1)
+    assert (policy.name, policy.budget) == ("mean_flops<=60%", "mean_flops<=60%")
+    share = policy.measured.costs.mean_flops / policy.whole.costs.mean_flops
+    assert 0.5 < share <= 0.6
+    # The same thresholds as for that many FLOPs in numbers.
+    absolute = parse_budget(f"mean_flops<={0.6 * policy.whole.costs.mean_flops}")
+    assert calibrate(bundle, rows, absolute, batch=4, threads=1).thresholds == policy.thresholds
+    with pytest.raises(SelectionError) as failure:
+        calibrate(bundle, rows, parse_budget("mean_flops<=1 %"), threads=1)
+    found = re.fullmatch(
+        r"budget mean_flops<=1%: out of reach; with every row leaving at the first exit it is (.+) % of the whole "
+        r"engine's on this host, the least possible; ask for more",
+        str(failure.value),
+    )
+    assert found
+    least = calibrate(bundle, rows, parse_budget(f"mean_flops<={float(found[1]) + 0.01} %"), threads=1)
+    assert least.histogram[0] == least.measured.rows
+
+
+def test_a_share_of_latency_is_of_the_whole_engine_timed_in_turns(
+    bundle: Bundle, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain of 2 ms for everything, whole engine 4 ms and later 6: half is met at once, and a note says 60 %."""
+
+    def timed(chain: float, whole: float) -> Callable[..., list[Array]]:
+        return lambda sets, *_: [np.full((3, len(sets[0])), ms) for ms in (chain, whole) * (len(sets) // 2)]
+
+    monkeypatch.setattr(fit_exits, "time_in_turns", timed(2.0, 4.0))
+    monkeypatch.setattr(calibrate_exits, "time_in_turns", timed(3.6, 6.0))
+    found = calibrate(bundle, rows, parse_budget("p95_latency_ms<=50 %"), threads=1)
+    assert found.whole.costs.p95_latency_ms == pytest.approx(4.0)
+    assert found.measured.costs.p95_latency_ms == pytest.approx(2.4)
+    assert [note for note in found.notes if note.startswith("measured 60 % of the whole engine's, 20% over the budget")]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -209,7 +247,7 @@ def test_models_without_exits(tiny_bundle: Path, rows: Path) -> None:
 
 
 def drifting_fitter(
-    monkeypatch: pytest.MonkeyPatch, limit: float, slower: Sequence[float], pace: Sequence[float] = (1.0,)
+    monkeypatch: pytest.MonkeyPatch, limit: float | str, slower: Sequence[float], pace: Sequence[float] = (1.0,)
 ) -> Fitter:
     """Rows that leave evenly, on a machine whose chain takes ``slower`` times what was simulated, one measurement after
     the other; and all of it, the whole engine of 3 ms too, ``pace`` times as long."""
@@ -269,6 +307,35 @@ def test_a_machine_whose_pace_changes_does_not_change_the_thresholds(
     index = fit.problem.observed.leaving(fit.thresholds)
     simulated = fit.problem.observed.metric(index, unscaled, "mean_latency_ms")
     assert 1.1 * simulated / 3.0 == pytest.approx(2.0 / fit.whole_ms, rel=0.02)
+
+
+@pytest.mark.parametrize("metric", ["mean_latency_ms", "p50_latency_ms", "p95_latency_ms"])
+@pytest.mark.parametrize("pace", [[1.0], [1.0, 2.0, 0.5, 3.0], [0.4, 1.0, 1.3]])
+@pytest.mark.parametrize("slower", [[1.0], [1.3, 1.2], [0.8, 0.9]])
+def test_a_share_is_reached_whatever_the_pace(
+    monkeypatch: pytest.MonkeyPatch, metric: str, pace: list[float], slower: list[float]
+) -> None:
+    """Of the whole engine's 3 ms, which the chain's own time, measured with it, is compared with."""
+    fitter = drifting_fitter(monkeypatch, "70 %", slower, pace)
+    fitter.budget = replace(fitter.budget, metric=metric)
+    fit = fitter.fit()
+    assert fit.whole_ms == pytest.approx(3.0 * pace[0])
+    assert fit.problem.budget.limit == pytest.approx(0.7 * 3.0 * pace[0])
+    observed, index = fit.problem.observed, fit.problem.observed.leaving(fit.thresholds)
+    unscaled = SegmentCosts(fit.problem.costs.milliseconds / fit.correction, fit.problem.costs.flops)
+    chain = slower[-1] * observed.metric(index, unscaled, metric)
+    if metric == "mean_latency_ms":  # percentiles of times of 1, 2 or 3 ms come in steps
+        assert chain / 3.0 == pytest.approx(0.7, rel=0.02)
+    assert fit.problem.cost(fit.thresholds) <= fit.problem.budget.limit
+
+
+def test_a_share_below_the_first_exit_is_refused_by_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first exit takes a third of the whole engine when simulated; measured, 40 %.
+    with pytest.raises(
+        SelectionError, match=r"mean_latency_ms<=35%: out of reach; .* it is 40 % of the whole engine's"
+    ):
+        drifting_fitter(monkeypatch, "35 %", [1.2], [1.7]).fit()
+    assert drifting_fitter(monkeypatch, "45 %", [1.2], [1.7]).fit().figure == pytest.approx(0.45 * 3 * 1.7, rel=0.02)
 
 
 def test_a_budget_that_only_the_measurement_allows(monkeypatch: pytest.MonkeyPatch) -> None:

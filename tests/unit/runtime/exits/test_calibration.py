@@ -104,7 +104,7 @@ def test_policies_by_name_and_submodel(bundle: Bundle) -> None:
         kept.find("depth4", "fast")
 
 
-@pytest.mark.parametrize("name", ["mean_latency_ms<=5", "lean", "A.b-c+1e9"])
+@pytest.mark.parametrize("name", ["mean_latency_ms<=5", "mean_latency_ms<=12.5%", "lean", "A.b-c+1e9"])
 def test_names(name: str) -> None:
     assert check_name(name) == name
 

@@ -82,6 +82,18 @@ def test_the_policy_is_printed_and_kept(bundle: Path, rows: Path) -> None:
     assert table[1].endswith(" ".join(map(str, policy.simulated.histogram)))
 
 
+def test_a_share_is_printed_with_what_it_came_to(bundle: Path, rows: Path) -> None:
+    result = nestforge("calibrate", bundle, "--data", rows, "--budget", "mean_flops<=60 %")
+    assert result.exit_code == 0, result.output
+    facts = dict(line.split("  ", 1) for line in result.stdout.split("\n\n")[0].splitlines())
+    kept = read_calibration(open_bundle(bundle))
+    assert kept is not None
+    whole, share = kept.policies[0].whole.costs.mean_flops, kept.policies[0].measured.costs.mean_flops
+    shown = f"mean_flops<=60% of the whole engine's: {0.6 * whole:.4g} FLOPs; measured {share / whole:.1%}"
+    assert facts["budget"].strip() == shown
+    assert kept.defaults == {"depth4": "mean_flops<=60%"}
+
+
 def test_json_is_the_record(bundle: Path, rows: Path) -> None:
     arguments = ["calibrate", bundle, "--data", rows, "--budget", BUDGET, "--json"]
     options = ["--name", "lean", "--no-default", "--submodel", "S", "--batch", "4", "--rule", "batch_max"]

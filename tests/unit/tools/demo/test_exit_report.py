@@ -9,7 +9,7 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.runtime.tables import Table
-from nestforge.tools.demo.exit_report import Texts, exit_report, read_texts, whole_engine_ms
+from nestforge.tools.demo.exit_report import Texts, exit_report, read_texts
 
 BUNDLE = Path(__file__).parents[3] / "golden" / "bundle-v2"
 TEXTS = ["the quick brown fox", "jumps over", "the lazy dog", "fox", "the the the dog", "quick brown dog jumps"]
@@ -53,4 +53,3 @@ def test_texts_are_read_line_by_line(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     read = read_texts(tmp_path / "t.jsonl")
     assert (list(read.texts), read.labels.tolist()) == (TEXTS, list(range(6)))
-    assert whole_engine_ms(BUNDLE, read) > 0

@@ -1,0 +1,103 @@
+"""A GPU as a ``Device``: one stream, in which all engines of the process that share the device queue their work.
+
+So the segments of a chain follow each other without waiting, and what one engine needs for its activations another may
+use after it. ONNX Runtime's sessions are given this stream, and TensorRT's bound runs start in it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from .arrays import Array
+from .cuda_memory import Stream, allocate, device_name, free, free_bytes, free_pinned, pinned, use_device
+from .shared_values import SharedValues
+
+
+class CudaDevice:
+    """See ``Device``. Made by ``take_cuda_device``."""
+
+    kind = "cuda"
+
+    def __init__(self, index: int) -> None:
+        """Raises BundleError where there is no such GPU."""
+        use_device(index)
+        self.index = index
+        self.lock = threading.RLock()
+        self.name, _ = device_name(index)
+        self.stream = Stream()
+
+    def allocate(self, size: int) -> int:
+        """See ``Device.allocate``."""
+        with self.lock:
+            use_device(self.index)
+            return allocate(size)
+
+    def free_bytes(self) -> int:
+        """See ``Device.free_bytes``."""
+        use_device(self.index)
+        return free_bytes()
+
+    def free(self, address: int) -> None:
+        """See ``Device.free``."""
+        with self.lock:
+            use_device(self.index)
+            self.stream.wait()
+            free(address)
+
+    def staging(self, size: int) -> Array:
+        """See ``Device.staging``: page-locked."""
+        with self.lock:
+            use_device(self.index)
+            return pinned(size)
+
+    def free_staging(self, staging: Array) -> None:
+        """See ``Device.free_staging``."""
+        free_pinned(staging)
+
+    def to_device(self, address: int, source: Array) -> None:
+        """See ``Device.to_device``."""
+        with self.lock:
+            use_device(self.index)
+            self.stream.upload(address, source)
+
+    def to_host(self, target: Array, address: int) -> None:
+        """See ``Device.to_host``."""
+        with self.lock:
+            use_device(self.index)
+            self.stream.download(target, address)
+
+    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
+        """See ``Device.copy_rows``."""
+        with self.lock:
+            use_device(self.index)
+            self.stream.copy_rows(target, pitch, source, source_pitch, width, rows)
+
+    def clear_rows(self, target: int, pitch: int, width: int, rows: int) -> None:
+        """See ``Device.clear_rows``."""
+        with self.lock:
+            use_device(self.index)
+            self.stream.clear_rows(target, pitch, width, rows)
+
+    def wait(self) -> None:
+        """See ``Device.wait``."""
+        use_device(self.index)
+        self.stream.wait()
+
+    def release(self) -> None:
+        """See ``Device.release``."""
+        _devices.give(self.index)
+
+    def close(self) -> None:
+        """Called by the last ``release``."""
+        self.stream.close()
+
+
+_devices: SharedValues[int, CudaDevice] = SharedValues()
+
+
+def take_cuda_device(index: int = 0) -> CudaDevice:
+    """The device that all engines on this GPU share; every use ends with ``release``.
+
+    Raises BundleError where there is no such GPU.
+    """
+    return _devices.take(index, lambda: CudaDevice(index))

@@ -1,0 +1,232 @@
+"""The workspace of a chain on a GPU: the state between two segments stays there, and so do the rows that move.
+
+The same buffers as in workspace.py, in the device's memory: a request's inputs go over once, every segment reads the
+state that the one before wrote, rows that stay are moved together by copies within the device, and only logits and
+entropies come back, since the host decides by them who leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from time import perf_counter
+from typing import cast
+
+import numpy as np
+
+from ...elastic import Bucket
+from ..arrays import Array
+from ..device import Device, DeviceArray
+from ..manifest import ExitsEntry, SegmentEntry, TensorSpec
+from ..runner import DeviceRunner, Runner
+from .cover import Cover
+from .row_moves import Move, side_by_side, to_front
+from .workspace import Feeds, Step, put_rows
+
+_REMEMBERED = 512
+
+
+class DeviceWorkspace:
+    """Buffers on ``device``, whose use it ends when it is closed, for up to ``rows`` rows of ``sequence`` steps.
+
+    One request at a time.
+    """
+
+    def __init__(self, exits: ExitsEntry, rows: int, sequence: int, device: Device) -> None:
+        """Raises BundleIncompatibleError where the device has too little memory."""
+        self._exits, self._device = exits, device
+        most = Bucket(rows, sequence)
+        first = exits.segments[0]
+        self._inputs = first.inputs
+        specs = {spec.name: spec for spec in first.outputs}
+        self._state_spec = specs[exits.state_out]
+        (self._mask_spec,) = (spec for spec in first.inputs if spec.name == exits.mask)
+        self._answer_specs = (specs[exits.logits], specs[exits.entropy])
+        self._blocks: list[int] = []
+        self._staged: list[Array] = []
+        self._pending = False
+        self._steps: dict[tuple[object, ...], Step] = {}
+        self.open_ms = 0.0
+        count = len(exits.segments)
+        try:
+            self._buffers = {spec.name: self._allocate(spec, most) for spec in first.inputs}
+            self._states = (self._allocate(self._state_spec, most), self._allocate(self._state_spec, most))
+            # Engines read one mask, so that one of other steps is put together here and copied over it.
+            self._other_mask = self._allocate(self._mask_spec, most)
+            self._fresh = tuple(self._allocate(spec, most) for spec in self._answer_specs)
+            self._staging = {spec.name: self._stage(spec, most) for spec in first.inputs}
+            # Every exit has its own, so that answers stay where they are until the request ends: [exits, rows, ...].
+            self._answers = tuple(
+                self._stage(spec, most, count).reshape(count, *spec.shape(most)) for spec in self._answer_specs
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def fill(self, feeds: Feeds, cover: Cover) -> None:
+        """See ``Workspace.fill``."""
+        if self._pending:  # the request before failed on its way, and its copies may still read what is written now
+            self._device.wait()
+        self._pending = True
+        size = Bucket(cover.rows, cover.sequence)
+        for spec in self._inputs:
+            shape = spec.shape(size)
+            target = self._staging[spec.name][: prod(shape)].reshape(shape)
+            put_rows(spec, target, feeds[spec.name])
+            self._device.to_device(self._buffers[spec.name], target)
+
+    def step(
+        self,
+        index: int,
+        segment: SegmentEntry,
+        cover: Cover,
+        source: int,
+        fetch_state: bool,
+        runner: Callable[[Bucket], Runner],
+    ) -> Step:
+        """See ``Workspace.step``; the last call waits for the answers."""
+        key = (index, cover, source, fetch_state)
+        step = self._steps.get(key)
+        if step is None:
+            step = self._bind(index, segment, cover, source, fetch_state, runner)
+            if len(self._steps) >= _REMEMBERED:
+                self._steps.clear()
+            self._steps[key] = step
+        return step
+
+    def keep(self, positions: Array, old: Cover, new: Cover, source: int) -> tuple[Array, int]:
+        """See ``Workspace.keep``; nothing leaves the device."""
+        places = positions.tolist()
+        count = len(places)
+        before, after = Bucket(old.rows, old.sequence), Bucket(new.rows, new.sequence)
+        state, mask = self._states[source], self._buffers[self._exits.mask]
+        if new.sequence == old.sequence:
+            origin, moves = to_front(places)
+            for spec, address in ((self._state_spec, state), (self._mask_spec, mask)):
+                self._copy(spec, moves, address, before, address, before)
+                if new.rows > old.rows:
+                    self._clear_rows(spec, address, after, old.rows)
+            return np.array(origin), source
+
+        moves = side_by_side(range(count), places)
+        self._copy(self._state_spec, moves, state, before, self._states[1 - source], after)
+        other = self._other_mask
+        self._copy(self._mask_spec, moves, mask, before, other, after)
+        for spec, address in ((self._state_spec, self._states[1 - source]), (self._mask_spec, other)):
+            self._clear_steps(spec, address, after, count, old.sequence)
+            self._clear_rows(spec, address, after, count)
+        self._copy(self._mask_spec, [Move(0, 0, new.rows)], other, after, mask, after)
+        return positions, 1 - source
+
+    def answers(self, exits: Array, places: Array) -> tuple[Array, Array]:
+        """See ``Workspace.answers``."""
+        logits, entropy = self._answers
+        return logits[exits, places], entropy[exits, places]
+
+    def close(self) -> None:
+        """Frees all of it; no step may run afterwards."""
+        device = self._device
+        with device.lock:
+            device.wait()
+            self._steps.clear()
+            for address in self._blocks:
+                device.free(address)
+            for staged in self._staged:
+                device.free_staging(staged)
+            self._blocks, self._staged = [], []
+        device.release()
+
+    def _allocate(self, spec: TensorSpec, most: Bucket) -> int:
+        address = self._device.allocate(prod(spec.shape(most)) * np.dtype(spec.dtype).itemsize)
+        self._blocks.append(address)
+        return address
+
+    def _stage(self, spec: TensorSpec, most: Bucket, copies: int = 1) -> Array:
+        staged = self._device.staging(copies * prod(spec.shape(most)) * np.dtype(spec.dtype).itemsize)
+        self._staged.append(staged)
+        return staged.view(spec.dtype)
+
+    def _bind(
+        self,
+        index: int,
+        segment: SegmentEntry,
+        cover: Cover,
+        source: int,
+        fetch_state: bool,
+        runner: Callable[[Bucket], Runner],
+    ) -> Step:
+        exits, size, device = self._exits, Bucket(cover.rows, cover.sequence), self._device
+        feeds = {
+            spec.name: DeviceArray(
+                self._states[source] if spec.name == exits.state_in else self._buffers[spec.name],
+                spec.dtype,
+                spec.shape(size),
+            )
+            for spec in segment.inputs
+        }
+        outputs = {
+            spec.name: DeviceArray(address, spec.dtype, spec.shape(size))
+            for spec, address in zip(self._answer_specs, self._fresh, strict=True)
+        }
+        answers = [(outputs[spec.name], kept[index, : cover.rows]) for spec, kept in self._fetched()]
+        state = next((spec for spec in segment.outputs if fetch_state and spec.name == exits.state_out), None)
+        if state is not None:
+            outputs[state.name] = DeviceArray(self._states[1 - source], state.dtype, state.shape(size))
+        calls: list[Callable[[], None]] = []
+        begin = 0
+        for bucket in cover.buckets:
+            end = begin + bucket.batch
+            started = perf_counter()
+            opened = cast(DeviceRunner, runner(bucket))  # the pool says of which engines it is one
+            calls.append(
+                opened.bind_device(
+                    {name: array.rows(begin, end) for name, array in feeds.items()},
+                    {name: array.rows(begin, end) for name, array in outputs.items()},
+                )
+            )
+            self.open_ms += 1e3 * (perf_counter() - started)
+            begin = end
+
+        def fetch() -> None:
+            for array, kept in answers:
+                device.to_host(kept, array.address)
+            device.wait()
+            self._pending = False
+
+        logits, entropy = (kept for _, kept in answers)
+        return Step((*calls, fetch), logits, entropy, None if state is None else self._reader(outputs[state.name]))
+
+    def _fetched(self) -> zip[tuple[TensorSpec, Array]]:
+        return zip(self._answer_specs, self._answers, strict=True)
+
+    def _reader(self, array: DeviceArray) -> Callable[[], Array]:
+        def read() -> Array:
+            host = np.empty(array.shape, array.dtype)
+            self._device.to_host(host, array.address)
+            self._device.wait()
+            return host
+
+        return read
+
+    def _copy(self, spec: TensorSpec, moves: list[Move], source: int, old: Bucket, target: int, new: Bucket) -> None:
+        """Rows as long as the shorter of both: the first steps of each lie together."""
+        source_pitch, pitch = _row_bytes(spec, old), _row_bytes(spec, new)
+        width = min(source_pitch, pitch)
+        for to, begin, count in moves:
+            self._device.copy_rows(
+                target + to * pitch, pitch, source + begin * source_pitch, source_pitch, width, count
+            )
+
+    def _clear_rows(self, spec: TensorSpec, address: int, size: Bucket, begin: int) -> None:
+        pitch = _row_bytes(spec, size)
+        if begin < size.batch:
+            self._device.clear_rows(address + begin * pitch, pitch, pitch, size.batch - begin)
+
+    def _clear_steps(self, spec: TensorSpec, address: int, size: Bucket, rows: int, begin: int) -> None:
+        if begin < size.sequence:
+            pitch, kept = _row_bytes(spec, size), _row_bytes(spec, Bucket(1, begin))
+            self._device.clear_rows(address + kept, pitch, pitch - kept, rows)
+
+
+def _row_bytes(spec: TensorSpec, size: Bucket) -> int:
+    return prod(spec.shape(size)[1:]) * np.dtype(spec.dtype).itemsize

@@ -1,0 +1,276 @@
+"""Engines in ONNX Runtime on a device: weights as views of its store, inputs and outputs bound to memory of its own.
+
+All engines of a device queue their work in one stream, one run at a time. Where ONNX Runtime can capture an engine's
+kernels as a CUDA graph, a run starts as one; ``OnnxRuntimeGpuRunner.is_captured`` says whether.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import onnxruntime
+
+from ..errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from .arrays import Array
+from .bundle import Bundle
+from .device import Device, DeviceArray
+from .device_layout import Slot, layout_of
+from .device_store import StoreUse
+from .manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
+from .onnx_initializers import external_initializers
+from .onnxruntime_gpu_provider import Provider
+from .onnxruntime_gpu_session import GpuSession, first_line, is_ort_error
+
+_MAX_GRAPH_BYTES = 2**31
+
+
+class OnnxRuntimeGpuRunner:
+    """One engine as one session on ``provider``'s device; see ``DeviceRunner``."""
+
+    def __init__(self, bundle: Bundle, engine: EngineEntry, provider: Provider) -> None:
+        self.engine = engine
+        self._bundle, self._provider = bundle, provider
+        self._where = f"engine {engine.id}"
+        inputs, outputs = bundle.manifest.interface(engine.segment)
+        decisions = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.decisions or ())
+        self._layout = layout_of(inputs, (*outputs, *decisions), engine.bucket)
+        self._outputs = [spec.name for spec in outputs]
+        self._all = [*self._outputs, *(spec.name for spec in decisions)]
+        self._device: Device | None = None
+        self._store: StoreUse | None = None
+        self._session: GpuSession | None = None
+        self._block: int | None = None
+        self._staging: Array | None = None
+        self._own: _Bound | None = None
+        self._bound: list[_Bound] = []
+        self._graphs = count(1)
+        self._captures = False
+
+    def __enter__(self) -> Self:
+        """Opens the session and runs it once, on zeros, so that what cannot run is found here.
+
+        Raises BundleCorruptError or BundleIncompatibleError.
+        """
+        self._device = device = self._provider.take()
+        try:
+            with device.lock:
+                self._block = device.allocate(self._layout.bytes)
+                self._staging = device.staging(self._layout.bytes)
+                self._staging[:] = 0
+                # Where ONNX Runtime refuses to capture, it says so when a session opens or in its first run.
+                try:
+                    self._open(device, captures=device.kind == "cuda")
+                except BundleIncompatibleError:
+                    if device.kind != "cuda":
+                        raise
+                    self._close_session()
+                    self._open(device, captures=False)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes it once the run that is under way is done."""
+        device, self._device = self._device, None
+        if device is None:
+            return
+        with device.lock:
+            self._close_session()
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+            if self._block is not None:
+                device.free(self._block)
+                self._block = None
+            if self._staging is not None:
+                device.free_staging(self._staging)
+                self._staging = None
+        device.release()
+
+    @property
+    def device(self) -> Device:
+        """See ``DeviceRunner.device``."""
+        return self._require_open()[0]
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether runs start as one CUDA graph. Raises BundleError while inactive."""
+        self._require_open()
+        return self._captures
+
+    def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
+        """See ``Runner.run``. Arrays with strides are copied first.
+
+        Raises InputError for arrays that do not fit or values that ONNX Runtime refuses, BundleError while inactive or
+        where CUDA fails.
+        """
+        slots = self._layout.outputs
+        names = self._all if decisions else self._outputs
+        outputs = {name: np.empty(slots[name].shape, slots[name].dtype) for name in names}
+        feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        self._check(self._layout.misfit(feeds, outputs))
+        self._run(feeds, outputs)
+        return list(outputs.values())
+
+    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        """See ``Runner.bind``. Values still go through memory of the runner's own."""
+        self._check(self._layout.misfit(feeds, outputs))
+        self._require_open()
+        opened = self._own  # not the session: callers may keep the call longer than the memory that sessions read
+
+        def call() -> None:
+            if self._own is not opened:
+                raise self._not_open()
+            self._run(feeds, outputs)
+
+        return call
+
+    def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> Callable[[], None]:
+        """See ``DeviceRunner.bind_device``."""
+        self._check(self._layout.device_misfit(feeds, outputs))
+        device, session = self._require_open()
+        with device.lock:
+            bound = self._bind(session, feeds, outputs)
+        self._bound.append(bound)
+        return bound
+
+    def _open(self, device: Device, captures: bool) -> None:
+        path = self._bundle.file(self.engine.file)
+        views = {}
+        if self._provider.shares:
+            initializers = external_initializers(_graph(path), str(path))
+            if self._store is None and initializers:
+                self._store = StoreUse(self._bundle.file(WEIGHTS_NAME), device)
+            if self._store is not None:
+                views = self._store.store.views(initializers, str(path))
+        folder = self._provider.cache_folder(self._bundle, self.engine)
+        options = self._provider.options(device, captures, folder)
+        self._captures = captures
+        self._session = GpuSession(path, self._provider, device, views, options)
+        self._check_interface(self._session.session)
+        assert self._block is not None
+        block = self._block
+        inputs = {name: _at(block, slot) for name, slot in self._layout.inputs.items()}
+        outputs = {name: _at(block, slot) for name, slot in self._layout.outputs.items()}
+        self._own = self._bind(self._session, inputs, outputs)
+        try:
+            self._queue_own(device)
+            device.wait()
+        except (InputError, BundleError) as failure:  # on zeros, so it is not the input
+            raise BundleIncompatibleError(str(failure)) from failure
+
+    def _close_session(self) -> None:
+        """Bound calls let go of it too: those who made them may still hold them."""
+        for bound in (*self._bound, *([self._own] if self._own else [])):
+            bound.close()
+        self._bound.clear()
+        self._own = self._session = None
+
+    def _bind(
+        self, session: GpuSession, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
+    ) -> _Bound:
+        # Every binding is a graph of its own: a captured one reads and writes the addresses that it was captured with.
+        number = next(self._graphs) if self._captures else None
+        assert self._device is not None
+        return _Bound(self._where, self._device, session, session.binding(feeds.items(), outputs.items()), number)
+
+    def _run(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        device, _ = self._require_open()
+        with device.lock:
+            self._require_open()  # it may have been closed while another run was under way
+            assert self._staging is not None
+            assert self._block is not None
+            for name, slot in self._layout.inputs.items():
+                slot.host_view(self._staging)[...] = feeds[name]
+            self._queue_own(device)
+            for name in outputs:
+                slot = self._layout.outputs[name]
+                device.to_host(slot.host_view(self._staging), self._block + slot.offset)
+            device.wait()
+            for name, array in outputs.items():
+                array[...] = self._layout.outputs[name].host_view(self._staging)
+
+    def _queue_own(self, device: Device) -> None:
+        assert self._staging is not None
+        assert self._block is not None
+        assert self._own is not None
+        device.to_device(self._block, self._staging[: self._layout.input_bytes])
+        self._own()
+
+    def _check_interface(self, session: Any) -> None:
+        """The session has exactly the manifest's inputs, outputs and decisions; ONNX Runtime checks their types."""
+        for kind, found, slots in (
+            ("input", session.get_inputs(), self._layout.inputs),
+            ("output", session.get_outputs(), self._layout.outputs),
+        ):
+            have = {tensor.name: tuple(tensor.shape) for tensor in found}
+            want = {slot.name: slot.shape for slot in slots.values()}
+            if have != want:
+                raise BundleCorruptError(f"{self._where}: {kind}s are {have}, the manifest says {want}")
+
+    def _check(self, problem: str | None) -> None:
+        if problem:
+            raise InputError(f"{self._where}: {problem}")
+
+    def _require_open(self) -> tuple[Device, GpuSession]:
+        device, session = self._device, self._session
+        if device is None or session is None:
+            raise self._not_open()
+        return device, session
+
+    def _not_open(self) -> BundleError:
+        return BundleError(f"{self._where}: not open; run it inside its `with` block")
+
+
+class _Bound:
+    """A call that queues one run on bound memory, and waits for nothing."""
+
+    def __init__(self, where: str, device: Device, session: GpuSession, binding: Any, graph: int | None) -> None:
+        self._where, self._device = where, device
+        self._session: GpuSession | None = session
+        self._binding: Any = binding
+        self._options = onnxruntime.RunOptions()
+        # The stream is ours, and whoever reads the outputs waits for it.
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        if graph is not None:
+            self._options.add_run_config_entry("gpu_graph_id", str(graph))
+
+    def __call__(self) -> None:
+        """Raises InputError where ONNX Runtime refuses the values, BundleError once the runner is closed."""
+        with self._device.lock:
+            session = self._session
+            if session is None:
+                raise BundleError(f"{self._where}: not open; run it inside its `with` block")
+            try:
+                session.session.run_with_iobinding(self._binding, self._options)
+            except Exception as failure:
+                if not is_ort_error(failure):
+                    raise
+                reason = first_line(failure)
+                error = BundleError if "CUDA" in reason else InputError
+                raise error(f"{self._where}: {reason}") from failure
+
+    def close(self) -> None:
+        """Lets go of the session."""
+        self._session = self._binding = None
+
+
+def _graph(path: Path) -> bytes:
+    try:
+        if path.stat().st_size < _MAX_GRAPH_BYTES:
+            return path.read_bytes()
+    except OSError as failure:
+        raise BundleCorruptError(f"{path}: cannot be read ({failure.strerror})") from failure
+    raise BundleCorruptError(f"{path}: larger than an ONNX file can be")
+
+
+def _at(block: int, slot: Slot) -> DeviceArray:
+    return DeviceArray(block + slot.offset, slot.dtype, slot.shape)

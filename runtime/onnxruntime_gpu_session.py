@@ -1,0 +1,82 @@
+"""Sessions of ONNX Runtime on a provider other than the processor's, whose weights are views of the device's store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from ..errors import BundleCorruptError, BundleIncompatibleError
+from .device import Device
+from .dlpack import DeviceView
+from .onnxruntime_gpu_provider import Provider, require_providers
+
+# As on the processor: the compiler has folded and fused what pays. Higher levels merge weights into private copies.
+_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+# Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
+_SILENT = 4
+_ORT_ERRORS = "onnxruntime.capi.onnxruntime_pybind11_state"
+_DAMAGED = {"InvalidProtobuf", "NoSuchFile", "InvalidGraph"}
+
+
+class GpuSession:
+    """One open session; ``views`` are its initializers by name, which it reads in place until it is closed."""
+
+    def __init__(
+        self,
+        path: Path,
+        provider: Provider,
+        device: Device,
+        views: Mapping[str, DeviceView],
+        options: list[dict[str, str]],
+    ) -> None:
+        """``path`` is absolute: ONNX Runtime then confines the weights to its folder.
+
+        Raises BundleCorruptError or BundleIncompatibleError.
+        """
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = _SILENT
+        settings.graph_optimization_level = _LEVEL
+        settings.add_session_config_entry("session.disable_prepacking", "1")
+        if "CPUExecutionProvider" not in provider.chain:
+            settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        # Options do not keep values alive, and the session reads them in place.
+        self._values = {name: onnxruntime.OrtValue.from_dlpack(view) for name, view in views.items()}
+        for name, value in self._values.items():
+            settings.add_initializer(name, value)
+        try:
+            self.session: Any = onnxruntime.InferenceSession(
+                str(path), settings, providers=list(zip(provider.chain, options, strict=True)), enable_fallback=0
+            )
+        except Exception as failure:
+            if not is_ort_error(failure):
+                raise
+            error = BundleCorruptError if type(failure).__name__ in _DAMAGED else BundleIncompatibleError
+            raise error(
+                f"{path}: onnxruntime {onnxruntime.__version__} ({provider.name}) cannot open it: {first_line(failure)}"
+            ) from failure
+        require_providers(str(path), self.session, provider)
+        self._device = device
+
+    def binding(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
+        """Inputs and outputs ``(name, DeviceArray)`` bound where they lie; an output without one is not computed for
+        the caller."""
+        binding = self.session.io_binding()
+        for bind, tensors in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+            for name, array in tensors:
+                kind = np.dtype(array.dtype).type
+                bind(name, self._device.kind, self._device.index, kind, list(array.shape), array.address)
+        return binding
+
+
+def is_ort_error(failure: Exception) -> bool:
+    """Whether ONNX Runtime refused something; failures of bound runs and of providers have no type of their own."""
+    return type(failure).__module__ == _ORT_ERRORS or isinstance(failure, (RuntimeError, OSError))
+
+
+def first_line(failure: Exception) -> str:
+    """What ONNX Runtime says, as one line."""
+    return next(iter(str(failure).strip().splitlines()), type(failure).__name__)[:300]

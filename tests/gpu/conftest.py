@@ -1,0 +1,124 @@
+"""Tests that need an NVIDIA GPU: collected everywhere, run by ``make gpu-tests`` where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_here import Results, gpu_problem
+from nestforge.compiler.compile import compile_bundle
+from nestforge.elastic import Bucket
+from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.onnxruntime_gpu_provider import Provider, provider_named
+from tiny_compile import board
+
+HERE = Path(__file__).parent
+_results = Results()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--gpu-results", type=Path, help="Markdown file for the figures of tests/gpu; JSON goes beside it."
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mine = [item for item in items if HERE in item.path.parents]
+    problem = gpu_problem() if mine else None
+    for item in mine:
+        item.add_marker(pytest.mark.gpu)
+        if problem:
+            item.add_marker(pytest.mark.skip(reason=problem))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not _results.rows:
+        return
+    terminalreporter.section("figures")
+    for row in _results.rows:
+        terminalreporter.line(f"{row['what']}: {row['found']} (wanted: {row['wanted']}; {row['how']})")
+    path = config.getoption("--gpu-results", None)
+    if path is not None:
+        provider = provider_named("cuda")
+        assert provider is not None
+        device = provider.take()
+        _results.write(path, device)
+        device.release()
+
+
+@pytest.fixture(scope="session")
+def results() -> Results:
+    """The table that is printed at the end."""
+    return _results
+
+
+@pytest.fixture(scope="session")
+def cuda() -> Provider:
+    provider = provider_named("cuda")
+    assert provider is not None
+    return provider
+
+
+@pytest.fixture(scope="session")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder of 4 layers of hidden 1024, FFN 8192, random: 340 MB of weights, nearly all in layers."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("wide") / "m"
+    shape = {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "intermediate_size": 8192}
+    transformers.BertModel(transformers.BertConfig(vocab_size=1000, **shape)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wide(wide_model: Path) -> Bundle:
+    """Eight submodels of it at 1x128."""
+    profile = board(width_multiple=64, buckets=["1x128"], budgets={"full": {}}, memory_mb=8000)
+    eighths = {kind: [number / 8 for number in range(1, 9)] for kind in ("ffn", "heads")}
+    return open_bundle(compile_bundle(wide_model, profile, wide_model.with_suffix(".bundle"), levels=eighths))
+
+
+@pytest.fixture(scope="session")
+def leaver_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A multi-exit encoder of 12 layers of hidden 768, FFN 1024, exits after layers 4, 8 and 12; random."""
+    from cost_eff_models import published, random_weights, save_folder, shapes_of
+
+    config, sidecar = published(12, 1024, 128)
+    sidecar["exits"]["layers"] = [4, 8, 12]
+    # With weights as large as tiny models have, float32 itself is off by more than the gate allows in wide layers.
+    weights = {
+        name: tensor * (0.1 if tensor.ndim > 1 else 1.0)
+        for name, tensor in random_weights(shapes_of(config, sidecar)).items()
+    }
+    return save_folder(tmp_path_factory.mktemp("leaver") / "m", config, sidecar, weights)
+
+
+@pytest.fixture(scope="session")
+def compile_leaver(leaver_model: Path) -> Callable[..., Bundle]:
+    """``compile_leaver(**profile)``: its bundle at 1x64 and 8x64, of every depth."""
+    known: dict[str, Bundle] = {}
+
+    def make(**changes: Any) -> Bundle:
+        key = repr(changes)
+        if key not in known:
+            profile = board(budgets={"full": {}}, memory_mb=8000, **changes)
+            path = leaver_model.with_name(f"{len(known)}.bundle")
+            buckets = [Bucket(1, 64), Bucket(8, 64)]
+            emit_only = changes.get("backend") == "tensorrt"
+            known[key] = open_bundle(
+                compile_bundle(
+                    leaver_model, profile, path, buckets=buckets, emit_only=emit_only, levels={"depth": [1.0]}
+                )
+            )
+        return known[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def leaver(compile_leaver: Callable[..., Bundle]) -> Bundle:
+    return compile_leaver()

@@ -1,0 +1,84 @@
+"""Plans of TensorRT itself: built, refitted from the store, run, and chained without the host. Skipped without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from gpu_here import Results, milliseconds, needs_tensorrt
+from nestforge.compiler.compile import compile_bundle
+from nestforge.elastic import Bucket
+from nestforge.errors import BundleIncompatibleError
+from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.exits.policy import ExitPolicy
+from nestforge.runtime.feeds import random_feeds
+from nestforge.runtime.model import load
+from nestforge.runtime.onnxruntime_gpu_provider import Provider
+from nestforge.tools.cli import main
+from tiny_compile import board
+from tiny_models import save_tiny_encoder
+
+
+def build(bundle: Path) -> None:
+    done = CliRunner().invoke(main, ["build", str(bundle)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(("stripped", "precision"), [(True, "fp32"), (False, "fp32"), (True, "fp16")])
+def test_plans_answer_as_their_graphs(
+    cuda: Provider, results: Results, tmp_path: Path, stripped: bool, precision: str
+) -> None:
+    """The build itself compares each plan, refitted where it is stripped, with its graph, and fails otherwise."""
+    needs_tensorrt()
+    folder = save_tiny_encoder(tmp_path / "m")
+    options = {"strip_weights": stripped}
+    profile = board(backend="tensorrt", budgets={"full": {}}, tensorrt=options, precision=precision)
+    bundle = compile_bundle(folder, profile, tmp_path / "b", buckets=[Bucket(2, 16)], emit_only=True)
+    build(bundle)
+    opened = open_bundle(bundle)
+    feeds = random_feeds(opened.manifest.inputs, Bucket(2, 16))
+    with load(bundle) as plans, load(bundle, provider="cuda") as graphs:
+        for entry in opened.manifest.submodels:
+            mine, known = plans(feeds, submodel=entry.id), graphs(feeds, submodel=entry.id)
+            for name, array in known.outputs.items():
+                limit = 1e-4 if precision == "fp32" else 5e-2
+                np.testing.assert_allclose(mine[name], array, rtol=0, atol=limit)
+    kind = "stripped and refitted" if stripped else "whole"
+    results.add(f"plans of TensorRT, {kind}, {precision}", "equal to their graphs", "equal", "tiny BERT, all submodels")
+
+
+def test_a_chain_of_plans_stays_on_the_gpu(results: Results, compile_leaver: Callable[..., Bundle]) -> None:
+    needs_tensorrt()
+    bundle = compile_leaver(backend="tensorrt")
+    build(bundle.path)
+    feeds = random_feeds(bundle.manifest.inputs, Bucket(8, 64))
+    closed, opened = ExitPolicy((-1.0, -1.0), "<="), ExitPolicy((0.5, 0.5), "<=")
+    with load(bundle.path) as plans, load(bundle.path, provider="cuda") as graphs:
+        for policy in (closed, opened):
+            mine, known = plans(feeds, exits=policy), graphs(feeds, exits=policy)
+            np.testing.assert_allclose(mine["logits"], known["logits"], rtol=0, atol=1e-3)
+        found = milliseconds({"chain": lambda: plans(feeds, exits=closed), "whole": lambda: plans(feeds, exits="off")})
+    results.add(
+        "a chain of plans without leavers against its whole plan, batch 8",
+        f"{found['chain'] / found['whole']:.3f}x ({found['chain']:.3f} against {found['whole']:.3f} ms)",
+        "<= 1.05x",
+        "12 x 768, FFN 1024, three segments, 64 tokens, TensorRT",
+    )
+
+
+def test_tensorrt_inside_onnx_runtime_answers(results: Results, tmp_path: Path) -> None:
+    """Its library is linked to TensorRT 10: where that is missing ONNX Runtime says so, and the test is skipped."""
+    folder = save_tiny_encoder(tmp_path / "m")
+    bundle = compile_bundle(folder, board(budgets={"full": {}}), tmp_path / "b", buckets=[Bucket(2, 16)])
+    feeds = random_feeds(open_bundle(bundle).manifest.inputs, Bucket(2, 16))
+    try:
+        model = load(bundle, provider="tensorrt", preload=True)
+    except BundleIncompatibleError as refusal:
+        pytest.skip(str(refusal))
+    with model, load(bundle) as known:
+        for name, array in known(feeds).outputs.items():
+            np.testing.assert_allclose(model(feeds)[name], array, rtol=0, atol=1e-4)
+    results.add("TensorRT inside ONNX Runtime", "equal to the processor", "equal", "tiny BERT")

@@ -1,0 +1,176 @@
+"""A chain whose state stays on a device against the ordinary one: on the processor's memory, and on a GPU that a
+stand-in plays, with plans of TensorRT. Answers are whole numbers, so they are equal to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_exits_bundle
+from fake_tensorrt import World, host_with_gpu, list_plans
+from host_provider import host_provider
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nestforge.elastic import Bucket
+from nestforge.errors import BundleError
+from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.device import HostDevice
+from nestforge.runtime.engine_pool import EnginePool
+from nestforge.runtime.exits.chain import ExitChain, SegmentRun
+from nestforge.runtime.exits.cover import Cover
+from nestforge.runtime.exits.device_workspace import DeviceWorkspace
+from nestforge.runtime.exits.policy import ExitPolicy
+from nestforge.runtime.model import ElasticModel
+from nestforge.runtime.residency import Residency
+
+THRESHOLDS = st.tuples(*(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.875]) for _ in LAYERS[:-1]))
+LENGTHS = st.lists(st.integers(1, 16), min_size=1, max_size=8)
+
+
+def pool_of(bundle: Bundle, device: HostDevice | None) -> EnginePool:
+    provider = None if device is None else host_provider(device)
+    return EnginePool(bundle, {engine.id: "shared" for engine in bundle.manifest.engines}, 1, provider)
+
+
+@pytest.fixture(scope="module")
+def device() -> HostDevice:
+    return HostDevice()
+
+
+@pytest.fixture(scope="module")
+def chains(exits_bundle: Path, device: HostDevice) -> Iterator[tuple[ExitChain, ExitChain]]:
+    """The ordinary one, and that on ``device``."""
+    bundle = open_bundle(exits_bundle)
+    pools = pool_of(bundle, None), pool_of(bundle, device)
+    ordinary, resident = (ExitChain(bundle, "depth4", pool, ()) for pool in pools)
+    yield ordinary, resident
+    for pool, chain in zip(pools, (ordinary, resident), strict=True):
+        pool.close()
+        chain.release()
+    assert device.allocated_bytes == 0
+
+
+@settings(max_examples=60)
+@given(lengths=LENGTHS, thresholds=THRESHOLDS, seed=st.integers(0, 99), watched=st.booleans())
+def test_it_answers_as_the_ordinary_chain_does(
+    chains: tuple[ExitChain, ExitChain],
+    lengths: list[int],
+    thresholds: tuple[float, float],
+    seed: int,
+    watched: bool,
+) -> None:
+    feeds, policy = requests(lengths, seed=seed), ExitPolicy(thresholds, "<=")
+    seen: list[list[Any]] = [[], []]
+
+    def watch(number: int) -> Callable[[SegmentRun], None] | None:
+        def see(run: SegmentRun) -> None:
+            state = None if run.state is None else run.state.tolist()
+            seen[number].append((run.rows.tolist(), run.logits.tolist(), run.entropy.tolist(), state, run.buckets))
+
+        return see if watched else None
+
+    ordinary, resident = (chain.run(feeds, policy, watch(number)) for number, chain in enumerate(chains))
+    for name in ("logits", "entropy", "index", "layer", "flops"):
+        np.testing.assert_array_equal(getattr(resident, name), getattr(ordinary, name))
+    assert resident.buckets == ordinary.buckets
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == (max(ordinary.index) + 1 if watched else 0)
+
+
+class Watched(HostDevice):
+    """Records what crosses to the host and what moves within the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves: list[tuple[str, int]] = []
+
+    def to_host(self, target: Any, address: int) -> None:
+        self.moves.append(("to host", target.nbytes))
+        super().to_host(target, address)
+
+    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
+        self.moves.append(("within", rows))
+        super().copy_rows(target, pitch, source, source_pitch, width, rows)
+
+
+def test_only_answers_come_back_and_rows_that_lie_together_move_in_one_copy() -> None:
+    device = Watched()
+    workspace = DeviceWorkspace(exits_entry(), 16, 8, device)
+    state = np.arange(8 * 8 * HIDDEN, dtype=np.float32).reshape(8, 8, HIDDEN)
+    device.to_device(workspace._states[0], state)
+    old, new = Cover((Bucket(8, 8),), 1.0), Cover((Bucket(4, 8),), 1.0)
+    origin, source = workspace.keep(np.array([0, 5, 6, 7]), old, new, 0)
+    assert (origin.tolist(), source) == ([0, 5, 6, 7], 0)
+    assert device.moves == [("within", 3), ("within", 3)]  # the state's rows, and the mask's
+    found = np.empty((4, 8, HIDDEN), np.float32)
+    device.to_host(found, workspace._states[0])
+    np.testing.assert_array_equal(found, state[[0, 5, 6, 7]])
+    workspace.close()
+    assert device.allocated_bytes == 0
+
+
+def test_a_request_that_failed_on_its_way_is_waited_for() -> None:
+    waits: list[str] = []
+
+    class Slow(HostDevice):
+        def wait(self) -> None:
+            waits.append("wait")
+
+    workspace = DeviceWorkspace(exits_entry(), 4, 8, Slow())
+    cover = Cover((Bucket(2, 8),), 1.0)
+    workspace.fill(requests([3, 8]), cover)
+    assert waits == []
+    workspace.fill(requests([3, 8]), cover)
+    assert waits == ["wait"]
+
+
+def test_a_model_says_where_its_chain_ran(exits_bundle: Path) -> None:
+    bundle, device = open_bundle(exits_bundle), HostDevice()
+    residencies: dict[str, Residency] = dict.fromkeys((engine.id for engine in bundle.manifest.engines), "shared")
+    feeds = requests([8, 3])
+    with (
+        ElasticModel(bundle, residencies, 1) as plain,
+        ElasticModel(bundle, residencies, 1, host_provider(device)) as model,
+    ):
+        for exits in (0.5, "off"):
+            mine, known = model(feeds, exits=exits), plain(feeds, exits=exits)
+            np.testing.assert_array_equal(mine["logits"], known["logits"])
+            assert "; by ONNX Runtime's provider host" in mine.reason
+            assert "provider" not in known.reason
+    assert device.allocated_bytes == 0
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with host_with_gpu(tmp_path / "cache") as found:
+        yield found
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_plans_of_tensorrt_pass_their_state_on_the_gpu(tmp_path: Path, world: World, captures: bool) -> None:
+    world.captures = captures
+    plain = open_bundle(write_exits_bundle(tmp_path / "plain"))
+    bundle = list_plans(tmp_path / "plain", tmp_path / "plans.bundle")
+    pools = pool_of(plain, None), pool_of(bundle, None)
+    ordinary, resident = (ExitChain(b, "depth4", pool, ()) for b, pool in zip((plain, bundle), pools, strict=True))
+    for seed, lengths in enumerate(([3, 16, 8], [8] * 8, [1], [16, 2, 2, 2, 9, 9])):
+        feeds = requests(lengths, seed=seed)
+        for policy in (ExitPolicy((0.25, 0.5), "<="), ExitPolicy((-1.0, -1.0), "<=")):
+            for _ in range(2):
+                world.calls.clear()
+                mine, known = resident.run(feeds, policy), ordinary.run(feeds, policy)
+                for name in ("logits", "entropy", "index"):
+                    np.testing.assert_array_equal(getattr(mine, name), getattr(known, name))
+            runs = max(known.index) + 1
+            # Once bound, every engine is one start: of its graph, or of the engine itself.
+            assert world.calls.count("graph") >= (runs if captures else 0)
+            assert world.calls.count("run") >= runs
+            assert not {"open", "context"} & set(world.calls)
+    pools[1].close()
+    resident.release()
+    with pytest.raises(BundleError, match="closed"):
+        resident.run(feeds, policy)
+    resident.release()

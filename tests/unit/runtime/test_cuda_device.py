@@ -1,0 +1,74 @@
+"""A GPU as a device, on a stand-in for CUDA: what is asked of CUDA is right, not that CUDA does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_tensorrt import World, host_with_gpu
+from nestforge.errors import BundleIncompatibleError
+from nestforge.runtime.device_store import StoreUse
+from nestforge.runtime.onnx_initializers import Initializer
+from safetensors.numpy import save_file
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with host_with_gpu(tmp_path / "cache") as found:
+        yield found
+
+
+def test_rows_move_and_are_cleared_within_the_device(world: World) -> None:
+    from nestforge.runtime.cuda_device import take_cuda_device
+
+    device = take_cuda_device()
+    assert (device.kind, device.index, device.name) == ("cuda", 0, "Fake GPU")
+    assert device.free_bytes() == world.free
+    before, after = device.allocate(12), device.allocate(20)
+    source, found = device.staging(12), device.staging(20)
+    source[:] = np.arange(12)
+    found[:] = 99
+    device.to_device(before, source)
+    device.to_device(after, found)
+    device.copy_rows(after, 5, before + 4, 4, 3, 2)
+    device.clear_rows(after + 3, 5, 2, 2)
+    device.clear_rows(after + 10, 5, 5, 1)
+    device.to_host(found, after)
+    device.wait()
+    assert found.reshape(4, 5).tolist() == [[4, 5, 6, 0, 0], [8, 9, 10, 0, 0], [0] * 5, [99] * 5]
+    for address in (before, after):
+        device.free(address)
+    for staging in (source, found):
+        device.free_staging(staging)
+    device.release()
+    assert not world.allocated
+
+
+def test_one_device_serves_the_process_until_its_last_user_leaves(world: World) -> None:
+    from nestforge.runtime.cuda_device import take_cuda_device
+
+    first, second = take_cuda_device(), take_cuda_device()
+    assert first is second
+    first.release()
+    assert list(world.allocated.values()) == ["stream"]
+    second.release()
+    assert not world.allocated
+
+
+def test_weights_that_do_not_fit_are_one_line(world: World, tmp_path: Path) -> None:
+    from nestforge.runtime.cuda_device import take_cuda_device
+
+    save_file({"w": np.zeros(1000, np.float32)}, tmp_path / "w")
+    device = take_cuda_device()
+    use = StoreUse(tmp_path / "w", device)
+    begin = (tmp_path / "w").stat().st_size - 4000
+    world.free = 3999
+    with pytest.raises(BundleIncompatibleError, match=r"^CUDA: allocating 4000 bytes: out of memory; close other"):
+        use.store.views([Initializer("w", "float32", (10,), begin, 40)], "e")
+    world.free = 4000
+    (view,) = use.store.views([Initializer("w", "float32", (10,), begin, 40)], "e").values()
+    assert view.__dlpack_device__() == (2, 0)
+    use.close()
+    device.release()
