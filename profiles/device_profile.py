@@ -162,7 +162,7 @@ def profile_data(profile: DeviceProfile) -> dict[str, Any]:
 
 def profile_precisions(data: Mapping[str, Any]) -> tuple[Precision, ...]:
     """The precisions in ``profile_data``, as a manifest keeps it."""
-    given = data["precision"]
+    given = data.get("precision", "fp32")
     names = [given] if isinstance(given, str) else given
     return tuple(precision for name in names for precision in PRECISIONS if precision == name)
 

@@ -151,16 +151,27 @@ class Dispatcher:
             "submodel"
         )
 
-    def longest_sequence(self, batch: int, submodel: str | None = None) -> int:
-        """The longest sequence that any engine takes for ``batch`` rows, or any of ``submodel`` if it takes so many.
+    def longest_sequence(self, batch: int, request: Request) -> int:
+        """The longest sequence that an engine which may answer ``request`` takes for ``batch`` rows; where none may,
+        that any engine takes. A deadline rules none out.
 
         Raises InputError beyond every bucket.
         """
         buckets = self._buckets_for(batch, 1)
-        if isinstance(submodel, str):
-            own = {candidate.engine.bucket for candidate in self._candidates[self._manifest.submodel(submodel).id]}
-            buckets = [bucket for bucket in buckets if bucket in own] or buckets
-        return max(bucket.sequence for bucket in buckets)
+        own = {candidate.engine.bucket for candidate in self._allowed(request)}
+        return max(bucket.sequence for bucket in [bucket for bucket in buckets if bucket in own] or buckets)
+
+    def _allowed(self, request: Request) -> list[_Candidate]:
+        """The engines that the request's name or limits leave; a malformed one is refused when it is answered."""
+        asked = request.submodel
+        if isinstance(request.budget, str) and request.budget in self._budgets:
+            asked = self._budgets[request.budget].submodel
+        if isinstance(asked, str):
+            return self._candidates[self._manifest.submodel(asked).id]
+        given = (("latency_ms", request.latency_ms), ("memory_mb", request.memory_mb))
+        limits = {name: limit for name, limit in given if isinstance(limit, int | float)}
+        every = [candidate for candidates in self._candidates.values() for candidate in candidates]
+        return [candidate for candidate in every if _compare(candidate, limits)[0]]
 
     def _choose(self, request: Request, batch: int, sequence: int) -> Choice:
         limits = _check_one_selector(request)

@@ -129,18 +129,18 @@ class ElasticModel:
         the way, such as routes. Raises InputError, SelectionError, or a BundleError if an engine cannot be opened.
         """
         started = perf_counter()
+        request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
         truncated: tuple[int, ...] = ()
         if type(inputs) is dict or isinstance(inputs, Mapping):
             if truncate:
                 raise InputError("truncate: applies to text only; cut the arrays yourself")
             feeds = inputs
         else:
-            encoded = self._encode(inputs, submodel if truncate else None, truncate)
+            encoded = self._encode(inputs, request if truncate else Request(), truncate)
             feeds, truncated = encoded.feeds, encoded.truncated
         encoded_at = perf_counter()
 
         given = self._inputs.shape_of(feeds)
-        request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
         choice, number = self._admit(request, given, started)
         try:
             return self._answer(feeds, given, choice, exits, request, truncated, (started, encoded_at), decisions)
@@ -170,7 +170,7 @@ class ElasticModel:
 
         Raises InputError beyond every bucket.
         """
-        return self._dispatcher.longest_sequence(batch, submodel)
+        return self._dispatcher.longest_sequence(batch, Request(submodel=submodel))
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has for this model, those that its tokenizer adds included. Raises InputError."""
@@ -345,13 +345,13 @@ class ElasticModel:
     def _where_it_ran(self, reason: str) -> str:
         return reason if self._provider is None else f"{reason}; by ONNX Runtime's provider {self._provider.name}"
 
-    def _encode(self, inputs: str | Sequence[str], submodel: str | None, truncate: bool) -> Encoded:
+    def _encode(self, inputs: str | Sequence[str], request: Request, truncate: bool) -> Encoded:
         if not isinstance(inputs, (str, Sequence)):
             raise InputError(f"inputs: expected arrays by name, a text or texts, got {type(inputs).__name__}")
         texts = [inputs] if isinstance(inputs, str) else inputs
         with self._encoder_lock:
             encoder = self._encoder
-        return encoder.encode(texts, self._dispatcher.longest_sequence(len(texts), submodel), truncate)
+        return encoder.encode(texts, self._dispatcher.longest_sequence(len(texts), request), truncate)
 
     @cached_property
     def _encoder(self) -> TextEncoder:

@@ -183,7 +183,29 @@ def test_beyond_every_bucket_is_an_input_error(three: Manifest, shape: tuple[int
 
 
 def test_longest_sequence_follows_the_rows(three: Manifest) -> None:
-    assert [dispatcher(three).longest_sequence(rows) for rows in (1, 2, 4)] == [128, 32, 32]
+    assert [dispatcher(three).longest_sequence(rows, Request()) for rows in (1, 2, 4)] == [128, 32, 32]
+
+
+def test_longest_sequence_is_that_of_engines_which_may_answer(manifest: Manifest) -> None:
+    """A text that is cut for one engine must not be too long for the one that a budget or a limit then picks."""
+    short, long = (
+        make(manifest, sizes, buckets)
+        for sizes, buckets in (({"small": 10}, (Bucket(1, 16),)), ({"large": 40}, (Bucket(1, 16), Bucket(1, 64))))
+    )
+    both = replace(
+        long,
+        submodels=(*short.submodels, *long.submodels),
+        engines=(*short.engines, *long.engines),
+        budgets=(BudgetEntry("tight", Limits(), "small", "it fits"),),
+    )
+    chooser = dispatcher(both)
+    assert chooser.longest_sequence(1, Request()) == 64
+    assert chooser.longest_sequence(1, Request(budget="tight")) == 16
+    assert chooser.longest_sequence(1, Request(submodel="small")) == 16
+    small = next(candidate.memory_mb for candidate in chooser._candidates["small"])
+    assert chooser.longest_sequence(1, Request(memory_mb=small)) == 16
+    assert chooser.longest_sequence(1, Request(memory_mb=0.001)) == 64, "none may: the refusal is left to the choice"
+    assert chooser.longest_sequence(1, Request(budget="no such")) == 64
 
 
 def test_engines_without_residency_do_not_take_part(three: Manifest) -> None:
@@ -394,7 +416,7 @@ def test_a_submodel_of_a_shorter_sequence_answers_what_fits_it_and_says_what_doe
     assert str(refused.value).startswith(
         "submodel c100-s32 takes at most 32 tokens, the input has 33; there is c100-s128"
     )
-    assert chooser.longest_sequence(1, "c100-s32") == 32
+    assert chooser.longest_sequence(1, Request(submodel="c100-s32")) == 32
 
 
 def test_tables_that_an_engine_reads_count_as_its_memory(three: Manifest) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import nestforge
 import numpy as np
 import pytest
+from nestforge.elastic import Axis
 from nestforge.runtime.consistency.roles import compared_outputs
 from nestforge.runtime.engine_details import common_details
 from nestforge.runtime.manifest import SCHEMA_VERSION
@@ -75,6 +76,7 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
         2: {"classes": "logits"},
         3: {"next_tokens": "logits"},
         4: {"tokens": "logits"},
+        5: {"embedding": "sentence_embedding"},
     }
 
 
@@ -96,3 +98,17 @@ def test_what_a_bundle_says_of_its_decisions() -> None:
         for judged in engine.parity.decisions or ():
             assert judged.worst_margin <= engine.parity.atol
             assert judged.shares.keys() == {"tokens_dropped", "slots_used", "mean_gate"}
+
+
+def test_what_a_bundle_says_of_its_precisions() -> None:
+    manifest = nestforge.open_bundle(GOLDEN / "bundle-v5").manifest
+    assert manifest.axes[-1] == Axis("bits", 32, (8, 32))
+    assert {(engine.submodel.rpartition("-")[2], engine.precision) for engine in manifest.engines} == {
+        ("bits8", "int8-dynamic"),
+        ("bits32", "fp32"),
+    }
+    whole, small = manifest.submodel("100%"), manifest.submodel("100%.int8-dynamic")
+    assert (whole.id, small.id) == ("ffn64-heads2-bits32", "ffn64-heads2-bits8")
+    assert small.weight_bytes < 0.4 * whole.weight_bytes
+    older = nestforge.open_bundle(GOLDEN / "bundle-v4").manifest
+    assert {engine.precision for engine in older.engines} == {"fp32"}, "what older schemas do not say"

@@ -148,3 +148,15 @@ def test_what_is_not_finite_is_named(tmp_path: Path, bad: float) -> None:
     assert str(failure.value) == (
         "calibration: the input of a is not finite for an example; leave out what the float32 engine cannot answer"
     )
+
+
+def test_padding_has_no_say(tmp_path: Path) -> None:
+    weights = {"a": square(0), "b": square(1)}
+    model = graph(tmp_path, TWO, weights)
+    padded = X.copy()
+    padded[2:] = 100.0
+    counted = [np.array([[True, True], [False, False]])]
+    found = calibrate(model, tmp_path, [{"x": padded}], (), counted)
+    hidden = np.maximum(X[:2] @ weights["a"].T, 0)
+    assert found["a"] == magnitudes(X[:2]).scale()
+    assert found["b"] == pytest.approx(magnitudes(hidden).scale(), rel=1e-4)
