@@ -30,6 +30,7 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
         ("model", f"{manifest.name} ({manifest.family})"),
         ("axes", describe_axes(manifest.axes)),
         ("order", _ranking(manifest)),
+        ("precision", ", ".join(dict.fromkeys(engine.precision for engine in manifest.engines))),
         *_exit_facts(manifest),
         *_proof_facts(manifest),
         ("files", f"{len(manifest.files)}, {total / 1e6:.1f} MB in all"),

@@ -11,12 +11,15 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.precision.host_graphs import host_bundle
+from nestforge.compiler.tensorrt.check_plan import check_plan
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BuildError, ParityError
 from nestforge.profiles.load_profile import dump_profile
 from nestforge.runtime.bundle import open_bundle
 from nestforge.runtime.manifest import WEIGHTS_NAME
 from nestforge.runtime.model import load
+from nestforge.runtime.onnxruntime_runner import OnnxRuntimeRunner
 from nestforge.tools.cli import main
 from safetensors import safe_open
 from tiny_compile import board, save_tiniest
@@ -89,6 +92,8 @@ def test_bfloat16_is_proven_by_its_twin_which_is_not_published(tmp_path: Path, w
     assert onnx.TensorProto.BFLOAT16 in types
     report = verify_bundle(bundle.path, wide)
     assert report, [verdict.problem for verdict in report.engines]
+    with host_bundle(bundle) as here, OnnxRuntimeRunner(here, here.manifest.engines[0], "shared", 1) as plan:
+        assert check_plan(bundle, bundle.manifest.engines[0], plan).max_abs == 0, "plans are checked against the twin"
 
 
 def test_int8_for_tensorrt_is_standard_quantisation(tmp_path: Path, wide: Path, text: Path) -> None:

@@ -69,7 +69,7 @@ def test_rungs_spread_over_the_ladder_are_measured_in_turn(builder: EngineBuilde
     picked = [ids[0], ids[2], ids[4], ids[6]]
     assert measured == picked * 3
     assert set(corrections) == {(BUCKET, "fp32")}
-    assert corrections[BUCKET].rungs == 4
+    assert corrections[BUCKET, "fp32"].rungs == 4
 
 
 def test_the_correction_brings_predictions_to_what_was_measured(

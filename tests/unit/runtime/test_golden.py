@@ -101,7 +101,9 @@ def test_what_a_bundle_says_of_its_decisions() -> None:
 
 
 def test_what_a_bundle_says_of_its_precisions() -> None:
-    manifest = nestforge.open_bundle(GOLDEN / "bundle-v5").manifest
+    bundle = nestforge.open_bundle(GOLDEN / "bundle-v5")
+    manifest = bundle.manifest
+    assert dict(bundle_facts(manifest, bundle.build))["precision"] == "int8-dynamic, fp32"
     assert manifest.axes[-1] == Axis("bits", 32, (8, 32))
     assert {(engine.submodel.rpartition("-")[2], engine.precision) for engine in manifest.engines} == {
         ("bits8", "int8-dynamic"),

@@ -45,7 +45,7 @@ def test_plan_takes_budgets_and_a_shape(compiled: Any) -> None:
     assert data["candidates"][1]["id"] == "ffn32x1_16x2-heads2x1_1x2", "the first layer is promoted first"
     assert data["candidates"][-1]["non_embedding_parameters"] == data["candidates"][-1]["parameters"] - 106 * 32
     text = nestforge("plan", compiled.model, "--profile", compiled.profile, *options).stdout
-    assert "  M params  non-emb.   FFN  memory MB" in text
+    assert "  M params  M non-emb.  M FFN  memory MB" in text
     assert "largest that keeps FFN parameters " in text
 
 
