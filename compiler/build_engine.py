@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import torch
 
 from ..elastic import Bucket, Submodel
-from ..errors import ParityError
+from ..errors import BuildError, ParityError
 from ..exporters.universal import UniversalModel
 from ..profiles.device_profile import DeviceProfile
+from ..profiles.precision import INTEGERS
 from ..runtime.bundle import Bundle
 from ..runtime.manifest import EngineEntry, ParityReceipt
 from ..runtime.runner import Residency, runner_for
@@ -27,6 +28,7 @@ from .parity import Arrays, Comparison, Tolerance, compare, judged, max_differen
 from .precision.derive import wide_products
 from .precision.host_graphs import host_file
 from .precision.twin import twin
+from .prove_exact import prove_exact
 from .reference import BrokenDecision, Replayed, pass_of, replayed, rule_of
 from .staging import Stage, write_synced
 from .store import Store
@@ -61,6 +63,8 @@ class EngineBuilder:
     universal_outputs: Mapping[Bucket, Sequence[Arrays]]
     stage: Stage
     draft: Bundle
+    # The universal model with the numbers that stored integers stand for, by the names of those.
+    stored_weights: dict[frozenset[str], UniversalModel] = field(default_factory=dict)
 
     def build(self, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         """The engine of ``submodel`` at ``bucket``, with its parity receipt; done work of an earlier run is kept.
@@ -92,7 +96,12 @@ class EngineBuilder:
         """Writes the engine of ``submodel``, or of one segment of it: sliced from its template, or traced."""
         template = self.templates.of(submodel, bucket, segment)
         problem, emitted = template.slice_problem, "sliced"
-        if problem and not submodel.is_universal:
+        if problem and any(value < axis.size for axis, value in submodel.values if axis.choices is None):
+            if template.precision in INTEGERS:
+                raise BuildError(
+                    f"engine {name}: {template.precision} is for models that are sliced as graphs, and this one is not: "
+                    f"{problem}; choose fp32, fp16 or bf16"
+                )
             template, emitted = self.templates.traced(submodel, bucket, segment), "traced"
         graph = emit(template, self.store, submodel)
         if self.profile.backend == "tensorrt":
@@ -126,9 +135,15 @@ class EngineBuilder:
             forms=(chosen_forms(source, submodel, bucket, self.profile) or None) if whole else None,
             precision=template.precision,
         )
-        if host_file(entry) != file:
-            write_synced(self.stage.folder / host_file(entry), twin(graph))
-        return Emitted(replace(entry, file=host_file(entry)), template, hashlib.sha256(graph).hexdigest())
+        return Emitted(entry, template, hashlib.sha256(graph).hexdigest())
+
+    def on_host(self, engine: EngineEntry) -> EngineEntry:
+        """``engine`` as this host runs it while it is proven; a twin that it needs is made where it is missing."""
+        here = replace(engine, file=host_file(engine))
+        path = self.stage.folder / here.file
+        if not path.exists():
+            write_synced(path, twin((self.stage.folder / engine.file).read_bytes()))
+        return here
 
     def proven(
         self,
@@ -144,15 +159,18 @@ class EngineBuilder:
         Raises ParityError, naming the first module that diverges, if ``found`` breaks the rule.
         """
         names, limit = [case.name for case in cases], self.tolerance(engine.entry)
+        rule = rule_of(limit, engine.entry.decisions)
+        if engine.entry.precision in INTEGERS:
+            rule = f"{rule}; without the rounding of activations, {prove_exact(self, engine, submodel, cases)}"
         wanted, got = (self._judged(engine.entry, cases, arrays) for arrays in (reference.outputs, found))
         comparisons = compare(wanted, got, names, limit, self.computed_from)
         broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
         if broken is not None:
             case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
-            raise self._diverged(engine, broken, module, case, arrays, submodel)
+            raise self._diverged(engine, broken, module, case, arrays)
         receipt = ParityReceipt(
             reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}",
-            rule=rule_of(limit, engine.entry.decisions),
+            rule=rule,
             atol=limit.atol,
             rtol=limit.rtol,
             min_cosine=limit.min_cosine,
@@ -170,7 +188,7 @@ class EngineBuilder:
         names = [spec.name for spec in self.draft.manifest.interface(engine.segment)[1]]
         names += [entry.name for entry in engine.decisions or ()]
         residency: Residency = "packed" if engine.precision == "int4" else "shared"
-        with runner_for(self.draft, engine, residency, threads_or_default(None)) as runner:
+        with runner_for(self.draft, self.on_host(engine), residency, threads_or_default(None)) as runner:
             return [dict(zip(names, runner.run(arrays, decisions=True), strict=True)) for arrays in feeds]
 
     def _judged(self, engine: EngineEntry, cases: Sequence[Case], found: Sequence[Arrays]) -> list[Arrays]:
@@ -210,14 +228,13 @@ class EngineBuilder:
         module: torch.nn.Module,
         case: Case,
         found: Arrays,
-        submodel: Submodel,
     ) -> ParityError:
         limit = self.tolerance(engine.entry)
         rule = rule_of(limit, engine.entry.decisions)
         run = pass_of(self.universal.source.family, module, engine.entry.decisions, found)
-        where = first_divergence(
-            engine.template, self.store, submodel, module, case.feeds, limit, self.stage.folder, run
-        )
+        modules = engine.template.module_outputs
+        graph = (self.stage.folder / self.on_host(engine.entry).file).read_bytes()
+        where = first_divergence(graph, modules, module, case.feeds, limit, self.stage.folder, run)
         if where == NOWHERE and isinstance(broken, BrokenDecision):
             where = "no module; the decision alone is wrong"
         return ParityError(f"engine {engine.entry.id}: {broken.describe()}; allowed {rule}; first to diverge: {where}")

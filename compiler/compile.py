@@ -129,7 +129,7 @@ def compile_bundle(
         if device.precisions != ("fp32",):
             with clock("calibrate"):  # what other precisions must know of the values that they hold
                 measure = yardstick(templates, stage, draft)
-                templates = calibrated(templates, measure, text_encoder(universal), corpus, clock)
+                templates = calibrated(templates, stage, measure, text_encoder(universal), corpus, clock)
         with clock("store"):  # every weight once in each precision, elastic dimension first
             for key in keys:
                 templates.get(key)
@@ -150,13 +150,17 @@ def compile_bundle(
         with clock("bench"):  # what the dispatcher will go by
             latencies = measure_engines(builder, engines, corrections, clock)
         completed = complete(draft, plan, chosen, engines, quality, latencies)
+        _refuse_broken_budgets(completed, plan)
         with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
-            proofs = prove(universal, completed, chosen, builder.cases, clock)
+            for engine in engines:
+                builder.on_host(engine)
+            proofs = prove(universal, on_host(completed), chosen, builder.cases, clock)
         manifest = write_manifest(stage, for_backend(completed, device.backend), proofs)
         write_build_record(stage, manifest, command, clock.seconds, latencies)
         with clock("verify"):  # the written files, through the runtime
             _verify_written(stage, universal, clock)
         write_build_record(stage, manifest, command, clock.seconds, latencies)  # now with every stage's seconds
+        _remove_twins(stage)
     if device.backend == "tensorrt" and not emit_only:
         build_plans(output, progress)
     return Path(output)
@@ -276,11 +280,28 @@ def _chosen(
     return [submodel for _, submodel in found]
 
 
+def _refuse_broken_budgets(completed: Bundle, plan: Plan) -> None:
+    """Planned in other precisions than fp32, the bytes of weights are an estimate; these are the real ones."""
+    planned = {candidate.id: candidate for candidate in plan.candidates}
+    for budget in completed.manifest.budgets:
+        candidate, entry = planned[budget.submodel], completed.manifest.submodel(budget.submodel)
+        needed = candidate.memory_mb + (entry.weight_bytes - candidate.weight_bytes) / 1e6
+        if budget.limits.memory_mb is not None and needed > budget.limits.memory_mb:
+            raise PlanError(
+                f"budget {budget.name!r}: {entry.id} needs {needed:.2f} MB as it was built, more than the "
+                f"{budget.limits.memory_mb:.2f} MB allowed; {candidate.memory_mb:.2f} MB were planned: lower the limit "
+                "to get a smaller submodel, or raise it"
+            )
+
+
 def _verify_written(stage: Stage, universal: UniversalModel, clock: Clock) -> None:
     bundle = on_host(open_bundle(stage.folder, check="full"))
     for verdict in verify_engines(bundle, universal, clock):
         if verdict.problem:
             raise ParityError(f"engine {verdict.engine}, as written: {verdict.problem}")
+
+
+def _remove_twins(stage: Stage) -> None:
     for path in stage.folder.iterdir():
         if is_twin(path.name):
             path.unlink()

@@ -24,6 +24,8 @@ _ARENA = 8
 # Along the ladder of a 6-layer (384) and a 12-layer (768) encoder anything from 0.03 to 0.3 predicts alike; towards 0
 # the noise of a busy host decides, and submodels off the ladder suffer.
 _PRIOR = 0.2
+# Of float32's bytes: a half is read, written as float32 and read again.
+_WIDENED = 2.5
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Correction:
 
 def predict(ops: Sequence[Op], profile: DeviceProfile, precision: Precision = "fp32") -> Cost:
     """Cost of running ``ops``, which are counted in float32, one after the other on the device of ``profile``."""
-    ops = [_in_precision(op, precision) for op in ops]
+    ops = [_in_precision(op, precision, profile.backend == "onnxruntime") for op in ops]
     gemm_ms = sum(_milliseconds(op, profile.rates, precision) for op in ops if op.kind == "gemm")
     other_ms = sum(_milliseconds(op, profile.rates, precision) for op in ops if op.kind != "gemm")
     products = [op.activation_bytes for op in ops if op.kind in ("gemm", "batched_gemm")]
@@ -100,13 +102,15 @@ def fit_correction(costs: Sequence[Cost], measured_ms: Sequence[float]) -> Corre
     return Correction(gemm, other, overhead, len(costs))
 
 
-def _in_precision(op: Op, precision: Precision) -> Op:
-    """``op`` with the bytes that it moves: of integers the weights alone, of a half everything."""
+def _in_precision(op: Op, precision: Precision, on_cpu: bool) -> Op:
+    """``op`` with the bytes that it moves: of integers the weights alone; of halves everything, which a processor
+    widens first and narrows again."""
     if precision in ("fp16", "bf16"):
-        return replace(op, weight_bytes=op.weight_bytes // 2, activation_bytes=op.activation_bytes // 2)
-    if op.kind in ("gemm", "gather"):
-        return replace(op, weight_bytes=op.weight_bytes * BITS_OF[precision] // BITS_OF["fp32"])
-    return op
+        share = _WIDENED if on_cpu else 0.5
+        weights, activations = (round(share * moved) for moved in (op.weight_bytes, op.activation_bytes))
+        return replace(op, weight_bytes=weights, activation_bytes=activations)
+    bits = {"gemm": BITS_OF[precision], "gather": max(8, BITS_OF[precision])}.get(op.kind, BITS_OF["fp32"])
+    return replace(op, weight_bytes=op.weight_bytes * bits // BITS_OF["fp32"])
 
 
 def _milliseconds(op: Op, rates: Rates, precision: Precision) -> float:

@@ -10,20 +10,15 @@ import onnx
 import onnxruntime
 import torch
 
-from ..elastic import Submodel
 from ..exporters.universal import PREFIX
 from .parity import Arrays, Tolerance, within
-from .precision.twin import twin
-from .store import Store
-from .template import Template, emit
 
 NOWHERE = "no module alone breaks the rule; rounding grows over the whole depth"
 
 
 def first_divergence(
-    template: Template,
-    store: Store,
-    submodel: Submodel,
+    graph: bytes,
+    modules: Mapping[str, str],
     module: torch.nn.Module,
     feeds: Mapping[str, np.ndarray],
     limit: Tolerance,
@@ -32,11 +27,12 @@ def first_divergence(
 ) -> str:
     """``encoder.layer.3.output.dense (max abs 0.31)``: the first module, in graph order, whose output breaks the rule.
 
-    ``module`` is the narrowed reference, of which ``run`` makes a pass on ``feeds`` (``reference.pass_of``); the graph
-    is emitted again with every module's value as an output. ``folder`` holds the weight store. NOWHERE if none does.
+    ``module`` is the narrowed reference, of which ``run`` makes a pass on ``feeds`` (``reference.pass_of``); ``graph``
+    is an engine as this host runs it, here with the values that ``modules`` return (``Template.module_outputs``) as
+    outputs. ``folder`` holds the weight store. NOWHERE if none does.
     """
     expected = _module_values(module, feeds, run)
-    found = _graph_values(template, store, submodel, feeds, folder)
+    found = _graph_values(graph, modules, feeds, folder)
     for name, value in found.items():
         if name in expected and expected[name].size == value.size:
             reference = expected[name].reshape(value.shape)
@@ -72,26 +68,21 @@ def _module_values(
 
 
 def _graph_values(
-    template: Template, store: Store, submodel: Submodel, feeds: Mapping[str, np.ndarray], folder: Path
+    graph: bytes, modules: Mapping[str, str], feeds: Mapping[str, np.ndarray], folder: Path
 ) -> dict[str, np.ndarray]:
     """The value of every module that the graph still has, in the order in which the graph computes them."""
-    graph = emit(template, store, submodel)
-    if template.precision == "bf16":
-        graph = twin(graph)
     model = onnx.shape_inference.infer_shapes(onnx.ModelProto.FromString(graph))
     known = (*model.graph.value_info, *model.graph.output)
     kinds = {value.name: value.type.tensor_type.elem_type for value in known}
-    modules: dict[str, list[str]] = {}
-    for module, value in template.module_outputs.items():
-        modules.setdefault(value, []).append(module)
-    wanted = [
-        name
-        for node in model.graph.node
-        for name in node.output
-        if name in modules and kinds.get(name) in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
-    ]
+    named: dict[str, list[str]] = {}
+    for module, value in modules.items():
+        named.setdefault(value, []).append(module)
+    # Behind operators that inference does not know, such as integer kernels, what a module returns is float32.
+    types = {name: kinds.get(name, onnx.TensorProto.FLOAT) for node in model.graph.node for name in node.output}
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+    wanted = [name for name, kind in types.items() if name in named and kind in floats]
     del model.graph.output[:]
-    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, kinds[name], None) for name in wanted)
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, types[name], None) for name in wanted)
     path = folder / "divergence.onnx"
     path.write_bytes(model.SerializeToString())
     try:
@@ -102,4 +93,4 @@ def _graph_values(
     finally:
         path.unlink()
     # Where several modules return the same value, the innermost (longest) name says most.
-    return {max(modules[name], key=len): array for name, array in zip(wanted, arrays, strict=True)}
+    return {max(named[name], key=len): array for name, array in zip(wanted, arrays, strict=True)}

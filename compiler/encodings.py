@@ -78,6 +78,21 @@ def encode(array: np.ndarray, name: str) -> np.ndarray:
             return array
 
 
+def decoded(array: np.ndarray, name: str) -> np.ndarray:
+    """The float32 numbers that the integers of the tensor ``name`` stand for, made of ``array`` as ``encode`` does."""
+    plain, encoding = split_encoding(name)
+    if encoding == INT8:
+        spread = np.expand_dims(encode(array, plain + INT8_SCALE), -2 if plain.endswith(TRANSPOSED) else -1)
+        numbers: np.ndarray = encode(array, name).astype(np.float32) * spread
+    else:
+        assert encoding == INT4, name
+        blocks = _blocks(array)
+        scale = _int4_scale(blocks)
+        whole = _int4(blocks, scale).astype(np.float32) * np.expand_dims(scale, -1)
+        numbers = whole.reshape(*array.shape[:-1], -1)[..., : array.shape[-1]]
+    return numbers
+
+
 def table_name(array: np.ndarray) -> str:
     """The name of a table of the store, which follows from its content: what is equal is one table."""
     content = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode() + array.tobytes()).hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, Protocol
 
 from ..elastic import Bucket, ElasticSpec, Submodel
@@ -32,7 +33,7 @@ class Source(Protocol):
     @property
     def spec(self) -> ElasticSpec: ...
     def parameter_groups(self, submodel: Submodel) -> ParameterGroups: ...
-    def weight_bytes(self, submodel: Submodel, small_tables: bool = True) -> int: ...
+    def weight_bytes(self, submodel: Submodel, on_cpu: bool = True) -> int: ...
     def workload(self, submodel: Submodel, bucket: Bucket, forms: Mapping[str, str] | None = None) -> Sequence[Op]: ...
     def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]: ...
 
@@ -119,7 +120,8 @@ class Plan:
     """What to compile for one model and one device profile.
 
     Limits hold at ``budget_bucket``, or what a candidate has in its place; ``latency_basis`` says which latency they
-    were judged by. ``notes`` states what was rounded, and what is unusual about submodels that were asked for by id.
+    were judged by. ``notes`` states what was rounded, what is unusual about submodels that were asked for by id,
+    which budgets were left out, and which of several precisions none chose.
     """
 
     model: str
@@ -143,9 +145,13 @@ def make_plan(
 
     ``submodels`` are candidates beside the ladder, to be compiled because they were asked for; budgets do not choose
     them. ``corrections`` must cover every bucket and precision of the profile, or be left out.
-    Raises PlanError if even the smallest rung breaks a limit, naming the budget, the limit and that rung's figure; an
-    optional budget is then left out, and a note says so.
+    Raises PlanError if every rung breaks a limit, naming the budget, the rung that comes closest, the limit and that
+    rung's figure; an optional budget is then left out, and a note says so. Raises ValueError for a source whose
+    submodels are in other precisions than the profile's.
     """
+    in_source = getattr(source, "precisions", profile.precisions)
+    if in_source != profile.precisions:
+        raise ValueError(f"precisions: the source has {in_source}, the profile {profile.precisions}")
     corrections = corrections or {}
     if corrections and set(corrections) != {(b, p) for b in profile.buckets for p in profile.precisions}:
         raise ValueError("corrections: expected one for every bucket and precision of the profile")
@@ -172,7 +178,12 @@ def make_plan(
         latency_basis=basis,
         candidates=(*on_ladder, *beside),
         budgets=tuple(budgets),
-        notes=(*(note for level in levels for note in level.rounding), *unusual(extra.values(), levels), *left_out),
+        notes=(
+            *(note for level in levels for note in level.rounding),
+            *unusual(extra.values(), levels),
+            *left_out,
+            *_unchosen(on_ladder, budgets, profile),
+        ),
     )
 
 
@@ -195,7 +206,7 @@ def _candidate(
         for bucket in profile.buckets
     }
     groups = source.parameter_groups(submodel)
-    weight_bytes = source.weight_bytes(submodel, small_tables=profile.backend == "onnxruntime")
+    weight_bytes = source.weight_bytes(submodel, on_cpu=profile.backend == "onnxruntime")
     return Candidate(
         id=submodel.id,
         labels=labels,
@@ -245,7 +256,7 @@ def _choose(
     fitting = [index for index, rung in enumerate(rungs) if not broken[rung.id]]
     if not fitting:
         raise PlanError(
-            f"budget {name!r}: not even the smallest submodel {rungs[0].id} fits: {broken[rungs[0].id]}; "
+            f"budget {name!r}: {_nearest(rungs, checks, broken, profile)}; "
             "raise the limit, add smaller levels, or state other budgets (--budget)"
         )
     chosen = fitting[-1]
@@ -260,6 +271,17 @@ def _choose(
         )
     rejected = tuple(Rejection(rung.id, broken[rung.id]) for rung in rungs if broken[rung.id])
     return BudgetPlan(name, limits, rungs[chosen].id, reason, rejected)
+
+
+def _unchosen(rungs: Sequence[Candidate], budgets: Sequence[BudgetPlan], profile: DeviceProfile) -> list[str]:
+    """A note for each of several precisions that no budget chose."""
+    chosen = {budget.submodel for budget in budgets}
+    used = {rung.precision for rung in rungs if rung.id in chosen}
+    return [
+        f"{precision}: no budget chose it; compile --include levels builds it"
+        for precision in profile.precisions
+        if len(profile.precisions) > 1 and precision not in used
+    ]
 
 
 @dataclass(frozen=True)
@@ -306,6 +328,22 @@ def _broken(candidate: Candidate, checks: Sequence[_Check], bucket: Bucket) -> s
         for check in checks
         if (value := figures[check.figure]) > check.limit
     )
+
+
+def _nearest(
+    rungs: Sequence[Candidate], checks: Sequence[_Check], broken: Mapping[str, str], profile: DeviceProfile
+) -> str:
+    """Which of ``rungs``, none of which fits, fails by least: the smallest, or of several precisions the one whose
+    worst figure is the smallest multiple of its limit."""
+    if len(profile.precisions) == 1:
+        return f"not even the smallest submodel {rungs[0].id} fits: {broken[rungs[0].id]}"
+
+    def excess(rung: Candidate) -> float:
+        figures = rung.figures(profile.largest_bucket)
+        return max(figures[check.figure] / check.limit if check.limit else inf for check in checks)
+
+    closest = min(rungs, key=excess)
+    return f"no submodel fits in any precision; {closest.id} comes closest: {broken[closest.id]}"
 
 
 def _resolve(budget: BudgetSpec, universal: Mapping[str, float]) -> Limits:

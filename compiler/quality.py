@@ -37,7 +37,8 @@ def measure_quality(
     spec = builder.universal.spec
     bucket = max(builder.profile.buckets, key=lambda b: (b.sequence, -b.batch))
     universal = yardstick.engine if yardstick else builder.build(spec.universal(), bucket)
-    wholes = [e for e in engines if e.segment is None and e.bucket == spec.parse(e.submodel).at(bucket)]
+    largest = [e for e in engines if e.segment is None and e.bucket == spec.parse(e.submodel).at(bucket)]
+    wholes = [builder.on_host(engine) for engine in largest]
     missing = [engine for engine in wholes if not (builder.stage.work / _receipt(engine)).exists()]
     reference = yardstick.bundle if yardstick else builder.draft
     measured = measure(builder.draft, universal, missing, samples, threads_or_default(None), clock.tick, reference)

@@ -77,12 +77,14 @@ def yardstick(templates: Templates, stage: Stage, draft: Bundle) -> Yardstick:
 
 def calibrated(
     templates: Templates,
+    stage: Stage,
     measure: Yardstick,
     encoder: TextEncoder | None,
     corpus: Corpus | ArrayCorpus | None,
     clock: Clock,
 ) -> Templates:
-    """``templates`` with the scales that their precisions need, found on the part of ``corpus`` that calibrates.
+    """``templates`` with the scales that their precisions need, found on the part of ``corpus`` that calibrates; an
+    interrupted compile finds them once.
 
     Raises BuildError where a value would not fit a float16, or a layer sees nothing in all of ``corpus``.
     """
@@ -96,8 +98,11 @@ def calibrated(
         return templates
     kept = kept_products(measure.template.proto, exit_heads(templates.universal.source, None))
     counted = [_whole(batch, engine.bucket) for batch in batches]
-    scales = calibrate(measure.graph, measure.bundle.path, clock.each(feeds), kept, counted)
-    return replace(templates, scales=scales)
+
+    def found() -> dict[str, float]:
+        return calibrate(measure.graph, measure.bundle.path, clock.each(feeds), kept, counted)
+
+    return replace(templates, scales=stage.once_json("scales.json", found))
 
 
 def require_examples(precisions: Sequence[Precision], corpus: Corpus | ArrayCorpus | None) -> None:
@@ -132,8 +137,9 @@ def _refuse_overflow(templates: Templates, measure: Yardstick, feeds: Iterable[A
     low = templates.derived(measure.template, "fp16", None)
     for found in overflowing(measure.graph, low.proto, measure.bundle.path, feeds):
         modules = [module for module, value in measure.template.module_outputs.items() if value == found.value]
-        where = max(modules, key=len) if modules else f"value {found.value}"
+        kind = "weight" if found.value in measure.template.external else "value"
+        where = max(modules, key=len) if modules else f"{kind} {found.value}"
         raise BuildError(
-            f"precision fp16: {where} reaches {found.largest:.4g} on these examples, and a float16 ends at 65504; use "
-            "bf16, which has the range of float32, or fp32"
+            f"precision fp16: {where} reaches {found.largest:.4g}, and a float16 ends at 65504; use fp32, or for "
+            "TensorRT bf16, which has the range of float32"
         )

@@ -18,15 +18,13 @@ from .family import Family, Signature, family_of
 from .parameter_groups import ParameterGroups, parameter_groups
 from .presets import PREFIX, preset_checkpoint
 
-# Whatever the checkpoint's storage type; of int4 4 bits, and a scale for every 32 weights.
-_BYTES_PER_WEIGHT: Mapping[Precision, float] = {
-    "fp32": 4,
-    "fp16": 2,
-    "bf16": 2,
-    "int8": 1,
-    "int8-dynamic": 1,
-    "int4": 0.5 + 4 / 32,
-}
+# Engines hold float32 weights whatever the checkpoint's storage type. Beside integers lie a scale and a zero point for
+# each output, or a scale for each block of 4-bit ones. Narrower products and rows stay float32.
+_FLOAT = 4
+_HALF = 2
+_PER_OUTPUT = 5
+_BLOCK = 32
+_LEAST = 16
 
 
 @dataclass(frozen=True)
@@ -91,20 +89,31 @@ class ModelSource:
         """The precision of engines of ``submodel``."""
         return precision_of(submodel, self.precisions)
 
-    def weight_bytes(self, submodel: Submodel, small_tables: bool = True) -> int:
+    def weight_bytes(self, submodel: Submodel, on_cpu: bool = True) -> int:
         """Bytes of the weights of ``submodel`` as an engine holds them; in other precisions than fp32 an estimate.
 
-        ``small_tables``: integers stand for the tables of tokens and positions too, as they do on a CPU.
+        ``on_cpu``: tables of tokens and positions are integers there too, and halves are widened beside themselves.
         """
         precision = self.precision(submodel)
-        full, least = _BYTES_PER_WEIGHT["fp32"], _BYTES_PER_WEIGHT[precision]
-        half = precision in ("fp16", "bf16")
-        total = 0.0
-        for name, shape in self.shapes.items():
-            if self.spec.has(name, submodel):
-                wide = not half and (len(shape) < 2 or (not small_tables and self.family.is_embedding(name, shape)))
-                total += prod(self.spec.shape_of(name, shape, submodel)) * (full if wide else least)
-        return round(total)
+        return sum(
+            self._bytes(name, shape, submodel, precision, on_cpu)
+            for name, shape in self.shapes.items()
+            if self.spec.has(name, submodel)
+        )
+
+    def _bytes(self, name: str, full: tuple[int, ...], submodel: Submodel, precision: Precision, on_cpu: bool) -> int:
+        shape = self.spec.shape_of(name, full, submodel)
+        count = prod(shape)
+        if precision in ("fp16", "bf16"):
+            return count * (_HALF + (_FLOAT if on_cpu else 0))
+        is_table = self.family.is_embedding(name, full)
+        if precision == "fp32" or len(shape) < 2 or min(shape[-2:]) < _LEAST or (is_table and not on_cpu):
+            return count * _FLOAT
+        inputs_shrink = [cut.dim for cut in self.spec.slices_of(name)] == [1]  # stored transposed, never in blocks
+        outputs = prod(full[:-1]) if inputs_shrink else count // shape[-1]
+        if precision == "int4" and not inputs_shrink and not is_table:
+            return count // 2 + outputs * -(-shape[-1] // _BLOCK) * _FLOAT
+        return count + outputs * _PER_OUTPUT
 
     def workload(self, submodel: Submodel, bucket: Bucket, forms: Mapping[str, str] | None = None) -> list[Op]:
         """The operations of one forward pass of ``submodel`` at ``bucket``, in ``forms``; of what may have several, the

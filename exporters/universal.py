@@ -31,6 +31,13 @@ class UniversalModel:
         """Parameters by the names that the spec uses; a tied parameter appears once."""
         return {name.removeprefix(PREFIX): value for name, value in self.module.named_parameters()}
 
+    def with_parameters(self, values: Mapping[str, torch.Tensor]) -> UniversalModel:
+        """A copy whose parameters are ``values``, and where those lack one, this model's own."""
+        memo: dict[int, object] = {id(buffer): buffer for buffer in self.module.buffers()}
+        for name, parameter in self.parameters().items():
+            memo[id(parameter)] = torch.nn.Parameter(values.get(name, parameter.data), requires_grad=False)
+        return replace(self, module=copy.deepcopy(self.module, memo))
+
     def narrow(self, submodel: Submodel) -> torch.nn.Module:
         """The module narrowed to ``submodel``: a copy whose parameters are views of the first ``n`` steps.
 

@@ -1,7 +1,7 @@
-"""Micro-benchmarks of this host: the rates that an ONNX Runtime engine of an encoder will see, in about three seconds.
+"""Micro-benchmarks of this host: the rates that an ONNX Runtime engine of an encoder will see, in about four seconds.
 
 Each is a chain of operations on one tensor, run by ONNX Runtime where the ``onnx`` package can write the chain down,
-by numpy otherwise. The two differ, so ``Rates.source`` says which it was.
+by numpy otherwise. The two differ, so ``Rates.source`` says which it was. Integer products are ONNX Runtime's alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import util
 from math import inf
 from typing import Any
@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from .device_profile import Rates
+from .device_profile import ProductRates, Rates
+from .integer_products import DOMAIN, matmul_nbits, matmul_nbits_constants, qgemm, qgemm_constants
+from .precision import Precision
 
 Array = npt.NDArray[np.float32]
 
@@ -31,6 +33,7 @@ _READ_BYTES = 256 * 2**20
 class Chain:
     """``steps`` (operator, its operand if any) on one tensor of ``shape``, ``repeat`` times over.
 
+    Operands of ``Gemm`` are ``[n, k]``, and so are those of ``QGemm`` and ``MatMulNBits``, of which integers are made.
     ``work`` counts FLOPs, bytes or operations of one repetition. ``weights``: operands are constants of the graph.
     """
 
@@ -79,6 +82,14 @@ CHAINS = {
     "tiny": Chain((1, 8), (("Add", "y"),), {"y": (1, 8)}, 200, 1),
 }
 
+# The products of "gemm" on integers. Of int4 the second has 8 bits, as in an engine: its inputs are what shrinks there.
+INTEGER_CHAINS = {
+    "int8": replace(CHAINS["gemm"], steps=(("QGemm", "up"), ("QGemm", "down"))),
+    "int4": replace(CHAINS["gemm"], steps=(("MatMulNBits", "up"), ("QGemm", "down"))),
+}
+# Scales that calibration chose save one pass over the activations, which is little beside the product.
+_CHAIN_OF: Mapping[Precision, str] = {"int8": "int8", "int8-dynamic": "int8", "int4": "int4"}
+
 _NUMPY: dict[str, Callable[..., Any]] = {
     "Gemm": lambda x, weight: x @ weight.T,
     "MatMul": np.matmul,
@@ -89,27 +100,34 @@ _NUMPY: dict[str, Callable[..., Any]] = {
 
 
 def measure_host_rates(cores: int) -> Rates:
-    """Measures every rate with ``cores`` threads."""
+    """Measures every rate with ``cores`` threads; those of integer products where the ``onnx`` package is there."""
     runs: dict[str, Callable[[], object]]
+    chains = dict(CHAINS)
     if util.find_spec("onnx"):
         import onnxruntime
 
         source = f"onnxruntime {onnxruntime.__version__}"
-        runs = {name: onnxruntime_run(chain, cores) for name, chain in CHAINS.items()}
+        chains |= INTEGER_CHAINS
+        runs = {name: onnxruntime_run(chain, cores) for name, chain in chains.items()}
     else:
         source = f"numpy {np.__version__}"
-        runs = {name: numpy_run(chain) for name, chain in CHAINS.items()}
+        runs = {name: numpy_run(chain) for name, chain in chains.items()}
     with ThreadPoolExecutor(cores) as pool:
         parts = np.array_split(_large_array(), cores)
         seconds = _fastest({**runs, "read": lambda: list(pool.map(np.max, parts))})
-    rate = {name: chain.repeat * chain.work / seconds[name] for name, chain in CHAINS.items()}
+    rate = {name: chain.repeat * chain.work / seconds[name] for name, chain in chains.items()}
+    batched = rate["batched_gemm"] / 1e9  # of two activations, which stay in float32
+    integers: dict[str, ProductRates] = {
+        p: ProductRates(rate[name] / 1e9, batched) for p, name in _CHAIN_OF.items() if name in rate
+    }
     return Rates(
         gemm_gflops=rate["gemm"] / 1e9,
-        batched_gemm_gflops=rate["batched_gemm"] / 1e9,
+        batched_gemm_gflops=batched,
         elementwise_gb_s=rate["elementwise"] / 1e9,
         bandwidth_gb_s=sum(part.nbytes for part in parts) / seconds["read"] / 1e9,
         op_overhead_us=1e6 / rate["tiny"],
         source=f"measured on this host with {source}",
+        at=integers or None,
     )
 
 
@@ -150,23 +168,33 @@ def onnxruntime_run(chain: Chain, cores: int) -> Callable[[], Array]:
 def _onnx_bytes(chain: Chain) -> bytes:
     from onnx import TensorProto, helper, numpy_helper
 
-    nodes, last = [], "x"
+    nodes, x, values = [], "x", chain.values()
     for index, (operator, operand) in enumerate(chain.steps * chain.repeat):
-        attributes: dict[str, Any] = {"transB": 1} if operator == "Gemm" else {}
-        operands = [last, operand] if operand else [last]
-        last = f"t{index}"
-        nodes.append(helper.make_node(operator, operands, [last], **attributes))
-    values = chain.values()
+        y = f"t{index}"
+        if operator == "QGemm" and operand:
+            nodes += qgemm(x, operand, y)
+        elif operator == "MatMulNBits" and operand:
+            nodes += matmul_nbits(x, operand, y, chain.operands[operand])
+        else:
+            attributes: dict[str, Any] = {"transB": 1} if operator == "Gemm" else {}
+            nodes.append(helper.make_node(operator, [x, operand] if operand else [x], [y], **attributes))
+        x = y
     constants = values.keys() - {"x"} if chain.weights else set()
     inputs = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape)
         for name, value in values.items()
         if name not in constants
     ]
-    output = helper.make_tensor_value_info(last, TensorProto.FLOAT, chain.shape)
-    weights = [numpy_helper.from_array(values[name], name) for name in sorted(constants)]
+    output = helper.make_tensor_value_info(x, TensorProto.FLOAT, chain.shape)
+    encoders = {"QGemm": qgemm_constants, "MatMulNBits": matmul_nbits_constants}
+    encode = {operand: encoders[operator] for operator, operand in chain.steps if operator in encoders}
+    stored: dict[str, npt.NDArray[Any]] = {}
+    for name in sorted(constants):
+        stored |= encode[name](name, values[name]) if name in encode else {name: values[name]}
+    weights = [numpy_helper.from_array(value, name) for name, value in stored.items()]
     graph = helper.make_graph(nodes, "chain", inputs, [output], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     serialized: bytes = model.SerializeToString()
     return serialized
 

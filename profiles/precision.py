@@ -42,6 +42,8 @@ def precision_problem(precisions: Sequence[Precision], backend: str) -> str | No
     widths = [BITS_OF[precision] for precision in precisions]
     if len(set(widths)) < len(widths):
         twice = next(width for width in widths if widths.count(width) > 1)
-        same = " and ".join(precision for precision in precisions if BITS_OF[precision] == twice)
-        return f"{same} both have {twice} bits; expected one precision of each width"
+        same = [precision for precision in precisions if BITS_OF[precision] == twice]
+        if len(set(same)) == 1:
+            return f"{same[0]} is named twice; expected one precision of each width"
+        return f"{' and '.join(dict.fromkeys(same))} both have {twice} bits; expected one precision of each width"
     return None

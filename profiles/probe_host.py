@@ -32,7 +32,7 @@ _BACKENDS = {
 _CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 # Part of the rates' key: raised when the micro-benchmarks change their meaning.
-_MEASUREMENT = 1
+_MEASUREMENT = 2
 # What the probe cannot know. Shares of the universal model's latency; half is within reach of every encoder's ladder,
 # also of one that shrinks the feed-forward width alone.
 _BUCKETS = ("1x32", "1x128")

@@ -52,7 +52,8 @@ class CudaDevice:
 
     def free_staging(self, staging: Array) -> None:
         """See ``Device.free_staging``."""
-        free_pinned(staging)
+        with self.lock:
+            free_pinned(staging)
 
     def to_device(self, address: int, source: Array) -> None:
         """See ``Device.to_device``."""
@@ -80,8 +81,9 @@ class CudaDevice:
 
     def wait(self) -> None:
         """See ``Device.wait``."""
-        use_device(self.index)
-        self.stream.wait()
+        with self.lock:  # to wait for a stream while another thread captures in it breaks the capture
+            use_device(self.index)
+            self.stream.wait()
 
     def release(self) -> None:
         """See ``Device.release``."""

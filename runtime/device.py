@@ -72,7 +72,7 @@ class Device(Protocol):
         ...
 
     def wait(self) -> None:
-        """Until all that was queued is done. Raises BundleError if some of it failed."""
+        """Until all that was queued is done, under ``lock``. Raises BundleError if some of it failed."""
         ...
 
     def release(self) -> None:

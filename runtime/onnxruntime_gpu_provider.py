@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -43,12 +44,13 @@ class Provider:
     options: Callable[[Device, bool, Path | None], list[dict[str, str]]]
 
     def cache_folder(self, bundle: Bundle, engine: EngineEntry) -> Path | None:
-        """Where what is built for ``engine`` is kept: by its graph and its weights, for TensorRT's own names of what it
-        keeps follow from the graph alone. Raises OutputError."""
+        """Where what is built for ``engine`` is kept: by its graph, its weights and whether TF32 may be used, for
+        TensorRT's own names of what it keeps follow from the graph alone. Raises OutputError."""
         if self.shares:
             return None
         files: Mapping[str, str] = {entry.path: entry.sha256 for entry in bundle.manifest.files}
-        key = hashlib.sha256(f"{files[engine.file]} {files.get(WEIGHTS_NAME, '')}".encode()).hexdigest()
+        parts = (files[engine.file], files.get(WEIGHTS_NAME, ""), os.environ.get("NVIDIA_TF32_OVERRIDE", ""))
+        key = hashlib.sha256(" ".join(parts).encode()).hexdigest()
         folder = private_folder("tensorrt-provider") / key
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
@@ -128,6 +130,7 @@ def _cuda_options(device: Device, capture: bool, _folder: Path | None) -> list[d
 
 
 def _tensorrt_options(device: Device, capture: bool, folder: Path | None) -> list[dict[str, str]]:
+    """It has no option for TF32, which TensorRT itself allows: only the process's NVIDIA_TF32_OVERRIDE=0 forbids it."""
     kept = {} if folder is None else {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder)}
     return [
         {

@@ -1,7 +1,7 @@
 """Engines in ONNX Runtime on a device: weights as views of its store, inputs and outputs bound to memory of its own.
 
 All engines of a device queue their work in one stream, one run at a time. Where ONNX Runtime can capture an engine's
-kernels as a CUDA graph, a run starts as one; ``OnnxRuntimeGpuRunner.is_captured`` says whether.
+kernels as a CUDA graph, a run starts as one; ``OnnxRuntimeGpuRunner`` says whether, and why not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import onnxruntime
 
 from ..errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from .arrays import Array
@@ -21,10 +20,12 @@ from .bundle import Bundle
 from .device import Device, DeviceArray
 from .device_layout import Slot, layout_of
 from .device_store import StoreUse
+from .dlpack import DeviceView
 from .manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
 from .onnx_initializers import external_initializers
+from .onnxruntime_gpu_bound import BoundRun
 from .onnxruntime_gpu_provider import Provider
-from .onnxruntime_gpu_session import GpuSession, first_line, is_ort_error
+from .onnxruntime_gpu_session import GpuSession, is_short_of_memory
 
 _MAX_GRAPH_BYTES = 2**31
 
@@ -46,10 +47,11 @@ class OnnxRuntimeGpuRunner:
         self._session: GpuSession | None = None
         self._block: int | None = None
         self._staging: Array | None = None
-        self._own: _Bound | None = None
-        self._bound: list[_Bound] = []
+        self._own: BoundRun | None = None
+        self._bound: set[BoundRun] = set()
         self._graphs = count(1)
         self._captures = False
+        self._refusal: str | None = None
 
     def __enter__(self) -> Self:
         """Opens the session and runs it once, on zeros, so that what cannot run is found here.
@@ -62,14 +64,7 @@ class OnnxRuntimeGpuRunner:
                 self._block = device.allocate(self._layout.bytes)
                 self._staging = device.staging(self._layout.bytes)
                 self._staging[:] = 0
-                # Where ONNX Runtime refuses to capture, it says so when a session opens or in its first run.
-                try:
-                    self._open(device, captures=device.kind == "cuda")
-                except BundleIncompatibleError:
-                    if device.kind != "cuda":
-                        raise
-                    self._close_session()
-                    self._open(device, captures=False)
+                self._open(device, self._views(device))
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -106,11 +101,17 @@ class OnnxRuntimeGpuRunner:
         self._require_open()
         return self._captures
 
+    @property
+    def capture_refusal(self) -> str | None:
+        """What ONNX Runtime said where it could not capture runs, in one line. Raises BundleError while inactive."""
+        self._require_open()
+        return self._refusal
+
     def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
         """See ``Runner.run``. Arrays with strides are copied first.
 
-        Raises InputError for arrays that do not fit or values that ONNX Runtime refuses, BundleError while inactive or
-        where CUDA fails.
+        Raises InputError for arrays that do not fit or values that the processor refuses, BundleError while inactive or
+        where the GPU fails.
         """
         slots = self._layout.outputs
         names = self._all if decisions else self._outputs
@@ -133,24 +134,39 @@ class OnnxRuntimeGpuRunner:
 
         return call
 
-    def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> Callable[[], None]:
+    def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> BoundRun:
         """See ``DeviceRunner.bind_device``."""
         self._check(self._layout.device_misfit(feeds, outputs))
-        device, session = self._require_open()
+        device, _ = self._require_open()
         with device.lock:
-            bound = self._bind(session, feeds, outputs)
-        self._bound.append(bound)
-        return bound
+            _, session = self._require_open()  # it may have been closed while another thread held the lock
+            return self._bind(session, feeds, outputs)
 
-    def _open(self, device: Device, captures: bool) -> None:
+    def _views(self, device: Device) -> dict[str, DeviceView]:
+        if not self._provider.shares:
+            return {}
         path = self._bundle.file(self.engine.file)
-        views = {}
-        if self._provider.shares:
-            initializers = external_initializers(_graph(path), str(path))
-            if self._store is None and initializers:
-                self._store = StoreUse(self._bundle.file(WEIGHTS_NAME), device)
-            if self._store is not None:
-                views = self._store.store.views(initializers, str(path))
+        initializers = external_initializers(_graph(path), str(path))
+        if not initializers:
+            return {}
+        self._store = StoreUse(self._bundle.file(WEIGHTS_NAME), device)
+        return self._store.store.views(initializers, str(path))
+
+    def _open(self, device: Device, views: Mapping[str, DeviceView]) -> None:
+        """Opens it captured where that is possible: ONNX Runtime says so when a session opens or in its first run."""
+        self._refusal = None
+        captures = device.kind == "cuda"
+        try:
+            self._start(device, views, captures)
+        except BundleIncompatibleError as refusal:
+            if not captures or is_short_of_memory(str(refusal)):
+                raise
+            self._close_session()
+            self._start(device, views, captures=False)
+            self._refusal = str(refusal)
+
+    def _start(self, device: Device, views: Mapping[str, DeviceView], captures: bool) -> None:
+        path = self._bundle.file(self.engine.file)
         folder = self._provider.cache_folder(self._bundle, self.engine)
         options = self._provider.options(device, captures, folder)
         self._captures = captures
@@ -169,18 +185,21 @@ class OnnxRuntimeGpuRunner:
 
     def _close_session(self) -> None:
         """Bound calls let go of it too: those who made them may still hold them."""
-        for bound in (*self._bound, *([self._own] if self._own else [])):
-            bound.close()
+        for bound in self._bound:
+            bound.drop()
         self._bound.clear()
         self._own = self._session = None
 
     def _bind(
         self, session: GpuSession, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
-    ) -> _Bound:
+    ) -> BoundRun:
         # Every binding is a graph of its own: a captured one reads and writes the addresses that it was captured with.
         number = next(self._graphs) if self._captures else None
         assert self._device is not None
-        return _Bound(self._where, self._device, session, session.binding(feeds.items(), outputs.items()), number)
+        binding = session.binding(feeds.items(), outputs.items())
+        bound = BoundRun(self._where, self._device, session, binding, number, self._bound.discard)
+        self._bound.add(bound)
+        return bound
 
     def _run(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         device, _ = self._require_open()
@@ -228,39 +247,6 @@ class OnnxRuntimeGpuRunner:
 
     def _not_open(self) -> BundleError:
         return BundleError(f"{self._where}: not open; run it inside its `with` block")
-
-
-class _Bound:
-    """A call that queues one run on bound memory, and waits for nothing."""
-
-    def __init__(self, where: str, device: Device, session: GpuSession, binding: Any, graph: int | None) -> None:
-        self._where, self._device = where, device
-        self._session: GpuSession | None = session
-        self._binding: Any = binding
-        self._options = onnxruntime.RunOptions()
-        # The stream is ours, and whoever reads the outputs waits for it.
-        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        if graph is not None:
-            self._options.add_run_config_entry("gpu_graph_id", str(graph))
-
-    def __call__(self) -> None:
-        """Raises InputError where ONNX Runtime refuses the values, BundleError once the runner is closed."""
-        with self._device.lock:
-            session = self._session
-            if session is None:
-                raise BundleError(f"{self._where}: not open; run it inside its `with` block")
-            try:
-                session.session.run_with_iobinding(self._binding, self._options)
-            except Exception as failure:
-                if not is_ort_error(failure):
-                    raise
-                reason = first_line(failure)
-                error = BundleError if "CUDA" in reason else InputError
-                raise error(f"{self._where}: {reason}") from failure
-
-    def close(self) -> None:
-        """Lets go of the session."""
-        self._session = self._binding = None
 
 
 def _graph(path: Path) -> bytes:

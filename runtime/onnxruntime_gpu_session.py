@@ -77,6 +77,12 @@ def is_ort_error(failure: Exception) -> bool:
     return type(failure).__module__ == _ORT_ERRORS or isinstance(failure, (RuntimeError, OSError))
 
 
+def is_short_of_memory(reason: str) -> bool:
+    """Whether CUDA, its libraries or ONNX Runtime's arena found too little memory, by their own words."""
+    words = ("out of memory", "failed to allocate memory", "alloc_failed")
+    return any(word in reason.lower() for word in words)
+
+
 def first_line(failure: Exception) -> str:
     """What ONNX Runtime says, as one line."""
     return next(iter(str(failure).strip().splitlines()), type(failure).__name__)[:300]

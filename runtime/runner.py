@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from ..errors import BundleIncompatibleError
+from ..profiles.precision import INTEGERS
 from .arrays import Array
 from .bundle import Bundle
 from .device import Device, DeviceArray
@@ -17,7 +18,16 @@ from .residency import RESIDENCIES, Residency
 from .tensorrt_here import require_tensorrt, tensorrt_problem
 
 # A runner is opened in a residency, so callers find both here.
-__all__ = ["BACKENDS", "RESIDENCIES", "DeviceRunner", "Residency", "Runner", "runnable_engines", "runner_for"]
+__all__ = [
+    "BACKENDS",
+    "RESIDENCIES",
+    "DeviceCall",
+    "DeviceRunner",
+    "Residency",
+    "Runner",
+    "runnable_engines",
+    "runner_for",
+]
 
 BACKENDS = ("onnxruntime", "tensorrt")
 
@@ -48,6 +58,17 @@ class Runner(Protocol):
         ...
 
 
+class DeviceCall(Protocol):
+    """A run of one engine on memory of the caller's, as often as the call is made; see ``DeviceRunner.bind_device``."""
+
+    def __call__(self) -> None: ...
+
+    def close(self) -> None:
+        """Gives back what the call keeps, such as a CUDA graph, once all that was queued is done; another call raises
+        BundleError. A call that is closed already, as all are with their runner, is left alone."""
+        ...
+
+
 class DeviceRunner(Runner, Protocol):
     """A runner whose engine can read and write arrays that stay on its device."""
 
@@ -56,12 +77,12 @@ class DeviceRunner(Runner, Protocol):
         """Where it runs. Raises BundleError while inactive."""
         ...
 
-    def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> Callable[[], None]:
+    def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> DeviceCall:
         """A call that queues a run from ``feeds`` into ``outputs`` on the device, and waits for nothing.
 
-        The arrays stay where they are as long as calls are made; an output without one is not kept. The engine may run
-        once while it is bound, so ``feeds`` hold valid values by then. One thread at a time may make the call. Raises
-        as ``bind`` does.
+        The arrays stay where they are until the call is closed, by who asked for it or with the runner; an output
+        without one is not kept. The engine may run once while it is bound, so ``feeds`` hold valid values by then. One
+        thread at a time may make the call. Raises as ``bind`` does.
         """
         ...
 
@@ -78,18 +99,31 @@ def device_source(engine: EngineEntry, provider: Provider | None) -> Callable[[]
 
 
 def runnable_engines(bundle: Bundle, provider: Provider | None = None) -> tuple[EngineEntry, ...]:
-    """The engines that this host has a backend for; with a ``provider`` all of them, which have graphs that it runs.
+    """The engines that this host has a backend for; with a ``provider`` those whose graphs have kernels on a GPU.
 
     Raises BundleIncompatibleError if there is none.
     """
     if provider is not None:
-        return bundle.manifest.engines
+        return _graphs_for_gpus(bundle, provider)
     needed = {engine.backend for engine in bundle.manifest.engines}
     problems = {backend: _problem(backend) for backend in sorted(needed)}
     engines = tuple(engine for engine in bundle.manifest.engines if problems[engine.backend] is None)
     if not engines:
         missing = "; ".join(filter(None, problems.values()))
         raise BundleIncompatibleError(f"bundle {bundle.path}: this host cannot run its engines: {missing}")
+    return engines
+
+
+def _graphs_for_gpus(bundle: Bundle, provider: Provider) -> tuple[EngineEntry, ...]:
+    """Integers for ONNX Runtime are in its processor's own operators; those for TensorRT are standard ones."""
+    everything = bundle.manifest.engines
+    engines = tuple(one for one in everything if one.backend != "onnxruntime" or one.precision not in INTEGERS)
+    if not engines:
+        found = ", ".join(sorted({engine.precision for engine in everything}))
+        raise BundleIncompatibleError(
+            f"bundle {bundle.path}: provider {provider.name} runs none of its engines, whose kernels for {found} are a "
+            "processor's; use provider cpu, or compile it with fp32 or fp16"
+        )
     return engines
 
 

@@ -2,7 +2,7 @@
 
 All bound runs of one engine share a context, and so one block of activations: they follow each other in one stream.
 Where TensorRT's work can be captured, each starts as a CUDA graph of its own, which keeps the addresses that it was
-captured with.
+captured with until the run is closed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BoundContext:
             raise BundleError(f"{where}: TensorRT opened no context; the GPU may have too little free memory")
         self._context: trt.IExecutionContext | None = context
         self.block = device.allocate(layout.bytes)
-        self._runs: list[BoundRun] = []
+        self._runs: set[BoundRun] = set()
 
     def bind(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> BoundRun:
         """A run from ``feeds`` into ``outputs``, which fit the layout."""
@@ -40,8 +40,12 @@ class BoundContext:
         addresses |= {name: array.address for name, array in (*feeds.items(), *outputs.items())}
         with self.device.lock:
             run = BoundRun(self, addresses)
-            self._runs.append(run)
+            self._runs.add(run)
         return run
+
+    def forget(self, run: BoundRun) -> None:
+        """Called by a run that was closed."""
+        self._runs.discard(run)
 
     def queue(self, addresses: Mapping[str, int], stream: Stream) -> bool:
         """Queues a run at ``addresses``; whether TensorRT took it. Raises BundleError once closed."""
@@ -59,9 +63,8 @@ class BoundContext:
         with self.device.lock:
             if self._context is not None:
                 self.device.wait()
-                for run in self._runs:
+                for run in tuple(self._runs):
                     run.close()
-                self._runs.clear()
                 self._context = None
                 self.device.free(self.block)
 
@@ -101,11 +104,17 @@ class BoundRun:
                 self._queue()
 
     def close(self) -> None:
-        """Frees its graph, which must not be running."""
-        self._closed = True
-        if self._graph is not None:
-            self._graph.close()
-            self._graph = None
+        """See ``DeviceCall.close``."""
+        device = self._context.device
+        with device.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._context.forget(self)
+            device.wait()  # its graph may be running
+            if self._graph is not None:
+                self._graph.close()
+                self._graph = None
 
     def _queue(self) -> None:
         if not self._context.queue(self._addresses, self._context.device.stream):

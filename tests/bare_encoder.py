@@ -30,7 +30,7 @@ class Encoder:
         attention = 4 * self.hidden * self.head_dim * heads
         return ParameterGroups(self.tables + self.fixed + attention + ffn, self.tables, ffn)
 
-    def weight_bytes(self, submodel: Submodel, small_tables: bool = True) -> int:
+    def weight_bytes(self, submodel: Submodel, on_cpu: bool = True) -> int:
         return 4 * self.parameters(submodel)
 
     def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:

@@ -9,6 +9,7 @@ from ..errors import SelectionError
 from ..profiles.device_profile import read_profile
 from ..profiles.probe_host import is_this_host
 from ..runtime.bundle import Bundle
+from ..runtime.engine_needs import engine_needs
 from ..runtime.feeds import random_feeds
 from ..runtime.manifest import EngineEntry
 from ..runtime.mapped_cache import drop_mapped, is_mapped
@@ -66,7 +67,7 @@ def bench_bundle(
     here = provider is None and is_this_host(profile)
     threads = threads_or_default(None)
     predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies} if here else {}
-    jobs = [(engine, residency) for engine in engines for residency in _residencies(engine, provider)]
+    jobs = [(engine, residency) for engine in engines for residency in _residencies(bundle, engine, provider)]
     rows = []
     for index, (engine, residency) in enumerate(jobs):
         progress("bench", index, len(jobs))
@@ -78,11 +79,13 @@ def bench_bundle(
     return BundleBench(str(bundle.path), profile.name, here, threads, tuple(rows))
 
 
-def _residencies(engine: EngineEntry, provider: Provider | None) -> Sequence[Residency]:
-    """A plan owns its weights on the GPU, however it was asked for."""
+def _residencies(bundle: Bundle, engine: EngineEntry, provider: Provider | None) -> Sequence[Residency]:
+    """Those that the runtime gives such an engine: a plan owns its weights on the GPU, and one of int4 a packed copy,
+    however they were asked for."""
     if provider is not None:
         return ("shared",) if provider.shares else ("packed",)
-    return RESIDENCIES if engine.backend == "onnxruntime" else ("packed",)
+    (need,) = engine_needs(bundle, [engine])
+    return RESIDENCIES if need.can_share else ("packed",)
 
 
 def _bench(

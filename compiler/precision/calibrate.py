@@ -126,7 +126,7 @@ def calibrate(
 
 def _counted(array: np.ndarray, counted: np.ndarray) -> np.ndarray:
     """The rows of ``array`` that stand for positions which count; all of one that has no row for each position."""
-    if array.shape[:2] == counted.shape:
+    if array.ndim > 2 and array.shape[:2] == counted.shape:
         chosen: np.ndarray = array[counted]
     else:
         chosen = array[counted.reshape(-1)] if array.shape[:1] == (counted.size,) else array

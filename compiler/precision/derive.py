@@ -51,7 +51,9 @@ def exit_heads(source: ModelSource, segment: int | None) -> frozenset[str]:
 
 def wide_products(template: Template) -> tuple[str, ...]:
     """The weights whose products stay in float32 though the template's precision is another."""
-    held = set(template.external) - template.tables.keys()
+    initializers = template.proto.graph.initializer
+    matrices = {t.name for t in initializers if t.data_type == t.FLOAT and len(t.dims) >= 2}  # those in the file too
+    held = matrices - template.tables.keys()
     read = (
         name for node in template.proto.graph.node if node.op_type in ("Gemm", "MatMul") for name in node.input[1:2]
     )

@@ -28,8 +28,9 @@ def is_twin(file: str) -> bool:
 
 
 def host_file(engine: EngineEntry) -> str:
-    """The file that this host runs in place of the engine's own."""
-    return engine.file.removesuffix(_GRAPH) + _TWIN if engine.precision == "bf16" else engine.file
+    """The file that this host runs in place of the engine's own; of a twin itself its own."""
+    is_own = engine.precision != "bf16" or is_twin(engine.file)
+    return engine.file if is_own else engine.file.removesuffix(_GRAPH) + _TWIN
 
 
 def on_host(bundle: Bundle) -> Bundle:
@@ -39,11 +40,8 @@ def on_host(bundle: Bundle) -> Bundle:
 
 
 def for_backend(bundle: Bundle, backend: Literal["onnxruntime", "tensorrt"]) -> Bundle:
-    """The inverse of ``on_host``: ``bundle`` with its engines as ``backend`` runs them."""
-    files = {
-        e.file: e.file.removesuffix(_TWIN) + _GRAPH if is_twin(e.file) else e.file for e in bundle.manifest.engines
-    }
-    engines = (replace(engine, backend=backend, file=files[engine.file]) for engine in bundle.manifest.engines)
+    """``bundle`` with its engines for ``backend``, as a device has them."""
+    engines = (replace(engine, backend=backend) for engine in bundle.manifest.engines)
     return replace(bundle, manifest=replace(bundle.manifest, engines=tuple(engines)))
 
 

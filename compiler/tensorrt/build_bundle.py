@@ -33,6 +33,7 @@ from ...runtime.plan_index import (
 from ...runtime.tensorrt_here import require_tensorrt
 from ...runtime.whole_file import write_whole
 from ..clock import Progress, silent
+from ..precision.host_graphs import host_bundle
 from .graphs import require_supported
 from .trtexec import profile_options
 
@@ -63,13 +64,14 @@ def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPla
 
     gpu, options = this_gpu(), profile_options(bundle.manifest)
     built: list[BuiltPlan] = []
-    for number, engine in enumerate(engines):
-        progress("plans", number, len(engines))
-        kept = _kept(bundle, engine, gpu, options)
-        entry = kept or _built(bundle, engine, gpu, options, progress)
-        if kept is None:
-            write_plans(bundle.path, with_plan(read_plans(bundle.path), entry))
-        built.append(BuiltPlan(engine.id, entry, kept is not None))
+    with host_bundle(bundle) as here:
+        for number, engine in enumerate(engines):
+            progress("plans", number, len(engines))
+            kept = _kept(bundle, engine, gpu, options)
+            entry = kept or _built(bundle, here, engine, gpu, options, progress)
+            if kept is None:
+                write_plans(bundle.path, with_plan(read_plans(bundle.path), entry))
+            built.append(BuiltPlan(engine.id, entry, kept is not None))
     progress("plans", len(engines), len(engines))
     return tuple(built)
 
@@ -95,7 +97,9 @@ def _kept(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOption
     return None
 
 
-def _built(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptions, progress: Progress) -> PlanEntry:
+def _built(
+    bundle: Bundle, here: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptions, progress: Progress
+) -> PlanEntry:
     from ...runtime.tensorrt_runner import TensorRTRunner
     from .build_plan import build_plan
     from .check_plan import check_plan
@@ -125,7 +129,7 @@ def _built(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptio
     )
     try:
         with TensorRTRunner(bundle, engine, plan=entry) as runner:
-            parity = check_plan(bundle, engine, runner)
+            parity = check_plan(here, engine, runner)
             layers = read_layers(runner.inspect())
             return replace(entry, activation_bytes=runner.activation_bytes, layers=layers.kinds, parity=parity)
     except BaseException:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
+from ...profiles.precision import Precision
 from ..bundle import Bundle
 from ..manifest import EngineEntry, SubmodelEntry
 from ..runner import runnable_engines
@@ -43,12 +44,15 @@ class SubmodelFigures:
 class Consistency:
     """What was compared: ``outputs`` by their role, at ``bucket``, on ``samples`` of the ``given`` different ones.
 
+    ``universal_precision`` is that of the universal model's engine, with which everything is compared: where it is not
+    fp32 the figures leave out what that precision itself has cost.
     ``positions`` is how many positions the figures per position rest on, None where outputs have none; ``truncated``
     counts texts that were cut to the bucket; ``data_sha256`` is of the samples used.
     """
 
     bundle: str
     universal: str
+    universal_precision: Precision
     bucket: Bucket
     outputs: Mapping[str, str]
     samples: int
@@ -97,6 +101,7 @@ def check_consistency(
     return Consistency(
         bundle=str(bundle.path),
         universal=universal.submodel,
+        universal_precision=universal.precision,
         bucket=universal.bucket,
         outputs={role: spec.name for role, spec in compared.items()},
         samples=samples.size,

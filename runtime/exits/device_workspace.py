@@ -8,6 +8,7 @@ entropies come back, since the host decides by them who leaves.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from math import prod
 from time import perf_counter
 from typing import cast
@@ -18,12 +19,11 @@ from ...elastic import Bucket
 from ..arrays import Array
 from ..device import Device, DeviceArray
 from ..manifest import ExitsEntry, SegmentEntry, TensorSpec
-from ..runner import DeviceRunner, Runner
+from ..runner import DeviceCall, DeviceRunner, Runner
 from .cover import Cover
 from .row_moves import Move, side_by_side, to_front
-from .workspace import Feeds, Step, put_rows
-
-_REMEMBERED = 512
+from .steps import Step, Steps
+from .workspace import Feeds, put_rows
 
 
 class DeviceWorkspace:
@@ -45,7 +45,7 @@ class DeviceWorkspace:
         self._blocks: list[int] = []
         self._staged: list[Array] = []
         self._pending = False
-        self._steps: dict[tuple[object, ...], Step] = {}
+        self._steps = Steps()
         self.open_ms = 0.0
         count = len(exits.segments)
         try:
@@ -85,14 +85,10 @@ class DeviceWorkspace:
         runner: Callable[[Bucket], Runner],
     ) -> Step:
         """See ``Workspace.step``; the last call waits for the answers."""
-        key = (index, cover, source, fetch_state)
-        step = self._steps.get(key)
-        if step is None:
-            step = self._bind(index, segment, cover, source, fetch_state, runner)
-            if len(self._steps) >= _REMEMBERED:
-                self._steps.clear()
-            self._steps[key] = step
-        return step
+        return self._steps.get(
+            (index, cover, source, fetch_state),
+            lambda: self._bind(index, segment, cover, source, fetch_state, runner),
+        )
 
     def keep(self, positions: Array, old: Cover, new: Cover, source: int) -> tuple[Array, int]:
         """See ``Workspace.keep``; nothing leaves the device."""
@@ -124,11 +120,11 @@ class DeviceWorkspace:
         return logits[exits, places], entropy[exits, places]
 
     def close(self) -> None:
-        """Frees all of it; no step may run afterwards."""
+        """Frees all of it, and what engines keep for it; no step may run afterwards."""
         device = self._device
         with device.lock:
             device.wait()
-            self._steps.clear()
+            self._steps.close()
             for address in self._blocks:
                 device.free(address)
             for staged in self._staged:
@@ -172,20 +168,22 @@ class DeviceWorkspace:
         state = next((spec for spec in segment.outputs if fetch_state and spec.name == exits.state_out), None)
         if state is not None:
             outputs[state.name] = DeviceArray(self._states[1 - source], state.dtype, state.shape(size))
-        calls: list[Callable[[], None]] = []
-        begin = 0
-        for bucket in cover.buckets:
-            end = begin + bucket.batch
-            started = perf_counter()
-            opened = cast(DeviceRunner, runner(bucket))  # the pool says of which engines it is one
-            calls.append(
-                opened.bind_device(
+        with ExitStack() as stack:
+            calls: list[DeviceCall] = []
+            begin = 0
+            for bucket in cover.buckets:
+                end = begin + bucket.batch
+                started = perf_counter()
+                opened = cast(DeviceRunner, runner(bucket))  # the pool says of which engines it is one
+                call = opened.bind_device(
                     {name: array.rows(begin, end) for name, array in feeds.items()},
                     {name: array.rows(begin, end) for name, array in outputs.items()},
                 )
-            )
-            self.open_ms += 1e3 * (perf_counter() - started)
-            begin = end
+                stack.callback(call.close)  # where the next engine cannot be opened
+                calls.append(call)
+                self.open_ms += 1e3 * (perf_counter() - started)
+                begin = end
+            stack.pop_all()
 
         def fetch() -> None:
             for array, kept in answers:
@@ -194,7 +192,8 @@ class DeviceWorkspace:
             self._pending = False
 
         logits, entropy = (kept for _, kept in answers)
-        return Step((*calls, fetch), logits, entropy, None if state is None else self._reader(outputs[state.name]))
+        read = None if state is None else self._reader(outputs[state.name])
+        return Step((*calls, fetch), logits, entropy, read, tuple(calls))
 
     def _fetched(self) -> zip[tuple[TensorSpec, Array]]:
         return zip(self._answer_specs, self._answers, strict=True)

@@ -8,7 +8,6 @@ that engines of any bucket read and write in place. The system gives pages only 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
 from time import perf_counter
 
@@ -20,23 +19,12 @@ from ..arrays import Array
 from ..manifest import ExitsEntry, SegmentEntry, TensorSpec
 from ..runner import Runner
 from .cover import Cover
+from .steps import Step, Steps
 
 # Inputs of a request by name.
 Feeds = Mapping[str, Array]
 
-_REMEMBERED = 512
 _LINE = 64
-
-
-@dataclass(frozen=True)
-class Step:
-    """One segment over one cover, ready to run: the calls in order, and what they write. ``logits`` [R, C],
-    ``entropy`` [R]; ``state`` gives the state [R, s, H], None where it is not fetched."""
-
-    calls: tuple[Callable[[], None], ...]
-    logits: Array
-    entropy: Array
-    state: Callable[[], Array] | None
 
 
 class Workspace:
@@ -56,7 +44,7 @@ class Workspace:
         count = len(exits.segments)
         self._answers = tuple(_flat(spec, most, count).reshape(count, *spec.shape(most)) for spec in self._answer_specs)
         self._filled: dict[tuple[int, int], tuple[Array, ...]] = {}
-        self._steps: dict[tuple[object, ...], Step] = {}
+        self._steps = Steps()
         self.open_ms = 0.0
 
     def fill(self, feeds: Feeds, cover: Cover) -> None:
@@ -85,14 +73,10 @@ class Workspace:
 
         Engines are bound when a step is first asked for; the time that opening them took is added to ``open_ms``.
         """
-        key = (index, cover, source, fetch_state)
-        step = self._steps.get(key)
-        if step is None:
-            step = self._bind(index, segment, cover, source, fetch_state, runner)
-            if len(self._steps) >= _REMEMBERED:
-                self._steps.clear()
-            self._steps[key] = step
-        return step
+        return self._steps.get(
+            (index, cover, source, fetch_state),
+            lambda: self._bind(index, segment, cover, source, fetch_state, runner),
+        )
 
     def keep(self, positions: Array, old: Cover, new: Cover, source: int) -> tuple[Array, int]:
         """Moves the rows at ``positions`` (int64, rising) of state ``source``, laid out as ``old``, to the front of

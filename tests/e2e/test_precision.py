@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from nestforge.compiler import compile as compile_module
+from nestforge.compiler import store
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.precision import cpu_kernels
 from nestforge.compiler.precision.host_graphs import host_bundle
 from nestforge.compiler.tensorrt.check_plan import check_plan
 from nestforge.compiler.verify import verify_bundle
-from nestforge.errors import BuildError, ParityError
+from nestforge.errors import BuildError, ParityError, PlanError
+from nestforge.exporters.source import ModelSource
 from nestforge.profiles.load_profile import dump_profile
 from nestforge.runtime.bundle import open_bundle
 from nestforge.runtime.manifest import WEIGHTS_NAME
@@ -93,7 +98,7 @@ def test_bfloat16_is_proven_by_its_twin_which_is_not_published(tmp_path: Path, w
     report = verify_bundle(bundle.path, wide)
     assert report, [verdict.problem for verdict in report.engines]
     with host_bundle(bundle) as here, OnnxRuntimeRunner(here, here.manifest.engines[0], "shared", 1) as plan:
-        assert check_plan(bundle, bundle.manifest.engines[0], plan).max_abs == 0, "plans are checked against the twin"
+        assert check_plan(here, bundle.manifest.engines[0], plan).max_abs == 0, "plans are checked against the twin"
 
 
 def test_int8_for_tensorrt_is_standard_quantisation(tmp_path: Path, wide: Path, text: Path) -> None:
@@ -137,21 +142,77 @@ def test_int8_asks_for_examples_before_any_work(tmp_path: Path, wide: Path) -> N
 def test_a_value_beyond_float16_is_named(tmp_path: Path) -> None:
     folder = save_tiniest(tmp_path / "model")
     scale_weights(folder, "encoder.layer.1.intermediate.dense.weight", 1e7)
-    with pytest.raises(BuildError, match=r"^precision fp16: .*reaches .*, and a float16 ends at 65504; use bf16"):
+    with pytest.raises(
+        BuildError, match=r"^precision fp16: .*reaches .*, and a float16 ends at 65504; use fp32, or for T"
+    ):
         compiled(folder, tmp_path / "b", "fp16")
     assert not (tmp_path / "b").exists()
 
 
-def test_a_damaged_scale_fails_the_gate(tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gate of a precision can fail: scales that are twice what they should be."""
-    from nestforge.compiler import store
-
+def test_a_wrong_scale_of_weights_fails_the_gate(tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = store.encode
     monkeypatch.setattr(
         store, "encode", lambda array, name: honest(array, name) * (np.float32(2) if name.endswith("-scale") else 1)
     )
-    with pytest.raises(ParityError, match=r"cosine 0\.\d+; allowed .*first to diverge"):
+    message = r"without the rounding of activations: .*first to diverge: embeddings"
+    with pytest.raises(ParityError, match=message):
         compiled(wide, tmp_path / "b", "int8-dynamic")
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-dynamic", "int4"])
+def test_a_dropped_bias_fails_the_gate_though_the_angle_hardly_changes(
+    tmp_path: Path, wide: Path, text: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less than the rounding of activations moves an answer by, and found all the same, in the module that has it."""
+    weight = "encoder.layer.1.intermediate.dense.weight"
+    for name in ("_integer_product", "_blocked_product"):
+        honest = getattr(cpu_kernels, name)
+
+        def without_bias(edit: Any, product: Any, *rest: Any, honest: Any = honest) -> None:
+            honest(edit, replace(product, bias=None) if product.weight == weight else product, *rest)
+
+        monkeypatch.setattr(cpu_kernels, name, without_bias)
+    message = r"without the rounding of activations: .*first to diverge: encoder\.layer\.1\.intermediate\.dense"
+    with pytest.raises(ParityError, match=message):
+        compiled(wide, tmp_path / "b", precision, text=text)
+
+
+def test_a_memory_budget_is_kept_by_what_was_built(tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes in other precisions are planned by an estimate; one that is far too low does not get through."""
+    honest = ModelSource.weight_bytes
+    monkeypatch.setattr(ModelSource, "weight_bytes", lambda self, submodel, on_cpu=True: honest(self, submodel) // 2)
+    profile = board(precision="int8-dynamic", buckets=["2x8"], budgets={"tight": {"memory_mb": 0.07}})
+    with pytest.raises(
+        PlanError, match=r"^budget 'tight': .* MB as it was built, more than the 0\.07 MB allowed; 0\.0"
+    ):
+        compile_bundle(wide, profile, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_published_slice_is_one_in_the_widest_precision(tmp_path: Path, wide: Path) -> None:
+    bundle = open_bundle(compiled(wide, tmp_path / "b", "fp32", "int8-dynamic", slices=[wide], include="budgets"))
+    assert any(submodel.id.endswith("bits32") for submodel in bundle.manifest.submodels)
+
+
+def test_a_compile_in_bfloat16_goes_on_wherever_it_was_stopped(
+    tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twins are gone by then, and are made again."""
+    honest, calls = compile_module.write_build_record, []
+
+    def stop_at_the_last(*arguments: Any) -> None:
+        calls.append(arguments)
+        honest(*arguments)
+        if len(calls) == 2:
+            compile_module._remove_twins(arguments[0])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(compile_module, "write_build_record", stop_at_the_last)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(wide, tmp_path / "b", "bf16", backend="tensorrt")
+    resumed = compiled(wide, tmp_path / "b", "bf16", backend="tensorrt")
+    assert not list(resumed.glob("*twin*"))
+    assert verify_bundle(resumed, wide)
 
 
 @pytest.mark.parametrize(

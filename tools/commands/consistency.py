@@ -58,10 +58,11 @@ def _print(found: Consistency) -> None:
 
     given = f"{found.samples}" if found.samples == found.given else f"{found.samples} of {found.given}, spread over all"
     cut = f", {found.truncated} cut to {found.bucket.sequence} tokens" if found.truncated else ""
+    exact = found.universal_precision == "fp32"
     print_facts(
         [
             ("bundle", found.bundle),
-            ("universal", found.universal),
+            ("universal", found.universal if exact else f"{found.universal} ({found.universal_precision})"),
             ("compared", ", ".join(f"output {name} as {role}" for role, name in found.outputs.items())),
             ("samples", f"{given}{cut}"),
             *([("positions", str(found.positions))] if found.positions is not None else []),
@@ -85,3 +86,6 @@ def _print(found: Consistency) -> None:
     click.echo()
     for name in names:
         click.echo(f"{FIGURES[name].heading}: {FIGURES[name].meaning}")
+    if not exact:
+        precision = found.universal_precision
+        click.echo(f"\nnote: figures are against the universal model in {precision}, not in float32")

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from ...elastic import Axis, Bucket
 from ...profiles.load_profile import load_profile
+from ...profiles.precision import Precision
 from ...profiles.probe_host import HOST_PROFILE_NAME
 from ...runtime.bundle import open_bundle
 from ...runtime.manifest import MANIFEST_NAME
@@ -51,7 +52,7 @@ class LevelView:
 @dataclass(frozen=True)
 class ModelView:
     """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks, and
-    ``forms`` are those that a compile for it takes."""
+    ``forms`` are those that a compile for it takes. Of several ``precisions`` the levels are in the widest."""
 
     kind: str
     name: str
@@ -60,6 +61,7 @@ class ModelView:
     trained_nested: bool
     profile: str
     width_multiple: int
+    precisions: tuple[Precision, ...]
     axes: tuple[Axis, ...]
     levels: tuple[LevelView, ...]
     forms: tuple[FormView, ...]
@@ -123,6 +125,7 @@ def view_model(
     with working():  # the first use of host-cpu measures this host
         device = load_profile(profile)
     device = replace(device, buckets=source.signature.buckets(buckets, device.buckets))
+    source = replace(source, precisions=device.precisions)
     shapes, steps = device.buckets, levels(source.spec, fractions or device.levels, device.width_multiple)
     views = [
         LevelView(
@@ -131,7 +134,7 @@ def view_model(
             parameters=groups.total,
             non_embedding=groups.non_embedding,
             ffn=groups.ffn,
-            weight_bytes=source.weight_bytes(level.submodel),
+            weight_bytes=source.weight_bytes(level.submodel, small_tables=device.backend == "onnxruntime"),
             flops={
                 b.label: sum(op.flops for op in formed_workload(source, level.submodel, level.submodel.at(b), device))
                 for b in shapes
@@ -151,6 +154,7 @@ def view_model(
         trained_nested=spec.trained_nested,
         profile=device.name,
         width_multiple=device.width_multiple,
+        precisions=device.precisions,
         axes=spec.axes,
         levels=tuple(views),
         forms=form_views(source, [level.submodel for level in steps], device),
@@ -164,6 +168,7 @@ def _print_model(view: ModelView) -> None:
             ("axes", describe_axes(view.axes)),
             ("trained nested", "yes" if view.trained_nested else "no: a compile ranks its axes"),
             ("levels for", f"{view.profile}, widths in multiples of {view.width_multiple}"),
+            ("precision", ", ".join(view.precisions)),
             *form_facts(view.forms),
         ]
     )

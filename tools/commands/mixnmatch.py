@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...profiles.load_profile import load_profile
+from ...profiles.precision import BITS_OF
 from ..console import print_facts, print_json, print_table, working
 from ..options import BudgetType, json_option, levels_option, model_argument, profile_option
 
@@ -68,6 +69,9 @@ def command(
         device = load_profile(profile)
         shapes = source.signature.buckets(None, device.buckets)
         device = replace(device, levels=dict(levels) or device.levels, buckets=shapes, budgets=dict([budget]))
+        # Losses are PyTorch's in float32: of several precisions one, so that each submodel stands there once.
+        device = replace(device, precisions=(max(device.precisions, key=BITS_OF.__getitem__),))
+        source = replace(source, precisions=device.precisions)
         steps = make_levels(source.spec, device.levels, device.width_multiple)
         compared = compare_assignments(
             source, device, steps, text, evaluations=evaluations, seed=seed, progress=progress

@@ -102,13 +102,20 @@ def command(
     if as_json:
         print_json({**unstructure(made), "forms": unstructure(forms_got)})
     else:
-        _print_plan(made, forms_got)
+        _print_plan(made, forms_got, device.precisions)
 
 
-def _print_plan(plan: Plan, forms: tuple[FormView, ...]) -> None:
+def _print_plan(plan: Plan, forms: tuple[FormView, ...], precisions: tuple[Precision, ...]) -> None:
     at = plan.budget_bucket
-    facts = [("model", plan.model), ("profile", plan.profile), ("limits hold at", f"{at.batch}x{at.sequence}")]
-    print_facts([*facts, *form_facts(forms)])
+    print_facts(
+        [
+            ("model", plan.model),
+            ("profile", plan.profile),
+            ("precision", ", ".join(precisions)),
+            ("limits hold at", f"{at.batch}x{at.sequence}"),
+            *form_facts(forms),
+        ]
+    )
     click.echo()
     verdicts = {
         budget.name: {budget.submodel: "chosen"} | {rejection.submodel: "no" for rejection in budget.rejected}

@@ -9,6 +9,7 @@ from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.divergence import first_divergence
 from nestforge.compiler.parity import tolerance_for
 from nestforge.compiler.reference import pass_of
+from nestforge.compiler.template import emit
 from nestforge.elastic import Submodel
 from nestforge.runtime.manifest import WEIGHTS_NAME
 from tiny_compile import BUCKET
@@ -16,10 +17,10 @@ from tiny_compile import BUCKET
 
 def diverges_at(builder: EngineBuilder, submodel: Submodel, case: int = 0) -> str:
     module = builder.universal.narrow(submodel)
+    template = builder.templates.of(builder.universal.spec.universal(), BUCKET)
     return first_divergence(
-        builder.templates.of(builder.universal.spec.universal(), BUCKET),
-        builder.store,
-        submodel,
+        emit(template, builder.store, submodel),
+        template.module_outputs,
         module,
         builder.cases[BUCKET][case].feeds,
         tolerance_for("fp32", 2),
@@ -83,10 +84,10 @@ def test_the_reference_is_left_as_it_was(builder: EngineBuilder, tmp_path: Path)
     submodel = builder.universal.spec.parse("ffn16-heads1")
     module = builder.universal.narrow(submodel)
     feeds = builder.cases[BUCKET][0].feeds
+    template = builder.templates.of(builder.universal.spec.universal(), BUCKET)
     first_divergence(
-        builder.templates.of(builder.universal.spec.universal(), BUCKET),
-        builder.store,
-        submodel,
+        emit(template, builder.store, submodel),
+        template.module_outputs,
         module,
         feeds,
         tolerance_for("fp32", 2),

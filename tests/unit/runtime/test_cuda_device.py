@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,35 @@ def test_one_device_serves_the_process_until_its_last_user_leaves(world: World) 
     assert list(world.allocated.values()) == ["stream"]
     second.release()
     assert not world.allocated
+
+
+def test_nobody_waits_for_the_stream_while_another_thread_holds_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever captures in the stream holds the lock, and a wait in between would break the capture."""
+    from nestforge.runtime.cuda_device import take_cuda_device
+
+    device = take_cuda_device()
+    took: list[bool] = []
+
+    def try_lock() -> None:
+        took.append(device.lock.acquire(blocking=False))
+
+    def wait() -> None:
+        other = threading.Thread(target=try_lock)
+        other.start()
+        other.join()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.stream, "wait", wait)
+        device.wait()
+        with device.lock:  # again by who holds it
+            device.wait()
+    assert took == [False, False]
+    try_lock()
+    assert took == [False, False, True]
+    device.lock.release()
+    device.release()
 
 
 def test_weights_that_do_not_fit_are_one_line(world: World, tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_tensorrt_inside_onnx_runtime_keeps_what_it_builds(
     pytest.importorskip("cuda.bindings.runtime")
     wheel(monkeypatch, *GPU)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
     tensorrt = provider_named("tensorrt")
     assert tensorrt is not None
     assert (tensorrt.chain, tensorrt.shares) == (GPU[:2], False)
@@ -92,6 +93,8 @@ def test_tensorrt_inside_onnx_runtime_keeps_what_it_builds(
     assert folder is not None
     assert folder.is_dir()
     assert folder.stat().st_mode & 0o77 == 0
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")  # what was built with TF32 must not serve without
+    assert tensorrt.cache_folder(bundle, bundle.manifest.engines[0]) not in folders
     first, second = tensorrt.options(Gpu(), True, folder)
     assert first["trt_engine_cache_path"] == str(folder)
     assert first["trt_cuda_graph_enable"] == "1"

@@ -188,6 +188,8 @@ class Recorded(GpuSession):
         self.opened.append(options[0])
         if options[0]["enable_cuda_graph"] == "1" and self.refuses == "open":
             raise BundleIncompatibleError(f"{path}: This session cannot use the graph capture feature")
+        if self.refuses == "memory":
+            raise BundleIncompatibleError(f"{path}: CUDA failure 2: out of memory")
         super().__init__(path, provider, HostDevice(), {n: replace(v, kind="cpu") for n, v in views.items()}, [{}])
         inner, refuses = self.session, self.refuses
 
@@ -198,11 +200,16 @@ class Recorded(GpuSession):
             def __getattr__(self, name: str) -> Any:
                 return getattr(inner, name)
 
+            def release_captured_graph(self, number: int) -> None:
+                self.graphs.append(f"release {number}")
+
             def run_with_iobinding(self, binding: Any, run: Any) -> None:
                 number = run.get_run_config_entry("gpu_graph_id") if options[0]["enable_cuda_graph"] == "1" else "none"
                 self.graphs.append(number)
                 if number != "none" and refuses == "run":
                     raise RuntimeError("CUDA failure 900: operation not permitted when stream is capturing")
+                if refuses == "memory in the first run":
+                    raise RuntimeError("Failed to allocate memory for requested buffer of size 99")
                 assert run.get_run_config_entry("disable_synchronize_execution_providers") == "1"
                 inner.run_with_iobinding(binding, run)
 
@@ -213,18 +220,30 @@ class Gpu(HostDevice):
     kind = "cuda"
 
 
-@pytest.mark.parametrize(("refuses", "captured"), [("", True), ("open", False), ("run", False)])
+def gpu_provider(gpu: Gpu) -> Any:
+    return replace(host_provider(gpu), options=lambda _, capture, __: [{"enable_cuda_graph": str(int(capture))}])
+
+
+REFUSALS = {
+    "": None,
+    "open": "This session cannot use the graph capture feature",
+    "run": "CUDA failure 900: operation not permitted when stream is capturing",
+}
+
+
+@pytest.mark.parametrize("refuses", REFUSALS)
 def test_runs_are_captured_where_onnx_runtime_captures_them(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, refuses: str, captured: bool
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, refuses: str
 ) -> None:
     session = type("Session", (Recorded,), {"refuses": refuses, "opened": []})
     monkeypatch.setattr(module, "GpuSession", session)
-    gpu = Gpu()
-    provider = replace(host_provider(gpu), options=lambda _, capture, __: [{"enable_cuda_graph": str(int(capture))}])
+    gpu, captured = Gpu(), not refuses
+    provider = gpu_provider(gpu)
     engine = bundle.manifest.engines[0]
     feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
     with OnnxRuntimeGpuRunner(bundle, engine, provider) as runner, runner_for(bundle, engine, "shared", 1) as known:
         assert runner.is_captured is captured
+        assert (runner.capture_refusal or "None").endswith(str(REFUSALS[refuses]))
         for mine, theirs in zip(runner.run(feeds), known.run(feeds), strict=True):
             np.testing.assert_array_equal(mine, theirs)
         assert runner._session is not None
@@ -233,23 +252,46 @@ def test_runs_are_captured_where_onnx_runtime_captures_them(
         for name, array in feeds.items():
             gpu.to_device(arrays[name].address, array)
         total = DeviceArray(gpu.allocate(64), "float32", (1, 16))
-        runner.bind_device(arrays, {"total": total})()  # a graph of its own, for it has addresses of its own
-        assert runner._session.session.graphs[2:] == (["2"] if captured else ["none"])
+        call = runner.bind_device(arrays, {"total": total})  # a graph of its own, for it has addresses of its own
+        call()
+        call.close()
+        assert runner._session.session.graphs[2:] == (["2", "release 2"] if captured else ["none"])
         for array in (*arrays.values(), total):
             gpu.free(array.address)
     assert [options["enable_cuda_graph"] for options in session.opened] == (["1"] if captured else ["1", "0"])
     assert gpu.allocated_bytes == 0
 
 
-def test_a_failure_of_cuda_is_no_fault_of_the_input(bundle: Bundle, device: HostDevice) -> None:
+@pytest.mark.parametrize("refuses", ["memory", "memory in the first run"])
+def test_too_little_memory_is_no_reason_to_open_an_engine_without_a_graph(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    session = type("Session", (Recorded,), {"refuses": refuses, "opened": []})
+    monkeypatch.setattr(module, "GpuSession", session)
+    gpu = Gpu()
+    with pytest.raises(BundleIncompatibleError, match=r"out of memory$|Failed to allocate memory for .* size 99$"):
+        OnnxRuntimeGpuRunner(bundle, bundle.manifest.engines[0], gpu_provider(gpu)).__enter__()
+    assert len(session.opened) == 1
+    assert gpu.allocated_bytes == 0
+
+
+def test_a_runner_forgets_calls_that_were_closed(bundle: Bundle, device: HostDevice) -> None:
     engine = bundle.manifest.engines[0]
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    arrays = {n: DeviceArray(device.allocate(a.nbytes), str(a.dtype), a.shape) for n, a in feeds.items()}
+    for name, array in feeds.items():
+        device.to_device(arrays[name].address, array)
+    total = {"total": DeviceArray(device.allocate(64), "float32", (1, 16))}
     with runner_of(bundle, engine, device) as runner:
-
-        class Broken:
-            def run_with_iobinding(self, *_: object) -> None:
-                raise RuntimeError("CUDA failure 700: an illegal memory access was encountered\nmore")
-
-        assert runner._session is not None
-        runner._session.session = Broken()
-        with pytest.raises(BundleError, match=r"^engine ffn16@b1-s8: CUDA failure 700: an illegal memory access was e"):
-            runner.run(random_feeds(bundle.manifest.inputs, engine.bucket))
+        first = runner.bind_device(arrays, total)
+        kept = len(runner._bound)
+        for _ in range(5):
+            call = runner.bind_device(arrays, total)
+            assert len(runner._bound) == kept + 1
+            call.close()
+            assert len(runner._bound) == kept
+        with pytest.raises(BundleError, match=r"^engine ffn16@b1-s8: not open"):
+            call()
+        first()
+    assert not runner._bound
+    first.close()

@@ -72,5 +72,38 @@ def test_a_run_reads_and_writes_where_it_was_bound(bundle: Bundle, world: World,
             runner.bind_device({}, {})
     with pytest.raises(BundleError, match=r"^engine ffn16@b2-s16: not open; run it inside its `with` block$"):
         bound[0][0]()
+    bound[0][0].close()
     with pytest.raises(BundleError, match="not open"):
         _ = runner.device
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_closed_run_gives_its_graph_back(
+    bundle: Bundle, world: World, monkeypatch: pytest.MonkeyPatch, captures: bool
+) -> None:
+    from nestforge.runtime.cuda_memory import Graph
+    from nestforge.runtime.tensorrt_runner import TensorRTRunner
+
+    freed: list[Graph] = []
+    close = Graph.close
+    monkeypatch.setattr(Graph, "close", lambda graph: (freed.append(graph), close(graph)))
+    world.captures = captures
+    engine = bundle.manifest.engines[1]
+    with TensorRTRunner(bundle, engine) as runner:
+        feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+        arrays = {name: on_device(runner.device, array) for name, array in feeds.items()}
+        first = runner.bind_device(arrays, {})
+        for number in range(1, 4):
+            run = runner.bind_device(arrays, {})
+            run()
+            run.close()
+            run.close()
+            assert runner._bound is not None
+            assert runner._bound._runs == {first}
+            assert len(freed) == captures * number
+            with pytest.raises(BundleError, match="not open"):
+                run()
+        first()
+        for array in arrays.values():
+            runner.device.free(array.address)
+    assert not world.allocated

@@ -32,7 +32,7 @@ def test_engines_go_to_the_host_and_back(bundle: Bundle) -> None:
         ("onnxruntime", "b.b1-s8.twin.onnx"),
     ]
     assert {e.id for e in here.manifest.engines} == {e.id for e in bundle.manifest.engines}
-    assert for_backend(here, "tensorrt").manifest == bundle.manifest
+    assert for_backend(bundle, "onnxruntime").manifest.engines[1].file == "b.b1-s8.onnx", "a device has no twins"
 
 
 def test_a_bundle_without_bfloat16_is_not_copied(bundle: Bundle) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from nestforge.errors import BundleError
 from nestforge.runtime.bundle import Bundle, open_bundle
 from nestforge.runtime.device import HostDevice
 from nestforge.runtime.engine_pool import EnginePool
+from nestforge.runtime.exits import steps
 from nestforge.runtime.exits.chain import ExitChain, SegmentRun
 from nestforge.runtime.exits.cover import Cover
 from nestforge.runtime.exits.device_workspace import DeviceWorkspace
@@ -78,6 +80,75 @@ def test_it_answers_as_the_ordinary_chain_does(
     assert resident.buckets == ordinary.buckets
     assert seen[0] == seen[1]
     assert len(seen[0]) == (max(ordinary.index) + 1 if watched else 0)
+
+
+def test_what_engines_keep_for_a_chain_is_bounded(
+    exits_bundle: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More requests at once than workspaces are kept make their own, whose bindings go with them."""
+    pool = pool_of(open_bundle(exits_bundle), device)
+    chain = ExitChain(pool._bundle, "depth4", pool, ())
+
+    def bindings() -> int:
+        return sum(len(runner._bound) for runner in pool._open.values())  # type: ignore[attr-defined]
+
+    def ask(seed: int) -> None:
+        chain.run(requests([3, 8], seed=seed), ExitPolicy((-1.0, -1.0), "<="))
+
+    ask(0)
+    once, engines = bindings(), len(pool._open)
+    assert once > engines  # every engine has one of its own
+    for seed in range(20):
+        ask(seed)
+    assert bindings() == once
+    monkeypatch.setattr(chain, "_kept", 0)
+    for seed in range(20):  # the first of them still uses the workspace that was kept
+        ask(seed)
+        assert bindings() == engines
+    pool.close()
+    chain.release()
+
+
+def test_steps_that_make_room_take_their_bindings_with_them(
+    exits_bundle: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "_REMEMBERED", 4)
+    bundle = open_bundle(exits_bundle)
+    pools = pool_of(bundle, None), pool_of(bundle, device)
+    ordinary, resident = (ExitChain(bundle, "depth4", pool, ()) for pool in pools)
+    for seed in range(30):
+        feeds = requests([1 + seed % 16] * (1 + seed % 8), seed=seed)
+        mine, known = (chain.run(feeds, ExitPolicy((0.25, 0.5), "<=")) for chain in (resident, ordinary))
+        np.testing.assert_array_equal(mine.logits, known.logits)
+        bound = sum(len(runner._bound) - 1 for runner in pools[1]._open.values())  # type: ignore[attr-defined]
+        remembered = resident._idle[0]._steps._known.values()
+        assert len(remembered) <= 4
+        assert bound == sum(len(step.bound) for step in remembered)
+    for pool, chain in zip(pools, (ordinary, resident), strict=True):
+        pool.close()
+        chain.release()
+
+
+def test_a_step_of_which_one_engine_cannot_be_opened_keeps_none() -> None:
+    closed: list[str] = []
+
+    class Opened:
+        def bind_device(self, *_: object) -> Any:
+            return SimpleNamespace(close=lambda: closed.append("close"))
+
+    def runner(bucket: Bucket) -> Any:
+        if bucket.batch == 1:
+            raise BundleError("no memory")
+        return Opened()
+
+    exits, device = exits_entry(), HostDevice()
+    workspace = DeviceWorkspace(exits, 4, 8, device)
+    cover = Cover((Bucket(2, 8), Bucket(1, 8)), 1.0)
+    with pytest.raises(BundleError, match="no memory"):
+        workspace.step(0, exits.segments[0], cover, 0, False, runner)
+    assert closed == ["close"]
+    workspace.close()
+    assert device.allocated_bytes == 0
 
 
 class Watched(HostDevice):

@@ -1,0 +1,50 @@
+"""The steps of a workspace: engines bound to its buffers, once for each cover that a segment has met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from ..arrays import Array
+from ..runner import DeviceCall
+
+_REMEMBERED = 512
+
+
+@dataclass(frozen=True)
+class Step:
+    """One segment over one cover, ready to run: the calls in order, and what they write. ``logits`` [R, C],
+    ``entropy`` [R]; ``state`` gives the state [R, s, H], None where it is not fetched. ``bound`` are those of the calls
+    that keep something on a device."""
+
+    calls: tuple[Callable[[], None], ...]
+    logits: Array
+    entropy: Array
+    state: Callable[[], Array] | None
+    bound: tuple[DeviceCall, ...] = ()
+
+    def close(self) -> None:
+        """Gives back what the calls keep; none may be made afterwards."""
+        for call in self.bound:
+            call.close()
+
+
+class Steps:
+    """Steps by what they depend on, a bounded number of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Step] = {}
+
+    def get(self, key: Hashable, bind: Callable[[], Step]) -> Step:
+        """The step for ``key``, made by ``bind`` when it is first asked for; others may be closed for it."""
+        step = self._known.get(key)
+        if step is None:
+            if len(self._known) >= _REMEMBERED:
+                self.close()
+            step = self._known[key] = bind()
+        return step
+
+    def close(self) -> None:
+        """Closes and forgets all of them."""
+        while self._known:
+            self._known.popitem()[1].close()

@@ -1,0 +1,68 @@
+"""Runs of a session on memory of its caller's on the device: queued in its stream, and waited for by nobody here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnxruntime
+
+from ..errors import BundleError, InputError
+from .device import Device
+from .onnxruntime_gpu_session import GpuSession, first_line, is_ort_error
+
+
+class BoundRun:
+    """A call that queues one run on bound memory; with ``graph``, the number of one, as a CUDA graph of its own.
+
+    ``forget`` is told when it is closed.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        device: Device,
+        session: GpuSession,
+        binding: Any,
+        graph: int | None,
+        forget: Callable[[BoundRun], None],
+    ) -> None:
+        self._where, self._device, self._graph, self._forget = where, device, graph, forget
+        self._session: GpuSession | None = session
+        self._binding: Any = binding
+        self._options = onnxruntime.RunOptions()
+        # The stream is ours, and whoever reads the outputs waits for it.
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        if graph is not None:
+            self._options.add_run_config_entry("gpu_graph_id", str(graph))
+
+    def __call__(self) -> None:
+        """Raises BundleError where the GPU fails or once closed, InputError where the processor refuses the values."""
+        with self._device.lock:
+            session = self._session
+            if session is None:
+                raise BundleError(f"{self._where}: not open; run it inside its `with` block")
+            try:
+                session.session.run_with_iobinding(self._binding, self._options)
+            except Exception as failure:
+                if not is_ort_error(failure):
+                    raise
+                # Shapes and types have been checked, and kernels of a GPU do not look at values.
+                error = BundleError if self._device.kind == "cuda" else InputError
+                raise error(f"{self._where}: {first_line(failure)}") from failure
+
+    def close(self) -> None:
+        """See ``DeviceCall.close``."""
+        with self._device.lock:
+            session = self._session
+            if session is None:
+                return
+            self.drop()
+            self._forget(self)
+            self._device.wait()  # its graph may be running
+            if self._graph is not None:
+                session.session.release_captured_graph(self._graph)
+
+    def drop(self) -> None:
+        """Lets go of the session, which is about to close with all its graphs."""
+        self._session = self._binding = None

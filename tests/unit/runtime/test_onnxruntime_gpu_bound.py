@@ -1,0 +1,80 @@
+"""Bound runs on sessions that say what they are asked; nothing here ran on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from nestforge.errors import BundleError, InputError
+from nestforge.runtime.device import HostDevice
+from nestforge.runtime.onnxruntime_gpu_bound import BoundRun
+
+
+class Gpu(HostDevice):
+    kind = "cuda"
+
+
+class Session:
+    """``calls`` are what it was asked, waits of the device included."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.calls: list[str] = []
+        self.failure = failure
+        self.session = self
+
+    def run_with_iobinding(self, _binding: object, options: Any) -> None:
+        assert options.get_run_config_entry("disable_synchronize_execution_providers") == "1"
+        self.calls.append("run")
+        if self.failure is not None:
+            raise self.failure
+
+    def release_captured_graph(self, number: int) -> None:
+        self.calls.append(f"release {number}")
+
+
+def bound_to(session: Session, device: HostDevice, graph: int | None = None) -> tuple[BoundRun, list[BoundRun]]:
+    """The run, and those that were closed."""
+    closed: list[BoundRun] = []
+    anything: Any = session
+    return BoundRun("engine e", device, anything, object(), graph, closed.append), closed
+
+
+@pytest.mark.parametrize("reason", ["CUBLAS failure 14: CUBLAS_STATUS_INTERNAL_ERROR", "Failed to run node 3"])
+def test_failures_on_a_gpu_are_no_fault_of_the_input(reason: str) -> None:
+    run, _ = bound_to(Session(RuntimeError(f"{reason}\nmore")), Gpu())
+    with pytest.raises(BundleError, match=f"^engine e: {reason}$"):
+        run()
+    run, _ = bound_to(Session(RuntimeError(reason)), HostDevice())  # the processor looks at values
+    with pytest.raises(InputError, match=f"^engine e: {reason}$"):
+        run()
+    run, _ = bound_to(Session(ValueError(reason)), Gpu())  # not of ONNX Runtime
+    with pytest.raises(ValueError, match=reason):
+        run()
+
+
+@pytest.mark.parametrize(("graph", "released"), [(7, ["release 7"]), (None, [])])
+def test_a_closed_run_gives_its_graph_back_once_what_is_queued_is_done(graph: int | None, released: list[str]) -> None:
+    session = Session()
+
+    class Waiting(Gpu):
+        def wait(self) -> None:
+            session.calls.append("wait")
+
+    run, closed = bound_to(session, Waiting(), graph)
+    run()
+    run.close()
+    run.close()
+    assert closed == [run]
+    assert session.calls == ["run", "wait", *released]
+    with pytest.raises(BundleError, match="not open"):
+        run()
+
+
+def test_a_run_whose_session_closes_leaves_its_graph_to_it() -> None:
+    session = Session()
+    run, closed = bound_to(session, Gpu(), 7)
+    run.drop()
+    run.close()
+    assert (session.calls, closed) == ([], [])
+    with pytest.raises(BundleError, match="not open"):
+        run()
