@@ -99,8 +99,8 @@ class EngineBuilder:
         if problem and any(value < axis.size for axis, value in submodel.values if axis.choices is None):
             if template.precision in INTEGERS:
                 raise BuildError(
-                    f"engine {name}: {template.precision} is for models that are sliced as graphs, and this one is not: "
-                    f"{problem}; choose fp32, fp16 or bf16"
+                    f"engine {name}: {template.precision} is for models that are sliced as graphs, and this one is not "
+                    f"({problem}); choose fp32, fp16 or bf16"
                 )
             template, emitted = self.templates.traced(submodel, bucket, segment), "traced"
         graph = emit(template, self.store, submodel)

@@ -134,7 +134,7 @@ def view_model(
             parameters=groups.total,
             non_embedding=groups.non_embedding,
             ffn=groups.ffn,
-            weight_bytes=source.weight_bytes(level.submodel, small_tables=device.backend == "onnxruntime"),
+            weight_bytes=source.weight_bytes(level.submodel, on_cpu=device.backend == "onnxruntime"),
             flops={
                 b.label: sum(op.flops for op in formed_workload(source, level.submodel, level.submodel.at(b), device))
                 for b in shapes

@@ -14,7 +14,7 @@ from nestforge.compiler import build_engine as module
 from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.template import emit
 from nestforge.elastic import ElasticSpec
-from nestforge.errors import ParityError
+from nestforge.errors import BuildError, ParityError
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.manifest import WEIGHTS_NAME
@@ -162,6 +162,18 @@ def test_what_the_slicer_does_not_understand_is_traced_and_says_so(builder: Engi
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     assert shapes["encoder.layer.0.intermediate.dense.weight"] == (8, 16)
     assert shapes["encoder.layer.1.output.dense.weight.T"] == (24, 16)
+
+
+def test_integers_are_refused_where_a_submodel_would_be_traced(builder: EngineBuilder) -> None:
+    """Which products are wide enough for integers is judged at the universal model, whose weights the store has."""
+    profile = replace(builder.profile, precisions=("int8-dynamic",))
+    known = {key: replace(t, slice_problem="node x (CumSum): no rule") for key, t in builder.templates.known.items()}
+    puzzled = replace(builder, profile=profile, templates=replace(builder.templates, profile=profile, known=known))
+    message = (
+        r"^engine ffn8-heads2@b2-s8: int8-dynamic is for models that are sliced as graphs, and this one is not \(node"
+    )
+    with pytest.raises(BuildError, match=message):
+        puzzled.build(builder.universal.spec.parse("ffn8"), BUCKET)
 
 
 def test_ids_too_long_for_a_file_name(builder: EngineBuilder, tmp_path: Path) -> None:

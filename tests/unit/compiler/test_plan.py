@@ -17,7 +17,7 @@ from nestforge.compiler.plan import Candidate, Plan, make_plan
 from nestforge.elastic import BITS, Axis, Bucket
 from nestforge.errors import PlanError
 from nestforge.exporters.source import ModelSource, open_source
-from nestforge.profiles.device_profile import BudgetSpec, DeviceProfile
+from nestforge.profiles.device_profile import BudgetSpec, DeviceProfile, ProductRates
 from nestforge.profiles.load_profile import load_profile
 from nestforge.profiles.precision import Precision, widths_of
 from nestforge.runtime.manifest import Limits
@@ -361,3 +361,41 @@ def test_corrections_cover_every_precision() -> None:
     half = {(bucket, "fp32"): Correction(1, 1, 1, 1) for bucket in profile.buckets}
     with pytest.raises(ValueError, match="every bucket and precision"):
         plan_for(source, profile, corrections=half)
+
+
+def test_a_budget_that_nothing_keeps_names_what_comes_closest_in_any_precision() -> None:
+    smallest = plan_for(*in_precisions("fp32", "int8", full=BudgetSpec())).candidates[:2]
+    assert [c.id for c in smallest] == ["ffn64-heads1-bits8", "ffn64-heads1-bits32"]
+    at = Bucket(4, 32)
+    latency, parameters = smallest[0].figures(at)["latency_ms"], smallest[0].parameters
+    source, profile = in_precisions("fp32", "int8", tiny=BudgetSpec(latency_ms=latency / 2, parameters=parameters))
+    with pytest.raises(PlanError) as failure:
+        plan_for(source, profile)
+    assert str(failure.value) == (
+        "budget 'tiny': no submodel fits in any precision; ffn64-heads1-bits8 comes closest: "
+        f"latency (predicted, b4-s32) {latency:.3f} ms exceeds {latency / 2:.3f} ms by {latency / 2:.3f} ms; "
+        "raise the limit, add smaller levels, or state other budgets (--budget)"
+    )
+
+
+def test_what_comes_closest_may_be_the_wider_precision() -> None:
+    source, profile = in_precisions("fp32", "int8", tiny=BudgetSpec(latency_ms=1e-6))
+    slow = {"int8": ProductRates(1e-3, 1e-3)}
+    with pytest.raises(PlanError, match=r"in any precision; ffn64-heads1-bits32 comes closest: latency"):
+        plan_for(source, replace(profile, rates=replace(profile.rates, at=slow)))
+
+
+def test_a_precision_that_no_budget_chose_is_noted() -> None:
+    plan = plan_for(*in_precisions("fp32", "int8", full=BudgetSpec()))
+    assert plan.notes == ("int8: no budget chose it; `--include levels` builds it all the same",)
+    both = plan_for(*in_precisions("fp32", "int8", full=BudgetSpec(), small=BudgetSpec(latency_ms="70 %")))
+    assert both.notes == ()
+    assert plan_for(encoder(layers=2), device({"full": BudgetSpec()}, precisions=("int8",))).notes == ()
+
+
+def test_a_source_in_other_precisions_than_the_profiles_is_refused(matlm: ModelSource) -> None:
+    profile = device({"full": BudgetSpec()}, precisions=("int8",))
+    with pytest.raises(ValueError, match=r"precisions: the source has \('fp32',\), the profile \('int8',\)"):
+        plan_for(matlm, profile)
+    (full,) = plan_for(replace(matlm, precisions=("int8",)), profile).budgets
+    assert full.submodel == matlm.spec.universal().id

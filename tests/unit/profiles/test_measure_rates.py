@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from nestforge.profiles import measure_rates
-from nestforge.profiles.measure_rates import CHAINS, measure_host_rates, numpy_run, onnxruntime_run
+from nestforge.profiles.measure_rates import CHAINS, INTEGER_CHAINS, measure_host_rates, numpy_run, onnxruntime_run
 
 
 @pytest.mark.parametrize("name", ["gemm", "batched_gemm", "tiny"])
@@ -42,5 +42,35 @@ def test_every_rate_is_measured_and_the_source_said(
     figures = [value for value in vars(rates).values() if isinstance(value, float)]
     assert len(figures) == 5
     assert min(figures) > 0
+    if onnx_found:
+        assert rates.at is not None
+        assert list(rates.at) == ["int8", "int8-dynamic", "int4"]
+        assert {products.batched_gemm_gflops for products in rates.at.values()} == {rates.batched_gemm_gflops}
+        assert rates.at["int8"] == rates.at["int8-dynamic"]
+        assert min(products.gemm_gflops for products in rates.at.values()) > 0
+    else:
+        assert rates.at is None
     assert rates.source is not None
     assert rates.source.startswith(f"measured on this host with {source} ")
+
+
+@pytest.mark.parametrize(("name", "least"), [("int8", 0.995), ("int4", 0.95)])
+def test_integer_products_are_those_of_the_same_weights(name: str, least: float) -> None:
+    chain = INTEGER_CHAINS[name]
+    found, exact = onnxruntime_run(chain, cores=1)(), numpy_run(CHAINS["gemm"])()
+    assert (found.shape, chain.work) == (exact.shape, CHAINS["gemm"].work)
+    cosine = float(np.sum(found * exact) / np.linalg.norm(found) / np.linalg.norm(exact))
+    assert least < cosine < 0.9999, "rounded, and to integers"
+
+
+def test_integer_chains_have_the_kernels_of_engines() -> None:
+    import onnx
+
+    kernels = {
+        name: {
+            (node.domain, node.op_type) for node in onnx.load_from_string(measure_rates._onnx_bytes(chain)).graph.node
+        }
+        for name, chain in INTEGER_CHAINS.items()
+    }
+    eight = {("", "DynamicQuantizeLinear"), ("com.microsoft", "QGemm")}
+    assert kernels == {"int8": eight, "int4": eight | {("com.microsoft", "MatMulNBits")}}

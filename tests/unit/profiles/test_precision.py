@@ -41,6 +41,7 @@ def test_every_precision_has_a_width_and_a_backend() -> None:
         (["bf16", "int8", "fp32"], "tensorrt", None),
         ([], "tensorrt", "expected at least one"),
         (["int4"], "tensorrt", "int4 does not run on tensorrt; expected some of fp32, fp16, bf16, int8"),
+        (["fp32", "fp32"], "onnxruntime", "fp32 is named twice; expected one precision of each width"),
         (["fp16", "bf16"], "tensorrt", "fp16 and bf16 both have 16 bits; expected one precision of each width"),
     ],
 )

@@ -5,13 +5,14 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from nestforge.errors import ProfileError
 from nestforge.profiles import measure_rates, probe_host
-from nestforge.profiles.device_profile import Rates
+from nestforge.profiles.device_profile import ProductRates, Rates
 from nestforge.profiles.load_profile import load_profile
 from nestforge.profiles.probe_host import HostFacts, cache_folder, host_profile, is_this_host
 from nestforge.profiles.probe_host import probe_host as probe
@@ -199,3 +200,23 @@ def test_profiles_import_no_backend_and_no_compiler() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_rates_of_integer_products_are_kept(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    with_integers = replace(RATES, at={"int8": ProductRates(300.0, 50.0), "int4": ProductRates(150.0, 50.0)})
+    monkeypatch.setattr(measure_rates, "measure_host_rates", lambda cores: with_integers)
+    assert host_profile().rates == with_integers
+    monkeypatch.setattr(measure_rates, "measure_host_rates", lambda cores: RATES)
+    assert host_profile().rates == with_integers
+
+
+def test_rates_that_were_measured_in_another_way_are_measured_again(
+    measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = probe_host._MEASUREMENT
+    monkeypatch.setattr(probe_host, "_MEASUREMENT", now - 1)
+    host_profile()
+    monkeypatch.setattr(probe_host, "_MEASUREMENT", now)
+    host_profile()
+    host_profile()
+    assert len(measured) == 2

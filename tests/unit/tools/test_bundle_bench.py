@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from exit_bundles import write_exits_bundle
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle import open_bundle
+from nestforge.profiles.device_profile import profile_data
+from nestforge.profiles.load_profile import load_profile
+from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.manifest import EngineEntry
+from nestforge.runtime.measure import LatencyStats
+from nestforge.runtime.residency import Residency
 from nestforge.tools import bundle_bench
 
 
@@ -17,3 +23,21 @@ def test_a_segment_is_measured_on_its_own_inputs(tmp_path: Path, monkeypatch: py
     assert row.engine == "depth4.to4@b1-s8"
     assert row.latency_ms.p50 > 0
     assert row.memory_bytes.resident > 0
+
+
+def test_an_engine_of_int4_is_measured_packed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = open_bundle(write_exits_bundle(tmp_path / "b", [Bucket(1, 8)]))
+    first, second, *others = bundle.manifest.engines
+    engines = (first, replace(second, precision="int4"), *others)
+    provenance = replace(bundle.manifest.provenance, profile=profile_data(load_profile("laptop-x86")))
+    bundle = replace(bundle, manifest=replace(bundle.manifest, engines=engines, provenance=provenance))
+    measured: dict[str, list[str]] = {}
+
+    def bench(bundle: Bundle, engine: EngineEntry, residency: Residency, *_: object) -> bundle_bench.EngineBench:
+        measured.setdefault(engine.id, []).append(residency)
+        return bundle_bench.EngineBench(engine.id, residency, LatencyStats(1, 1.0, 1.0, 1.0), None)
+
+    monkeypatch.setattr(bundle_bench, "_bench", bench)
+    bundle_bench.bench_bundle(bundle, [], lambda *_: None)
+    assert measured.pop(second.id) == ["packed"]
+    assert set(map(tuple, measured.values())) == {("shared", "packed", "mapped")}

@@ -116,3 +116,10 @@ def test_too_few_different_rows(bundle: Bundle, tmp_path: Path) -> None:
     np.savez(tmp_path / "r.npz", input_ids=np.ones((50, 4), np.int64), attention_mask=np.ones((50, 4), np.int64))
     with pytest.raises(InputError, match="1 different rows; expected at least 20"):
         check_consistency(bundle, data=tmp_path / "r.npz")
+
+
+def test_the_precision_of_what_all_is_compared_with(bundle: Bundle, texts: Path) -> None:
+    assert check_consistency(bundle, text=texts, threads=1).universal_precision == "fp32"
+    engines = tuple(replace(engine, precision="int8") for engine in bundle.manifest.engines)
+    narrow = replace(bundle, manifest=replace(bundle.manifest, engines=engines))
+    assert check_consistency(narrow, text=texts, threads=1).universal_precision == "int8"

@@ -91,3 +91,18 @@ def test_a_bundle_without_its_universal_model(compiled: Any, texts: Path, tmp_pa
     record = json.loads((own / "build.json").read_text())
     (own / "build.json").write_text(json.dumps(record | {"manifest_sha256": hashlib.sha256(raw).hexdigest()}))
     assert "has no engine of the universal model" in error_of(own, "--text", texts)
+
+
+def test_a_universal_model_that_is_not_float32_is_named_so(compiled: Any, texts: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(compiled.bundle, tmp_path / "own.bundle"))
+    manifest = json.loads((own / "manifest.json").read_text())
+    for engine in manifest["engines"]:
+        engine["precision"] = "int8"
+    raw = json.dumps(manifest).encode()
+    (own / "manifest.json").write_bytes(raw)
+    record = json.loads((own / "build.json").read_text())
+    (own / "build.json").write_text(json.dumps(record | {"manifest_sha256": hashlib.sha256(raw).hexdigest()}))
+    lines = consistency(own, "--text", texts).stdout.splitlines()
+    assert lines[1] == "universal  ffn64-heads4 (int8)"
+    assert lines[-1] == "note: figures are against the universal model in int8, not in float32"
+    assert json.loads(consistency(own, "--text", texts, "--json").stdout)["universal_precision"] == "int8"
