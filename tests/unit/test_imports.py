@@ -33,7 +33,9 @@ ON_A_GPU = {
     *("build_plan", "timing_cache"),
 }
 # Imported where an engine is opened in ONNX Runtime.
-IN_ONNX_RUNTIME = {"onnxruntime_runner", "onnxruntime_gpu_runner", "onnxruntime_gpu_session"}
+IN_ONNX_RUNTIME = {
+    *("onnxruntime_runner", "onnxruntime_gpu_runner", "onnxruntime_gpu_session", "onnxruntime_gpu_bound"),
+}
 # Run from a checkout and not shipped, so they may use whatever a developer has.
 DEVELOPER = {"bench", "demo", "train"}
 FILES = sorted(
