@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +22,14 @@ from .harness import Row, interleaved, ratio
 from .subjects import CACHE, CORES, elsewhere, packed
 
 _BUCKETS = (Bucket(1, 32), Bucket(1, 128), Bucket(8, 128))
-_PRECISIONS: tuple[Precision, ...] = ("int8", "int8-dynamic", "int4")
+# 4 bits are for memory, and must cost no time.
+_SPEED: Mapping[Precision, float] = {"int8": 1.3, "int8-dynamic": 1.3, "int4": 1.0}
 _ROUNDS = 25
 
 
 def run() -> list[Row]:
     rows: list[Row] = []
-    for precision in _PRECISIONS:
+    for precision in _SPEED:
         bundle = open_bundle(_bundle(precision))
         rows += [_speed(bundle, precision, bucket) for bucket in _BUCKETS]
         rows.append(_weight(bundle, precision))
@@ -52,7 +54,7 @@ def _pair(bundle: Bundle) -> tuple[str, str]:
     return narrow.id, wide.id
 
 
-def _speed(bundle: Bundle, precision: str, bucket: Bucket) -> Row:
+def _speed(bundle: Bundle, precision: Precision, bucket: Bucket) -> Row:
     narrow, wide = _pair(bundle)
     with ExitStack() as stack:
         runners = {name: stack.enter_context(packed(bundle.path, name, bucket)) for name in (narrow, wide)}
@@ -62,8 +64,8 @@ def _speed(bundle: Bundle, precision: str, bucket: Bucket) -> Row:
     return Row(
         f"MiniLM in {precision} against fp32, {bucket.batch} x {bucket.sequence}",
         f"{speed:.2f}x (best {min(times[narrow]):.2f} against {min(times[wide]):.2f} ms)",
-        ">= 1.3x",
-        speed >= 1.3,
+        f">= {_SPEED[precision]:g}x",
+        speed >= _SPEED[precision],
         f"median ratio of {_ROUNDS} interleaved rounds, both packed, {CORES} threads",
     )
 
