@@ -347,7 +347,6 @@ def test_a_wrong_graph_stops_everything(model: Path, tmp_path: Path, monkeypatch
         return model.SerializeToString()
 
     monkeypatch.setattr(build_engine, "emit", damaged)
-    monkeypatch.setattr("nestforge.compiler.divergence.emit", damaged)
     with pytest.raises(ParityError, match=r"first to diverge: encoder\.layer\.0\.intermediate\.intermediate_act_fn"):
         compile_bundle(model, board(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
