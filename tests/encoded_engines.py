@@ -14,12 +14,12 @@ from nestforge.compiler.precision.cpu_kernels import as_qgemm, dynamic, small_ta
 from nestforge.compiler.precision.islands import kept_products
 from nestforge.compiler.precision.quantize import quantized
 from nestforge.compiler.store import Store, read_store, write_store
-from nestforge.compiler.template import Template, emit, traced_template
+from nestforge.compiler.template import Template, emit
 from nestforge.elastic import Bucket, Submodel
-from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.universal import UniversalModel
 from nestforge.runtime.feeds import random_feeds
 from nestforge.runtime.manifest import WEIGHTS_NAME
+from wide_template import wide_template
 
 FORMS = ("qdq", "int8", "int8-dynamic", "int4")
 
@@ -45,22 +45,14 @@ class EncodedEngines:
 
 def encoded_engines(folder: Path, checkpoint: Path, bucket: Bucket, segment: int | None = None) -> EncodedEngines:
     """The engines of the model in folder ``checkpoint``, or of a segment of it, whose heads stay float32."""
-    model = load_universal(open_source(checkpoint))
-    source, heads = model.source, frozenset[str]()
-    module, interface = model.module, source.signature
-    if segment is not None:
-        assert source.exits is not None
-        module, interface = source.exits.segment(module, segment), source.exits.entry.segments[segment]  # type: ignore[assignment]
-        heads = frozenset({source.exits.entry.logits, source.exits.entry.entropy})
-    offered = source.forms(model.spec.universal(), bucket)
-    module = source.family.lowered(module, {computed: next(iter(forms)) for computed, forms in offered.items()})
-    wide = traced_template(model, module, interface, bucket, 20)
+    made = wide_template(checkpoint, bucket, segment)
+    model, wide, heads = made.model, made.template, made.heads
     path = folder / WEIGHTS_NAME
     write_store(model, wide.weights, wide.tables, path)
     kept = kept_products(wide.proto, heads)
     graph = onnx.ModelProto.FromString(emit(wide, read_store(path, model.spec), model.spec.universal()))
-    feeds = random_feeds(interface.inputs, bucket)
-    scales = calibrate(graph, folder, [random_feeds(interface.inputs, bucket, seed) for seed in range(1, 5)], kept)
+    feeds = random_feeds(made.interface.inputs, bucket)
+    scales = calibrate(graph, folder, [random_feeds(made.interface.inputs, bucket, seed) for seed in range(1, 5)], kept)
     qdq = quantized(wide.proto, scales, kept)
     protos = {
         "fp32": wide.proto,

@@ -12,13 +12,13 @@ import onnx
 import onnxruntime
 from nestforge.compiler.precision.half import half
 from nestforge.compiler.store import Store, read_store, write_store
-from nestforge.compiler.template import Template, emit, traced_template
+from nestforge.compiler.template import Template, emit
 from nestforge.elastic import Bucket, Submodel
-from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.universal import UniversalModel
 from nestforge.runtime.feeds import random_feeds
 from nestforge.runtime.manifest import WEIGHTS_NAME
 from onnx import TensorProto
+from wide_template import wide_template
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,14 @@ class HalfEngines:
 
 def half_engines(folder: Path, checkpoint: Path, bucket: Bucket, segment: int | None = None) -> HalfEngines:
     """The engines of the model in folder ``checkpoint``, or of a segment of it, whose heads stay float32."""
-    model = load_universal(open_source(checkpoint))
-    source, heads = model.source, frozenset[str]()
-    module, interface = model.module, source.signature
-    if segment is not None:
-        assert source.exits is not None
-        module, interface = source.exits.segment(module, segment), source.exits.entry.segments[segment]  # type: ignore[assignment]
-        heads = frozenset({source.exits.entry.logits, source.exits.entry.entropy})
-    offered = source.forms(model.spec.universal(), bucket)
-    module = source.family.lowered(module, {computed: next(iter(forms)) for computed, forms in offered.items()})
-    wide = traced_template(model, module, interface, bucket, 20)
+    made = wide_template(checkpoint, bucket, segment)
+    model, wide, heads = made.model, made.template, made.heads
     templates = {"fp32": wide, "fp16": derived(wide, "fp16", heads), "bf16": derived(wide, "bf16", heads)}
     weights = {name for template in templates.values() for name in template.weights}
     tables = {name: table for template in templates.values() for name, table in template.tables.items()}
     write_store(model, weights, tables, folder / WEIGHTS_NAME)
     store = read_store(folder / WEIGHTS_NAME, model.spec)
-    return HalfEngines(model, templates, store, folder, random_feeds(interface.inputs, bucket))
+    return HalfEngines(model, templates, store, folder, random_feeds(made.interface.inputs, bucket))
 
 
 def derived(template: Template, precision: Any, heads: Collection[str] = ()) -> Template:
