@@ -152,7 +152,7 @@ def compile_bundle(
         completed = complete(draft, plan, chosen, engines, quality, latencies)
         _refuse_broken_budgets(completed, plan)
         with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
-            for engine in engines:
+            for engine in engines:  # twins that an interrupted compile had removed already
                 builder.on_host(engine)
             proofs = prove(universal, on_host(completed), chosen, builder.cases, clock)
         manifest = write_manifest(stage, for_backend(completed, device.backend), proofs)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,10 +56,10 @@ def test_an_engine_against_pytorch(cuda: Provider, wide: Bundle, wide_model: Pat
     tensors = {name: torch.from_numpy(array) for name, array in feeds.items()}
     compiled = torch.compile(model, mode="reduce-overhead")
 
-    def run(module: object) -> np.ndarray:
+    def run(module: Callable[..., Any]) -> np.ndarray:
         with torch.inference_mode():
             given = {name: tensor.cuda() for name, tensor in tensors.items()}
-            found: np.ndarray = module(**given).last_hidden_state.cpu().numpy()  # type: ignore[operator]
+            found: np.ndarray = module(**given).last_hidden_state.cpu().numpy()
             return found
 
     with runner_for(wide, engine, "shared", 1, cuda) as runner:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from .harness import Row, interleaved, ratio
-from .subjects import CORES, Subject, bert_base, bert_base_bundle, minilm, minilm_bundle, packed
+from .subjects import CORES, Subject, bert_base, bert_base_bundle, eager_call, minilm, minilm_bundle, packed
 
 
 def run() -> list[Row]:
@@ -15,13 +13,7 @@ def run() -> list[Row]:
 
 
 def _row(subject: Subject, bundle: Path, rounds: int) -> Row:
-    tensors = [torch.from_numpy(array) for array in subject.feeds().values()]
-    torch.set_num_threads(CORES)
-
-    def eager() -> None:
-        with torch.inference_mode():
-            subject.model.module(*tensors)
-
+    eager = eager_call(subject.model.module, subject.feeds())
     with packed(bundle, subject.model.spec.universal().id) as ours:
         times = interleaved({"eager": eager, "ours": lambda: ours.runner.run(ours.feeds)}, rounds)
     speed = ratio(times, "eager", "ours")

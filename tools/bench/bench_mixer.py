@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import onnx
-import torch
 
 from ...elastic import Bucket
 from ...exporters.sparse_mixer.folder import load_model
@@ -14,7 +13,7 @@ from ...runtime.bundle import Bundle, open_bundle
 from ...runtime.manifest import WEIGHTS_NAME, EngineEntry
 from .harness import Row, interleaved, ratio
 from .mixer_subjects import EIGHT, ONE, mixer_bundle, mixer_folder, peer_bundle
-from .subjects import CORES, packed
+from .subjects import CORES, eager_call, packed
 
 # Capacity in percent to the model's name and the speed-up that the paper publishes.
 _PUBLISHED = {100: ("Sparse Mixer Base", 1.61), 50: ("Fast Sparse Mixer Base", 1.98)}
@@ -67,15 +66,8 @@ def _against_bert(mixer: Path, peer: Path, bucket: Bucket) -> list[Row]:
 
 def _against_eager(mixer: Path) -> Row:
     model = load_model(mixer_folder())
-    torch.set_num_threads(CORES)
     with packed(mixer, engine_of(open_bundle(mixer), 100, ONE).submodel, ONE) as ours:
-        tensors = [torch.from_numpy(array) for array in ours.feeds.values()]
-
-        def eager() -> None:
-            with torch.inference_mode():
-                model(*tensors)
-
-        calls = {"eager": eager, "ours": lambda: ours.runner.run(ours.feeds)}
+        calls = {"eager": eager_call(model, ours.feeds), "ours": lambda: ours.runner.run(ours.feeds)}
         times = interleaved(calls, _ROUNDS[ONE], runs=1, warmup=1)
     speed = ratio(times, "eager", "ours")
     return Row(

@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from ...compiler.compile import compile_bundle
 from ...elastic import Bucket
 from ...exporters.source import open_source
@@ -19,7 +17,7 @@ from ...runtime.bundle import Bundle, open_bundle
 from ..demo.checkpoint import demo_checkpoint
 from ..demo.corpus import write_corpus
 from .harness import Row, interleaved, ratio
-from .subjects import CACHE, CORES, elsewhere, packed
+from .subjects import CACHE, CORES, eager_call, elsewhere, packed
 
 _BUCKETS = (Bucket(1, 32), Bucket(1, 128), Bucket(8, 128))
 # 4 bits are for memory, and must cost no time.
@@ -88,15 +86,9 @@ def _weight(bundle: Bundle, precision: str) -> Row:
 def _against_eager() -> Row:
     bundle, bucket = open_bundle(_bundle("int8-dynamic")), Bucket(1, 128)
     model = load_universal(open_source(demo_checkpoint()))
-    torch.set_num_threads(CORES)
     with packed(bundle.path, _pair(bundle)[0], bucket) as ours:
-        tensors = [torch.from_numpy(array) for array in ours.feeds.values()]
-
-        def eager() -> None:
-            with torch.inference_mode():
-                model.module(*tensors)
-
-        times = interleaved({"eager": eager, "ours": lambda: ours.runner.run(ours.feeds)}, _ROUNDS)
+        calls = {"eager": eager_call(model.module, ours.feeds), "ours": lambda: ours.runner.run(ours.feeds)}
+        times = interleaved(calls, _ROUNDS)
     speed = ratio(times, "eager", "ours")
     return Row(
         "MiniLM in int8-dynamic against PyTorch eager in fp32, 1 x 128",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -95,6 +95,18 @@ def packed(bundle: Path, submodel: str, bucket: Bucket = BUCKET) -> Iterator[Pac
     engine = next(e for e in opened.manifest.engines if e.submodel == submodel and e.bucket == bucket)
     with runner_for(opened, engine, "packed", CORES) as runner:
         yield Packed(runner, random_feeds(opened.manifest.inputs, engine.bucket))
+
+
+def eager_call(module: torch.nn.Module, feeds: Mapping[str, Any]) -> Callable[[], object]:
+    """A call of PyTorch eager on the same inputs, by position, with as many threads as engines get."""
+    torch.set_num_threads(CORES)
+    tensors = [torch.from_numpy(array) for array in feeds.values()]
+
+    def call() -> object:
+        with torch.inference_mode():
+            return module(*tensors)
+
+    return call
 
 
 @cache
