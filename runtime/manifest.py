@@ -14,7 +14,8 @@ from ..profiles.precision import Precision
 # 3 (2026-11): figures of quality by what an output means, roles of outputs; reads 1 and 2.
 # 4 (2026-11): decisions of engines and receipts of them, facts and forms of engines; reads 1, 2 and 3.
 # 5 (2026-11): precision of engines; reads 1 to 4.
-SCHEMA_VERSION = 5
+# 6 (2026-11): further optional fields; reads 1 to 5.
+SCHEMA_VERSION = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
 REPORT_NAME = "report.md"
