@@ -1,0 +1,107 @@
+"""The damage driver: one seed damages the files of one subject in one way, and uses them.
+
+Acceptable is a refusal in one line, the answer of the whole files, or another answer that ``check="full"`` finds out.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from nestforge.errors import NestforgeError
+
+from ..outcomes import Result
+from ..worker import begin
+from .subjects import (
+    ArraysSubject,
+    BundleSubject,
+    CalibrationSubject,
+    CheckpointSubject,
+    Files,
+    ForgedBundle,
+    IndexSubject,
+    ProfileSubject,
+    Subject,
+    TokenizerSubject,
+    Unprintable,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+# Of a message; paths in it are short here.
+LONGEST_MESSAGE = 1000
+
+
+def open_driver(folder: Path) -> Callable[[int], Result]:
+    """See the package. Subjects take turns by seed, bundles more often than the rest."""
+    bundles = sorted(path for path in GOLDEN.glob("bundle-*") if path.is_dir())
+    subjects: list[Subject] = []
+    for path in bundles:
+        subjects += [BundleSubject(path.name, path), ForgedBundle(f"forged {path.name}", path)]
+    subjects += [CheckpointSubject(), ProfileSubject(), TokenizerSubject(bundles[0]), ArraysSubject()]
+    subjects += [IndexSubject(bundles[-1], folder), CalibrationSubject(GOLDEN / "bundle-v2")]
+    rooms = [Room(subject, folder / f"subject-{number}") for number, subject in enumerate(subjects)]
+    return lambda seed: rooms[seed % len(rooms)].attempt(seed)
+
+
+class Room:
+    """A folder that holds a subject's files, whole again after each attempt."""
+
+    def __init__(self, subject: Subject, folder: Path) -> None:
+        self._subject = subject
+        self._folder = folder
+        folder.mkdir()
+        self._write(subject.files)
+        self._expected = subject.use(folder, Random(0))
+
+    def attempt(self, seed: int) -> Result:
+        """Damages the files as ``seed`` says, uses them, and restores them."""
+        subject, rng = self._subject, Random(f"{self._subject.name} {seed}")
+        files, how = subject.change(rng)
+        if all(subject.files.get(name) == content for name, content in files.items()):
+            return Result(seed, "skipped", subject.name, how)
+        begin(subject.name, how)
+        self._write(files)
+        try:
+            outcome, message = self._outcome(rng)
+        finally:
+            self._write({name: subject.files[name] for name in files})
+        return Result(seed, outcome, subject.name, how, message)
+
+    def _write(self, files: Files) -> None:
+        # Never into a file that a session may still map.
+        for name, content in files.items():
+            (self._folder / name).unlink(missing_ok=True)
+            (self._folder / name).write_bytes(content)
+
+    def _outcome(self, rng: Random) -> tuple[str, str]:
+        refusal, answer = _tried(lambda: self._subject.use(self._folder, rng))
+        if refusal is not None:
+            return refusal
+        if answer == self._expected:
+            return "same", ""
+        if not self._subject.sealed:
+            return "answered", ""
+        refusal, _ = _tried(lambda: self._subject.check_fully(self._folder))
+        if refusal is None:
+            return "wrong", f"{answer!r:.300}"
+        return ("found by full", refusal[1]) if refusal[0] == "refused" else refusal
+
+
+def _tried(call: Callable[[], object]) -> tuple[tuple[str, str] | None, object]:
+    """The outcome and message of a call that raises, or None and what it returned."""
+    try:
+        return None, call()
+    except NestforgeError as failure:
+        text = str(failure)
+        fine = text.isprintable() and 0 < len(text) <= LONGEST_MESSAGE
+        return ("refused" if fine else "unprintable", repr(text)[:600]), None
+    except Unprintable as failure:
+        return ("unprintable", str(failure)), None
+    except MemoryError:
+        return ("memory", traceback.format_exc()[-1500:]), None
+    except BaseException as failure:  # whatever it is, it is what this driver looks for
+        if isinstance(failure, (KeyboardInterrupt, GeneratorExit)):
+            raise
+        return ("escaped", traceback.format_exc()[-1500:]), None
