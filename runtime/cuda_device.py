@@ -7,10 +7,15 @@ use after it. ONNX Runtime's sessions are given this stream, and TensorRT's boun
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from .arrays import Array
 from .cuda_memory import Stream, allocate, device_name, free, free_bytes, free_pinned, pinned, use_device
+from .device_thread import DeviceThread
 from .shared_values import SharedValues
+
+T = TypeVar("T")
 
 
 class CudaDevice:
@@ -25,6 +30,7 @@ class CudaDevice:
         self.lock = threading.RLock()
         self.name, _ = device_name(index)
         self.stream = Stream()
+        self._thread = DeviceThread(lambda: use_device(index))
 
     def allocate(self, size: int) -> int:
         """See ``Device.allocate``."""
@@ -85,12 +91,28 @@ class CudaDevice:
             use_device(self.index)
             self.stream.wait()
 
+    def perform(self, work: Callable[[], T]) -> T:
+        """See ``Device.perform``."""
+        with self.lock:
+            return self._thread.perform(work)
+
+    def end_capture(self) -> None:
+        """See ``Device.end_capture``.
+
+        CUDA takes the end of a capture from the thread that began it alone. And it keeps the last error of every thread
+        in each copy of its runtime, of which ONNX Runtime has one of its own: so another thread goes on.
+        """
+        with self.lock:
+            self._thread.perform(self.stream.end_capture)
+            self._thread.renew()
+
     def release(self) -> None:
         """See ``Device.release``."""
         _devices.give(self.index)
 
     def close(self) -> None:
         """Called by the last ``release``."""
+        self._thread.close()
         self.stream.close()
 
 

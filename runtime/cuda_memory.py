@@ -165,6 +165,15 @@ class Stream:
             return None
         return Graph(graph, self._stream)
 
+    def end_capture(self) -> None:
+        """Ends a capture that the calling thread began here and did not finish, if there is one; it is not kept."""
+        status = checked("asking for a capture", cudart.cudaStreamIsCapturing(self._stream))
+        if status != cudart.cudaStreamCaptureStatus.cudaStreamCaptureStatusNone:
+            error, captured = cudart.cudaStreamEndCapture(self._stream)  # what was invalidated ends with an error
+            if error == cudart.cudaError_t.cudaSuccess:
+                cudart.cudaGraphDestroy(captured)
+            cudart.cudaGetLastError()
+
     def start(self, graph: Graph) -> None:
         """Queues, here, work that was captured in another stream."""
         checked("starting the engine's graph", cudart.cudaGraphLaunch(graph.handle, self._stream))

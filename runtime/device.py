@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import psutil
 
 from .arrays import Array
+
+T = TypeVar("T")
 
 # What cudaMalloc aligns to, and so the most that a kernel may ask of an address.
 ALIGNMENT = 256
@@ -73,6 +76,14 @@ class Device(Protocol):
 
     def wait(self) -> None:
         """Until all that was queued is done, under ``lock``. Raises BundleError if some of it failed."""
+        ...
+
+    def perform(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns or raises, done by the one thread that runs sessions here; called under ``lock``."""
+        ...
+
+    def end_capture(self) -> None:
+        """Puts an end to a capture that a session began and did not finish, and to the errors that it left."""
         ...
 
     def release(self) -> None:
@@ -159,6 +170,13 @@ class HostDevice:
 
     def wait(self) -> None:
         """See ``Device.wait``."""
+
+    def perform(self, work: Callable[[], T]) -> T:
+        """See ``Device.perform``: sessions on the processor keep nothing for a thread."""
+        return work()
+
+    def end_capture(self) -> None:
+        """See ``Device.end_capture``."""
 
     def release(self) -> None:
         """See ``Device.release``."""

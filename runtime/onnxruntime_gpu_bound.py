@@ -11,11 +11,15 @@ from ..errors import BundleError, InputError
 from .device import Device
 from .onnxruntime_gpu_session import GpuSession, first_line, is_ort_error
 
+# The number by which ONNX Runtime knows runs that are not captured, in a session that captures.
+CALL_BY_CALL = -1
+
 
 class BoundRun:
-    """A call that queues one run on bound memory; with ``graph``, the number of one, as a CUDA graph of its own.
+    """A call that queues one run on bound memory; with ``graph``, the number of one, as that CUDA graph, which the
+    session captures in the first call, or with CALL_BY_CALL as none.
 
-    ``forget`` is told when it is closed.
+    ``forget`` is called when it is closed. The graph stays with the session, which can release none.
     """
 
     def __init__(
@@ -27,7 +31,7 @@ class BoundRun:
         graph: int | None,
         forget: Callable[[BoundRun], None],
     ) -> None:
-        self._where, self._device, self._graph, self._forget = where, device, graph, forget
+        self._where, self._device, self._forget = where, device, forget
         self._session: GpuSession | None = session
         self._binding: Any = binding
         self._options = onnxruntime.RunOptions()
@@ -43,7 +47,7 @@ class BoundRun:
             if session is None:
                 raise BundleError(f"{self._where}: not open; run it inside its `with` block")
             try:
-                session.session.run_with_iobinding(self._binding, self._options)
+                session.run(self._binding, self._options)
             except Exception as failure:
                 if not is_ort_error(failure):
                     raise
@@ -54,15 +58,12 @@ class BoundRun:
     def close(self) -> None:
         """See ``DeviceCall.close``."""
         with self._device.lock:
-            session = self._session
-            if session is None:
+            if self._session is None:
                 return
             self.drop()
             self._forget(self)
-            self._device.wait()  # its graph may be running
-            if self._graph is not None:
-                session.session.release_captured_graph(self._graph)
+            self._device.wait()  # what it queued may be running, on memory that the caller frees now
 
     def drop(self) -> None:
-        """Lets go of the session, which is about to close with all its graphs."""
+        """Lets go of the session, which is about to close."""
         self._session = self._binding = None

@@ -34,12 +34,14 @@ _INSTALL = "install nestforge[cuda] in place of nestforge[cpu]"
 @dataclass(frozen=True)
 class Provider:
     """How engines run on one device: ``chain`` are ONNX Runtime's providers, of which each takes what those before it
-    leave. Where engines ``share`` weights, these are views of the store on the device. ``take`` opens the device, and
-    ``options`` are those of the chain for an engine whose runs are to be captured as a CUDA graph or not."""
+    leave. Where engines ``share`` weights, these are views of the store on the device. ``captures``: a session can
+    keep one CUDA graph for each number that runs name. ``take`` opens the device, and ``options`` are those of the
+    chain for an engine whose runs are to be captured or not."""
 
     name: str
     chain: tuple[str, ...]
     shares: bool
+    captures: bool
     take: Callable[[], Device]
     options: Callable[[Device, bool, Path | None], list[dict[str, str]]]
 
@@ -65,11 +67,19 @@ def provider_named(name: str) -> Provider | None:
         raise InputError(f"provider {name!r:.80}: expected one of {', '.join(PROVIDERS)}")
     if name == "cpu":
         return None
-    chain = (_CUDA,) if name == "cuda" else (_TENSORRT, _CUDA)
-    if problem := _problem(chain):
+    provider = gpu_provider(name)
+    if problem := _problem(provider.chain):
         raise BundleIncompatibleError(f"provider {name}: {problem}")
     _find_libraries()
-    return Provider(name, chain, name == "cuda", _take_gpu, _cuda_options if name == "cuda" else _tensorrt_options)
+    return provider
+
+
+def gpu_provider(name: str) -> Provider:
+    """``cuda`` or ``tensorrt``, whether this host has it or not."""
+    if name == "cuda":
+        return Provider(name, (_CUDA,), shares=True, captures=True, take=_take_gpu, options=_cuda_options)
+    # Its sessions keep one graph, and start that whatever number a run names: on another binding's addresses.
+    return Provider(name, (_TENSORRT, _CUDA), shares=False, captures=False, take=_take_gpu, options=_tensorrt_options)
 
 
 def require_providers(where: str, session: Any, provider: Provider) -> None:
@@ -129,7 +139,7 @@ def _cuda_options(device: Device, capture: bool, _folder: Path | None) -> list[d
     ]
 
 
-def _tensorrt_options(device: Device, capture: bool, folder: Path | None) -> list[dict[str, str]]:
+def _tensorrt_options(device: Device, _capture: bool, folder: Path | None) -> list[dict[str, str]]:
     """It has no option for TF32, which TensorRT itself allows: only the process's NVIDIA_TF32_OVERRIDE=0 forbids it."""
     kept = {} if folder is None else {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder)}
     return [
@@ -138,7 +148,7 @@ def _tensorrt_options(device: Device, capture: bool, folder: Path | None) -> lis
             "trt_engine_cache_enable": str(int(bool(kept))),
             "trt_timing_cache_enable": str(int(bool(kept))),
             **kept,
-            "trt_cuda_graph_enable": str(int(capture)),
+            "trt_cuda_graph_enable": "0",
         },
         *_cuda_options(device, False, None),
     ]

@@ -6,8 +6,7 @@ kernels as a CUDA graph, a run starts as one; ``OnnxRuntimeGpuRunner`` says whet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,11 +22,13 @@ from .device_store import StoreUse
 from .dlpack import DeviceView
 from .manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
 from .onnx_initializers import external_initializers
-from .onnxruntime_gpu_bound import BoundRun
+from .onnxruntime_gpu_bound import CALL_BY_CALL, BoundRun
 from .onnxruntime_gpu_provider import Provider
 from .onnxruntime_gpu_session import GpuSession, is_short_of_memory
 
 _MAX_GRAPH_BYTES = 2**31
+# CUDA graphs that a session may keep: some hundred kilobytes each, until it closes.
+_MAX_CAPTURED = 64
 
 
 class OnnxRuntimeGpuRunner:
@@ -49,7 +50,7 @@ class OnnxRuntimeGpuRunner:
         self._staging: Array | None = None
         self._own: BoundRun | None = None
         self._bound: set[BoundRun] = set()
-        self._graphs = count(1)
+        self._graphs: dict[tuple[tuple[str, int], ...], int] = {}
         self._captures = False
         self._refusal: str | None = None
 
@@ -155,12 +156,14 @@ class OnnxRuntimeGpuRunner:
     def _open(self, device: Device, views: Mapping[str, DeviceView]) -> None:
         """Opens it captured where that is possible: ONNX Runtime says so when a session opens or in its first run."""
         self._refusal = None
-        captures = device.kind == "cuda"
+        captures = self._provider.captures
         try:
             self._start(device, views, captures)
         except BundleIncompatibleError as refusal:
             if not captures or is_short_of_memory(str(refusal)):
                 raise
+            if self._session is not None:  # it was refused in the first run
+                device.end_capture()  # before the session frees its memory, which a capture forbids
             self._close_session()
             self._start(device, views, captures=False)
             self._refusal = str(refusal)
@@ -188,18 +191,26 @@ class OnnxRuntimeGpuRunner:
         for bound in self._bound:
             bound.drop()
         self._bound.clear()
+        self._graphs.clear()
         self._own = self._session = None
 
     def _bind(
         self, session: GpuSession, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
     ) -> BoundRun:
-        # Every binding is a graph of its own: a captured one reads and writes the addresses that it was captured with.
-        number = next(self._graphs) if self._captures else None
         assert self._device is not None
         binding = session.binding(feeds.items(), outputs.items())
-        bound = BoundRun(self._where, self._device, session, binding, number, self._bound.discard)
+        graph = self._graph_for((*feeds.items(), *outputs.items())) if self._captures else None
+        bound = BoundRun(self._where, self._device, session, binding, graph, self._bound.discard)
         self._bound.add(bound)
         return bound
+
+    def _graph_for(self, arrays: Sequence[tuple[str, DeviceArray]]) -> int:
+        """The number of the graph that reads and writes these addresses, which no other may be started for. It outlives
+        the binding that it was captured with, so that the next one at the same places starts it."""
+        places = tuple((name, array.address) for name, array in arrays)
+        if places not in self._graphs and len(self._graphs) == _MAX_CAPTURED:
+            return CALL_BY_CALL
+        return self._graphs.setdefault(places, len(self._graphs) + 1)
 
     def _run(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         device, _ = self._require_open()

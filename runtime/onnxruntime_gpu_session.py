@@ -37,6 +37,7 @@ class GpuSession:
 
         Raises BundleCorruptError or BundleIncompatibleError.
         """
+        self._device = device
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = _SILENT
         settings.graph_optimization_level = _LEVEL
@@ -47,9 +48,10 @@ class GpuSession:
         self._values = {name: onnxruntime.OrtValue.from_dlpack(view) for name, view in views.items()}
         for name, value in self._values.items():
             settings.add_initializer(name, value)
+        providers = list(zip(provider.chain, options, strict=True))
         try:
-            self.session: Any = onnxruntime.InferenceSession(
-                str(path), settings, providers=list(zip(provider.chain, options, strict=True)), enable_fallback=0
+            self.session: Any = device.perform(
+                lambda: onnxruntime.InferenceSession(str(path), settings, providers=providers, enable_fallback=0)
             )
         except Exception as failure:
             if not is_ort_error(failure):
@@ -59,7 +61,6 @@ class GpuSession:
                 f"{path}: onnxruntime {onnxruntime.__version__} ({provider.name}) cannot open it: {first_line(failure)}"
             ) from failure
         require_providers(str(path), self.session, provider)
-        self._device = device
 
     def binding(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
         """Inputs and outputs ``(name, DeviceArray)`` bound where they lie; an output without one is not computed for
@@ -70,6 +71,10 @@ class GpuSession:
                 kind = np.dtype(array.dtype).type
                 bind(name, self._device.kind, self._device.index, kind, list(array.shape), array.address)
         return binding
+
+    def run(self, binding: Any, options: Any) -> None:
+        """Queues a run. Raises what ONNX Runtime does."""
+        self._device.perform(lambda: self.session.run_with_iobinding(binding, options))
 
 
 def is_ort_error(failure: Exception) -> bool:

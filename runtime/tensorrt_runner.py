@@ -36,7 +36,7 @@ class TensorRTRunner:
 
     def __init__(self, bundle: Bundle, engine: EngineEntry, device: int = 0, plan: PlanEntry | None = None) -> None:
         self.engine = engine
-        self._bundle, self._device, self._plan = bundle, device, plan
+        self._bundle, self._index, self._plan = bundle, device, plan
         self._where = f"engine {engine.id}"
         inputs, outputs = bundle.manifest.interface(engine.segment)
         decisions = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.decisions or ())
@@ -47,25 +47,20 @@ class TensorRTRunner:
         self._opened: trt.ICudaEngine | None = None
         self._idle: list[Lane] = []
         self._lock = threading.Lock()
-        self._shared_device: CudaDevice | None = None
+        self._device: CudaDevice | None = None
         self._bound: BoundContext | None = None
 
     def __enter__(self) -> Self:
         """Opens the plan. Raises BundleCorruptError or BundleIncompatibleError."""
-        use_device(self._device)
-        plan = self._plan or plan_for(self._bundle, self.engine, this_gpu(self._device))
-        data = read_plan(self._bundle, plan)
-        self._require_memory(plan, len(data))
-        opened = open_engine(self._where, data, plan.options.version_compatible, self._log)
-        if plan.options.strip_weights:
-            refit(self._where, opened, self._bundle.file(self.engine.file), self._log)
-        if problem := plan_problem(self._layout, tensors_of(opened)):
-            raise BundleCorruptError(f"{self._where}: {plan.file}: {problem}")
-        self._opened = opened
+        self._device = device = take_cuda_device(self._index)
         try:
-            self._idle.append(Lane(self._where, opened, self._layout))
+            # What allocates on a GPU breaks a capture that ONNX Runtime has under way there, in any thread.
+            with device.lock:
+                use_device(self._index)
+                self._opened = opened = self._open()
+                self._idle.append(Lane(self._where, opened, self._layout))
         except BaseException:
-            self._opened = None
+            self.__exit__(None, None, None)
             raise
         return self
 
@@ -76,13 +71,15 @@ class TensorRTRunner:
         with self._lock:
             self._opened, idle, self._idle = None, self._idle, []
             bound, self._bound = self._bound, None
-            device, self._shared_device = self._shared_device, None
-        for lane in idle:
-            lane.close()
-        if bound is not None:
-            bound.close()
-        if device is not None:
-            device.release()
+            device, self._device = self._device, None
+        if device is None:
+            return
+        with device.lock:
+            for lane in idle:
+                lane.close()
+            if bound is not None:
+                bound.close()
+        device.release()
 
     def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
         """See ``Runner.run``. Arrays with strides are copied first.
@@ -101,7 +98,7 @@ class TensorRTRunner:
     def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
         """See ``Runner.bind``. Values still go through page-locked memory, which the GPU reads and writes."""
         self._check(feeds, outputs)
-        opened = self._require_open()
+        opened, _ = self._require_open()
 
         def call() -> None:
             if self._opened is not opened:
@@ -114,11 +111,7 @@ class TensorRTRunner:
     @property
     def device(self) -> CudaDevice:
         """See ``DeviceRunner.device``."""
-        with self._lock:
-            self._require_open()
-            if self._shared_device is None:
-                self._shared_device = take_cuda_device(self._device)
-            return self._shared_device
+        return self._require_open()[1]
 
     def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> BoundRun:
         """See ``DeviceRunner.bind_device``."""
@@ -126,15 +119,15 @@ class TensorRTRunner:
             raise InputError(f"{self._where}: {problem}")
         device = self.device
         with device.lock, self._lock:
-            use_device(self._device)
-            opened = self._require_open()
+            use_device(self._index)
+            opened, _ = self._require_open()  # it may have been closed while another thread held the lock
             if self._bound is None:
                 self._bound = BoundContext(self._where, opened, self._layout, device)
             return self._bound.bind(feeds, outputs)
 
     def inspect(self) -> str:
         """What TensorRT made of the graph, as the JSON of its engine inspector. Raises BundleError while inactive."""
-        return inspected(self._require_open())
+        return inspected(self._require_open()[0])
 
     @property
     def is_captured(self) -> bool:
@@ -145,36 +138,52 @@ class TensorRTRunner:
     @property
     def activation_bytes(self) -> int:
         """Device memory that one run takes beside its inputs and outputs. Raises BundleError while inactive."""
-        return int(self._require_open().device_memory_size_v2)
+        return int(self._require_open()[0].device_memory_size_v2)
 
     @contextmanager
     def _lane(self) -> Iterator[Lane]:
         """A lane for one run; one that failed is closed, since CUDA's errors stick."""
-        use_device(self._device)
+        use_device(self._index)
         with self._lock:
-            opened = self._require_open()
-            # Made under the lock: TensorRT builds contexts of one engine one after the other anyway.
-            lane = self._idle.pop() if self._idle else Lane(self._where, opened, self._layout)
+            opened, device = self._require_open()
+            lane = self._idle.pop() if self._idle else None
+        if lane is None:
+            with device.lock:
+                lane = Lane(self._where, opened, self._layout)
         try:
             yield lane
         except BaseException:
-            lane.close()
+            with device.lock:
+                lane.close()
             raise
         with self._lock:
             is_open = self._opened is opened
             if is_open:
                 self._idle.append(lane)
         if not is_open:
-            lane.close()
+            with device.lock:
+                lane.close()
 
     def _check(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         if problem := self._layout.misfit(feeds, outputs):
             raise InputError(f"{self._where}: {problem}")
 
-    def _require_open(self) -> trt.ICudaEngine:
-        if self._opened is None:
+    def _open(self) -> trt.ICudaEngine:
+        plan = self._plan or plan_for(self._bundle, self.engine, this_gpu(self._index))
+        data = read_plan(self._bundle, plan)
+        self._require_memory(plan, len(data))
+        opened = open_engine(self._where, data, plan.options.version_compatible, self._log)
+        if plan.options.strip_weights:
+            refit(self._where, opened, self._bundle.file(self.engine.file), self._log)
+        if problem := plan_problem(self._layout, tensors_of(opened)):
+            raise BundleCorruptError(f"{self._where}: {plan.file}: {problem}")
+        return opened
+
+    def _require_open(self) -> tuple[trt.ICudaEngine, CudaDevice]:
+        opened, device = self._opened, self._device
+        if opened is None or device is None:
             raise self._not_open()
-        return self._opened
+        return opened, device
 
     def _not_open(self) -> BundleError:
         return BundleError(f"{self._where}: not open; run it inside its `with` block")

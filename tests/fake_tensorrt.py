@@ -58,7 +58,9 @@ class World:
     module: ModuleType | None = None  # ``tensorrt``, once it is installed
 
 
-Error = enum.Enum("Error", "cudaSuccess cudaErrorMemoryAllocation cudaErrorStreamCaptureUnsupported")
+Error = enum.Enum(
+    "Error", "cudaSuccess cudaErrorMemoryAllocation cudaErrorStreamCaptureUnsupported cudaErrorStreamCaptureWrongThread"
+)
 
 
 class FakeCuda(ModuleType):
@@ -68,6 +70,7 @@ class FakeCuda(ModuleType):
     cudaStreamNonBlocking = 1
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2, cudaMemcpyDeviceToDevice=3)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
+    cudaStreamCaptureStatus = SimpleNamespace(cudaStreamCaptureStatusNone=0, cudaStreamCaptureStatusInvalidated=2)
 
     def __init__(self, world: World) -> None:
         super().__init__("cuda.bindings.runtime")
@@ -146,11 +149,17 @@ class FakeCuda(ModuleType):
             self.submit(stream, lambda at=target + row * pitch: ctypes.memset(at, value, width))
         return (Error.cudaSuccess,)
 
+    def cudaStreamIsCapturing(self, stream: int) -> tuple[Error, int]:
+        return Error.cudaSuccess, 2 if stream in self.recorded else 0
+
     def cudaStreamBeginCapture(self, stream: int, mode: int) -> tuple[Error]:
         self.recorded[stream] = []
+        self.capturing_thread = threading.get_ident()
         return (Error.cudaSuccess,)
 
     def cudaStreamEndCapture(self, stream: int) -> tuple[Error, Any]:
+        if threading.get_ident() != self.capturing_thread:
+            return Error.cudaErrorStreamCaptureWrongThread, None
         work = self.recorded.pop(stream)
         return (Error.cudaSuccess, work) if self.world.captures else (Error.cudaErrorStreamCaptureUnsupported, None)
 

@@ -9,4 +9,4 @@ from nestforge.runtime.onnxruntime_gpu_provider import Provider
 def host_provider(device: HostDevice | None = None) -> Provider:
     """ONNX Runtime's kernels for the processor, with weights as views of a store in ``device``'s memory."""
     here = device or HostDevice()
-    return Provider("host", ("CPUExecutionProvider",), True, lambda: here, lambda *_: [{}])
+    return Provider("host", ("CPUExecutionProvider",), True, False, lambda: here, lambda *_: [{}])

@@ -9,7 +9,9 @@ Shapes: ``B`` rows of a request, ``n`` rows in the chain, ``s`` steps, ``H`` hid
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from threading import BoundedSemaphore
 from time import perf_counter
 
 import numpy as np
@@ -27,7 +29,8 @@ from .policy import ExitPolicy, check_count
 from .segments import segments_of
 from .workspace import Workspace
 
-# Workspaces that wait for the next request; more requests at once make their own.
+# Workspaces that wait for the next request. More requests at once make their own on the processor. On a device, where
+# runs follow each other anyway, they wait: what sessions captured for a workspace they keep, so the chain keeps it too.
 _KEPT = 4
 
 
@@ -97,6 +100,8 @@ class ExitChain:
         self._flops: dict[tuple[int, int, Cover], list[int]] = {}
         self._idle: list[Workspace | DeviceWorkspace] = []
         self._kept = _KEPT
+        on_device = self._segments[0].device_source is not None
+        self._turns: AbstractContextManager[object] = BoundedSemaphore(_KEPT) if on_device else nullcontext()
 
     def run(
         self, feeds: Mapping[str, Array], policy: ExitPolicy, watch: Callable[[SegmentRun], None] | None = None
@@ -132,17 +137,18 @@ class ExitChain:
         """As ``run``, on inputs of this ``shape`` that have been checked."""
         check_count(policy.thresholds, self.exits)
         self._check_fits(shape)
-        try:
-            workspace = self._idle.pop()
-        except IndexError:
-            workspace = self._new_workspace()
-        try:
-            return self._walk(workspace, feeds, shape, policy, watch)
-        finally:
-            if len(self._idle) < self._kept:
-                self._idle.append(workspace)
-            else:
-                workspace.close()
+        with self._turns:
+            try:
+                workspace = self._idle.pop()
+            except IndexError:
+                workspace = self._new_workspace()
+            try:
+                return self._walk(workspace, feeds, shape, policy, watch)
+            finally:
+                if len(self._idle) < self._kept:
+                    self._idle.append(workspace)
+                else:
+                    workspace.close()
 
     def _new_workspace(self) -> Workspace | DeviceWorkspace:
         # A cover has fewer spare rows than the largest batch.

@@ -87,6 +87,46 @@ def test_nobody_waits_for_the_stream_while_another_thread_holds_it(
     device.release()
 
 
+def test_a_capture_that_was_refused_half_way_is_ended_by_the_thread_that_began_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuda.bindings import runtime as cudart
+    from nestforge.runtime.cuda_device import take_cuda_device
+
+    device = take_cuda_device()
+    before = device.perform(threading.current_thread)
+    began = device.perform(lambda: cudart.cudaStreamBeginCapture(device.stream.handle, 0))
+    assert began == (cudart.cudaError_t.cudaSuccess,)
+    device.end_capture()
+    assert cudart.cudaStreamIsCapturing(device.stream.handle)[1] == 0
+    assert device.perform(threading.current_thread) is not before  # CUDA keeps the last error of each thread
+    assert not before.is_alive()
+    ended: list[object] = []
+    monkeypatch.setattr(cudart, "cudaStreamEndCapture", ended.append)
+    device.end_capture()  # where nothing is captured, nothing is ended
+    assert not ended
+    device.release()
+    assert not world.allocated
+
+
+def test_sessions_run_in_the_devices_own_thread_on_its_gpu(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import runtime as cudart
+    from nestforge.runtime.cuda_device import take_cuda_device
+
+    chosen: list[tuple[int, int]] = []
+    choose = cudart.cudaSetDevice
+    monkeypatch.setattr(
+        cudart, "cudaSetDevice", lambda index: chosen.append((threading.get_ident(), index)) or choose(index)
+    )
+    device = take_cuda_device()
+    ident = device.perform(threading.get_ident)
+    assert ident != threading.get_ident()
+    assert (ident, 0) in chosen
+    thread = device.perform(threading.current_thread)
+    device.release()
+    assert not thread.is_alive()
+
+
 def test_weights_that_do_not_fit_are_one_line(world: World, tmp_path: Path) -> None:
     from nestforge.runtime.cuda_device import take_cuda_device
 

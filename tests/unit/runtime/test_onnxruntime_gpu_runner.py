@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from exit_bundles import weights, write_exits_bundle
+from gpu_stand_in import CapturingSession, Gpu, provider_on
 from host_provider import host_provider
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
@@ -22,7 +23,6 @@ from nestforge.runtime.device_store import StoreUse
 from nestforge.runtime.feeds import random_feeds
 from nestforge.runtime.manifest import EngineEntry
 from nestforge.runtime.onnxruntime_gpu_runner import OnnxRuntimeGpuRunner
-from nestforge.runtime.onnxruntime_gpu_session import GpuSession
 from nestforge.runtime.runner import runner_for
 
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
@@ -178,50 +178,26 @@ def test_what_is_not_the_manifests_engine_is_refused(bundle: Bundle, device: Hos
     assert device.allocated_bytes == 0
 
 
-class Recorded(GpuSession):
-    """A session whose ``options`` are those of a GPU's; where they ask for a CUDA graph it may refuse."""
-
-    refuses = ""
-    opened: list[dict[str, str]]
-
-    def __init__(self, path: Path, provider: Any, device: Any, views: Any, options: list[dict[str, str]]) -> None:
-        self.opened.append(options[0])
-        if options[0]["enable_cuda_graph"] == "1" and self.refuses == "open":
-            raise BundleIncompatibleError(f"{path}: This session cannot use the graph capture feature")
-        if self.refuses == "memory":
-            raise BundleIncompatibleError(f"{path}: CUDA failure 2: out of memory")
-        super().__init__(path, provider, HostDevice(), {n: replace(v, kind="cpu") for n, v in views.items()}, [{}])
-        inner, refuses = self.session, self.refuses
-
-        class Session:
-            def __init__(self) -> None:
-                self.graphs: list[str] = []
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(inner, name)
-
-            def release_captured_graph(self, number: int) -> None:
-                self.graphs.append(f"release {number}")
-
-            def run_with_iobinding(self, binding: Any, run: Any) -> None:
-                number = run.get_run_config_entry("gpu_graph_id") if options[0]["enable_cuda_graph"] == "1" else "none"
-                self.graphs.append(number)
-                if number != "none" and refuses == "run":
-                    raise RuntimeError("CUDA failure 900: operation not permitted when stream is capturing")
-                if refuses == "memory in the first run":
-                    raise RuntimeError("Failed to allocate memory for requested buffer of size 99")
-                assert run.get_run_config_entry("disable_synchronize_execution_providers") == "1"
-                inner.run_with_iobinding(binding, run)
-
-        self.session = Session()
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    found = Gpu()
+    yield found
+    found.thread.close()
+    assert found.allocated_bytes == 0
 
 
-class Gpu(HostDevice):
-    kind = "cuda"
+def session_class(monkeypatch: pytest.MonkeyPatch, refuses: str = "") -> type[CapturingSession]:
+    """The class of all sessions from here on."""
+    session = type("Session", (CapturingSession,), {"refuses": refuses, "opened": []})
+    monkeypatch.setattr(module, "GpuSession", session)
+    return session
 
 
-def gpu_provider(gpu: Gpu) -> Any:
-    return replace(host_provider(gpu), options=lambda _, capture, __: [{"enable_cuda_graph": str(int(capture))}])
+def arrays_on(gpu: Gpu, feeds: dict[str, np.ndarray]) -> dict[str, DeviceArray]:
+    arrays = {n: DeviceArray(gpu.allocate(a.nbytes), str(a.dtype), a.shape) for n, a in feeds.items()}
+    for name, array in feeds.items():
+        gpu.to_device(arrays[name].address, array)
+    return arrays
 
 
 REFUSALS = {
@@ -233,46 +209,110 @@ REFUSALS = {
 
 @pytest.mark.parametrize("refuses", REFUSALS)
 def test_runs_are_captured_where_onnx_runtime_captures_them(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, refuses: str
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu, refuses: str
 ) -> None:
-    session = type("Session", (Recorded,), {"refuses": refuses, "opened": []})
-    monkeypatch.setattr(module, "GpuSession", session)
-    gpu, captured = Gpu(), not refuses
-    provider = gpu_provider(gpu)
+    session, captured = session_class(monkeypatch, refuses), not refuses
     engine = bundle.manifest.engines[0]
     feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
-    with OnnxRuntimeGpuRunner(bundle, engine, provider) as runner, runner_for(bundle, engine, "shared", 1) as known:
+    runner = OnnxRuntimeGpuRunner(bundle, engine, provider_on(gpu))
+    with runner, runner_for(bundle, engine, "shared", 1) as known:
         assert runner.is_captured is captured
         assert (runner.capture_refusal or "None").endswith(str(REFUSALS[refuses]))
         for mine, theirs in zip(runner.run(feeds), known.run(feeds), strict=True):
             np.testing.assert_array_equal(mine, theirs)
-        assert runner._session is not None
-        assert runner._session.session.graphs == (["1", "1"] if captured else ["none", "none"])
-        arrays = {n: DeviceArray(gpu.allocate(a.nbytes), str(a.dtype), a.shape) for n, a in feeds.items()}
-        for name, array in feeds.items():
-            gpu.to_device(arrays[name].address, array)
+        opened = runner._session
+        assert isinstance(opened, CapturingSession)
+        assert opened.calls == (["1", "1"] if captured else ["none", "none"])
+        arrays = arrays_on(gpu, feeds)
         total = DeviceArray(gpu.allocate(64), "float32", (1, 16))
         call = runner.bind_device(arrays, {"total": total})  # a graph of its own, for it has addresses of its own
         call()
         call.close()
-        assert runner._session.session.graphs[2:] == (["2", "release 2"] if captured else ["none"])
+        assert opened.calls[2:] == (["2"] if captured else ["none"])
         for array in (*arrays.values(), total):
             gpu.free(array.address)
     assert [options["enable_cuda_graph"] for options in session.opened] == (["1"] if captured else ["1", "0"])
-    assert gpu.allocated_bytes == 0
+    # What a refused run left behind is ended before its session closes; one that never ran leaves nothing.
+    assert gpu.ended == (refuses == "run")
+
+
+def test_a_session_keeps_a_bounded_number_of_graphs(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
+    """ONNX Runtime releases none before a session closes: the same places get the same one, however often they are
+    bound, and places beyond the bound are run call by call. All answer from where they were bound."""
+    monkeypatch.setattr(module, "_MAX_CAPTURED", 3)
+    session_class(monkeypatch)
+    engine = bundle.manifest.engines[0]
+    seeds = range(4)
+    cases = [random_feeds(bundle.manifest.inputs, engine.bucket, seed) for seed in seeds]
+    placed = [arrays_on(gpu, feeds) for feeds in cases]
+    totals = [DeviceArray(gpu.allocate(64), "float32", (1, 16)) for _ in seeds]
+    with OnnxRuntimeGpuRunner(bundle, engine, provider_on(gpu)) as runner:
+        wanted = [runner.run(feeds)[1] for feeds in cases]
+        opened = runner._session
+        assert isinstance(opened, CapturingSession)
+        for _ in range(3):
+            opened.calls.clear()
+            for seed in seeds:
+                call = runner.bind_device(placed[seed], {"total": totals[seed]})
+                call()
+                found = np.empty((1, 16), np.float32)
+                gpu.to_host(found, totals[seed].address)
+                np.testing.assert_array_equal(found, wanted[seed])
+                call.close()
+            assert opened.calls == ["2", "3", "-1", "-1"]
+        assert len(opened.graphs) == 3
+    for array in (*totals, *(array for arrays in placed for array in arrays.values())):
+        gpu.free(array.address)
+
+
+def test_all_sessions_of_a_gpu_run_in_one_thread(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
+    """ONNX Runtime keeps graphs and handles for each thread that runs a session."""
+    session_class(monkeypatch)
+    first, second = (OnnxRuntimeGpuRunner(bundle, e, provider_on(gpu)) for e in bundle.manifest.engines[:2])
+    wrong: list[int] = []
+    with first, second:
+
+        def work(seed: int) -> None:
+            runner = (first, second)[seed % 2]
+            feeds = random_feeds(bundle.manifest.inputs, runner.engine.bucket, seed)
+            known = runner.run(feeds)
+            for _ in range(20):
+                wrong.extend(
+                    [seed] * any(not np.array_equal(a, b) for a, b in zip(runner.run(feeds), known, strict=True))
+                )
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        sessions = [runner._session for runner in (first, second)]
+        assert not wrong
+        assert len({ident for session in sessions for ident in session.threads}) == 1  # type: ignore[union-attr]
+        assert [len(session.graphs) for session in sessions] == [1, 1]  # type: ignore[union-attr]
+        assert threading.get_ident() not in sessions[0].threads  # type: ignore[union-attr]
+
+
+def test_tensorrt_inside_onnx_runtime_captures_nothing(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu, tmp_path: Path
+) -> None:
+    """Its sessions keep one graph, and would start it for any other binding: see the chains."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    session = session_class(monkeypatch)
+    with OnnxRuntimeGpuRunner(bundle, bundle.manifest.engines[0], provider_on(gpu, "tensorrt")) as runner:
+        assert not runner.is_captured
+        assert runner.capture_refusal is None
+    assert [options["trt_cuda_graph_enable"] for options in session.opened] == ["0"]
 
 
 @pytest.mark.parametrize("refuses", ["memory", "memory in the first run"])
 def test_too_little_memory_is_no_reason_to_open_an_engine_without_a_graph(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, refuses: str
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu, refuses: str
 ) -> None:
-    session = type("Session", (Recorded,), {"refuses": refuses, "opened": []})
-    monkeypatch.setattr(module, "GpuSession", session)
-    gpu = Gpu()
+    session = session_class(monkeypatch, refuses)
     with pytest.raises(BundleIncompatibleError, match=r"out of memory$|Failed to allocate memory for .* size 99$"):
-        OnnxRuntimeGpuRunner(bundle, bundle.manifest.engines[0], gpu_provider(gpu)).__enter__()
+        OnnxRuntimeGpuRunner(bundle, bundle.manifest.engines[0], provider_on(gpu)).__enter__()
     assert len(session.opened) == 1
-    assert gpu.allocated_bytes == 0
 
 
 def test_a_runner_forgets_calls_that_were_closed(bundle: Bundle, device: HostDevice) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -247,3 +248,43 @@ def test_a_plan_of_another_engine_is_refused(bundle: Bundle, world: World) -> No
         BundleCorruptError, match=r"inputs are input_ids INT64 \[2, 16\], .* the manifest says input_ids"
     ):
         runner_of(bundle, small).__enter__()
+
+
+def test_lanes_are_made_and_closed_under_the_devices_lock(
+    bundle: Bundle, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What allocates or frees memory of the GPU in any thread breaks a capture that ONNX Runtime has under way there;
+    the runs themselves take no turns."""
+    engine = bundle.manifest.engines[0]
+    list_plan(bundle, engine)
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    runner: Any = runner_of(bundle, engine)
+    module = sys.modules[type(runner).__module__]  # the one that the stand-ins brought in
+    lock: Any = None
+    held: list[tuple[str, bool]] = []
+
+    def note(what: str) -> None:
+        nonlocal lock
+        lock = lock or runner._device.lock
+        held.append((what, lock._is_owned()))
+
+    class Lane(module.Lane):  # type: ignore[name-defined, misc]
+        def __init__(self, *args: Any) -> None:
+            note("make")
+            super().__init__(*args)
+
+        def run(self, *args: Any) -> None:
+            note("run")
+            super().run(*args)
+            if len(held) == 2:  # another lane, beside this one
+                runner.run(feeds)
+
+        def close(self) -> None:
+            note("close")
+            super().close()
+
+    monkeypatch.setattr(module, "Lane", Lane)
+    with runner:
+        runner.run(feeds)
+    lane = [("make", True), ("run", False)]
+    assert held == [*lane, *lane, ("close", True), ("close", True)]

@@ -3,6 +3,8 @@ stand-in plays, with plans of TensorRT. Answers are whole numbers, so they are e
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +14,13 @@ import numpy as np
 import pytest
 from exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_exits_bundle
 from fake_tensorrt import World, host_with_gpu, list_plans
+from gpu_stand_in import CapturingSession, Gpu, provider_on
 from host_provider import host_provider
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleError
+from nestforge.runtime import onnxruntime_gpu_runner
 from nestforge.runtime.bundle import Bundle, open_bundle
 from nestforge.runtime.device import HostDevice
 from nestforge.runtime.engine_pool import EnginePool
@@ -85,7 +89,7 @@ def test_it_answers_as_the_ordinary_chain_does(
 def test_what_engines_keep_for_a_chain_is_bounded(
     exits_bundle: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More requests at once than workspaces are kept make their own, whose bindings go with them."""
+    """The bindings of a workspace go with it."""
     pool = pool_of(open_bundle(exits_bundle), device)
     chain = ExitChain(pool._bundle, "depth4", pool, ())
 
@@ -105,6 +109,80 @@ def test_what_engines_keep_for_a_chain_is_bounded(
     for seed in range(20):  # the first of them still uses the workspace that was kept
         ask(seed)
         assert bindings() == engines
+    pool.close()
+    chain.release()
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    found = Gpu()
+    yield found
+    found.thread.close()
+    assert found.allocated_bytes == 0
+
+
+@pytest.mark.parametrize("most", [64, 3])
+@pytest.mark.parametrize("name", ["cuda", "tensorrt"])
+def test_captured_runs_answer_from_the_workspace_they_are_asked_for(
+    exits_bundle: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, most: int
+) -> None:
+    """Sessions start a graph for the addresses that it was captured with, as ONNX Runtime's do: on either provider, on
+    one thread and on several, and where they may not keep a graph for every place."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(onnxruntime_gpu_runner, "_MAX_CAPTURED", most)
+    monkeypatch.setattr(onnxruntime_gpu_runner, "GpuSession", type("S", (CapturingSession,), {"opened": []}))
+    bundle = open_bundle(exits_bundle)
+    held = {engine.id: "shared" for engine in bundle.manifest.engines}
+    pools = EnginePool(bundle, held, 1), EnginePool(bundle, held, 1, provider_on(gpu, name))
+    ordinary, resident = (ExitChain(bundle, "depth4", pool, ()) for pool in pools)
+    policies = ExitPolicy((0.25, 0.5), "<="), ExitPolicy((-1.0, -1.0), "<=")
+    cases = [
+        (requests(lengths, seed=seed), policy)
+        for seed, lengths in enumerate(([3, 16, 8], [8] * 8, [1], [16, 2, 2, 2, 9, 9]))
+        for policy in policies
+    ]
+    wanted = [ordinary.run(*case).logits for case in cases]
+    wrong: list[int] = []
+
+    def ask(start: int) -> None:
+        for turn in range(3 * len(cases)):
+            number = (start + turn) % len(cases)
+            if not np.array_equal(resident.run(*cases[number]).logits, wanted[number]):
+                wrong.append(number)
+
+    ask(0)
+    threads = [threading.Thread(target=ask, args=(start,)) for start in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(resident._idle) <= 4
+    sessions = [runner._session for runner in pools[1]._open.values()]  # type: ignore[attr-defined]
+    assert max(len(session.graphs) for session in sessions) <= (most if name == "cuda" else 0)
+    for pool, chain in zip(pools, (ordinary, resident), strict=True):
+        pool.close()
+        chain.release()
+
+
+def test_no_more_requests_than_workspaces_are_under_way_on_a_device(exits_bundle: Path, device: HostDevice) -> None:
+    """A workspace that is made and closed would leave graphs behind, which sessions do not release."""
+    pool = pool_of(open_bundle(exits_bundle), device)
+    chain = ExitChain(pool._bundle, "depth4", pool, ())
+    made: list[object] = []
+    new = chain._new_workspace
+    chain._new_workspace = lambda: made.append(None) or new()  # type: ignore[method-assign]
+
+    def ask(seed: int) -> None:
+        chain.run(requests([3, 8], seed=seed), ExitPolicy((-1.0, -1.0), "<="), lambda _: time.sleep(0.005))
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) <= 4
+    assert len(chain._idle) == len(made)
     pool.close()
     chain.release()
 
