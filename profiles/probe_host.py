@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata, util
@@ -18,8 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from ..errors import ProfileError
+from ..errors import OutputError, ProfileError
 from ..strict import structure, unstructure
+from ..whole_file import write_whole
 from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates, read_profile
 
 HOST_PROFILE_NAME = "host-cpu"
@@ -121,8 +121,9 @@ def _cached_rates(facts: HostFacts, refresh: bool) -> Rates:
                 return structure(Rates, json.loads(path.read_bytes()), str(path), ProfileError)
     rates = measure_host_rates(facts.cores)
     if path is not None:
-        with contextlib.suppress(OSError):
-            _replace(path, json.dumps(unstructure(rates)))
+        data = json.dumps(unstructure(rates)).encode()
+        with contextlib.suppress(OutputError):
+            write_whole(path, lambda stream: stream.write(data), "the rates", mode=0o600)
     return rates
 
 
@@ -139,17 +140,6 @@ def _rates_key(facts: HostFacts) -> str:
 
 def _hash(key: list[object]) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _replace(path: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
 
 
 def _installed_backends() -> Iterator[tuple[str, str]]:

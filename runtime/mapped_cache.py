@@ -11,22 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import OutputError
 from ..profiles.probe_host import probe_host
+from ..whole_file import folder_beside, remove_unfinished
 from .bundle import Bundle
 from .manifest import WEIGHTS_NAME, EngineEntry
 from .private_files import private_folder
 
 # Part of the key: raised when engines are packed with other settings.
 _PACKING = 1
-_BUILDING = ".building-"
-_STALE_SECONDS = 24 * 3600
 _ENGINE = "engine.onnx"
 _WEIGHTS = "engine.bin"
 _RECEIPT = "receipt.json"
@@ -84,20 +81,10 @@ def _version() -> str:
 
 def _sweep(root: Path) -> None:
     """Removes what no process of this ONNX Runtime will read; engines that are open keep their mapped bytes."""
+    remove_unfinished(root)
     for folder in root.iterdir():
-        if folder.name.startswith(_BUILDING):
-            unwanted = time.time() - _changed(folder) > _STALE_SECONDS
-        else:
-            unwanted = not folder.name.startswith(f"{_version()}-")
-        if unwanted:
+        if not folder.name.startswith((".", f"{_version()}-")):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _changed(folder: Path) -> float:
-    try:
-        return folder.stat().st_mtime
-    except FileNotFoundError:  # another process finished this build, or swept it out, a moment ago
-        return time.time()
 
 
 def _intact(folder: Path) -> bool:
@@ -119,8 +106,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _build(folder: Path, build: Callable[[Path, str], None]) -> None:
-    fresh = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=folder.parent))
-    try:
+    with folder_beside(folder.parent) as fresh:
         build(fresh / _ENGINE, _WEIGHTS)
         (fresh / _RECEIPT).write_text(json.dumps(_hashes(fresh)))
         # Another process may have been first; what it left may be in use, and is as good if it is whole.
@@ -131,8 +117,6 @@ def _build(folder: Path, build: Callable[[Path, str], None]) -> None:
             except OSError:
                 if not _intact(folder):
                     raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _processor() -> str:

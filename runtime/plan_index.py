@@ -18,11 +18,11 @@ from typing import Any, Final, Literal
 from ..errors import BundleCorruptError, BundleFormatError, BundleIncompatibleError
 from ..profiles.tensorrt_options import TensorRTOptions
 from ..strict import structure, unstructure
+from ..whole_file import write_whole
 from .bundle import Bundle, read_json
 from .manifest import PLANS_NAME, WEIGHTS_NAME, EngineEntry
 from .private_files import KEY_VARIABLE, plan_key
 from .read_manifest import is_plain_name, no_constant, unique_keys
-from .whole_file import write_whole
 
 PLAN_SUFFIX = ".plan"
 # 1: first published schema.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from pathlib import Path
 
 from ..errors import OutputError
 from ..profiles.probe_host import cache_folder
+from ..whole_file import write_whole
 
 _KEY_BYTES = 32
 # Names a key file in place of this host's own, so that the machines of one fleet accept each other's plans.
@@ -48,16 +48,12 @@ def plan_key() -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Written beside and linked, so that two processes at once end with one key and none ever reads half of one."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    key = secrets.token_bytes(_KEY_BYTES)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(_KEY_BYTES))
-        with contextlib.suppress(FileExistsError):  # another process was first
-            os.link(beside, path)
-    finally:
-        beside.unlink()
+        write_whole(path, lambda stream: stream.write(key), "the plan key", new=True, mode=0o600)
+    except OutputError:
+        if not path.exists():  # else another process was first
+            raise
 
 
 def _require_private(path: Path) -> None:

@@ -6,9 +6,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from ..errors import OutputError
 from ..runtime.calibrate.budget import parse_budget
 from ..runtime.exits.calibration import CalibratedPolicy, Costs
+from ..whole_file import write_whole
 
 FORMATS = (".svg", ".png")
 
@@ -32,13 +32,7 @@ def plot_exits(policy: CalibratedPolicy, path: Path) -> bool:
         drawn = BytesIO()
         suffix = path.suffix[1:].lower()
         figure.savefig(drawn, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
-    try:
-        with path.open("xb") as file:
-            file.write(drawn.getvalue())
-    except FileExistsError:
-        raise OutputError(f"{path}: exists already; choose another file") from None
-    except OSError as failure:
-        raise OutputError(f"{path}: cannot be written ({failure.strerror})") from failure
+    write_whole(path, lambda stream: stream.write(drawn.getvalue()), "the plot", new=True)
     return True
 
 

@@ -31,7 +31,7 @@ from ...runtime.plan_index import (
     write_plans,
 )
 from ...runtime.tensorrt_here import require_tensorrt
-from ...runtime.whole_file import write_whole
+from ...whole_file import write_whole
 from ..clock import Progress, silent
 from ..precision.host_graphs import host_bundle
 from .graphs import require_supported

@@ -7,7 +7,6 @@ compiled kernels, which TensorRT runs. It may be deleted at any time.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +14,10 @@ from pathlib import Path
 
 import tensorrt as trt
 
+from ...file_lock import alone
 from ...runtime.plan_index import Gpu
 from ...runtime.private_files import private_folder
-from ...runtime.whole_file import write_whole
+from ...whole_file import write_whole
 
 
 def timing_cache_file(gpu: Gpu) -> Path:
@@ -37,13 +37,14 @@ def timing_cache(config: trt.IBuilderConfig, path: Path) -> Iterator[None]:
         cache = config.create_timing_cache(b"")  # a damaged file costs its timings, no more
         config.set_timing_cache(cache, ignore_mismatch=False)
     yield
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = path.with_suffix(".lock")
+    lock.touch()
+    with alone(lock):
         others = config.create_timing_cache(_kept(path))
         if others is not None:
             cache.combine(others, ignore_mismatch=False)  # says no to a damaged file, and changes nothing
-        write_whole(path, lambda stream: stream.write(bytes(memoryview(cache.serialize()))), "the timing cache")
-        path.chmod(0o600)
+        timings = bytes(memoryview(cache.serialize()))
+        write_whole(path, lambda stream: stream.write(timings), "the timing cache", mode=0o600)
 
 
 def _kept(path: Path) -> bytes:

@@ -6,20 +6,20 @@ hash instead. docs/exits.md says what the figures mean.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from ...errors import BundleCorruptError, BundleFormatError, SelectionError
+from ...file_lock import alone
 from ...strict import structure, unstructure
+from ...whole_file import write_whole
 from ..bundle import Bundle, read_json
 from ..read_manifest import no_constant, unique_keys
-from ..whole_file import write_whole
 from .policy import Compare, ExitPolicy, Rule
 
 # 1 (2026-11): first published schema.
@@ -199,26 +199,10 @@ def keep_policy(bundle: Bundle, policy: CalibratedPolicy, default: bool) -> Cali
 
     Raises OutputError where it cannot be written, BundleError where what is there cannot be read.
     """
-    with _alone(bundle.path):
+    with alone(bundle.path):
         kept = (read_calibration(bundle) or empty_calibration(bundle)).with_policy(policy, default)
         write_calibration(bundle, kept)
     return kept
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Waits until no other process keeps a policy in ``folder``, where the system can lock one."""
-    descriptor = None
-    with contextlib.suppress(ImportError, OSError):
-        import fcntl
-
-        descriptor = os.open(folder, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def _problems(calibration: Calibration, bundle: Bundle) -> Iterable[str]:

@@ -13,10 +13,10 @@ import numpy as np
 
 from ...errors import InputError
 from ...strict import structure, unstructure
+from ...whole_file import write_whole
 from ..arrays import Array
 from ..npz import read_npz
 from ..read_manifest import no_constant, unique_keys
-from ..whole_file import write_whole
 from .identity import INDEX_SCHEMA_VERSION, IndexIdentity, identity_problems
 
 # An index is held in memory whole.

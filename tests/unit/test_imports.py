@@ -1,4 +1,4 @@
-"""Imports point one way: elastic, errors, strict, workload <- profiles <- runtime <- exporters <- compiler <- tools.
+"""Imports point one way: what everything shares <- profiles <- runtime <- exporters <- compiler <- tools.
 
 A package may import those before it in this row and itself, and no other. Of the runtime the exporters may use the
 manifest's types alone. What the device runs imports nothing that only a compiling machine has.
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BASE = ("elastic", "errors", "strict", "workload")
+BASE = ("elastic", "errors", "file_lock", "strict", "whole_file", "workload")
 ROW = ("profiles", "runtime", "exporters", "compiler", "tools")
 # Third-party packages per layer; torch and what comes with it stand only where a compiling machine is needed anyway.
 DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "tensorrt", "cuda", "tokenizers"}

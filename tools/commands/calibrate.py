@@ -11,6 +11,7 @@ import click
 from ...errors import OutputError
 from ...runtime.exits.policy import Compare, Rule
 from ...strict import unstructure
+from ...whole_file import require_new
 from ..console import print_facts, print_json, print_table, working
 from ..options import bundle_argument, json_option
 
@@ -83,10 +84,8 @@ def command(
 
     if plot is not None and plot.suffix.lower() not in FORMATS:
         raise click.UsageError(f"--plot: expected a file that ends in {' or '.join(FORMATS)}")
-    if plot is not None and plot.exists():
-        raise OutputError(f"{plot}: exists already; choose another file")
-    if plot is not None and not plot.absolute().parent.is_dir():
-        raise OutputError(f"{plot}: cannot be written (no such folder)")
+    if plot is not None:
+        require_new(plot)
     limit = parse_budget(budget)
     opened = open_bundle(bundle)
     read_calibration(opened)  # one that cannot be read is refused before any work

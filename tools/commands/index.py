@@ -7,8 +7,8 @@ from typing import Literal
 
 import click
 
-from ...errors import OutputError
 from ...runtime.residency import RESIDENCIES, Residency
+from ...whole_file import require_new
 from ..console import print_facts, print_json, working
 from ..options import bundle_argument, json_option
 from ..text_lines import read_text_lines
@@ -62,10 +62,7 @@ def command(
         raise click.UsageError("expected either --text or --data")
     if truncate and text is None:
         raise click.UsageError("--truncate is for --text")
-    if output.exists():
-        raise OutputError(f"{output}: exists already; choose another file")
-    if not output.absolute().parent.is_dir():
-        raise OutputError(f"{output}: cannot be written (no such folder)")
+    require_new(output)
     blank = 0
     with load(bundle, residency=residency) as model, working() as progress:
         if text is not None:

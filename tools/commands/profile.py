@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from ...errors import OutputError
 from ...profiles.device_profile import profile_data
 from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
+from ...whole_file import require_new, write_whole
 from ..console import print_json, working
 from ..options import json_option
 
@@ -23,15 +23,13 @@ def command(output: Path | None, as_json: bool) -> None:
     The result is what --profile accepts. Edit the copy: its name, its buckets and above all its budgets are yours
     to choose.
     """
-    if output is not None and output.exists():
-        raise OutputError(f"{output}: exists already; choose another file")
+    if output is not None:
+        require_new(output)
     with working():
         profile = host_profile(refresh=True)
     if output is not None:
-        try:
-            output.write_text(dump_profile(profile), encoding="utf-8")
-        except OSError as failure:
-            raise OutputError(f"{output}: cannot be written ({failure.strerror})") from failure
+        text = dump_profile(profile)
+        write_whole(output, lambda stream: stream.write(text.encode()), "the profile", new=True)
         click.echo(f"wrote {output}", err=True)
     if as_json:
         print_json(profile_data(profile))

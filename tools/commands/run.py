@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
-from ...errors import OutputError
 from ...runtime.answer import Answer, ExitRows
 from ...runtime.npz import read_npz
 from ...runtime.residency import RESIDENCIES, Residency
+from ...whole_file import require_new, write_whole
 from ..best_answers import Best, best_answers
 from ..console import print_facts, print_json, print_table
 from ..options import bundle_argument, json_option, provider_option
@@ -86,8 +84,8 @@ def command(
         raise click.UsageError("expected at most one of --budget, --latency-ms, --deadline-ms and --submodel")
     if truncate and not texts:
         raise click.UsageError("--truncate is for --text")
-    if output is not None and output.exists():
-        raise OutputError(f"{output}: exists already; choose another file")
+    if output is not None:
+        require_new(output)
     residency = residency or ("shared" if provider == "cpu" else "auto")
     # A deadline counts from the call, so nothing opens after it.
     with load(bundle, residency=residency, preload=deadline_ms is not None, provider=provider) as model:
@@ -103,7 +101,8 @@ def command(
         )
         best = best_answers(model.bundle, answer, model.token_counts(texts) if texts else None)
     if output is not None:
-        _write_arrays(output, answer.outputs)
+        arrays = answer.outputs
+        write_whole(output, lambda stream: np.savez(stream, **arrays), "the answer", new=True)  # type: ignore[arg-type]
     if as_json:
         print_json({**_answer_data(answer), "best": None if best is None else {"what": best[0], "rows": best[1]}})
         return
@@ -117,14 +116,6 @@ def _asked_exits(text: str) -> str | tuple[float, ...] | float:
     except ValueError:
         return text
     return numbers if len(numbers) > 1 else numbers[0]
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    try:
-        with path.open("xb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # the stubs take a flag by keyword too
-    except OSError as failure:
-        raise OutputError(f"{path}: cannot be written ({failure.strerror})") from failure
 
 
 def _answer_data(answer: Answer) -> dict[str, Any]:

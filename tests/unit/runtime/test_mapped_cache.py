@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime
 import pytest
+from killed import die, killed
 from nestforge.errors import OutputError
 from nestforge.profiles.probe_host import cache_folder
 from nestforge.runtime.bundle import Bundle, open_bundle
 from nestforge.runtime.mapped_cache import drop_mapped, is_mapped, mapped_engine
+from nestforge.whole_file import folder_beside
 
 
 class Builder:
@@ -61,16 +61,16 @@ def test_lies_in_the_projects_one_cache_and_is_private(cache: Path, mapped: Call
 def test_a_new_entry_sweeps_out_what_nobody_will_read(cache: Path, mapped: Callable[..., Path]) -> None:
     kept = mapped(Builder())
     other = cache / "1.0.0-abc"
-    stale, fresh = cache / ".building-stale", cache / ".building-fresh"
-    for folder in (other, stale, fresh):
-        folder.mkdir()
-        (folder / "engine.bin").write_bytes(b"old")
-    day_ago = time.time() - 25 * 3600
-    os.utime(stale, (day_ago, day_ago))
-    mapped(Builder())  # nothing is built, so nothing is swept
-    assert len(list(cache.iterdir())) == 4
-    new = mapped(Builder(), 1)
-    assert set(cache.iterdir()) == {kept.parent, new.parent, fresh}
+    other.mkdir()
+    (other / "engine.bin").write_bytes(b"old")
+    killed(lambda: mapped(die, 1))
+    with folder_beside(cache) as building:
+        mapped(Builder())  # nothing is built, so nothing is swept
+        assert len(list(cache.iterdir())) == 6
+        new = mapped(Builder(), 1)
+        assert {path for path in cache.iterdir() if not path.name.startswith(".")} == {kept.parent, new.parent}
+        assert building.exists()
+    assert set(cache.iterdir()) == {kept.parent, new.parent}
     assert kept.parent.name.startswith(f"{onnxruntime.__version__}-")
 
 

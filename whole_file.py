@@ -1,0 +1,149 @@
+"""Files that appear whole or not at all, wherever their writer is stopped.
+
+A writer fills a file beside the destination, waits until it has reached the disk, and gives it its name in one step.
+Until then it holds a lock on that file. What a killed writer left has none; the next writer in the folder removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from . import file_lock
+from .errors import OutputError
+
+_PREFIX, _SUFFIX = ".nestforge-", ".writing"
+
+
+def write_whole(
+    path: Path, write: Callable[[IO[bytes]], object], lost: str, *, new: bool = False, mode: int = 0o666
+) -> None:
+    """Lets ``write`` fill a file that becomes ``path``, in place of one that is there unless it must be ``new``.
+
+    ``mode`` are the file's rights, less those that the umask takes away. Raises OutputError, which says that ``lost``
+    was not kept, where the system refuses; nothing is left then, nor where ``write`` raises anything else.
+    """
+    try:
+        remove_unfinished(path.parent)
+        with _claimed(path.parent, mode) as (beside, descriptor):
+            with os.fdopen(descriptor, "wb", closefd=False) as stream:
+                write(stream)
+            os.fsync(descriptor)
+            if new:
+                _link(beside, path)
+            else:
+                beside.replace(path)
+        sync_folder(path.parent)
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError as failure:
+        raise _refused(path, failure, f"; {lost} was not kept") from failure
+
+
+def require_new(path: Path) -> None:
+    """Before any work: raises OutputError for a path that exists, or in a folder where nothing can be written."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        if not path.absolute().parent.is_dir():
+            raise OutputError(f"{path}: cannot be written (no such folder)") from None
+        if not os.access(path.absolute().parent, os.W_OK):
+            raise OutputError(f"{path}: cannot be written (no right to write in its folder)") from None
+        remove_unfinished(path.parent)
+    except OSError as failure:
+        raise _refused(path, failure) from failure
+    else:
+        raise _exists(path)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes what writers in ``folder`` left when they were killed."""
+    with contextlib.suppress(OSError):
+        for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
+            with contextlib.suppress(OSError):  # its writer is at work, or it is not ours to remove
+                descriptor = os.open(left, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    file_lock.take(descriptor)
+                    _remove(left)
+                finally:
+                    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def folder_beside(parent: Path) -> Iterator[Path]:
+    """A new folder in ``parent``, of this user alone, to be filled and then renamed; what is left of it is removed."""
+    with _claimed(parent, 0o600) as (claim, _):
+        folder = _folder_of(claim)
+        folder.mkdir(mode=0o700)
+        yield folder
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in ``folder`` have reached the disk, where this user may open it."""
+    with contextlib.suppress(PermissionError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path, mode: int) -> Iterator[tuple[Path, int]]:
+    """A new file in ``folder``, open and locked; removed unless it was renamed."""
+    while True:
+        path = folder / f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            if _is_ours(path, descriptor):
+                yield path, descriptor
+                return
+        finally:
+            _remove(path)
+            os.close(descriptor)
+
+
+def _is_ours(path: Path, descriptor: int) -> bool:
+    """Locks the new file; False if another process took it, before that, for one that a killed writer left."""
+    try:
+        file_lock.take(descriptor)
+    except BlockingIOError:
+        return False
+    except OSError:  # where there are no locks nobody removes it either
+        return True
+    return path.exists()
+
+
+def _remove(claim: Path) -> None:
+    shutil.rmtree(_folder_of(claim), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        claim.unlink()
+
+
+def _folder_of(claim: Path) -> Path:
+    return claim.with_suffix(".folder")
+
+
+def _link(beside: Path, path: Path) -> None:
+    """Gives ``beside`` a second name, never over another file."""
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if os.path.lexists(path):
+            raise FileExistsError from None
+        beside.replace(path)
+
+
+def _refused(path: Path, failure: OSError, lost: str = "") -> OutputError:
+    return OutputError(f"{path}: cannot be written ({failure.strerror or failure}){lost}")
+
+
+def _exists(path: Path) -> OutputError:
+    return OutputError(f"{path}: exists already; choose another file")
