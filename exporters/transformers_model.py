@@ -90,6 +90,8 @@ def load_transformers(
         else:
             config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
         config.return_dict = True  # outputs are read by their names
+        config.use_cache = False  # one pass, whose keys and values nobody asks for
+        config.chunk_size_feed_forward = 0  # memory saved by computing the same in pieces
         cls: Any = transformers.MODEL_MAPPING[type(config)] if name is None else getattr(transformers, name)
         has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
         options = {"add_pooling_layer": False} if without_pooler and has_pooler else {}
@@ -109,7 +111,13 @@ def load_transformers(
     except Exception as failure:  # transformers raises many unrelated types for a config.json that makes no sense
         raise CheckpointError(f"{checkpoint.folder}: transformers cannot load it ({_one_line(failure)})") from failure
     _refuse_misfits(checkpoint, report)
+    _base_model_first(model)
     for parameter_name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise CheckpointError(
+                f"{checkpoint.folder}: parameter {parameter_name} of {type(model).__name__} stays "
+                f"{str(parameter.dtype).removeprefix('torch.')}; expected a model that can be loaded in float32"
+            )
         if not torch.isfinite(parameter).all():
             raise CheckpointError(f"{checkpoint.folder}: tensor {parameter_name} holds NaN or infinite values")
     frozen: torch.nn.Module = model.eval().requires_grad_(False)
@@ -124,6 +132,14 @@ def _resized(cls: Any, resize: Callable[[torch.nn.Module], None]) -> Any:
         resize(self)
 
     return type(cls.__name__, (cls,), {"__init__": init, "__module__": cls.__module__})
+
+
+def _base_model_first(model: Any) -> None:
+    """A tied parameter has the first of its names. Some classes make their head first, and would name the embedding
+    after it."""
+    parts: dict[str, torch.nn.Module] = model._modules
+    if model.base_model_prefix in parts:
+        model._modules = {model.base_model_prefix: parts[model.base_model_prefix], **parts}
 
 
 def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any]) -> None:

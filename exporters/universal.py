@@ -70,8 +70,21 @@ def load_universal(source: ModelSource) -> UniversalModel:
                 f"{source.checkpoint.folder}: tensor {cut.parameter} is not a parameter of "
                 f"{type(model.module.model).__name__}; check architectures in config.json"
             )
-    return replace(model, source=replace(source, shapes=_shapes(parameters)))
+    _refuse_other_parameters(model)
+    return model
 
 
-def _shapes(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+def _refuse_other_parameters(model: UniversalModel) -> None:
+    """Plans are made of what configuration and headers say; a module that has more, or less, is another model."""
+    source, parameters = model.source, model.parameters()
+    name_of = type(model.module.model).__name__
+    for name, parameter in parameters.items():
+        if source.shapes.get(name) != tuple(parameter.shape):
+            raise CheckpointError(
+                f"{source.checkpoint.folder}: {name_of} has a parameter {name} {list(parameter.shape)}, which "
+                "config.json does not tell; a copy of a tied weight that differs from it is such a parameter"
+            )
+    for name in source.shapes.keys() - parameters.keys():
+        raise CheckpointError(
+            f"{source.checkpoint.folder}: {name_of} has no parameter {name}, which config.json tells of"
+        )

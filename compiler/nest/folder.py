@@ -30,8 +30,9 @@ _INDEX = re.compile(r".*\.index\.json")  # of weights in several files; here the
 def refuse_unwritable(model: UniversalModel) -> None:
     """Raises CheckpointError if a weight that training changes is not in the checkpoint under its name and shape."""
     checkpoint = model.source.checkpoint
+    names = model.source.family.names_in_files(checkpoint)
     for name, weight in trainable(model).items():
-        header = checkpoint.tensors.get(name)
+        header = checkpoint.tensors.get(names.get(name, name))
         if header is None or header.shape != tuple(weight.shape):
             raise CheckpointError(
                 f"{checkpoint.folder}: parameter {name} of the loaded model is not a tensor of the weights, so a "
@@ -70,7 +71,9 @@ def _companions(folder: Path) -> list[Path]:
 
 def _weights(model: UniversalModel) -> dict[str, torch.Tensor]:
     """Every tensor of the checkpoint, as the module has it where it has one: tied copies under each of their names."""
-    loaded = {name.removeprefix(PREFIX): data for name, data in model.module.state_dict().items()}
+    names = model.source.family.names_in_files(model.source.checkpoint)
+    plain = ((name.removeprefix(PREFIX), data) for name, data in model.module.state_dict().items())
+    loaded = {names.get(name, name): data for name, data in plain}
     tensors = {}
     for name, stored in _stored(model.source.checkpoint).items():
         data = loaded.get(name, stored)

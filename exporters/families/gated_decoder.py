@@ -1,7 +1,7 @@
 """Decoders with a gated FFN, as Llama, Mistral, Qwen and Gemma have it, up to Gemma 3n. See docs/models.md.
 
-Axis per layer: ``ffn``, the neurons that gate and up make and down reads. One full-sequence pass gives the logits at
-every position; attention is causal, so what pads a text on its right changes nothing before it and no mask is needed.
+Axis per layer: ``ffn``, the neurons that gate and up make and down reads. One full-sequence pass answers at every
+position; attention is causal, so what pads a text on its right changes nothing before it and no mask is needed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ...runtime.manifest import TensorSpec, TextEntry
 from ...workload import Op
 from ..checkpoint import Checkpoint
 from ..family import Family, Signature
+from ..gated_decoder.architecture import DecoderArchitecture
 from ..gated_decoder.forward_ops import forward_ops
 from ..gated_decoder.layouts import LAYOUTS
 from ..gated_decoder.nesting import decoder_nesting
@@ -50,10 +51,9 @@ class GatedDecoderFamily(Family):
         architecture = read_architecture(checkpoint)
         tokens, vocabulary = ("batch", "sequence"), architecture.vocabulary
         ids = TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=vocabulary)
-        logits = TensorSpec("logits", "float32", (*tokens, vocabulary), role="next_tokens")
         has_text = (checkpoint.folder / "tokenizer.json").is_file()
         text = TextEntry("tokenizer.json", ids.name, None, None, None) if has_text else None
-        return Signature((ids,), (logits,), architecture.positions, text=text)
+        return Signature((ids,), _outputs(architecture), architecture.positions, text=text)
 
     def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
         return forward_ops(read_architecture(checkpoint), submodel, bucket)
@@ -77,3 +77,15 @@ class GatedDecoderFamily(Family):
 
 
 FAMILY = GatedDecoderFamily()
+
+
+def _outputs(architecture: DecoderArchitecture) -> tuple[TensorSpec, ...]:
+    head, tokens = architecture.head, ("batch", "sequence")
+    if head is None:
+        return (TensorSpec("last_hidden_state", "float32", (*tokens, architecture.hidden)),)
+    if head.to == "tokens":
+        return (TensorSpec("logits", "float32", (*tokens, architecture.answers), role="next_tokens"),)
+    if len(head.outputs) > 1:  # one number each for every position
+        return tuple(TensorSpec(name, "float32", tokens) for name in head.outputs)
+    dims = ("batch",) if head.last else tokens
+    return (TensorSpec("logits", "float32", (*dims, architecture.answers)),)

@@ -1,4 +1,4 @@
-"""Hugging Face vision transformers: ViT and DeiT, with or without a classification head.
+"""Hugging Face vision transformers: ViT and DeiT: base models, classifiers, masked image models.
 
 Axes per layer: ``ffn`` (rows of ``mlp.fc1``, columns of ``mlp.fc2``) and ``heads`` (blocks of ``head_dim`` rows of
 query, key and value, the same columns of the output projection). Images have no sequence: buckets differ in their batch
@@ -63,6 +63,9 @@ class VitFamily(Family):
         architecture = read_vit(checkpoint)
         # Rows do not see each other, so rows of zeros fill a batch up to its bucket.
         pixels = TensorSpec("pixel_values", "float32", ("batch", architecture.channels, *architecture.image), pad=0)
+        if architecture.masked:
+            mask = TensorSpec("bool_masked_pos", "int64", ("batch", architecture.patches), pad=0, high=2)
+            return Signature((pixels, mask), (TensorSpec("reconstruction", "float32", pixels.dims),))
         if architecture.head is not None:
             classes = architecture.classes
             logits = TensorSpec("logits", "float32", ("batch", classes), role="classes" if classes > 1 else None)
@@ -77,7 +80,7 @@ class VitFamily(Family):
     def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
         architecture = read_vit(checkpoint)
         hidden, image = architecture.hidden, Bucket(bucket.batch, architecture.tokens)
-        pixels = architecture.channels * architecture.patch[0] * architecture.patch[1]
+        pixels = architecture.patch_numbers
         ops = [
             linear("embeddings.projection", bucket.batch * architecture.patches, pixels, hidden),
             elementwise("embeddings.positions", image.tokens * hidden, passes=5),
@@ -87,6 +90,8 @@ class VitFamily(Family):
             heads, width = submodel[f"{at}.heads"], submodel[f"{at}.ffn"]
             ops += pre_norm_layer(at, image, hidden, heads, architecture.head_dim, width)
         ops.append(elementwise("norm", image.tokens * hidden, passes=4))
+        if architecture.masked:
+            return [*ops, linear("decoder", bucket.batch * architecture.patches, hidden, pixels)]
         ends = (("pooler", architecture.pooled), ("classifier", architecture.classes))
         return ops + [linear(name, bucket.batch, hidden, size) for name, size in ends if size]
 

@@ -23,8 +23,11 @@ def forward_ops(architecture: DecoderArchitecture, submodel: Submodel, bucket: B
     if extra is not None:
         ops += extra.last_ops(bucket, hidden)
     ops.append(elementwise("norm", tokens * hidden, passes=4))
-    ops.append(linear("lm_head", tokens, hidden, architecture.vocabulary, bias=False))
-    if architecture.logit_cap:
+    head = architecture.head
+    if head is None:
+        return ops
+    ops.append(linear(head.module, tokens, hidden, architecture.answers, head.bias))
+    if architecture.logit_cap and head.to == "tokens":
         ops.append(elementwise("lm_head.cap", tokens * architecture.vocabulary, passes=6))
     return ops
 

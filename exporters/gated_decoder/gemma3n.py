@@ -46,17 +46,17 @@ class Gemma3nParts:
             f"{at}.post_per_layer_input_norm.weight": (hidden,),
         }
 
-    def model_shapes(self, hidden: int, layers: int) -> dict[str, Shape]:
+    def model_shapes(self, prefix: str, hidden: int, layers: int) -> dict[str, Shape]:
         """Parameters outside the layers beside embedding, last norm and head."""
         own = layers * self.layer_hidden
         shapes: dict[str, Shape] = {
-            "model.embed_tokens_per_layer.weight": (self.layer_vocabulary, own),
-            "model.per_layer_model_projection.weight": (own, hidden),
-            "model.per_layer_projection_norm.weight": (self.layer_hidden,),
+            f"{prefix}embed_tokens_per_layer.weight": (self.layer_vocabulary, own),
+            f"{prefix}per_layer_model_projection.weight": (own, hidden),
+            f"{prefix}per_layer_projection_norm.weight": (self.layer_hidden,),
         }
         for stream in range(self.streams - 1):
-            shapes[f"model.altup_projections.{stream}.weight"] = (hidden, hidden)
-            shapes[f"model.altup_unembed_projections.{stream}.weight"] = (hidden, hidden)
+            shapes[f"{prefix}altup_projections.{stream}.weight"] = (hidden, hidden)
+            shapes[f"{prefix}altup_unembed_projections.{stream}.weight"] = (hidden, hidden)
         return shapes
 
     def first_ops(self, bucket: Bucket, hidden: int, layers: int) -> list[Op]:

@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class DecoderHead:
+    """What a class has behind the decoder: one linear layer, called ``module``, to tokens or to classes.
+
+    ``outputs`` are the names of what it returns, ``prefix`` the attribute that holds the decoder. ``classes`` is the
+    only number of classes that it can have. ``last``: it answers once a row, at the last token that is not padding.
+    """
+
+    module: str
+    outputs: tuple[str, ...] = ("logits",)
+    to: Literal["tokens", "classes"] = "classes"
+    bias: bool = False
+    last: bool = False
+    classes: int | None = None
+    prefix: str = "model"
+
+
+NEXT_TOKEN = DecoderHead("lm_head", to="tokens")
+SEQUENCE = DecoderHead("score", last=True)
+TOKEN = DecoderHead("score", bias=True)
+QUESTION = DecoderHead("qa_outputs", ("start_logits", "end_logits"), bias=True, classes=2)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One model type. ``defaults`` are those of the transformers class for keys that files leave out.
+    """One model type. ``classes`` are those that are read, with their heads; the first is the base model. ``defaults``
+    are those of the transformers class for keys that files leave out.
 
     ``qkv_bias``: queries, keys and values always have a bias. ``reads_attention_bias``, ``reads_mlp_bias`` and
-    ``caps``: whether the class heeds ``attention_bias``, ``mlp_bias`` and the soft caps of its config.
+    ``caps``: whether the class heeds ``attention_bias``, ``mlp_bias`` and the soft caps of its config. ``pad`` is its
+    padding token.
     """
 
-    class_name: str
+    classes: Mapping[str, DecoderHead | None]
     qkv_bias: bool = False
     reads_attention_bias: bool = False
     reads_mlp_bias: bool = False
@@ -22,10 +48,22 @@ class Layout:
     norms_around: bool = False
     caps: bool = False
     gemma3n: bool = False
+    pad: int | None = None
     defaults: Mapping[str, object] = field(default_factory=dict)
 
 
-_GEMMA: dict[str, object] = {"head_dim": 256, "tie_word_embeddings": True, "pad_token_id": 0}
+def _classes(stem: str, question: str | None = None) -> dict[str, DecoderHead | None]:
+    """``question`` is the attribute that holds the decoder in the class that answers questions, if there is one."""
+    classes: dict[str, DecoderHead | None] = {
+        f"{stem}Model": None,
+        f"{stem}ForCausalLM": NEXT_TOKEN,
+        f"{stem}ForSequenceClassification": SEQUENCE,
+        f"{stem}ForTokenClassification": TOKEN,
+    }
+    return classes | ({f"{stem}ForQuestionAnswering": replace(QUESTION, prefix=question)} if question else {})
+
+
+_GEMMA: dict[str, object] = {"head_dim": 256, "tie_word_embeddings": True}
 _GEMMA2: dict[str, object] = {
     **_GEMMA,
     "num_key_value_heads": 4,
@@ -34,32 +72,42 @@ _GEMMA2: dict[str, object] = {
 }
 
 LAYOUTS: dict[str, Layout] = {
-    "llama": Layout("LlamaForCausalLM", reads_attention_bias=True, reads_mlp_bias=True),
-    "mistral": Layout("MistralForCausalLM", defaults={"num_key_value_heads": 8}),
-    "qwen2": Layout("Qwen2ForCausalLM", qkv_bias=True, defaults={"num_key_value_heads": 32}),
+    "llama": Layout(_classes("Llama", "transformer"), reads_attention_bias=True, reads_mlp_bias=True),
+    "mistral": Layout(_classes("Mistral", "model"), defaults={"num_key_value_heads": 8}),
+    "qwen2": Layout(_classes("Qwen2", "transformer"), qkv_bias=True, defaults={"num_key_value_heads": 32}),
     "qwen3": Layout(
-        "Qwen3ForCausalLM",
+        _classes("Qwen3", "transformer"),
         reads_attention_bias=True,
         head_norms=True,
         defaults={"num_key_value_heads": 32, "head_dim": 128},
     ),
-    "gemma": Layout("GemmaForCausalLM", reads_attention_bias=True, defaults={**_GEMMA, "num_key_value_heads": 16}),
-    "gemma2": Layout("Gemma2ForCausalLM", reads_attention_bias=True, norms_around=True, caps=True, defaults=_GEMMA2),
+    "gemma": Layout(
+        _classes("Gemma"), reads_attention_bias=True, pad=0, defaults={**_GEMMA, "num_key_value_heads": 16}
+    ),
+    "gemma2": Layout(
+        _classes("Gemma2"), reads_attention_bias=True, norms_around=True, caps=True, pad=0, defaults=_GEMMA2
+    ),
     "gemma3_text": Layout(
-        "Gemma3ForCausalLM",
+        {
+            "Gemma3TextModel": None,
+            "Gemma3ForCausalLM": NEXT_TOKEN,
+            "Gemma3TextForSequenceClassification": SEQUENCE,
+        },
         reads_attention_bias=True,
         head_norms=True,
         norms_around=True,
         caps=True,
+        pad=0,
         defaults={**_GEMMA, "num_key_value_heads": 4},
     ),
     "gemma3n_text": Layout(
-        "Gemma3nForCausalLM",
+        {"Gemma3nTextModel": None, "Gemma3nForCausalLM": NEXT_TOKEN},
         reads_attention_bias=True,
         head_norms=True,
         norms_around=True,
         caps=True,
         gemma3n=True,
+        pad=0,
         defaults={**_GEMMA, "num_key_value_heads": 2, "final_logit_softcapping": 30.0},
     ),
 }

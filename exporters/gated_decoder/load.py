@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from ...errors import CheckpointError
 from ..checkpoint import Checkpoint
 from ..family import Signature
 from ..transformers_model import TransformersModule, load_transformers
@@ -14,13 +13,15 @@ from .architecture import DecoderArchitecture
 
 
 def load_decoder(checkpoint: Checkpoint, architecture: DecoderArchitecture, signature: Signature) -> TransformersModule:
-    """The module that takes ids ``[B, S]`` (int64) and returns logits ``[B, S, V]`` (float32), without a cache.
+    """The module that takes ids ``[B, S]`` (int64) and returns the signature's outputs (float32).
 
     Raises CheckpointError if weights are missing, misfit or not finite.
     """
 
     def resize(model: Any) -> None:
-        for layer, width in zip(model.model.layers, architecture.widths, strict=True):
+        for layer, width in zip(
+            model.get_submodule(architecture.prefix.rstrip(".")).layers, architecture.widths, strict=True
+        ):
             mlp, bias = layer.mlp, architecture.ffn_bias
             mlp.gate_proj = torch.nn.Linear(architecture.hidden, width, bias=bias)
             mlp.up_proj = torch.nn.Linear(architecture.hidden, width, bias=bias)
@@ -29,10 +30,5 @@ def load_decoder(checkpoint: Checkpoint, architecture: DecoderArchitecture, sign
 
     # Gemma 3n's own class knows widths per layer, the others do not.
     known = architecture.gemma3n is not None
-    model: Any = load_transformers(checkpoint, without_pooler=False, resize=None if known else resize)
-    if architecture.tied and model.lm_head.weight is not model.model.embed_tokens.weight:
-        raise CheckpointError(
-            f"{checkpoint.folder}: config.json ties the head to the embedding, but lm_head.weight differs from "
-            "model.embed_tokens.weight; set tie_word_embeddings to false"
-        )
-    return TransformersModule(model, signature, {"use_cache": False})
+    model = load_transformers(checkpoint, without_pooler=False, resize=None if known else resize)
+    return TransformersModule(model, signature)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -13,15 +13,19 @@ from ...strict import structure
 from ..checkpoint import Checkpoint
 from ..elastic_config import read_widths
 from ..stored_tensors import compare_with_headers
+from ..tensor_names import parameter_names
+from ..transformers_config import read_classes, read_pad, refuse_unhonoured
 from .architecture import DecoderArchitecture
 from .gemma3n import Gemma3nParts
-from .layouts import LAYOUTS
+from .layouts import LAYOUTS, TOKEN, DecoderHead, Layout
 
 # Positions whose frequencies depend on how long the sequence is: a static shape, which padding fills, would fix them.
 _LENGTH_DEPENDENT = {"dynamic", "longrope", "su"}
 # Tensors that published folders carry and no module has.
 _UNUSED = re.compile(r".*\.rotary_emb\.inv_freq")
-_SHARED_KEYS = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
+# Of the classes that are read, all of them linear layers.
+_HEADS = re.compile(r"(lm_head|score|qa_outputs)\.(?:weight|bias)")
+_SHARED_KEYS = re.compile(r"(?:\w+\.)?layers\.(\d+)\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
 # Under these names transformers keeps the text part of a multimodal Gemma 3n, and saves it again.
 _TEXT_PART = "model.language_model."
 # The per-layer widths are counted through before any tensor is looked at.
@@ -39,7 +43,6 @@ class _Stated:
     max_position_embeddings: int = field(metadata={"min": 1})
     num_key_value_heads: int | None = field(default=None, metadata={"min": 1})
     head_dim: int | None = field(default=None, metadata={"min": 1})
-    pad_token_id: int | None = None
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -68,13 +71,21 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
     tensor that is missing, misfits or has no place.
     """
     config, layout = checkpoint.config, LAYOUTS[checkpoint.config["model_type"]]
-    if checkpoint.architecture != layout.class_name:
-        raise _misfit(checkpoint, f"architectures: expected {layout.class_name}, got {checkpoint.architecture!s:.80}")
+    refuse_unhonoured(checkpoint)
+    head = _head(checkpoint, layout)
     stated = structure(_Stated, _keys(_Stated, {**layout.defaults, **config}), _where(checkpoint), CheckpointError)
     for problem in _refusals(config, stated):
         raise _misfit(checkpoint, problem)
-    heads, pad = stated.num_attention_heads, stated.pad_token_id
+    heads, pad = stated.num_attention_heads, read_pad(checkpoint, stated.vocab_size, layout.pad)
+    if head is not None and head.last and pad is None:
+        raise _misfit(checkpoint, f"pad_token_id: {checkpoint.architecture} finds the end of a text by it; set it")
+    classes = read_classes(checkpoint)
+    if head is not None and head.classes not in (None, classes):
+        problem = f"num_labels: expected {head.classes} for {checkpoint.architecture}, got {classes}"
+        raise _misfit(checkpoint, problem)
     architecture = DecoderArchitecture(
+        head=head,
+        classes=classes,
         vocabulary=stated.vocab_size,
         hidden=stated.hidden_size,
         heads=heads,
@@ -82,7 +93,7 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
         head_dim=stated.head_dim or stated.hidden_size // heads,
         widths=read_widths(checkpoint, stated.num_hidden_layers),
         positions=stated.max_position_embeddings,
-        pad=pad if pad is not None and 0 <= pad < stated.vocab_size else 0,
+        pad=pad or 0,
         tied=stated.tie_word_embeddings,
         qkv_bias=layout.qkv_bias or (layout.reads_attention_bias and stated.attention_bias),
         output_bias=layout.reads_attention_bias and stated.attention_bias,
@@ -94,7 +105,7 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
         gemma3n=_gemma3n(checkpoint, stated.num_hidden_layers) if layout.gemma3n else None,
     )
     if checkpoint.has_weights:
-        names, unused = names_in_files(checkpoint), partial(_is_unused, architecture=architecture)
+        names, unused = _names(checkpoint, architecture), partial(_is_unused, architecture=architecture)
         compare_with_headers(checkpoint, architecture.parameter_shapes, names, unused)
     return architecture
 
@@ -116,8 +127,6 @@ def _refusals(config: Mapping[str, Any], stated: _Stated) -> Iterator[str]:
             f"{key}: positions that see later ones are not supported; this model takes no mask, so the padding behind "
             "a text would change its answer"
         )
-    if config.get("quantization_config") is not None:
-        yield "quantization_config: quantized weights are not supported; save the model in float32 or bfloat16"
     for kind in sorted(_position_kinds(config) & _LENGTH_DEPENDENT):
         yield (
             f"rotary positions of type {kind!r} change with the length of the sequence, so the padding up to a bucket "
@@ -159,14 +168,36 @@ def _gemma3n(checkpoint: Checkpoint, layers: int) -> Gemma3nParts:
 
 
 def names_in_files(checkpoint: Checkpoint) -> dict[str, str]:
-    """Parameter to its tensor: the text part of a multimodal Gemma 3n folder has names of its own."""
-    prefix = _TEXT_PART if LAYOUTS[checkpoint.config["model_type"]].gemma3n else "model."
-    return {name.replace(prefix, "model."): name for name in checkpoint.tensors}
+    """Every tensor of the folder, by the name that the module gives the parameter."""
+    return _names(checkpoint, read_architecture(checkpoint))
+
+
+def _names(checkpoint: Checkpoint, architecture: DecoderArchitecture) -> dict[str, str]:
+    # The text part of a multimodal Gemma 3n has names of its own.
+    renamed = ((_TEXT_PART, "model."),) if architecture.gemma3n is not None else ()
+    prefix = architecture.head.prefix if architecture.head is not None else "model"
+    return parameter_names(checkpoint, architecture.parameter_shapes, prefix, renamed)
+
+
+def _head(checkpoint: Checkpoint, layout: Layout) -> DecoderHead | None:
+    """The head of the class that config.json names; without a name it is the base model, as for transformers."""
+    name = checkpoint.architecture or next(iter(layout.classes))
+    if name not in layout.classes:
+        raise _misfit(checkpoint, f"architectures: expected one of {', '.join(layout.classes)}, got {name:.80}")
+    head = layout.classes[name]
+    if head == TOKEN and checkpoint.config.get("token_classification_bias") is False:
+        return replace(head, bias=False)
+    return head
 
 
 def _is_unused(name: str, architecture: DecoderArchitecture) -> bool:
-    """A copy of the tied head, constants of old files, or keys and values of a layer that reads another's."""
-    if (architecture.tied and name == "lm_head.weight") or _UNUSED.fullmatch(name):
+    """A head of another class or a copy of the tied one, constants of old files, or keys and values of a layer that
+    reads another's."""
+    head = _HEADS.fullmatch(name)
+    if head is not None:
+        own = architecture.head is not None and architecture.head.module == head[1]
+        return not own or (architecture.tied and name == "lm_head.weight")
+    if _UNUSED.fullmatch(name):
         return True
     shared = _SHARED_KEYS.fullmatch(name)
     return shared is not None and not architecture.has_keys(int(shared[1]))

@@ -14,21 +14,34 @@ from typing import Any
 from ...errors import CheckpointError
 from ..checkpoint import Checkpoint
 from ..elastic_config import MOST_LAYERS, read_number, read_widths
+from ..layer_shapes import Shape, linear_shapes, norm_shapes
 from ..stored_tensors import compare_with_headers
+from ..tensor_names import parameter_names
+from ..transformers_config import read_classes, refuse_unhonoured
 
-Shape = tuple[int, ...]
-
-# Supported endings of the class that config.json names, with the module that makes the logits.
-_TASKS: dict[str, str | None] = {
-    "Model": None,
-    "ForImageClassification": "classifier",
-    "ForImageClassificationWithTeacher": "cls_classifier",
+# A convolution of one pixel, which makes the pixels of a patch.
+_RECONSTRUCTION = "decoder.0"
+_WITH_TEACHER, _TEACHER = "cls_classifier", "distillation_classifier"
+# The classes that are read, by model type, each with its head; the first is the base model.
+_CLASSES: dict[str, dict[str, str | None]] = {
+    "vit": {
+        "ViTModel": None,
+        "ViTForImageClassification": "classifier",
+        "ViTForMaskedImageModeling": _RECONSTRUCTION,
+    },
+    "deit": {
+        "DeiTModel": None,
+        "DeiTForImageClassification": "classifier",
+        "DeiTForImageClassificationWithTeacher": _WITH_TEACHER,
+        "DeiTForMaskedImageModeling": _RECONSTRUCTION,
+    },
 }
-_TEACHER = "distillation_classifier"
 # Tokens in front of the patches: [CLS], and in DeiT the distillation token.
 _TOKENS = {"vit": 1, "deit": 2}
 # What folders carry for other classes than the one that config.json names.
-_UNUSED = re.compile(r"(?:.+\.)?(?:pooler\..+|embeddings\.mask_token)|(?:cls_|distillation_)?classifier\..+")
+_UNUSED = re.compile(
+    r"(?:.+\.)?(?:pooler\..+|embeddings\.mask_token)|(?:(?:cls_|distillation_)?classifier|decoder\.0)\.(?:weight|bias)"
+)
 # From names in files to names of modules, below the name of the base model; in this order.
 _RENAMED = (
     ("encoder.layer.", "layers."),
@@ -46,7 +59,8 @@ class VitArchitecture:
     """What determines the graph. ``widths`` are FFN neurons by layer; sizes of image and patch are ``(H, W)`` pixels.
 
     ``prefix`` stands before the names of the base model under a task head. ``head`` is the module that makes the
-    ``classes`` logits; ``pooled`` is the pooler's size. Either is None where the class has none.
+    ``classes`` logits, or pixels of the patches that are masked; ``pooled`` is the pooler's size. Either is None where
+    the class has none.
     """
 
     model_type: str
@@ -73,10 +87,22 @@ class VitArchitecture:
         return self.patches + _TOKENS[self.model_type]
 
     @property
+    def masked(self) -> bool:
+        """Whether the class puts a learned token in the place of masked patches and answers with pixels."""
+        return self.head == _RECONSTRUCTION
+
+    @property
+    def patch_numbers(self) -> int:
+        """Numbers of one patch, in all channels."""
+        return self.channels * self.patch[0] * self.patch[1]
+
+    @property
     def parameter_shapes(self) -> dict[str, Shape]:
         """Every parameter of the module, by the module's names."""
         h, inner = self.hidden, self.heads * self.head_dim
         shapes: dict[str, Shape] = {"embeddings.cls_token": (1, 1, h)}
+        if self.masked:
+            shapes["embeddings.mask_token"] = (1, 1, h)
         if self.model_type == "deit":
             shapes["embeddings.distillation_token"] = (1, 1, h)
         shapes["embeddings.position_embeddings"] = (1, self.tokens, h)
@@ -85,18 +111,23 @@ class VitArchitecture:
         for layer, width in enumerate(self.widths):
             at = f"layers.{layer}"
             for part in ("q_proj", "k_proj", "v_proj"):
-                shapes |= _linear(f"{at}.attention.{part}", h, inner, bias=self.qkv_bias)
-            shapes |= _linear(f"{at}.attention.o_proj", inner, h)
-            shapes |= _norm(f"{at}.layernorm_before", h) | _norm(f"{at}.layernorm_after", h)
-            shapes |= _linear(f"{at}.mlp.fc1", h, width) | _linear(f"{at}.mlp.fc2", width, h)
-        shapes |= _norm("layernorm", h)
+                shapes |= linear_shapes(f"{at}.attention.{part}", h, inner, bias=self.qkv_bias)
+            shapes |= linear_shapes(f"{at}.attention.o_proj", inner, h)
+            shapes |= norm_shapes(f"{at}.layernorm_before", h) | norm_shapes(f"{at}.layernorm_after", h)
+            shapes |= linear_shapes(f"{at}.mlp.fc1", h, width) | linear_shapes(f"{at}.mlp.fc2", width, h)
+        shapes |= norm_shapes("layernorm", h)
         if self.pooled is not None:
-            shapes |= _linear("pooler.dense", h, self.pooled)
+            shapes |= linear_shapes("pooler.dense", h, self.pooled)
         shapes = {f"{self.prefix}{name}": shape for name, shape in shapes.items()}
-        if self.head is not None:
-            shapes |= _linear(self.head, h, self.classes)
-            if self.head == _TASKS["ForImageClassificationWithTeacher"]:
-                shapes |= _linear(_TEACHER, h, self.classes)
+        if self.masked:
+            shapes |= {
+                f"{self.head}.weight": (self.patch_numbers, h, 1, 1),
+                f"{self.head}.bias": (self.patch_numbers,),
+            }
+        elif self.head is not None:
+            shapes |= linear_shapes(self.head, h, self.classes)
+            if self.head == _WITH_TEACHER:
+                shapes |= linear_shapes(_TEACHER, h, self.classes)
         return shapes
 
 
@@ -105,18 +136,19 @@ def read_vit(checkpoint: Checkpoint) -> VitArchitecture:
 
     Raises CheckpointError for what config.json lacks or gets wrong, and for a tensor that is missing or misfits.
     """
-    config = checkpoint.config
-    model_type, task = str(config["model_type"]), _task(checkpoint)
+    refuse_unhonoured(checkpoint)
+    config, head = checkpoint.config, _head(checkpoint)
+    model_type = str(config["model_type"])
     hidden, heads = read_number(checkpoint, "hidden_size"), read_number(checkpoint, "num_attention_heads")
-    names = names_in_files(checkpoint)
-    head = _TASKS[task]
-    has_pooler = task == "Model" and (not checkpoint.has_weights or "pooler.dense.weight" in names)
+    has_pooler = head is None and (
+        not checkpoint.has_weights or any(name.endswith("pooler.dense.weight") for name in checkpoint.tensors)
+    )
     image, patch = _pair(checkpoint, "image_size"), _pair(checkpoint, "patch_size")
     if patch[0] > image[0] or patch[1] > image[1]:
         raise _misfit(checkpoint, f"patch_size: expected at most image_size {list(image)}, got {list(patch)}")
     architecture = VitArchitecture(
         model_type=model_type,
-        prefix=_prefix(checkpoint),
+        prefix="" if head is None else f"{model_type}.",
         hidden=hidden,
         heads=heads,
         head_dim=read_number(checkpoint, "head_dim", default=hidden // heads),
@@ -126,51 +158,45 @@ def read_vit(checkpoint: Checkpoint) -> VitArchitecture:
         image=image,
         patch=patch,
         head=head,
-        classes=_classes(checkpoint) if head is not None else 0,
+        classes=read_classes(checkpoint) if head is not None else 0,
         pooled=read_number(checkpoint, "pooler_output_size", default=hidden) if has_pooler else None,
     )
+    if architecture.masked:
+        _check_masked(checkpoint)
     if checkpoint.has_weights:
+        names = _names(checkpoint, architecture)
         compare_with_headers(checkpoint, architecture.parameter_shapes, names, _UNUSED.fullmatch)
     return architecture
 
 
 def names_in_files(checkpoint: Checkpoint) -> dict[str, str]:
     """Every tensor of the folder, by the name that the module gives the parameter."""
-    model_type, prefix = checkpoint.config["model_type"], _prefix(checkpoint)
-    heads = tuple(f"{name}." for name in (*filter(None, _TASKS.values()), _TEACHER))
-    found = {}
-    for name in checkpoint.tensors:
-        if name.startswith(heads):
-            found[name] = name
-            continue
-        base = name.removeprefix(f"{model_type}.")
-        for in_file, in_module in _RENAMED:
-            base = base.replace(in_file, in_module)
-        found[f"{prefix}{base}"] = name
-    return found
+    return _names(checkpoint, read_vit(checkpoint))
 
 
-def _prefix(checkpoint: Checkpoint) -> str:
-    """What stands before the base model's names: nothing where it is the whole model."""
-    return "" if _task(checkpoint) == "Model" else f"{checkpoint.config['model_type']}."
+def _names(checkpoint: Checkpoint, architecture: VitArchitecture) -> dict[str, str]:
+    return parameter_names(checkpoint, architecture.parameter_shapes, architecture.model_type, _RENAMED)
 
 
-def _task(checkpoint: Checkpoint) -> str:
-    architecture = checkpoint.architecture or "Model"
-    task = next((name for name in _TASKS if architecture.endswith(name)), None)
-    if task is None:
+def _head(checkpoint: Checkpoint) -> str | None:
+    """The head of the class that config.json names; without a name it is the base model, as for transformers."""
+    classes = _CLASSES[checkpoint.config["model_type"]]
+    name = checkpoint.architecture or next(iter(classes))
+    if name not in classes:
+        raise _misfit(checkpoint, f"architecture {name!r:.80} is not supported; supported are {', '.join(classes)}")
+    return classes[name]
+
+
+def _check_masked(checkpoint: Checkpoint) -> None:
+    """The class puts patches together to a square, each as large as it was."""
+    image, patch = checkpoint.config.get("image_size"), checkpoint.config.get("patch_size")
+    stride = read_number(checkpoint, "encoder_stride", default=16)
+    if stride != patch or type(image) is not int or image % stride:
         raise _misfit(
             checkpoint,
-            f"architecture {architecture!r:.80} is not supported; the vit family reads classes that end in "
-            f"{', '.join(_TASKS)}",
+            f"encoder_stride: expected patch_size, and image_size a multiple of it, each one number; got {stride}, "
+            f"{patch!r:.80} and {image!r:.80}",
         )
-    return task
-
-
-def _classes(checkpoint: Checkpoint) -> int:
-    """As transformers counts them: ``num_labels``, else the labels that have names, else two."""
-    labels = checkpoint.config.get("id2label")
-    return read_number(checkpoint, "num_labels", default=len(labels) if isinstance(labels, dict) else 2)
 
 
 def _pair(checkpoint: Checkpoint, key: str) -> tuple[int, int]:
@@ -183,11 +209,3 @@ def _pair(checkpoint: Checkpoint, key: str) -> tuple[int, int]:
 
 def _misfit(checkpoint: Checkpoint, problem: str) -> CheckpointError:
     return CheckpointError(f"{checkpoint.folder / 'config.json'}: {problem}")
-
-
-def _linear(name: str, inputs: int, outputs: int, bias: bool = True) -> dict[str, Shape]:
-    return {f"{name}.weight": (outputs, inputs), **({f"{name}.bias": (outputs,)} if bias else {})}
-
-
-def _norm(name: str, width: int) -> dict[str, Shape]:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}

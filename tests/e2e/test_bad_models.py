@@ -81,22 +81,22 @@ MODELS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = 
     "wrong shape on an axis": (
         lambda c: c.weights(lambda w: w.update({FFN: np.zeros((16, 24), np.float32)})),
         CheckpointError,
-        rf"tensor {FFN} has shape \[16, 24\]; expected 32 in dimension 1 for layers.0.ffn",
+        rf"tensor {FFN} has shape \[16, 24\]; expected \[16, 32\] as config.json says",
     ),
     "wrong rank on an axis": (
         lambda c: c.weights(lambda w: w.update({FFN: np.zeros(16, np.float32)})),
         CheckpointError,
-        rf"tensor {FFN} has shape \[16\]; expected 32 in dimension 1 for layers.0.ffn",
+        rf"tensor {FFN} has shape \[16\]; expected \[16, 32\] as config.json says",
     ),
     "a number for a matrix": (
         lambda c: c.weights(lambda w: w.update({FFN: np.array(1.0, np.float32)})),
         CheckpointError,
-        rf"tensor {FFN} is a single number",
+        rf"tensor {FFN} has shape \[\]; expected \[16, 32\] as config.json says",
     ),
     "wrong shape elsewhere": (
         lambda c: c.weights(lambda w: w.update({"embeddings.LayerNorm.bias": np.zeros(9, np.float32)})),
         CheckpointError,
-        r"tensor embeddings.LayerNorm.bias has shape \[9\]; config.json says \[16\]",
+        r"tensor embeddings.LayerNorm.bias has shape \[9\]; expected \[16\] as config.json says",
     ),
     "a tensor missing on an axis": (
         lambda c: c.weights(lambda w: w.pop(FFN)),
@@ -131,18 +131,18 @@ MODELS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = 
     "unknown class": (
         lambda c: c.config(architectures=["BertForPretending"]),
         CheckpointError,
-        r"architecture 'BertForPretending' is not supported; the bert family reads classes that end in Model, ",
+        r"architecture 'BertForPretending' is not supported; supported are BertModel, BertForSequenceClassification, ",
     ),
     "architectures is a number": (lambda c: c.config(architectures=5), CheckpointError, r"architecture '5' is not"),
     "layers do not fit": (
         lambda c: c.config(num_hidden_layers=3),
         CheckpointError,
-        r"expected 3 tensors encoder.layer.N.attention.self.query.weight, as config.json says, got 2",
+        r"tensor encoder.layer.2.attention.self.query.weight is missing from the weights",
     ),
     "heads do not divide": (
         lambda c: c.config(num_attention_heads=3),
         CheckpointError,
-        r"query.weight has shape \[16, 16\]; expected 15 in dimension 0 for layers.0.heads",
+        r"config.json: num_attention_heads: 16 features cannot be split into 3 heads",
     ),
     "no heads": (
         lambda c: c.config(num_attention_heads=0),

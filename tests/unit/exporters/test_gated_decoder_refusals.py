@@ -33,8 +33,11 @@ def refusal(folder: Path) -> str:
         ({"intermediate_size": [32]}, "intermediate_size: expected 2 numbers, one per layer, got 1"),
         ({"intermediate_size": [32, 0]}, "intermediate_size: expected whole numbers of at least 1, got 0"),
         ({"intermediate_size": None}, "intermediate_size: expected whole numbers of at least 1, got None"),
-        ({"architectures": ["LlamaModel"]}, "architectures: expected LlamaForCausalLM, got LlamaModel"),
-        ({"architectures": None}, "architectures: expected LlamaForCausalLM, got None"),
+        (
+            {"architectures": ["MistralModel"]},
+            "architectures: expected one of LlamaModel, LlamaForCausalLM, LlamaForSequenceClassification, "
+            "LlamaForTokenClassification, LlamaForQuestionAnswering, got MistralModel",
+        ),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 1024, got 1000000000"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: 4 heads cannot share 3 pairs of keys and values"),
         ({"hidden_size": "16"}, "hidden_size: expected a whole number, got str '16'"),

@@ -183,9 +183,9 @@ def test_the_base_model_of_the_papers_is_known_without_weights(tmp_path: Path) -
     ("changes", "problem"),
     [
         (
-            {"architectures": ["ViTForMaskedImageModeling"]},
-            "architecture 'ViTForMaskedImageModeling' is not supported; the vit family reads classes that end in "
-            "Model, ForImageClassification, ForImageClassificationWithTeacher",
+            {"architectures": ["ViTForPretending"]},
+            "architecture 'ViTForPretending' is not supported; supported are ViTModel, ViTForImageClassification, "
+            "ViTForMaskedImageModeling",
         ),
         ({"intermediate_size": [32]}, "intermediate_size: expected 2 numbers, one per layer, got 1"),
         ({"intermediate_size": [32, 0]}, "intermediate_size: expected whole numbers of at least 1, got 0"),

@@ -56,11 +56,29 @@ def test_what_the_module_has_not_is_kept_as_it_was(tmp_path: Path) -> None:
     assert torch.equal(written["embeddings.position_ids"], torch.arange(40))
 
 
-def test_a_weight_that_the_checkpoint_knows_by_another_name_is_refused(ordinary: Ordinary) -> None:
+def test_a_weight_is_written_back_under_the_name_that_the_files_give_it(tmp_path: Path) -> None:
+    model = save_tiny_encoder(tmp_path / "model")
+    stored = {
+        f"bert.{name.replace('LayerNorm.weight', 'LayerNorm.gamma')}": tensor
+        for name, tensor in load_file(model / "model.safetensors").items()
+    }
+    save_file(stored, model / "model.safetensors", metadata={"format": "pt"})
+    universal = load_universal(open_source(model))
+    for parameter in universal.parameters().values():
+        parameter.data += 1
+    refuse_unwritable(universal)
+    (tmp_path / "out").mkdir()
+    write_folder(universal, {"ffn": (0.5, 1.0)}, {}, Stage(tmp_path / "out"))
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == stored.keys()
+    assert all(torch.equal(written[name], tensor + 1) for name, tensor in stored.items())
+
+
+def test_a_weight_that_the_checkpoint_does_not_have_is_refused(ordinary: Ordinary) -> None:
     universal = ordinary.universal
     refuse_unwritable(universal)
     checkpoint = universal.source.checkpoint
-    renamed = {re.sub("LayerNorm.weight", "LayerNorm.gamma", name): h for name, h in checkpoint.tensors.items()}
+    renamed = {re.sub("LayerNorm.weight", "LayerNorm.scale", name): h for name, h in checkpoint.tensors.items()}
     other = replace(universal, source=replace(universal.source, checkpoint=replace(checkpoint, tensors=renamed)))
     with pytest.raises(CheckpointError, match=r"parameter embeddings\.LayerNorm\.weight of the loaded model is not"):
         refuse_unwritable(other)

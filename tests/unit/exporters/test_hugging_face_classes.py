@@ -1,0 +1,195 @@
+"""Each class that is read, and folders that name their tensors otherwise: planned from headers, loaded, and answered as
+transformers' own class answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gated_decoders import edit_config
+from hugging_face_classes import (
+    DECODER_CLASSES,
+    ENCODER_CLASSES,
+    VISION_CLASSES,
+    rename,
+    save_class,
+)
+from nestforge.elastic import Bucket
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import UniversalModel, load_universal
+
+BUCKET = Bucket(2, 8)
+
+
+def feeds_of(universal: UniversalModel) -> dict[str, torch.Tensor]:
+    """Random inputs; the first row of a text model ends in padding."""
+    generator, feeds = torch.Generator().manual_seed(3), {}
+    for spec in universal.source.signature.inputs:
+        shape = spec.shape(BUCKET)
+        if spec.high is None:
+            feeds[spec.name] = torch.randn(shape, generator=generator)
+        elif spec.name == "attention_mask":
+            feeds[spec.name] = torch.tensor([[1] * 5 + [0] * 3, [1] * 8])
+        else:
+            feeds[spec.name] = torch.randint(min(3, spec.high - 1), spec.high, shape, generator=generator)
+            if spec.name == "input_ids":
+                feeds[spec.name][0, 5:] = spec.pad
+    return feeds
+
+
+def transformers_answer(folder: Path, feeds: dict[str, torch.Tensor]) -> Any:
+    """What transformers' own class makes of the folder: the class that config.json names, else AutoModel's."""
+    import transformers
+
+    named = json.loads((folder / "config.json").read_text()).get("architectures")
+    cls = getattr(transformers, named[0]) if named else transformers.AutoModel
+    model = cls.from_pretrained(folder, dtype=torch.float32).eval()
+    if named and named[0].endswith("MultipleChoice"):
+        feeds = {name: tensor.unsqueeze(1) for name, tensor in feeds.items()}
+    with torch.no_grad():
+        return model(**feeds)
+
+
+def check(folder: Path) -> UniversalModel:
+    """The planner's parameters are the module's, and the answers are those of transformers' class."""
+    source = open_source(folder)
+    universal = load_universal(source)
+    parameters = {name: tuple(value.shape) for name, value in universal.parameters().items()}
+    assert dict(source.shapes) == parameters
+    files = source.family.names_in_files(source.checkpoint)
+    assert {source.checkpoint.tensors[files[name]].shape for name in parameters} <= set(parameters.values())
+    feeds = feeds_of(universal)
+    expected = transformers_answer(folder, feeds)
+    found = universal.module(*feeds.values())
+    for spec, output in zip(source.signature.outputs, found, strict=True):
+        assert tuple(output.shape) == spec.shape(BUCKET), spec.name
+        if spec.name != "embedding":  # ours: the state of [CLS]
+            torch.testing.assert_close(output, expected[spec.name], rtol=0, atol=1e-6)
+    return universal
+
+
+@pytest.mark.parametrize(("model_type", "class_name"), [*ENCODER_CLASSES, *DECODER_CLASSES, *VISION_CLASSES])
+def test_every_class_answers_as_transformers_does(tmp_path: Path, model_type: str, class_name: str) -> None:
+    check(save_class(tmp_path / "m", model_type, class_name))
+
+
+def prefixed(prefix: str) -> Callable[[str], str]:
+    return lambda name: f"{prefix}.{name}"
+
+
+def bare(prefix: str) -> Callable[[str], str]:
+    return lambda name: name.removeprefix(f"{prefix}.")
+
+
+def google(name: str) -> str:
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+# A folder as saved, what is done to it, and the outputs that are left of it.
+VARIANTS: dict[str, tuple[tuple[str, str], Callable[[Path], object], list[str]]] = {
+    "bert. before a BertModel": (
+        ("bert", "BertModel"),
+        lambda m: rename(m, prefixed("bert")),
+        ["last_hidden_state", "pooler_output"],
+    ),
+    "roberta. before a model without a class": (
+        ("roberta", "RobertaModel"),
+        lambda m: edit_config(rename(m, prefixed("roberta")), architectures=None),
+        ["last_hidden_state", "pooler_output"],
+    ),
+    "no bert. before a classifier": (
+        ("bert", "BertForSequenceClassification"),
+        lambda m: rename(m, bare("bert")),
+        ["logits"],
+    ),
+    "no roberta. before an XLM-R classifier": (
+        ("xlm-roberta", "XLMRobertaForSequenceClassification"),
+        lambda m: rename(m, bare("roberta")),
+        ["logits"],
+    ),
+    "no electra. before a discriminator": (
+        ("electra", "ElectraForPreTraining"),
+        lambda m: rename(m, bare("electra")),
+        ["logits"],
+    ),
+    "LayerNorm.gamma": (
+        ("bert", "BertForPreTraining"),
+        lambda m: rename(m, google),
+        ["prediction_logits", "seq_relationship_logits"],
+    ),
+    "MaskedLM as a BertModel": (
+        ("bert", "BertForMaskedLM"),
+        lambda m: edit_config(m, architectures=["BertModel"]),
+        ["last_hidden_state"],
+    ),
+    "MaskedLM without a class": (
+        ("camembert", "CamembertForMaskedLM"),
+        lambda m: edit_config(m, architectures=None),
+        ["last_hidden_state"],
+    ),
+    "PreTraining as MaskedLM": (
+        ("bert", "BertForPreTraining"),
+        lambda m: edit_config(rename(m, google), architectures=["BertForMaskedLM"]),
+        ["logits"],
+    ),
+    "PreTraining as NextSentencePrediction": (
+        ("bert", "BertForPreTraining"),
+        lambda m: edit_config(m, architectures=["BertForNextSentencePrediction"]),
+        ["logits"],
+    ),
+    "an untied head": (("bert", "BertForMaskedLM"), lambda m: None, ["logits"]),
+    "qwen3 without model.": (("qwen3", "Qwen3ForCausalLM"), lambda m: rename(m, bare("model")), ["logits"]),
+    "qwen3 without model. and without a class": (
+        ("qwen3", "Qwen3ForCausalLM"),
+        lambda m: edit_config(rename(m, bare("model")), architectures=[]),
+        ["last_hidden_state"],
+    ),
+    "a language model as its decoder": (
+        ("llama", "LlamaForCausalLM"),
+        lambda m: edit_config(m, architectures=["LlamaModel"]),
+        ["last_hidden_state"],
+    ),
+    "a decoder as the text part of a multimodal folder": (
+        ("gemma3n_text", "Gemma3nForCausalLM"),
+        lambda m: edit_config(rename(m, lambda n: n.replace("model.", "model.language_model.", 1)), architectures=None),
+        ["last_hidden_state"],
+    ),
+    "no transformer. before what answers questions": (
+        ("llama", "LlamaForQuestionAnswering"),
+        lambda m: rename(m, bare("transformer")),
+        ["start_logits", "end_logits"],
+    ),
+    "a token head without bias": (("llama", "LlamaForTokenClassification"), lambda m: None, ["logits"]),
+    "vit. before a ViTModel": (
+        ("vit", "ViTModel"),
+        lambda m: rename(m, prefixed("vit")),
+        ["last_hidden_state", "pooler_output", "embedding"],
+    ),
+    "no vit. before an image classifier": (
+        ("vit", "ViTForImageClassification"),
+        lambda m: rename(m, bare("vit")),
+        ["logits"],
+    ),
+    "a masked image model as a DeiTModel": (
+        ("deit", "DeiTForMaskedImageModeling"),
+        lambda m: edit_config(m, architectures=["DeiTModel"]),
+        ["last_hidden_state", "embedding"],
+    ),
+}
+_KEYS: dict[str, dict[str, Any]] = {
+    "an untied head": {"tie_word_embeddings": False},
+    "a token head without bias": {"token_classification_bias": False},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_names_are_resolved_as_transformers_resolves_them(tmp_path: Path, name: str) -> None:
+    (model_type, class_name), change, outputs = VARIANTS[name]
+    folder = save_class(tmp_path / "m", model_type, class_name, **_KEYS.get(name, {}))
+    change(folder)
+    universal = check(folder)
+    assert [spec.name for spec in universal.source.signature.outputs] == outputs
