@@ -22,6 +22,9 @@ from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.onnxruntime_gpu_provider import Provider, provider_named
 from nestforge.runtime.residency import Residency
 
+# What inductor says on every GPU that has TF32 where the process computes without, and warnings are errors in tests.
+WITHOUT_TF32 = "ignore:TensorFloat32 tensor cores:UserWarning"
+
 
 @cache
 def gpu_problem() -> str | None:
@@ -71,13 +74,14 @@ def verified_on(provider: Provider) -> Iterator[None]:
 
 
 def milliseconds(calls: Mapping[str, Callable[[], object]], rounds: int = 50) -> dict[str, float]:
-    """Median time of each call, taken in turns; each has to end when its work has."""
+    """Median time of each call, taken in turns; each has to end when its work has. The first turns are left out: in
+    them kernels are loaded and graphs captured, for which ONNX Runtime runs an engine several times."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 10):
         for name, call in calls.items():
             started = perf_counter()
             call()
-            if number >= 10:  # before, caches and clocks settle
+            if number >= 10:
                 times[name].append(1e3 * (perf_counter() - started))
     return {name: median(measured) for name, measured in times.items()}
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_here import Results, gpu_problem
+from gpu_stand_in import CapturingSession, Gpu, provider_on
 from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import Bucket
+from nestforge.runtime import onnxruntime_gpu_runner
 from nestforge.runtime.bundle import Bundle, open_bundle
 from nestforge.runtime.onnxruntime_gpu_provider import Provider, provider_named
 from tiny_compile import board
@@ -22,14 +24,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--gpu-results", type=Path, help="Markdown file for the figures of tests/gpu; JSON goes beside it."
     )
+    parser.addoption(
+        "--gpu-rehearsal", action="store_true", help="Runs tests/gpu on the processor, which plays a GPU, where it can."
+    )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mine = [item for item in items if HERE in item.path.parents]
     problem = gpu_problem() if mine else None
     for item in mine:
         item.add_marker(pytest.mark.gpu)
-        if problem:
+        # A test's own time: its fixtures compile models first.
+        item.add_marker(pytest.mark.timeout(300, func_only=True))
+        rehearsed = config.getoption("--gpu-rehearsal") and item.get_closest_marker("needs_gpu") is None
+        if problem and not rehearsed:
             item.add_marker(pytest.mark.skip(reason=problem))
 
 
@@ -40,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for row in _results.rows:
         terminalreporter.line(f"{row['what']}: {row['found']} (wanted: {row['wanted']}; {row['how']})")
     path = config.getoption("--gpu-results", None)
-    if path is not None:
+    if path is not None and not config.getoption("--gpu-rehearsal"):
         provider = provider_named("cuda")
         assert provider is not None
         device = provider.take()
@@ -55,10 +63,17 @@ def results() -> Results:
 
 
 @pytest.fixture(scope="session")
-def cuda() -> Provider:
+def cuda(request: pytest.FixtureRequest) -> Iterator[Provider]:
+    if request.config.getoption("--gpu-rehearsal"):
+        gpu = Gpu()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(onnxruntime_gpu_runner, "GpuSession", type("Session", (CapturingSession,), {"opened": []}))
+            yield provider_on(gpu)
+        gpu.thread.close()
+        return
     provider = provider_named("cuda")
     assert provider is not None
-    return provider
+    yield provider
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_here import Results, milliseconds, needs_torch_cuda, on
+from gpu_here import WITHOUT_TF32, Results, milliseconds, needs_torch_cuda, on
 from nestforge.elastic import Bucket
 from nestforge.runtime.bundle import Bundle
 from nestforge.runtime.exits.policy import ExitPolicy
@@ -44,6 +44,8 @@ def test_a_cuda_graph_starts_an_engine_sooner(cuda: Provider, wide: Bundle, resu
         )
 
 
+@pytest.mark.filterwarnings(WITHOUT_TF32)
+@pytest.mark.needs_gpu
 def test_an_engine_against_pytorch(cuda: Provider, wide: Bundle, wide_model: Path, results: Results) -> None:
     needs_torch_cuda()
     import torch

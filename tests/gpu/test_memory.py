@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from gpu_here import Results
 from nestforge.runtime.bundle import Bundle
 
@@ -15,9 +17,12 @@ PROGRAM = Path(__file__).resolve().parents[1] / "gpu_memory.py"
 ENVIRONMENT = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":16:1"}
 
 
-def memory(bundle: Bundle, *engines: str) -> int:
+pytestmark = pytest.mark.needs_gpu
+
+
+def memory(bundle: Bundle, engines: Iterable[str], **settings: str) -> int:
     command = [sys.executable, str(PROGRAM), str(bundle.path), *engines]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**ENVIRONMENT, **settings})
     return int(done.stdout)
 
 
@@ -25,13 +30,26 @@ def test_eight_submodels_take_little_more_than_the_largest(wide: Bundle, results
     engines = {engine.submodel: engine.id for engine in wide.manifest.engines}
     assert len(engines) == 8
     largest = max(wide.manifest.submodels, key=lambda entry: entry.weight_bytes).id
-    alone, together = memory(wide, engines[largest]), memory(wide, *engines.values())
     weights = wide.manifest.submodel(largest).weight_bytes
-    results.add(
-        "memory of eight submodels against the largest alone",
-        f"{together / alone:.3f}x ({together / 1e6:.0f} against {alone / 1e6:.0f} MB)",
-        "<= 1.15x",
-        f"its weights are {weights / 1e6:.0f} MB; cuBLAS keeps no workspace",
-    )
+    found = {}
+    for how, settings in (("as they are opened", {}), ("without memory patterns", {"NESTFORGE_MEMORY_PATTERN": "0"})):
+        alone, together = memory(wide, [engines[largest]], **settings), memory(wide, engines.values(), **settings)
+        found[how] = alone, together
+        results.add(
+            f"memory of eight submodels against the largest alone, sessions {how}",
+            f"{together / alone:.3f}x ({together / 1e6:.0f} against {alone / 1e6:.0f} MB)",
+            "<= 1.15x",
+            f"its weights are {weights / 1e6:.0f} MB; cuBLAS keeps no workspace",
+        )
+    alone, together = found["as they are opened"]
     assert alone >= weights
     assert together <= 1.15 * alone
+
+
+def test_threads_share_what_sessions_keep_for_one(wide: Bundle, results: Results) -> None:
+    """ONNX Runtime keeps graphs, handles and workspaces for every thread that runs a session: it is always the same."""
+    engine = wide.manifest.engines[-1].id
+    one, eight = memory(wide, [engine]), memory(wide, [engine], NESTFORGE_THREADS="8")
+    more = f"{(eight - one) / 1e6:.1f} MB more"
+    results.add("memory of an engine that eight threads run, over one", more, "0 MB", "one run each")
+    assert eight - one <= 2**20

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from cost_eff_models import save_tiny
 from gpu_here import Results, milliseconds, needs_tensorrt
 from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import Bucket
@@ -20,6 +21,8 @@ from nestforge.runtime.onnxruntime_gpu_provider import Provider
 from nestforge.tools.cli import main
 from tiny_compile import board
 from tiny_models import save_tiny_encoder
+
+pytestmark = pytest.mark.needs_gpu
 
 
 def build(bundle: Path) -> None:
@@ -69,17 +72,27 @@ def test_a_chain_of_plans_stays_on_the_gpu(results: Results, compile_leaver: Cal
     )
 
 
-def test_tensorrt_inside_onnx_runtime_answers(results: Results, tmp_path: Path) -> None:
-    """Its library is linked to TensorRT 10: where that is missing ONNX Runtime says so, and so do the results."""
-    folder = save_tiny_encoder(tmp_path / "m")
+@pytest.mark.parametrize("kind", ["engine", "chain"])
+def test_tensorrt_inside_onnx_runtime_answers(results: Results, tmp_path: Path, kind: str) -> None:
+    """Its library is linked to TensorRT 10: where that is missing ONNX Runtime says so, and so do the results. A chain
+    runs its sessions on many places, of which none may be answered at another."""
+    folder = (save_tiny_encoder if kind == "engine" else save_tiny)(tmp_path / "m")
     bundle = compile_bundle(folder, board(budgets={"full": {}}), tmp_path / "b", buckets=[Bucket(2, 16)])
-    feeds = random_feeds(open_bundle(bundle).manifest.inputs, Bucket(2, 16))
+    cases = [random_feeds(open_bundle(bundle).manifest.inputs, Bucket(2, 16), seed) for seed in range(3)]
+    asked = {} if kind == "engine" else {"exits": ExitPolicy((-1.0,) * (_exits(bundle) - 1), "<=")}
     try:
         model = load(bundle, provider="tensorrt", preload=True)
     except BundleIncompatibleError as refusal:
-        results.add("TensorRT inside ONNX Runtime", "not run", "equal", f"ONNX Runtime refuses it: {refusal}")
+        results.add(f"TensorRT inside ONNX Runtime, {kind}", "not run", "equal", f"ONNX Runtime refuses it: {refusal}")
         pytest.skip(str(refusal))
     with model, load(bundle) as known:
-        for name, array in known(feeds).outputs.items():
-            np.testing.assert_allclose(model(feeds)[name], array, rtol=0, atol=1e-4)
-    results.add("TensorRT inside ONNX Runtime", "equal to the processor", "equal", "tiny BERT")
+        for feeds in cases:
+            for name, array in known(feeds, **asked).outputs.items():
+                np.testing.assert_allclose(model(feeds, **asked)[name], array, rtol=0, atol=1e-4)
+    results.add(f"TensorRT inside ONNX Runtime, {kind}", "equal to the processor", "equal", "tiny models")
+
+
+def _exits(bundle: Path) -> int:
+    exits = open_bundle(bundle).manifest.exits
+    assert exits is not None
+    return len(exits.segments)

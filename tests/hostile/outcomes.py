@@ -23,18 +23,21 @@ BAD = {
     "crashed": "the process died",
     "hung": "no answer within the limit",
     "memory": "more memory than the limit",
+    "leaked": "threads, files or memory that stay when everything is closed",
 }
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of the input of ``seed``; ``what`` names the subject, ``how`` says what was done to it."""
+    """What came of the input of ``seed``; ``what`` names the subject, ``how`` says what was done to it. An input may be
+    ``count`` requests."""
 
     seed: int
     outcome: str
     what: str
     how: str = ""
     message: str = ""
+    count: int = 1
 
     @property
     def is_bad(self) -> bool:
@@ -51,7 +54,7 @@ class Report:
     seconds: float = 0.0
 
     def add(self, result: Result) -> None:
-        self.counts.setdefault(result.what, Counter())[result.outcome] += 1
+        self.counts.setdefault(result.what, Counter())[result.outcome] += result.count
         if result.is_bad:
             self.findings.append(result)
 

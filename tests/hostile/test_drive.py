@@ -44,10 +44,13 @@ def test_a_report_counts_and_says_how_to_see_a_finding_again() -> None:
     assert data["counts"] == {"a": {"refused": 1, "same": 1}, "b": {"hung": 1}}
     assert data["findings"][0]["seed"] == 3
     header, _, first, second, total = report.table().splitlines()
-    assert header == "| subject | inputs | refused | same | wrong | escaped | unprintable | crashed | hung | memory |"
-    assert first == "| a | 2 | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 |"
-    assert second == "| b | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 0 |"
-    assert total == "| all | 3 | 1 | 1 | 0 | 0 | 0 | 0 | 1 | 0 |"
+    assert (
+        header
+        == "| subject | inputs | refused | same | wrong | escaped | unprintable | crashed | hung | memory | leaked |"
+    )
+    assert first == "| a | 2 | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |"
+    assert second == "| b | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 0 | 0 |"
+    assert total == "| all | 3 | 1 | 1 | 0 | 0 | 0 | 0 | 1 | 0 | 0 |"
     assert "python -m hostile damage --seed 3 --count 1" in described(report.findings, "damage")
 
 

@@ -1,0 +1,51 @@
+"""CUDA graphs of the CUDA provider under what a server does: many threads, chains, more places than graphs."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from gpu_here import Results, on
+from nestforge.elastic import Bucket
+from nestforge.runtime import onnxruntime_gpu_runner
+from nestforge.runtime.bundle import Bundle
+from nestforge.runtime.exits.policy import ExitPolicy
+from nestforge.runtime.feeds import random_feeds
+from nestforge.runtime.model import load
+from nestforge.runtime.onnxruntime_gpu_provider import Provider
+
+
+@pytest.mark.parametrize("most", [64, 3])
+def test_threads_get_their_own_answers(
+    cuda: Provider, leaver: Bundle, results: Results, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Six threads, chains and whole engines, requests of both buckets, where sessions may keep ``most`` graphs."""
+    monkeypatch.setattr(onnxruntime_gpu_runner, "_MAX_CAPTURED", most)
+    asked = [{"exits": ExitPolicy((-1.0, -1.0), "<=")}, {"exits": ExitPolicy((1.0, 1.0), "<=")}, {"exits": "off"}]
+    cases = [
+        (random_feeds(leaver.manifest.inputs, bucket, seed), how)
+        for seed, bucket in enumerate((Bucket(1, 64), Bucket(8, 64), Bucket(8, 64)))
+        for how in asked
+    ]
+    with load(leaver.path) as known:
+        wanted = [known(feeds, **how)["logits"] for feeds, how in cases]
+    failures: list[BaseException] = []
+    with on(cuda, leaver) as model:
+
+        def work(start: int) -> None:
+            try:
+                for turn in range(2 * len(cases)):
+                    number = (start + turn) % len(cases)
+                    feeds, how = cases[number]
+                    np.testing.assert_allclose(model(feeds, **how)["logits"], wanted[number], rtol=0, atol=1e-4)
+            except BaseException as failure:  # noqa: BLE001  (handed to the test's own thread)
+                failures.append(failure)
+
+        threads = [threading.Thread(target=work, args=(start,)) for start in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures[0]
+    results.add(f"six threads, {most} graphs a session", "equal", "equal", "chains and engines, to the processor")

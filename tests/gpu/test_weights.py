@@ -1,0 +1,42 @@
+"""Whether sessions on the CUDA provider read the one copy of the weights, or made copies without saying so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpu_here import Results
+from nestforge.runtime.bundle import Bundle
+from nestforge.runtime.feeds import random_feeds
+from nestforge.runtime.onnxruntime_gpu_provider import Provider
+from nestforge.runtime.onnxruntime_gpu_runner import OnnxRuntimeGpuRunner
+
+
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_zeros_over_the_store_change_what_engines_answer(
+    cuda: Provider, leaver: Bundle, results: Results, which: str
+) -> None:
+    """Where a value lies elsewhere than ONNX Runtime wants it, it warns, where nobody listens, and loads its own."""
+    engine = leaver.manifest.engines[0 if which == "first" else -1]
+    feeds = random_feeds(leaver.manifest.interface(engine.segment)[0], engine.bucket)
+    with OnnxRuntimeGpuRunner(leaver, engine, cuda) as runner:
+        before = runner.run(feeds)
+        assert runner._store is not None
+        device, spans = runner.device, runner._store.store._addresses
+        with device.lock:
+            kept = {address: np.empty(end - begin, np.uint8) for (begin, end), address in spans.items()}
+            for address, values in kept.items():
+                device.to_host(values, address)
+            device.wait()
+            for address, values in kept.items():
+                device.to_device(address, np.zeros_like(values))
+            device.wait()
+        during = runner.run(feeds)
+        with device.lock:  # other engines read it too
+            for address, values in kept.items():
+                device.to_device(address, values)
+            device.wait()
+        after = runner.run(feeds)
+    assert not any(np.array_equal(a, b) for a, b in zip(before, during, strict=True))
+    for found, known in zip(after, before, strict=True):
+        np.testing.assert_array_equal(found, known)
+    results.add(f"zeros over the store, {engine.id}", "other answers", "other answers", "sessions read the one copy")
