@@ -23,8 +23,20 @@ _LARGEST = 1 << 20
 # What tables are made with; anything else is left as it is.
 _EVALUATED = frozenset(
     [
-        *("Abs", "Add", "And", "Cast", "Concat", "Cos", "CumSum", "Div", "Equal", "Exp", "Expand", "Floor", "Gather"),
-        *("GatherND", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "MatMul", "Max", "Min", "Mod"),
+        *("Abs", "Add", "And", "Cast", "Clip", "Concat", "Cos", "CumSum", "Div", "Equal", "Exp", "Expand", "Floor"),
+        *(
+            "Gather",
+            "GatherND",
+            "Greater",
+            "GreaterOrEqual",
+            "Identity",
+            "Less",
+            "LessOrEqual",
+            "MatMul",
+            "Max",
+            "Min",
+            "Mod",
+        ),
         *("Mul", "Neg", "Not", "Or", "Pow", "Range", "Reciprocal", "Reshape", "Sin", "Slice", "Sqrt", "Squeeze", "Sub"),
         *("Tile", "Transpose", "Unsqueeze", "Where"),
     ]

@@ -176,6 +176,15 @@ def _slice(node: ir.Node, inputs: list[Dims]) -> Dims:
     return inputs[0]
 
 
+def _gather(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Steps looked up along a dimension that does not shrink, by indices that do not either."""
+    data, indices = inputs
+    axis = node.attributes.get_int("axis", 0) % len(data)
+    if _is_elastic(data[axis]) or any(_is_elastic(dim) for dim in indices):
+        raise _error(node, "a Gather from, or by, an elastic dimension")
+    return (*data[:axis], *indices, *data[axis + 1 :])
+
+
 def _concat(node: ir.Node, inputs: list[Dims]) -> Dims:
     """Joined along a dimension that does not shrink; of the others, all inputs shrink alike."""
     axis = node.attributes.get_int("axis", 0) % len(inputs[0])
@@ -249,5 +258,6 @@ _RULES: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     "Reshape": _reshape,
     "Split": _split,
     "Slice": _slice,
+    "Gather": _gather,
     "Concat": _concat,
 }

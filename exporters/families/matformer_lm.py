@@ -1,7 +1,8 @@
 """MatLM, the nested decoder-only language model of MatFormer. See docs/matformer.md.
 
 Axes per layer: ``ffn`` (rows of ``ffn.up``, columns of ``ffn.down``) and, where the configuration nests them, ``heads``
-(blocks of ``head_dim`` rows of query, key and value, the same columns of ``attention.output``).
+(blocks of ``head_dim`` rows of query, key and value, the same columns of ``attention.output``, and where positions are
+a relative bias, its rows).
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ class MatformerLmFamily(Family):
         from ..matformer.folder import model_of
 
         return Answering(model_of(checkpoint))
+
+    def is_embedding(self, parameter: str, shape: tuple[int, ...]) -> bool:
+        """The bias per token of the vocabulary counts with the table that it belongs to, as in the paper's figures."""
+        return parameter == "lm_head.bias" or super().is_embedding(parameter, shape)
 
 
 FAMILY = MatformerLmFamily()

@@ -12,6 +12,9 @@ from ..checkpoint import Checkpoint
 from ..elastic_config import MOST_LAYERS, granularity_problem
 
 Activation = Literal["gelu", "squared_relu"]
+Position = Literal["rotary", "relative_bias"]
+# Of a relative bias, as in T5: the numbers of a head, and the distance from which on all keys share the last of them.
+RELATIVE_BUCKETS, RELATIVE_REACH = 32, 128
 C = TypeVar("C", bound="NestedConfig")
 
 # Said by many tools in a config.json, and nothing about the graph.
@@ -79,16 +82,24 @@ class NestedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MatformerConfig(NestedConfig):
-    """A decoder-only language model. ``max_position_embeddings`` is the longest sequence; positions are rotary."""
+    """A decoder-only language model. ``max_position_embeddings`` is the longest sequence.
+
+    ``position`` says how attention knows places: ``rotary`` turns queries and keys, ``relative_bias`` adds a learned
+    number per head and distance to scores. ``bias`` gives every linear layer one, the matrix back to the vocabulary
+    included; ``norm_weights`` gives every LayerNorm its scale and bias.
+    """
 
     vocab_size: int = field(metadata={"min": 1})
     max_position_embeddings: int = field(metadata={"min": 1})
     tie_word_embeddings: bool
+    position: Position = "rotary"
+    bias: bool = False
+    norm_weights: bool = False
     model_type: Literal["matformer_lm"] = "matformer_lm"
 
     def problem(self) -> str | None:
         found = super().problem()
-        if found is None and self.head_dim % 2:
+        if found is None and self.position == "rotary" and self.head_dim % 2:
             return f"num_attention_heads: rotary positions need heads of even size, got {self.head_dim}"
         return found
 

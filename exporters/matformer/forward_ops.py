@@ -12,11 +12,10 @@ def language_model_ops(config: MatformerConfig, submodel: Submodel, bucket: Buck
     d, t = config.hidden_size, bucket.tokens
     ops = [lookup("embed_tokens", t * d)]
     for layer in range(config.num_hidden_layers):
-        ops += layer_ops(config, submodel, bucket, layer, bias=False)
-        turned = 2 * t * heads_of(config, submodel, layer) * config.head_dim
-        ops.append(elementwise(f"layers.{layer}.attention.rotary", turned, passes=4))
+        ops += layer_ops(config, submodel, bucket, layer, config.bias)
+        ops += _position_ops(config, submodel, bucket, layer)
     ops.append(elementwise("norm", t * d, passes=4))
-    return [*ops, linear("lm_head", t, d, config.vocab_size, bias=False)]
+    return [*ops, linear("lm_head", t, d, config.vocab_size, config.bias)]
 
 
 def layer_ops(config: NestedConfig, submodel: Submodel, bucket: Bucket, layer: int, bias: bool) -> list[Op]:
@@ -24,6 +23,15 @@ def layer_ops(config: NestedConfig, submodel: Submodel, bucket: Bucket, layer: i
     at = f"layers.{layer}"
     heads, width = heads_of(config, submodel, layer), submodel[f"{at}.ffn"]
     return pre_norm_layer(at, bucket, config.hidden_size, heads, config.head_dim, width, bias)
+
+
+def _position_ops(config: MatformerConfig, submodel: Submodel, bucket: Bucket, layer: int) -> list[Op]:
+    at, heads = f"layers.{layer}", heads_of(config, submodel, layer)
+    if config.position == "rotary":
+        turned = 2 * bucket.tokens * heads * config.head_dim
+        return [elementwise(f"{at}.attention.rotary", turned, passes=4)]
+    pairs = heads * bucket.sequence**2  # the same for every row of the batch
+    return [lookup(f"{at}.relative_bias", pairs), elementwise(f"{at}.relative_bias.mask", pairs, passes=3)]
 
 
 def heads_of(config: NestedConfig, submodel: Submodel, layer: int) -> int:

@@ -11,18 +11,28 @@ from ...elastic import Axis, ElasticSpec, PrefixSlice
 from ...errors import CheckpointError
 from ..checkpoint import Checkpoint
 from ..stored_tensors import compare_with_headers
-from .config import MatformerConfig, MatformerVitConfig, NestedConfig
+from .config import RELATIVE_BUCKETS, MatformerConfig, MatformerVitConfig, NestedConfig
 
 Shape = tuple[int, ...]
 
 
 def language_model_shapes(config: MatformerConfig) -> dict[str, Shape]:
-    """Parameters of ``MatformerLM``: no biases, no norm weights; ``lm_head`` only where it is not the embedding."""
-    table = (config.vocab_size, config.hidden_size)
-    shapes: dict[str, Shape] = {"embed_tokens.weight": table}
+    """Parameters of ``MatformerLM``; ``lm_head.weight`` only where it is not the embedding."""
+    d = config.hidden_size
+    shapes: dict[str, Shape] = {"embed_tokens.weight": (config.vocab_size, d)}
     for layer in range(config.num_hidden_layers):
-        shapes |= _layer(config, layer, bias=False)
-    return shapes if config.tie_word_embeddings else {**shapes, "lm_head.weight": table}
+        at = f"layers.{layer}"
+        if config.position == "relative_bias":
+            shapes[_relative_bias(at)] = (config.num_attention_heads, RELATIVE_BUCKETS)
+        if config.norm_weights:
+            shapes |= _norm(f"{at}.attention_norm", d) | _norm(f"{at}.ffn_norm", d)
+        shapes |= _layer(config, layer, config.bias)
+    if config.norm_weights:
+        shapes |= _norm("norm", d)
+    head = _linear("lm_head", d, config.vocab_size, config.bias)
+    if config.tie_word_embeddings:
+        del head["lm_head.weight"]
+    return shapes | head
 
 
 def vision_model_shapes(config: MatformerVitConfig) -> dict[str, Shape]:
@@ -59,6 +69,7 @@ def elastic_spec(config: NestedConfig, shapes: Mapping[str, Shape]) -> ElasticSp
                 for kind in ("weight", "bias")
             ]
             slices.append(PrefixSlice(f"{at}.attention.output.weight", 1, heads.name, config.head_dim))
+            slices.append(PrefixSlice(_relative_bias(at), 0, heads.name))
     return ElasticSpec(
         tuple(axes),
         tuple(cut for cut in slices if cut.parameter in shapes),
@@ -87,6 +98,10 @@ def _layer(config: NestedConfig, layer: int, bias: bool) -> dict[str, Shape]:
         shapes |= _linear(f"{at}.attention.{part}", d, d, bias)
     width = config.widths[layer]
     return shapes | _linear(f"{at}.ffn.up", d, width, bias) | _linear(f"{at}.ffn.down", width, d, bias)
+
+
+def _relative_bias(layer: str) -> str:
+    return f"{layer}.relative_bias.weight"
 
 
 def _linear(name: str, inputs: int, outputs: int, bias: bool) -> dict[str, Shape]:

@@ -55,6 +55,25 @@ def test_what_depends_on_no_input_is_computed_once() -> None:
     np.testing.assert_array_equal(run(ir.to_proto(after), feed), run(before, feed))
 
 
+def test_distances_are_cut_off_at_a_constant() -> None:
+    """A lower bound, an upper bound left out or in its place: what buckets of distances are made of."""
+    _, after, _ = folded("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    distances (int64[3] scores) => (int64[3] y)
+    <int64[3] steps = {-2, 0, 5}, int64 zero = {0}, int64 most = {3}>
+    {
+      ahead = Clip (steps, zero)
+      near = Clip (steps, , most)
+      sum = Sub (ahead, near)
+      y = Add (scores, sum)
+    }
+    """)
+    assert [node.op_type for node in after.graph] == ["Add"]
+    (table,) = after.graph.initializers.values()
+    assert table.const_value is not None
+    assert table.const_value.numpy().tolist() == [2, 0, 2]
+
+
 def test_a_table_above_the_limit_stays_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LARGEST", 8 * 6)
     _, after, changed = folded(CAUSAL.replace("SIZE", "6"))

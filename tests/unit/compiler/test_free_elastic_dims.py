@@ -93,6 +93,26 @@ def test_halves_of_a_head_are_turned_and_joined_again() -> None:
     assert _targets(model) == [[2, 3, -1, 8], [6, -1]]
 
 
+def test_numbers_of_elastic_heads_are_looked_up() -> None:
+    """A bias per head and bucket of distances: the buckets of every query and key replace the dimension of buckets."""
+    model = _model("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    bias (float[2, 1, 3, 3] x) => (float[2, 3, 5] y)
+    <float[4, 32] r, float[12, 5] o, int64[9] buckets = {0, 0, 0, 1, 0, 0, 2, 1, 0}, int64[3] square = {4, 3, 3},
+     int64[3] join = {2, 3, 12}>
+    {
+      g = Gather <axis=-1> (r, buckets)
+      s = Reshape (g, square)
+      a = Add (x, s)
+      t = Transpose <perm=[0, 2, 1, 3]> (a)
+      j = Reshape (t, join)
+      y = MatMul (j, o)
+    }
+    """)
+    free_elastic_dims(model, {"r": (Elastic(HEADS),), "o": (Elastic(HEADS), 3)})
+    assert _targets(model) == [[-1, 3, 3], [2, 3, -1]]
+
+
 def test_nothing_elastic_nothing_changed() -> None:
     model = _model(SPLIT_HEADS)
     assert not free_elastic_dims(model, {})
@@ -111,6 +131,9 @@ def test_nothing_elastic_nothing_changed() -> None:
         ("h = Gemm <transB=1> (x, w)  y, z = Split <axis=1, num_outputs=2> (h)", "a Split of an elastic dimension"),
         ("h = Gemm <transB=1> (x, w)  y = Slice (h, one, two, one)", "a Slice of an elastic dimension"),
         ("h = Gemm <transB=1> (x, w)  y = Slice (h, one, two)", "the axes of a Slice are not constant"),
+        ("h = Gemm <transB=1> (x, w)  y = Gather <axis=1> (h, a)", "a Gather from, or by, an elastic dimension"),
+        ("y = Gather (x, t)  h = Gather (w, t)", "a Gather from, or by, an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  r = Cast <to=7> (h)  y = Gather (x, r)", "a Gather from, or by, an elastic dim"),
         ("h = Gemm <transB=1> (x, w)  y = Concat <axis=1> (h, c)", "a Concat of dimensions that do not shrink"),
         ("h = Gemm <transB=1> (x, w)  y = Concat <axis=0> (h, c)", "a Concat of dimensions that do not shrink"),
     ],
@@ -120,7 +143,7 @@ def test_what_it_cannot_follow_is_named(body: str, problem: str) -> None:
     <ir_version: 10, opset_import: ["" : 20]>
     graph (float[6, 32] x) => (float y)
     <float[64, 32] w, float[64] g, float[6, 64] c, float[64, 5] v, float[16, 2] e, int64[2] cut = {{24, 16}},
-     int64 a = {{1}}, int64[1] one = {{1}}, int64[1] two = {{2}}>
+     int64 a = {{1}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[2] t = {{0, 1}}>
     {{ {body} }}
     """)
     with pytest.raises(SliceError, match=problem):

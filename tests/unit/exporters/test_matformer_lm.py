@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 import nestforge
 import numpy as np
+import onnx
 import pytest
 import torch
 from nestforge.compiler.compile import compile_bundle
@@ -24,6 +26,7 @@ from tiny_compile import board
 from tiny_matlm import save_tiny_matlm
 from tiny_vision import edit_config
 
+AS_COUNTED: dict[str, Any] = {"position": "relative_bias", "bias": True, "norm_weights": True}
 IDS = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(0))
 
 
@@ -67,6 +70,21 @@ def test_counts_and_costs(source: ModelSource) -> None:
     assert read == 4 * source.parameters(sub), "no biases, and the embedding once more as the head"
     per_layer = 12 * 4 * 32 * 24 + 2 * 12 * 12 * 24
     assert macs(source.workload(sub, Bucket(1, 12))) == 3 * per_layer + 12 * 2 * 32 * 40 + 12 * 32 * 64
+
+
+def test_counts_and_costs_of_biases_norms_and_relative_positions(tmp_path: Path) -> None:
+    source = open_source(save_tiny_matlm(tmp_path / "m", nested_heads=True, **AS_COUNTED))
+    sub = source.spec.parse("ffn16-heads3")
+    layer = 4 * 32 * 24 + 3 * 24 + 32 + 2 * 32 * 16 + 16 + 32 + 4 * 32 + 3 * 32  # the last: 3 heads of 32 buckets
+    assert source.parameters(sub) == 64 * 33 + 3 * layer + 2 * 32
+    groups = source.parameter_groups(sub)
+    assert (groups.embedding, groups.ffn) == (64 * 33, 3 * (2 * 32 * 16 + 16)), "a bias per token is the table's"
+    ops = source.workload(sub, Bucket(2, 12))
+    read = sum(op.weight_bytes for op in ops if op.kind == "gemm")
+    assert read == 4 * (64 * 33 + 3 * (layer - 4 * 32 - 3 * 32)), "every linear layer with its bias"
+    (lookup,) = (op for op in ops if op.name == "layers.2.relative_bias")
+    assert (lookup.kind, lookup.activation_bytes) == ("gather", 4 * 3 * 12 * 12), "once for all rows"
+    assert not any("rotary" in op.name for op in ops)
 
 
 def test_narrowing_runs_the_first_neurons_and_heads(source: ModelSource) -> None:
@@ -162,6 +180,55 @@ def test_every_engine_is_a_slice(bundle: Path) -> None:
 def test_no_engine_holds_a_table_of_positions(bundle: Path) -> None:
     """A causal mask and rotary angles grow with the sequence; every engine would hold its own copy."""
     assert max(engine.private_bytes for engine in nestforge.open_bundle(bundle).manifest.engines) < 1500
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AS_COUNTED,
+        {**AS_COUNTED, "bias": False},
+        {**AS_COUNTED, "norm_weights": False, "tie_word_embeddings": False},
+        {**AS_COUNTED, "position": "rotary"},
+    ],
+    ids=["as-counted", "no-bias", "no-norm-weights-untied", "rotary"],
+)
+def test_every_kind_is_sliced_and_proven(tmp_path: Path, kind: dict[str, Any]) -> None:
+    """Over 40 tokens, so that distances share buckets; answers of the runtime are those of the narrowed module."""
+    folder = save_tiny_matlm(tmp_path / "m", nested_heads=True, num_hidden_layers=2, **kind)
+    made = compile_bundle(folder, board(budgets={"full": {}}), tmp_path / "b", buckets=[Bucket(1, 40)])
+    engines = nestforge.open_bundle(made).manifest.engines
+    assert [engine.submodel for engine in engines] == ["ffn8-heads1", "ffn16-heads2", "ffn32-heads3", "ffn64-heads4"]
+    assert {(engine.emitted, engine.slice_problem) for engine in engines} == {("sliced", None)}
+    assert max(engine.private_bytes for engine in engines) < 1500
+    if "rotary" not in kind.values():
+        graph = onnx.load(made / engines[0].file, load_external_data=False).graph
+        looked_up = [node.input[0] for node in graph.node if node.op_type.startswith("Gather")]
+        assert looked_up == ["embed_tokens.weight", "layers.0.relative_bias.weight", "layers.1.relative_bias.weight"]
+        assert not any(node.op_type == "Clip" for node in graph.node), "buckets of distances are a table"
+    assert verify_bundle(made, against=folder)
+    universal = load_universal(open_source(folder))
+    ids = torch.randint(0, 64, (1, 37), generator=torch.Generator().manual_seed(1))
+    with nestforge.load(made) as model:
+        answer = model({"input_ids": ids.numpy()}, submodel="ffn16-heads2")
+    with torch.no_grad():
+        (expected,) = universal.narrow(universal.spec.parse("ffn16-heads2"))(ids)
+    np.testing.assert_allclose(answer.outputs["logits"], expected.numpy(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_folder_of_older_code_reads_as_it_did(tmp_path: Path) -> None:
+    """Its config.json says nothing of positions, biases and norms: rotary, none, and norms without weights."""
+    folder = save_tiny_matlm(tmp_path / "m")
+    expected = load_model(folder)(IDS)
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("position", "bias", "norm_weights"):
+        del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    names = {f"layers.{layer}.{part}.weight" for layer in range(3) for part in _MATRICES}
+    assert set(load_file(folder / "model.safetensors")) == names | {"embed_tokens.weight"}
+    assert torch.equal(load_model(folder)(IDS), expected)
+
+
+_MATRICES = [*(f"attention.{part}" for part in ("query", "key", "value", "output")), "ffn.up", "ffn.down"]
 
 
 def test_it_is_still_the_model(bundle: Path) -> None:

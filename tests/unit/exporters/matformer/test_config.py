@@ -38,6 +38,12 @@ def test_levels_are_those_stated_else_those_of_the_paper() -> None:
     assert read(nested=False).levels is None
 
 
+def test_positions_biases_and_norm_weights_are_those_stated_else_the_old_ones() -> None:
+    assert (read().position, read().bias, read().norm_weights) == ("rotary", False, False)
+    odd = read(hidden_size=12, position="relative_bias", bias=True, norm_weights=True)
+    assert (odd.position, odd.bias, odd.norm_weights, odd.head_dim) == ("relative_bias", True, True, 3)
+
+
 def test_what_other_tools_write_beside_is_no_mistake() -> None:
     assert read(architectures=["MatformerLM"], _name_or_path="somewhere") == matlm_config()
 
@@ -53,6 +59,8 @@ def test_what_other_tools_write_beside_is_no_mistake() -> None:
         ({"intermediate_size": [16, 0, 64]}, "config.json: intermediate_size[1]: expected at least 1, got 0"),
         ({"hidden_size": 30}, "config.json: hidden_size: 30 is no multiple of num_attention_heads 4"),
         ({"hidden_size": 12}, "config.json: num_attention_heads: rotary positions need heads of even size, got 3"),
+        ({"position": "absolute"}, "config.json: position: got 'absolute'; expected one of relative_bias, rotary"),
+        ({"bias": 1}, "config.json: bias: expected true or false, got int 1"),
         ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers: expected at most 1024, got 1000000000"),
         ({"nested": "yes"}, "config.json: nested: expected true or false, got str 'yes'"),
         (
