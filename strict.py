@@ -1,7 +1,7 @@
 """Strict reading of outside data (YAML profiles, JSON manifests) into frozen dataclasses.
 
 Unknown keys are refused with the nearest known name, missing ones by name, and every value is checked against its
-type. Field metadata may bound a value: ``field(metadata={"min": 1, "choices": (...)})``.
+type. Field metadata may bound a value: ``field(metadata={"min": 0, "max": 1, "choices": (...)})``.
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ def _scalar(
         raise error(f"{where}: expected a finite number, got {data}")
     if "min" in bounds and isinstance(data, (int, float)) and data < bounds["min"]:
         raise error(f"{where}: expected at least {bounds['min']}, got {data}")
+    if "max" in bounds and isinstance(data, (int, float)) and data > bounds["max"]:
+        raise error(f"{where}: expected at most {bounds['max']}, got {data}")
     if "choices" in bounds and data not in bounds["choices"]:
         raise error(f"{where}: got {_shown(data)}{_nearest(data, map(str, bounds['choices']))}")
     return data

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NestforgeError, OutputError
+from ..runtime.seal import to_json
 
 _KEY = "key.json"
 _LOCK = ".lock"
@@ -51,11 +52,6 @@ class Stage:
     def once_json(self, name: str, produce: Callable[[], Any]) -> Any:
         """A JSON result kept in ``work``, computed now unless an earlier run finished it."""
         return json.loads(self.once(self.work / name, lambda p: write_synced(p, to_json(produce()))).read_bytes())
-
-
-def to_json(data: Any) -> bytes:
-    """JSON as every file of a bundle has it: sorted keys, one indent, a final newline."""
-    return (json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def write_synced(path: Path, data: bytes) -> None:

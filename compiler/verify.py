@@ -14,10 +14,11 @@ from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.device_profile import profile_precisions
-from ..runtime.bundle import Bundle, open_bundle
+from ..runtime.bundle import Bundle
 from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
 from ..runtime.model import ElasticModel
 from ..runtime.threads import threads_or_default
+from ..runtime.verify_bytes import verify_bytes
 from .cases import Case, parity_cases
 from .clock import Clock, Progress, silent
 from .parity import Arrays
@@ -31,13 +32,16 @@ from .verify_segments import verify_segments
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Truthy if nothing failed. Without a model to compare with, ``engines`` is empty: only bytes were checked."""
+    """Truthy if nothing failed. Without a model to compare with, ``engines`` is empty: only bytes were checked, those
+    of calibrated ``policies`` and ``plans`` too."""
 
     bundle: str
     files: int
     bytes: int
     against: str | None
     engines: tuple[EngineVerdict, ...]
+    policies: int = 0
+    plans: int = 0
 
     def __bool__(self) -> bool:
         return not any(verdict.problem for verdict in self.engines)
@@ -51,18 +55,24 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
     """
     clock = Clock(progress)
     with clock("hashes"):
-        bundle = open_bundle(path, check="full")
+        checked = verify_bytes(path)
+        bundle = checked.bundle
     verdicts: tuple[EngineVerdict, ...] = ()
     if against is not None:
         with clock("model"):
             universal = load_universal(_source(against, bundle))
             _require_same_interface(universal, bundle)
-            orders = recover_order(bundle.path / WEIGHTS_NAME, universal)
+            orders = recover_order(bundle.file(WEIGHTS_NAME), universal)
         with clock("parity"), host_bundle(bundle) as here:
             verdicts = _verify(here, universal, orders, clock)
-    total = sum(entry.bytes for entry in bundle.manifest.files)
     return VerifyReport(
-        str(bundle.path), len(bundle.manifest.files), total, str(against) if against else None, verdicts
+        bundle=str(bundle.path),
+        files=checked.files,
+        bytes=checked.bytes,
+        against=str(against) if against else None,
+        engines=verdicts,
+        policies=checked.policies,
+        plans=checked.plans,
     )
 
 

@@ -38,11 +38,12 @@ from ..runtime.manifest import (
     Ranking,
     SubmodelEntry,
 )
+from ..runtime.seal import sealed_json, to_json
 from ..strict import unstructure
 from .plan import Candidate, Plan
 from .precision.host_graphs import is_twin
 from .report import render_report
-from .staging import Stage, to_json, write_synced
+from .staging import Stage, write_synced
 from .tensorrt.trtexec import build_commands
 
 _TOOLS = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
@@ -156,8 +157,10 @@ def write_build_record(
         latencies=tuple(latencies),
         build=build_commands(manifest) or None,
     )
-    write_synced(stage.folder / BUILD_NAME, to_json(unstructure(record)))
-    write_synced(stage.folder / REPORT_NAME, render_report(manifest, record).encode())
+    report = render_report(manifest, record).encode()
+    write_synced(stage.folder / REPORT_NAME, report)
+    sealed = replace(record, report_sha256=hashlib.sha256(report).hexdigest())
+    write_synced(stage.folder / BUILD_NAME, sealed_json(unstructure(sealed)))
 
 
 def _copy(source: Path, target: Path) -> None:

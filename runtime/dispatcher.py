@@ -89,11 +89,14 @@ class Dispatcher:
             ),
         )
         weights = {entry.id: entry.weight_bytes for entry in manifest.submodels}
+        known: dict[str, list[Latency]] = {}
+        for each in latencies:
+            known.setdefault(each.engine, []).append(each)
         by_submodel: dict[str, list[_Candidate]] = {entry.id: [] for entry in manifest.submodels}
         self._whole = [engine for engine in manifest.engines if engine.segment is None]
         for engine in self._whole:
             if engine.id in residencies:
-                latency_ms, latency = _latency(engine.id, residencies[engine.id], latencies, elsewhere)
+                latency_ms, latency = _latency(known.get(engine.id, ()), residencies[engine.id], elsewhere)
                 reads = weights[engine.submodel] if engine.weight_bytes is None else engine.weight_bytes
                 memory = reads + engine.private_bytes + engine.activation_bytes
                 by_submodel[engine.submodel].append(_Candidate(engine, latency_ms, latency, memory / 1e6))
@@ -294,11 +297,8 @@ def _holds(bucket: Bucket, batch: int, sequence: int) -> bool:
     return batch <= bucket.batch and sequence <= bucket.sequence
 
 
-def _latency(
-    engine: str, residency: Residency, latencies: Sequence[Latency], elsewhere: str | None
-) -> tuple[float, str]:
-    """Milliseconds and how they are known."""
-    mine = [latency for latency in latencies if latency.engine == engine]
+def _latency(mine: Sequence[Latency], residency: Residency, elsewhere: str | None) -> tuple[float, str]:
+    """Milliseconds of one engine, and how they are known."""
     measured = [(m.residency, m.measured_p50_ms) for m in mine if m.measured_p50_ms is not None]
     if measured:
         where, ms = min(measured, key=lambda pair: pair[0] != residency)

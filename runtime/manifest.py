@@ -14,13 +14,15 @@ from ..profiles.precision import Precision
 # 3 (2026-11): figures of quality by what an output means, roles of outputs; reads 1 and 2.
 # 4 (2026-11): decisions of engines and receipts of them, facts and forms of engines; reads 1, 2 and 3.
 # 5 (2026-11): precision of engines; reads 1 to 4.
-# 6 (2026-11): further optional fields; reads 1 to 5.
+# 6 (2026-11): seals of the files that no manifest lists (seal.py); reads 1 to 5.
 SCHEMA_VERSION = 6
+SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
 REPORT_NAME = "report.md"
 WEIGHTS_NAME = "weights.safetensors"
 PLANS_NAME = "plans.json"
+CALIBRATION_NAME = "calibration.json"
 # The whole numbers that an array of each dtype holds.
 RANGES = {
     "float32": (-(2**63), 2**63 - 1),
@@ -35,8 +37,10 @@ DTYPES = tuple(RANGES)
 # What an output means: a vector of the input; logits of classes; logits of the token at each position (masked language
 # models); logits of the token that follows each position (causal ones).
 Role = Literal["embedding", "classes", "tokens", "next_tokens"]
+# How an engine holds its weights, see residency.py.
+Residency = Literal["shared", "packed", "mapped"]
 # The hashes of these cannot stand in the manifest: it is one of them, and the others name its hash or follow it.
-UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME)
+UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME, CALIBRATION_NAME)
 
 
 @dataclass(frozen=True)
@@ -373,10 +377,10 @@ class Latency:
     """
 
     engine: str
-    predicted_ms: float
-    measured_p50_ms: float | None = None
-    measured_p95_ms: float | None = None
-    residency: str | None = None
+    predicted_ms: float = field(metadata={"min": 0})
+    measured_p50_ms: float | None = field(default=None, metadata={"min": 0})
+    measured_p95_ms: float | None = field(default=None, metadata={"min": 0})
+    residency: Residency | None = None
 
 
 @dataclass(frozen=True)
@@ -384,6 +388,7 @@ class BuildRecord:
     """What differs between two compiles of the same inputs: time, host, and everything measured.
 
     ``build`` maps the graphs of engines for TensorRT to the ``trtexec`` command that makes a plan of each.
+    ``report_sha256`` is the hash of report.md.
     """
 
     schema_version: int
@@ -391,6 +396,7 @@ class BuildRecord:
     created: str
     command: tuple[str, ...]
     host: Mapping[str, Any]
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, float] = field(metadata={"min": 0})
     latencies: tuple[Latency, ...]
     build: Mapping[str, str] | None = None
+    report_sha256: str | None = None

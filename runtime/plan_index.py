@@ -12,21 +12,18 @@ import hmac
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 from ..errors import BundleCorruptError, BundleFormatError, BundleIncompatibleError
 from ..profiles.tensorrt_options import TensorRTOptions
 from ..strict import structure, unstructure
-from ..whole_file import write_whole
-from .bundle import Bundle, read_json
+from .bundle import Bundle
+from .device_files import DEVICE_SCHEMA_VERSION, read_device_file, write_device_file
 from .manifest import PLANS_NAME, WEIGHTS_NAME, EngineEntry
 from .private_files import KEY_VARIABLE, plan_key
-from .read_manifest import is_plain_name, no_constant, unique_keys
+from .read_manifest import is_plain_name
 
 PLAN_SUFFIX = ".plan"
-# 1: first published schema.
-SCHEMA_VERSION: Final = 1
 # Part of every key: raised when the same options build otherwise.
 _BUILDING = 1
 _AMPERE = (8, 0)
@@ -83,7 +80,7 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class _Index:
-    schema_version: Literal[1]
+    schema_version: int
     plans: tuple[PlanEntry, ...]
 
 
@@ -94,21 +91,15 @@ def build_key(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOp
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def read_plans(folder: Path) -> tuple[PlanEntry, ...]:
-    """The plans that a bundle's folder lists; none where nothing was built. Raises BundleFormatError."""
-    where = str(folder / PLANS_NAME)
-    if not (folder / PLANS_NAME).exists():
+def read_plans(bundle: Bundle) -> tuple[PlanEntry, ...]:
+    """The plans that a bundle's folder lists; none where nothing was built.
+
+    Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal.
+    """
+    data = read_device_file(bundle, PLANS_NAME, "remove it and build the plans again")
+    if data is None:
         return ()
-    try:
-        text = read_json(folder, PLANS_NAME).decode()
-        data = json.loads(text, object_pairs_hook=unique_keys, parse_constant=no_constant)
-    except (ValueError, RecursionError) as failure:
-        raise BundleFormatError(f"{where}: not JSON ({failure}); remove it and build the plans again") from failure
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION:
-        raise BundleFormatError(
-            f"{where}: schema_version {str(version)[:80]!r}, expected {SCHEMA_VERSION}; build the plans again"
-        )
+    where = str(bundle.path / PLANS_NAME)
     plans = structure(_Index, data, where, BundleFormatError).plans
     for plan in plans:
         if not (is_plain_name(plan.file) and plan.file.endswith(PLAN_SUFFIX)):
@@ -118,18 +109,18 @@ def read_plans(folder: Path) -> tuple[PlanEntry, ...]:
     return plans
 
 
-def write_plans(folder: Path, plans: Iterable[PlanEntry]) -> None:
+def write_plans(bundle: Bundle, plans: Iterable[PlanEntry]) -> None:
     """Lists ``plans``, each with its code. Raises OutputError."""
     key = plan_key()
     signed = [replace(plan, code=_code(plan, key)) for plan in plans]
     ordered = sorted(signed, key=lambda plan: (plan.graph, plan.gpu.name, plan.gpu.tensorrt, plan.file))
-    text = json.dumps(unstructure(_Index(SCHEMA_VERSION, tuple(ordered))), indent=1, sort_keys=True) + "\n"
-    write_whole(folder / PLANS_NAME, lambda stream: stream.write(text.encode()), "the list of plans")
+    index = unstructure(_Index(DEVICE_SCHEMA_VERSION, tuple(ordered)))
+    write_device_file(bundle, PLANS_NAME, index, "the list of plans")
 
 
 def plan_for(bundle: Bundle, engine: EngineEntry, gpu: Gpu) -> PlanEntry:
     """The plan of ``engine`` that runs on ``gpu``. Raises BundleIncompatibleError where none may, saying why."""
-    plans = [plan for plan in read_plans(bundle.path) if plan.graph == engine.file]
+    plans = [plan for plan in read_plans(bundle) if plan.graph == engine.file]
     if not plans:
         raise BundleIncompatibleError(f"engine {engine.id}: has no plan yet; {_remedy(bundle, engine)}")
     problems = []

@@ -14,7 +14,18 @@ from ..errors import BundleFormatError, PlanError
 from ..strict import structure, unstructure
 from .consistency.roles import role_problems
 from .exits.check import exit_problems
-from .manifest import RANGES, SCHEMA_VERSION, UNLISTED, BuildRecord, EngineEntry, Manifest, Quality, TensorSpec
+from .manifest import (
+    RANGES,
+    SCHEMA_VERSION,
+    SEALED_SINCE,
+    UNLISTED,
+    BuildRecord,
+    EngineEntry,
+    Manifest,
+    Quality,
+    TensorSpec,
+)
+from .seal import unsealed
 
 # A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
 MAX_JSON_BYTES = 16 * 2**20
@@ -36,9 +47,32 @@ def read_manifest(raw: bytes, where: str) -> Manifest:
     return manifest
 
 
-def read_build_record(raw: bytes, where: str) -> BuildRecord:
-    """Parses a build record. Raises BundleFormatError for anything this version cannot vouch for."""
-    return structure(BuildRecord, _versioned_json(raw, where), where, BundleFormatError)
+def read_build_record(raw: bytes, where: str, manifest: Manifest) -> BuildRecord:
+    """Parses the build record of ``manifest``, and checks its seal where that has a schema with seals.
+
+    Raises BundleFormatError for anything this version cannot vouch for, BundleCorruptError for a wrong seal.
+    """
+    data: Any = _versioned_json(raw, where)
+    if manifest.schema_version >= SEALED_SINCE:
+        data = unsealed(raw, data, where, "fetch the bundle again, or compile it again")
+    build = structure(BuildRecord, data, where, BundleFormatError)
+    for problem in _build_problems(build, manifest):
+        raise BundleFormatError(f"{where}: {problem}")
+    return build
+
+
+def _build_problems(build: BuildRecord, manifest: Manifest) -> Iterable[str]:
+    """Latencies of engines that are none, two of one kind, and percentiles in the wrong order."""
+    if build.schema_version < SEALED_SINCE <= manifest.schema_version:
+        yield f"schema_version {build.schema_version}, the manifest has {manifest.schema_version}"
+    engines = {engine.id for engine in manifest.engines}
+    for latency in build.latencies:
+        if latency.engine not in engines:
+            yield f"latencies: engine {latency.engine[:80]!r} is not in the manifest"
+        p50, p95 = latency.measured_p50_ms, latency.measured_p95_ms
+        if p95 is not None and (p50 is None or p50 > p95):
+            yield f"latencies of engine {latency.engine}: measured_p95_ms {p95} below or without measured_p50_ms {p50}"
+    yield from _repeated("latency of", (f"{one.engine} as {one.residency}" for one in build.latencies))
 
 
 def is_plain_name(path: str) -> bool:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from ..errors import SelectionError
 from .limits import positive_limit
+from .manifest import Residency as Residency
 
-Residency = Literal["shared", "packed", "mapped"]
-RESIDENCIES: tuple[Residency, ...] = ("shared", "packed", "mapped")
+RESIDENCIES: tuple[Residency, ...] = get_args(Residency)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
+    SEALED_SINCE,
     WEIGHTS_NAME,
     BudgetEntry,
     BuildRecord,
@@ -34,6 +35,7 @@ from nestforge.runtime.manifest import (
     SubmodelEntry,
     TensorSpec,
 )
+from nestforge.runtime.seal import sealed_json, to_json
 from nestforge.strict import unstructure
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -185,8 +187,10 @@ def write_exits_manifest(folder: Path, manifest: object, latencies: Sequence[Lat
     (folder / MANIFEST_NAME).write_bytes(raw)
     host = asdict(probe_host())
     digest = hashlib.sha256(raw).hexdigest()
-    record = BuildRecord(2, digest, "2026-11-21T00:00:00Z", (), host, {}, tuple(latencies))
-    (folder / BUILD_NAME).write_text(json.dumps(unstructure(record)))
+    version = json.loads(raw)["schema_version"]
+    record = BuildRecord(version, digest, "2026-11-21T00:00:00Z", (), host, {}, tuple(latencies))
+    write = sealed_json if version >= SEALED_SINCE else to_json
+    (folder / BUILD_NAME).write_bytes(write(unstructure(record)))
 
 
 def _graph(manifest: Manifest, engine: EngineEntry, first: int, last: int, offsets: Mapping[str, int]) -> bytes:

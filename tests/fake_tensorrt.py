@@ -27,9 +27,9 @@ import onnxruntime
 import pytest
 from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.bundle import Bundle, open_bundle
-from nestforge.runtime.manifest import BUILD_NAME, MANIFEST_NAME
 from nestforge.runtime.plan_index import Gpu, PlanEntry, PlanParity, build_key, write_plans
 from nestforge.runtime.private_files import KEY_VARIABLE
+from sealing import edit_manifest
 
 _KINDS = {1: "FLOAT", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "HALF"}
 _ARRAYS = {"FLOAT": np.float32, "INT32": np.int32, "INT64": np.int64, "BOOL": np.bool_, "HALF": np.float16}
@@ -468,14 +468,7 @@ def host_with_gpu(cache: Path) -> Iterator[World]:
 def list_plans(bundle: Path, target: Path) -> Bundle:
     """A copy of ``bundle`` whose engines are plans as this module builds them, all of them listed."""
     shutil.copytree(bundle, target)
-    data = json.loads((target / MANIFEST_NAME).read_bytes())
-    for engine in data["engines"]:
-        engine["backend"] = "tensorrt"
-    raw = json.dumps(data).encode()
-    (target / MANIFEST_NAME).write_bytes(raw)
-    record = json.loads((target / BUILD_NAME).read_bytes())
-    record["manifest_sha256"] = hashlib.sha256(raw).hexdigest()
-    (target / BUILD_NAME).write_text(json.dumps(record))
+    edit_manifest(target, lambda data: [engine.update(backend="tensorrt") for engine in data["engines"]])
     opened, gpu, options = open_bundle(target), Gpu("Fake GPU", "8.7", "10.3.0"), TensorRTOptions()
     plans = []
     for engine in {engine.file: engine for engine in opened.manifest.engines}.values():
@@ -485,5 +478,5 @@ def list_plans(bundle: Path, target: Path) -> Bundle:
         sha256, key = hashlib.sha256(plan).hexdigest(), build_key(opened, engine, gpu, options)
         parity = PlanParity("the graph", "exact", 1, 0.0, 1.0)
         plans.append(PlanEntry(engine.file, file, len(plan), sha256, key, gpu, options, 4096, 1.0, {"gemm": 2}, parity))
-    write_plans(target, plans)
+    write_plans(opened, plans)
     return opened

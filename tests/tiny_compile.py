@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +98,3 @@ def write_levels(builder: EngineBuilder, quality: dict[str, Quality] | None = No
     manifest = write_manifest(builder.stage, for_backend(completed, profile.backend), ())
     write_build_record(builder.stage, manifest, ["nestforge", "compile"], {"build": 1.5}, latencies)
     return builder.stage.folder
-
-
-def reseal(bundle: Path) -> None:
-    """What a forger would do: hashes and sizes are made to fit the changed files again."""
-    manifest = json.loads((bundle / "manifest.json").read_bytes())
-    for entry in manifest["files"]:
-        raw = (bundle / entry["path"]).read_bytes()
-        entry.update(bytes=len(raw), sha256=hashlib.sha256(raw).hexdigest())
-    text = json.dumps(manifest).encode()
-    (bundle / "manifest.json").write_bytes(text)
-    record = json.loads((bundle / "build.json").read_bytes())
-    record["manifest_sha256"] = hashlib.sha256(text).hexdigest()
-    (bundle / "build.json").write_text(json.dumps(record))

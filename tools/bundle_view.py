@@ -16,7 +16,7 @@ from .console import print_facts, print_table
 def bundle_data(bundle: Bundle) -> dict[str, Any]:
     """The bundle as ``--json`` prints it: the manifest and the build record, complete, and plans if it needs any."""
     data = {"kind": "bundle", "path": str(bundle.path), "manifest": bundle.manifest, "build": bundle.build}
-    return {**data, "plans": read_plans(bundle.path)} if _needs_plans(bundle) else data
+    return {**data, "plans": read_plans(bundle)} if _needs_plans(bundle) else data
 
 
 def print_bundle(bundle: Bundle) -> None:
@@ -44,7 +44,7 @@ def _needs_plans(bundle: Bundle) -> bool:
 
 def _print_plans(bundle: Bundle) -> None:
     """One row a plan, and which graphs have none."""
-    plans = read_plans(bundle.path)
+    plans = read_plans(bundle)
     rows = [
         [
             plan.graph,

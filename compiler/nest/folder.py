@@ -15,8 +15,9 @@ from safetensors.torch import save
 from ...errors import CheckpointError
 from ...exporters.checkpoint import Checkpoint
 from ...exporters.universal import PREFIX, UniversalModel
+from ...runtime.seal import to_json
 from ...strict import unstructure
-from ..staging import Stage, to_json, write_synced
+from ..staging import Stage, write_synced
 from .distill import trainable
 
 RECORD_NAME = "nest.json"

@@ -59,4 +59,4 @@ def host_bundle(bundle: Bundle) -> Iterator[Bundle]:
         for file, engine in engines.items():
             graph = bundle.file(file).read_bytes()
             (folder / host_file(engine)).write_bytes(twin(graph) if engine.precision == "bf16" else graph)
-        yield on_host(replace(bundle, path=folder))
+        yield on_host(Bundle(folder, bundle.manifest, bundle.build))

@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx
 
 from ...errors import BuildError, BundleCorruptError
+from ...file_lock import alone
 from ...profiles.tensorrt_options import TensorRTOptions
 from ...runtime.bundle import Bundle, open_bundle
 from ...runtime.manifest import EngineEntry
@@ -70,7 +71,8 @@ def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPla
             kept = _kept(bundle, engine, gpu, options)
             entry = kept or _built(bundle, here, engine, gpu, options, progress)
             if kept is None:
-                write_plans(bundle.path, with_plan(read_plans(bundle.path), entry))
+                with alone(bundle.path):
+                    write_plans(bundle, with_plan(read_plans(bundle), entry))
             built.append(BuiltPlan(engine.id, entry, kept is not None))
     progress("plans", len(engines), len(engines))
     return tuple(built)
@@ -89,7 +91,7 @@ def plan_engines(bundle: Bundle) -> tuple[EngineEntry, ...]:
 def _kept(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptions) -> PlanEntry | None:
     """The plan that an earlier build on this host made of the same inputs, if its file is whole."""
     key = build_key(bundle, engine, gpu, options)
-    for plan in read_plans(bundle.path):
+    for plan in read_plans(bundle):
         if (plan.graph, plan.key) == (engine.file, key) and is_own(plan):
             with suppress(BundleCorruptError):
                 read_plan(bundle, plan)

@@ -1,13 +1,11 @@
 """Calibrated exit policies: what ``calibration.json`` in a bundle's folder holds, and reading and writing it.
 
 Like the build record it is measured, belongs to one host, and is not listed in the manifest; it names the manifest's
-hash instead. docs/exits.md says what the figures mean.
+hash instead, and is sealed (device_files.py). docs/exits.md says what the figures mean.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,19 +15,17 @@ from typing import Literal
 from ...errors import BundleCorruptError, BundleFormatError, SelectionError
 from ...file_lock import alone
 from ...strict import structure, unstructure
-from ...whole_file import write_whole
-from ..bundle import Bundle, read_json
-from ..read_manifest import no_constant, unique_keys
+from ..bundle import Bundle
+from ..device_files import DEVICE_SCHEMA_VERSION, read_device_file, write_device_file
+from ..manifest import CALIBRATION_NAME
 from .policy import Compare, ExitPolicy, Rule
 
-# 1 (2026-11): first published schema.
-CALIBRATION_SCHEMA_VERSION = 1
-CALIBRATION_NAME = "calibration.json"
 QualityKind = Literal["accuracy", "agreement_with_last_exit"]
 # A name never reads as a number, which would be a threshold; "off" asks for the whole engine.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._<=+%-]{0,79}")
 _RESERVED = frozenset({"off", "inf", "infinity", "nan"})
 _MEND = "remove it and calibrate again"
+_SHARE = {"min": 0, "max": 1}
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Figures:
 
     rows: int = field(metadata={"min": 1})
     costs: Costs
-    quality: float = field(metadata={"min": 0})
+    quality: float = field(metadata=_SHARE)
     histogram: tuple[int, ...] = field(metadata={"min": 0})
 
 
@@ -86,7 +82,7 @@ class CalibratedPolicy:
     data_sha256: str
     rows: int = field(metadata={"min": 1})
     truncated_rows: int = field(metadata={"min": 0})
-    correction: float
+    correction: float = field(metadata={"min": 0})
     simulated: Figures
     measured: Figures
     whole: Figures
@@ -142,7 +138,7 @@ class Calibration:
 
 def empty_calibration(bundle: Bundle) -> Calibration:
     """The calibration of ``bundle`` before it has a policy."""
-    return Calibration(CALIBRATION_SCHEMA_VERSION, bundle.build.manifest_sha256, {}, ())
+    return Calibration(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, {}, ())
 
 
 def check_name(name: str) -> str:
@@ -158,26 +154,11 @@ def check_name(name: str) -> str:
 def read_calibration(bundle: Bundle) -> Calibration | None:
     """The calibration in the bundle's folder, or None where there is none.
 
-    Raises BundleFormatError for what is malformed, BundleCorruptError for one of another manifest.
+    Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or one of another manifest.
     """
-    path = bundle.path / CALIBRATION_NAME
-    if not os.path.lexists(path):
+    data, where = read_device_file(bundle, CALIBRATION_NAME, _MEND), str(bundle.path / CALIBRATION_NAME)
+    if data is None:
         return None
-    where = str(path)
-    try:
-        data = json.loads(
-            read_json(bundle.path, CALIBRATION_NAME).decode("utf-8"),
-            object_pairs_hook=unique_keys,
-            parse_constant=no_constant,
-        )
-    except (ValueError, RecursionError) as failure:
-        raise BundleFormatError(f"{where}: not JSON ({failure}); {_MEND}") from failure
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != CALIBRATION_SCHEMA_VERSION:
-        raise BundleFormatError(
-            f"{where}: schema_version {str(version)[:80]!r}, expected {CALIBRATION_SCHEMA_VERSION}; "
-            "use the nestforge release that wrote it, or calibrate again"
-        )
     calibration = structure(Calibration, data, where, lambda problem: BundleFormatError(f"{problem}; {_MEND}"))
     if calibration.manifest_sha256 != bundle.build.manifest_sha256:
         raise BundleCorruptError(f"{where}: belongs to another manifest than this bundle's; {_MEND}")
@@ -188,10 +169,7 @@ def read_calibration(bundle: Bundle) -> Calibration | None:
 
 def write_calibration(bundle: Bundle, calibration: Calibration) -> Path:
     """Writes ``calibration`` into the bundle's folder, whole or not at all. Raises OutputError."""
-    path = bundle.path / CALIBRATION_NAME
-    text = json.dumps(unstructure(calibration), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
-    write_whole(path, lambda stream: stream.write(text.encode()), "the calibration")
-    return path
+    return write_device_file(bundle, CALIBRATION_NAME, unstructure(calibration), "the calibration")
 
 
 def keep_policy(bundle: Bundle, policy: CalibratedPolicy, default: bool) -> Calibration:
@@ -206,9 +184,10 @@ def keep_policy(bundle: Bundle, policy: CalibratedPolicy, default: bool) -> Cali
 
 
 def _problems(calibration: Calibration, bundle: Bundle) -> Iterable[str]:
-    """What the types alone do not say: submodels and names that exist, one figure for every exit."""
+    """What the types alone do not say: submodels, engines and names that exist, one figure for every exit."""
     exits = bundle.manifest.exits
     values = {entry.id: entry.values for entry in bundle.manifest.submodels}
+    engines = {engine.id for engine in bundle.manifest.engines}
     if exits is None:
         yield "this bundle's model has no exits"
         return
@@ -229,6 +208,8 @@ def _problems(calibration: Calibration, bundle: Bundle) -> Iterable[str]:
             yield f"{where}: {len(policy.thresholds)} thresholds, expected {count - 1}"
         if len(policy.histogram) != count or not sum(policy.histogram):
             yield f"{where}: histogram {list(policy.histogram)[:20]}, expected counts of {count} exits"
+        if unknown := [engine for engine in policy.engines if engine not in engines]:
+            yield f"{where}: engine {unknown[0][:80]!r} is not in this bundle"
     for submodel, name in calibration.defaults.items():
         if (submodel, name) not in seen:
             yield f"defaults: no policy {name[:80]!r} of submodel {submodel[:80]!r}"

@@ -13,8 +13,8 @@ from ...errors import SelectionError
 from ..bundle import Bundle
 from ..engine_pool import EnginePool
 from ..host_latencies import latencies_here
-from ..manifest import ExitsEntry
-from .calibration import CALIBRATION_NAME, CalibratedPolicy, read_calibration
+from ..manifest import CALIBRATION_NAME, ExitsEntry
+from .calibration import CalibratedPolicy, read_calibration
 from .chain import ExitChain
 from .drift import Drift
 from .monitor import ExitMonitor

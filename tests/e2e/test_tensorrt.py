@@ -19,7 +19,8 @@ from fake_tensorrt import World, host_with_gpu
 from nestforge.compiler.tensorrt.trtexec import trtexec_command
 from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.tools.cli import main
-from tiny_compile import reseal, save_tiniest
+from sealing import edit_sealed, reseal
+from tiny_compile import save_tiniest
 from tiny_models import add_pooling
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -108,7 +109,7 @@ def test_without_tensorrt_every_command_says_so_in_one_line(emitted: Path, model
 
 def test_the_device_finishes_the_bundle_and_answers(bundle: Path, world: World) -> None:
     assert out("build", bundle).splitlines()[-1] == "plans for Fake GPU (compute capability 8.7, TensorRT 10.3.0)"
-    assert "every hash as the manifest says" in out("verify", bundle)  # plans are no part of what the manifest lists
+    assert "2 plans, every hash and seal as written" in out("verify", bundle)
     assert [plan["was_kept"] for plan in json.loads(out("build", bundle, "--json"))] == [True, True]
     listed = json.loads(out("inspect", bundle, "--json"))["plans"]
     assert [(plan["graph"], plan["gpu"]["name"]) for plan in listed] == [
@@ -164,11 +165,15 @@ BROKEN: dict[str, tuple[Callable[[Path, World, pytest.MonkeyPatch], object], str
     ),
     "a list of plans that was edited": (
         lambda b, w, m: (b / "plans.json").write_text((b / "plans.json").read_text().replace("4096", "0")),
+        "its seal is not that of its content; remove it and build the plans again",
+    ),
+    "a list of plans that was edited and sealed": (
+        lambda b, w, m: edit_sealed(b / "plans.json", lambda data: data["plans"][0].update(activation_bytes=0)),
         "was not built with this host's plan key",
     ),
     "a list of plans that is none": (
         lambda b, w, m: (b / "plans.json").write_text("{}"),
-        "plans.json: schema_version 'None', expected 1; build the plans again",
+        "schema_version 'None', expected 2; use the nestforge release that wrote it, or remove it and build the plans",
     ),
     "no plan": (
         lambda b, w, m: (b / "plans.json").unlink(),

@@ -79,7 +79,8 @@ def command(
     from ...runtime.bundle import open_bundle
     from ...runtime.calibrate.budget import parse_budget
     from ...runtime.calibrate.calibrate import calibrate
-    from ...runtime.exits.calibration import CALIBRATION_NAME, keep_policy, read_calibration
+    from ...runtime.exits.calibration import keep_policy, read_calibration
+    from ...runtime.manifest import CALIBRATION_NAME
     from ..exit_plot import FORMATS, plot_exits
 
     if plot is not None and plot.suffix.lower() not in FORMATS:

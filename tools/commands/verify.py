@@ -29,7 +29,8 @@ EXAMPLES = "\b\nExamples:\n  nestforge verify my.bundle\n  nestforge verify my.b
 def command(bundle: Path, against: Path | None, as_json: bool) -> None:
     """Check a bundle's bytes, and its parity with a model.
 
-    Without --against the hash of every file is checked, with it every engine is run and compared as well.
+    Without --against the hash of every file is checked, calibration and plans included; with it every engine is run
+    and compared as well.
     """
     if against is None:
         _verify_bytes(bundle, as_json)
@@ -38,15 +39,14 @@ def command(bundle: Path, against: Path | None, as_json: bool) -> None:
 
 
 def _verify_bytes(path: Path, as_json: bool) -> None:
-    from ...runtime.bundle import open_bundle  # a device checks bytes without torch
+    from ...runtime.verify_bytes import verify_bytes  # a device checks bytes without torch
 
-    bundle = open_bundle(path, check="full")
-    files = bundle.manifest.files
-    total = sum(entry.bytes for entry in files)
+    checked = verify_bytes(path)
     if as_json:
-        print_json({"bundle": str(bundle.path), "files": len(files), "bytes": total, "engines": []})
+        counts = {name: getattr(checked, name) for name in ("files", "bytes", "policies", "plans")}
+        print_json({"bundle": str(checked.bundle.path), **counts, "engines": []})
     else:
-        click.echo(f"{path}: {len(files)} files, {total / 1e6:.1f} MB, every hash as the manifest says")
+        click.echo(f"{path}: {checked}")
 
 
 def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
@@ -57,7 +57,9 @@ def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        click.echo(f"{path}: {report.files} files, {report.bytes / 1e6:.1f} MB, every hash as the manifest says\n")
+        click.echo(
+            f"{path}: {report.files} files, {report.bytes / 1e6:.1f} MB, every hash and seal as it was written\n"
+        )
         columns = ["engine", "parity", "max abs", "max rel", "min cosine"]
         decide = any(verdict.decisions for verdict in report.engines)
         columns += ["choices", "not PyTorch's own", "worst margin"] if decide else []

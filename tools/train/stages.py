@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ...compiler.staging import to_json, write_synced
+from ...compiler.staging import write_synced
+from ...runtime.seal import to_json
 from ...strict import unstructure
 from ..console import Progress
 

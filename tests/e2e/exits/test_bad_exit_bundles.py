@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sealing
 from click.testing import CliRunner
 from exit_bundles import requests, write_exits_bundle, write_exits_manifest
 from exit_rows import write_arrays
-from nestforge.runtime.exits.calibration import CALIBRATION_NAME
-from nestforge.runtime.manifest import MANIFEST_NAME
+from nestforge.runtime.manifest import CALIBRATION_NAME, MANIFEST_NAME
 from nestforge.tools.cli import main
 from refusals import refused
 
@@ -39,12 +39,7 @@ def calibrated(kept: Path, tmp_path: Path) -> Path:
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
-    def edit(raw: bytes) -> bytes:
-        data = json.loads(raw)
-        change(data)
-        return json.dumps(data).encode()
-
-    return edit
+    return lambda raw: sealing.edited(raw, change)
 
 
 def first(**changes: Any) -> Callable[[bytes], bytes]:
@@ -55,8 +50,13 @@ CALIBRATIONS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda _: b"", "not JSON ("),
     "cut off": (lambda raw: raw[: len(raw) // 2], "not JSON ("),
     "binary": (lambda _: bytes(range(256)), "not JSON ("),
-    "a list": (lambda _: b"[]", "schema_version 'None', expected 1"),
-    "another schema": (edited(lambda data: data.update(schema_version=2)), "schema_version '2', expected 1"),
+    "a list": (lambda _: b"[]", "schema_version 'None', expected 2"),
+    "another schema": (edited(lambda data: data.update(schema_version=3)), "schema_version '3', expected 2"),
+    "one changed digit": (
+        lambda raw: raw.replace(b'"rows": 20', b'"rows": 21', 1),
+        "its seal is not that of its content",
+    ),
+    "no seal": (lambda raw: raw[:-80] + b"\n}\n", "has no seal at its end, or was changed since it was sealed"),
     "unknown key": (edited(lambda data: data.update(policy={})), "unknown key 'policy'; did you mean 'policies'?"),
     "no policies": (edited(lambda data: data.pop("policies")), "missing key 'policies'"),
     "a key twice": (
@@ -76,7 +76,7 @@ CALIBRATIONS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "a threshold that is NaN": (first(thresholds=[float("nan"), 0.2]), "not JSON (NaN is not a JSON number)"),
     "a threshold beyond numbers": (
-        lambda raw: re.sub(rb'("thresholds": \[\s*)[^\s,]+', rb"\g<1>1e999", raw),
+        lambda raw: sealing.sealed_again(re.sub(rb'("thresholds": \[\s*)[^\s,]+', rb"\g<1>1e999", raw)),
         "policies[0]: thresholds[0]: expected a finite number, got inf",
     ),
     "another comparison": (first(compare=">"), "policies[0]: compare: got '>'; expected one of <, <="),

@@ -29,7 +29,8 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.manifest import WEIGHTS_NAME, EngineEntry
 from onnx import helper, numpy_helper
-from tiny_compile import board, builder_in, reseal, write_levels
+from sealing import reseal
+from tiny_compile import board, builder_in, write_levels
 from tiny_mixer import save_tiny_mixer
 
 # One group of 32 tokens, four experts of 3 slots (6 at twice the factor).

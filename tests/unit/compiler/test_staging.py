@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nestforge.compiler.staging import Stage, staged, to_json, write_synced
+from nestforge.compiler.staging import Stage, staged, write_synced
 from nestforge.errors import OutputError, ParityError
+from nestforge.runtime.seal import to_json
 
 KEY = {"a": 1}
 

@@ -10,7 +10,8 @@ import safetensors.numpy
 from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, CheckpointError
-from tiny_compile import reseal, save_tiniest, write_levels
+from sealing import reseal
+from tiny_compile import save_tiniest, write_levels
 from tiny_models import add_pooling
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.exits.policy import ExitPolicy
+from sealing import edit_manifest
 from tensorrt_takes import assert_tensorrt_takes
 from tiny_compile import board
 from tiny_models import corpus, save_tiny_encoder
@@ -106,13 +105,7 @@ def test_verify_against_the_model_covers_every_engine(bundle: Path) -> None:
 )
 def test_exits_that_are_not_the_models_are_caught_under_new_hashes(bundle: Path, tmp_path: Path, change) -> None:
     copy = Path(shutil.copytree(bundle, tmp_path / "b"))
-    data = json.loads((copy / "manifest.json").read_text())
-    change(data["exits"])
-    raw = json.dumps(data).encode()
-    (copy / "manifest.json").write_bytes(raw)
-    record = json.loads((copy / "build.json").read_text())
-    record["manifest_sha256"] = hashlib.sha256(raw).hexdigest()
-    (copy / "build.json").write_text(json.dumps(record))
+    edit_manifest(copy, lambda data: change(data["exits"]))
     with pytest.raises(CheckpointError, match="its exits are not those of"):
         verify_bundle(copy, bundle.with_suffix(""))
 

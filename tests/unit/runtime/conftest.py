@@ -20,6 +20,7 @@ from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
+    SEALED_SINCE,
     WEIGHTS_NAME,
     BudgetEntry,
     BuildRecord,
@@ -35,6 +36,7 @@ from nestforge.runtime.manifest import (
     TensorSpec,
     TextEntry,
 )
+from nestforge.runtime.seal import sealed_json, to_json
 from nestforge.strict import unstructure
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -181,11 +183,16 @@ LATENCIES = (
 
 def write_manifest(folder: Path, manifest: object) -> None:
     """Writes ``manifest`` (a Manifest or plain data) and a build record that names its hash."""
-    raw = json.dumps(unstructure(manifest)).encode()
+    data = unstructure(manifest)
+    raw = json.dumps(data).encode()
     (folder / MANIFEST_NAME).write_bytes(raw)
     host = asdict(probe_host())
-    record = BuildRecord(1, hashlib.sha256(raw).hexdigest(), "2026-11-21T00:00:00Z", (), host, {}, LATENCIES)
-    (folder / BUILD_NAME).write_text(json.dumps(unstructure(record)))
+    engines = {engine["id"] for engine in data["engines"]}
+    latencies = tuple(latency for latency in LATENCIES if latency.engine in engines)
+    version, digest = data["schema_version"], hashlib.sha256(raw).hexdigest()
+    record = BuildRecord(version, digest, "2026-11-21T00:00:00Z", (), host, {}, latencies)
+    write = sealed_json if version >= SEALED_SINCE else to_json
+    (folder / BUILD_NAME).write_bytes(write(unstructure(record)))
 
 
 def write_tiny_bundle(folder: Path) -> Path:

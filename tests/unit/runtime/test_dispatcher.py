@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -423,3 +424,18 @@ def test_tables_that_an_engine_reads_count_as_its_memory(three: Manifest) -> Non
     engines = tuple(replace(engine, weight_bytes=15 * MB) for engine in three.engines if engine.submodel == "small")
     chooser = dispatcher(replace(three, engines=engines), [])
     assert "16.0 MB <= 20 MB" in chooser.choose(Request(memory_mb=20), 1, 8).reason
+
+
+def test_every_latency_is_looked_at_once(manifest: Manifest) -> None:
+    """However many a build record states, and however many engines there are."""
+
+    class Counted(tuple[Latency, ...]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[Latency]:
+            Counted.looks += 1
+            return super().__iter__()
+
+    latencies = Counted(Latency(engine.id, 1.0) for engine in manifest.engines)
+    Dispatcher(manifest, {engine.id: "packed" for engine in manifest.engines}, latencies)
+    assert Counted.looks == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +27,7 @@ from nestforge.runtime.plan_index import (
 )
 from nestforge.runtime.private_files import KEY_VARIABLE, plan_key, private_folder
 from nestforge.runtime.tensorrt_here import require_tensorrt, tensorrt_problem
+from sealing import edit_sealed
 
 ORIN = Gpu("Orin", "8.7", "10.3.0")
 OPTIONS = TensorRTOptions()
@@ -65,15 +65,15 @@ def entry(bundle: Bundle, gpu: Gpu = ORIN, options: TensorRTOptions = OPTIONS, *
 
 
 def test_the_list_is_read_back_as_it_was_written(bundle: Bundle) -> None:
-    assert read_plans(bundle.path) == ()
+    assert read_plans(bundle) == ()
     plans = [entry(bundle, Gpu("Z", "8.9", "10.3.0")), entry(bundle, options=TensorRTOptions(workspace_mb=64))]
-    write_plans(bundle.path, plans)
-    listed = read_plans(bundle.path)
+    write_plans(bundle, plans)
+    listed = read_plans(bundle)
     assert [replace(plan, code="") for plan in listed] == [plans[1], plans[0]]
     assert all(len(plan.code) == 64 for plan in listed)
     assert plan_for(bundle, bundle.manifest.engines[0], ORIN) == listed[0]
-    write_plans(bundle.path, listed)
-    assert read_plans(bundle.path) == listed
+    write_plans(bundle, listed)
+    assert read_plans(bundle) == listed
 
 
 def test_a_new_plan_replaces_that_of_the_same_engine_and_device(bundle: Bundle) -> None:
@@ -85,8 +85,8 @@ def test_a_new_plan_replaces_that_of_the_same_engine_and_device(bundle: Bundle) 
     ("text", "message"),
     [
         ("{", "not JSON"),
-        ("[]", "schema_version 'None', expected 1"),
-        ('{"schema_version": 2, "plans": []}', "schema_version '2', expected 1"),
+        ("[]", "schema_version 'None', expected 2"),
+        ('{"schema_version": 3, "plans": []}', "schema_version '3', expected 2"),
         ('{"schema_version": 1, "plans": [], "plans": []}', "a key stands twice"),
         ('{"schema_version": 1, "plan": []}', "unknown key 'plan'; did you mean 'plans'"),
         ('{"schema_version": 1, "plans": [{}]}', "missing key 'graph'"),
@@ -95,22 +95,22 @@ def test_a_new_plan_replaces_that_of_the_same_engine_and_device(bundle: Bundle) 
 def test_a_list_that_is_none_is_refused(bundle: Bundle, text: str, message: str) -> None:
     (bundle.path / PLANS_NAME).write_text(text)
     with pytest.raises(BundleFormatError, match=message) as raised:
-        read_plans(bundle.path)
+        read_plans(bundle)
     assert str(raised.value).startswith(str(bundle.path / PLANS_NAME))
 
 
 @pytest.mark.parametrize("file", ["../other.plan", "/a.plan", "a.onnx", ".plan"])
 def test_a_plan_outside_the_bundle_is_refused(bundle: Bundle, file: str) -> None:
-    write_plans(bundle.path, [entry(bundle, file=file)])
+    write_plans(bundle, [entry(bundle, file=file)])
     with pytest.raises(BundleFormatError, match="expected a plain name"):
-        read_plans(bundle.path)
+        read_plans(bundle)
 
 
 def test_a_list_behind_a_link_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "elsewhere.json").write_text('{"schema_version": 1, "plans": []}')
     (bundle.path / PLANS_NAME).symlink_to(tmp_path / "elsewhere.json")
     with pytest.raises(BundleFormatError, match="expected a regular file"):
-        read_plans(bundle.path)
+        read_plans(bundle)
 
 
 def refusal(bundle: Bundle, gpu: Gpu = ORIN) -> str:
@@ -133,7 +133,7 @@ def test_the_fallback_is_named_where_there_is_one(bundle: Bundle) -> None:
 
 
 def test_a_plan_for_another_host_is_named_with_both(bundle: Bundle) -> None:
-    write_plans(bundle.path, [entry(bundle), entry(bundle, replace(ORIN, name="T4", compute_capability="7.5"))])
+    write_plans(bundle, [entry(bundle), entry(bundle, replace(ORIN, name="T4", compute_capability="7.5"))])
     assert refusal(bundle, Gpu("L4", "8.9", "10.3.0")) == (
         "engine ffn16@b1-s8: Orin.plan: built for Orin (8.7), this host has L4 (8.9); "
         f"T4.plan: built for T4 (7.5), this host has L4 (8.9); run `nestforge build {bundle.path}` on this device"
@@ -142,7 +142,7 @@ def test_a_plan_for_another_host_is_named_with_both(bundle: Bundle) -> None:
 
 def test_a_plan_of_another_graph_or_other_weights_is_refused(bundle: Bundle) -> None:
     files = tuple(replace(f, sha256="1" * 64) for f in bundle.manifest.files)
-    write_plans(bundle.path, [entry(bundle)])
+    write_plans(bundle, [entry(bundle)])
     changed = replace(bundle, manifest=replace(bundle.manifest, files=files))
     assert "Orin.plan: it was built from another graph, other weights or by another release" in refusal(changed)
 
@@ -151,12 +151,11 @@ def test_a_plan_that_someone_else_made_is_refused(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan is native code: whoever can write the bundle must not thereby run programs here."""
-    write_plans(bundle.path, [entry(bundle)])
-    data = json.loads((bundle.path / PLANS_NAME).read_bytes())
-    data["plans"][0]["sha256"] = "f" * 64  # of a plan that was put in its place
-    (bundle.path / PLANS_NAME).write_text(json.dumps(data))
+    write_plans(bundle, [entry(bundle)])
+    # Of a plan that was put in its place.
+    edit_sealed(bundle.path / PLANS_NAME, lambda data: data["plans"][0].update(sha256="f" * 64))
     assert "Orin.plan was not built with this host's plan key, and a plan is native code; run" in refusal(bundle)
-    write_plans(bundle.path, [entry(bundle)])
+    write_plans(bundle, [entry(bundle)])
     theirs = tmp_path / "their-key"
     theirs.write_bytes(plan_key())
     theirs.chmod(0o600)

@@ -66,8 +66,8 @@ def list_plan(bundle: Bundle, engine: EngineEntry, **changes: Any) -> PlanEntry:
         layers={"gemm": 2},
         parity=PARITY,
     )
-    write_plans(bundle.path, [replace(entry, **changes)])
-    return read_plans(bundle.path)[0]
+    write_plans(bundle, [replace(entry, **changes)])
+    return read_plans(bundle)[0]
 
 
 def runner_of(bundle: Bundle, engine: EngineEntry) -> TensorRTRunner:
@@ -243,7 +243,7 @@ def test_a_plan_of_another_engine_is_refused(bundle: Bundle, world: World) -> No
     plan = list_plan(bundle, small)
     data = json.dumps({"graph": str(bundle.file(large.file)), "stripped": False}).encode()
     (bundle.path / plan.file).write_bytes(data)
-    write_plans(bundle.path, [replace(plan, sha256=hashlib.sha256(data).hexdigest())])
+    write_plans(bundle, [replace(plan, sha256=hashlib.sha256(data).hexdigest())])
     with pytest.raises(
         BundleCorruptError, match=r"inputs are input_ids INT64 \[2, 16\], .* the manifest says input_ids"
     ):

@@ -19,7 +19,7 @@ from nestforge.runtime.bundle import open_bundle
 from nestforge.runtime.feeds import random_feeds
 from nestforge.runtime.onnxruntime_runner import OnnxRuntimeRunner
 from nestforge.runtime.plan_index import read_plans
-from tiny_compile import reseal
+from sealing import reseal
 
 GPU = "Fake GPU (compute capability 8.7, TensorRT 10.3.0)"
 
@@ -41,7 +41,7 @@ def test_every_engine_gets_a_plan_that_equals_its_graph(compiled: Path, world: W
     bundle = open_bundle(compiled, check="full")
     assert [plan.engine for plan in built] == [engine.id for engine in bundle.manifest.engines]
     assert {name: (compiled / name).read_bytes() for name in files} == files  # the bundle stays as it is
-    assert [entry.graph for entry in read_plans(compiled)] == sorted(plan.entry.graph for plan in built)
+    assert [entry.graph for entry in read_plans(open_bundle(compiled))] == sorted(plan.entry.graph for plan in built)
     for plan, engine in zip(built, bundle.manifest.engines, strict=True):
         assert not plan.was_kept
         assert str(plan.entry.gpu) == GPU
@@ -79,7 +79,7 @@ def test_what_is_done_is_not_done_again(compiled: Path, world: World) -> None:
     first = build_plans(compiled)
     world.calls.clear()
     second = build_plans(compiled)
-    listed = {entry.graph: entry for entry in read_plans(compiled)}
+    listed = {entry.graph: entry for entry in read_plans(open_bundle(compiled))}
     assert [plan.entry for plan in second] == [listed[plan.entry.graph] for plan in first]
     assert all(plan.was_kept for plan in second)
     assert world.calls == []

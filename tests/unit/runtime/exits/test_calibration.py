@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -10,16 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exit_policies import policy
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError, SelectionError
 from nestforge.runtime.bundle import Bundle, open_bundle
-from nestforge.runtime.exits import calibration as module
 from nestforge.runtime.exits.calibration import (
-    CALIBRATION_NAME,
-    CalibratedPolicy,
     Calibration,
-    Costs,
-    CurvePoint,
-    Figures,
     check_name,
     empty_calibration,
     keep_policy,
@@ -27,39 +21,8 @@ from nestforge.runtime.exits.calibration import (
     write_calibration,
 )
 from nestforge.runtime.exits.policy import ExitPolicy
-
-COSTS = Costs(1e6, 2.0, 1.9, 3.0, 3.5)
-FIGURES = Figures(10, COSTS, 0.9, (5, 2, 3))
-POINT = CurvePoint(0.25, FIGURES)
-
-
-def policy(name: str = "lean", submodel: str = "depth4") -> CalibratedPolicy:
-    exits = {"depth4": 3, "depth2": 2}[submodel]
-    return CalibratedPolicy(
-        name=name,
-        submodel=submodel,
-        budget="mean_latency_ms<=2",
-        batch=1,
-        thresholds=(0.25, 0.5)[: exits - 1],
-        compare="<=",
-        rule="per_row",
-        histogram=(5, 2, 3)[:exits],
-        quality_is="accuracy",
-        data_sha256="0" * 64,
-        rows=10,
-        truncated_rows=0,
-        correction=1.01,
-        simulated=FIGURES,
-        measured=FIGURES,
-        whole=FIGURES,
-        curve=(POINT,),
-        global_point=POINT,
-        best_point=POINT,
-        engines=("depth4@b1-s8",),
-        processor="a processor",
-        threads=2,
-        created="2026-11-21T00:00:00+00:00",
-    )
+from nestforge.runtime.manifest import CALIBRATION_NAME
+from sealing import edit_sealed
 
 
 @pytest.fixture
@@ -68,10 +31,7 @@ def bundle(exits_bundle: Path, tmp_path: Path) -> Bundle:
 
 
 def write_edited(bundle: Bundle, edit: Callable[[dict[str, Any]], object]) -> None:
-    path = write_calibration(bundle, empty_calibration(bundle).with_policy(policy(), default=True))
-    data = json.loads(path.read_bytes())
-    edit(data)
-    path.write_text(json.dumps(data))
+    edit_sealed(write_calibration(bundle, empty_calibration(bundle).with_policy(policy(), default=True)), edit)
 
 
 def test_what_is_written_is_read(bundle: Bundle) -> None:
@@ -118,13 +78,17 @@ def test_names_that_would_read_as_something_else(name: str) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda data: data.update(schema_version=2), "schema_version '2', expected 1; use the nestforge release"),
+        (lambda data: data.update(schema_version=3), "schema_version '3', expected 2; use the nestforge release"),
+        (lambda data: data.update(schema_version=True), "schema_version 'True', expected 2"),
         (lambda data: data.update(polices=[]), "unknown key 'polices'; did you mean 'policies'?"),
         (lambda data: data["policies"][0].pop("budget"), "policies[0]: missing key 'budget'"),
         (lambda data: data["policies"][0].update(compare=">"), "policies[0]: compare: got '>'"),
         (lambda data: data["policies"][0].update(thresholds=[0.1]), "1 thresholds, expected 2"),
         (lambda data: data["policies"][0].update(histogram=[0, 0, 0]), "histogram [0, 0, 0], expected counts of 3"),
         (lambda data: data["policies"][0].update(histogram=[1, -1, 0]), "expected at least 0, got -1"),
+        (lambda data: data["policies"][0]["measured"].update(quality=1.5), "quality: expected at most 1, got 1.5"),
+        (lambda data: data["policies"][0].update(correction=-1), "correction: expected at least 0, got -1"),
+        (lambda data: data["policies"][0].update(engines=["depth8@b1-s8"]), "engine 'depth8@b1-s8' is not in this"),
         (lambda data: data["policies"][0].update(submodel="depth9"), "no such submodel in this bundle"),
         (lambda data: data["policies"][0].update(name="off"), "not a name that a policy may have"),
         (lambda data: data["policies"].append(data["policies"][0]), "stands twice"),
@@ -174,7 +138,7 @@ def test_a_write_that_fails_leaves_the_old_calibration(bundle: Bundle, monkeypat
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OutputError, match="cannot be written \\(No space left on device\\); the calibration was not"):
         write_calibration(bundle, kept.with_policy(policy("other"), default=True))
     assert read_calibration(bundle) == kept
@@ -182,7 +146,7 @@ def test_a_write_that_fails_leaves_the_old_calibration(bundle: Bundle, monkeypat
 
 
 def test_an_empty_calibration_names_its_bundle(bundle: Bundle) -> None:
-    assert empty_calibration(bundle) == Calibration(1, bundle.build.manifest_sha256, {}, ())
+    assert empty_calibration(bundle) == Calibration(2, bundle.build.manifest_sha256, {}, ())
 
 
 def test_policies_that_others_kept_meanwhile_stay(bundle: Bundle) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from fake_tensorrt import World, installed
 from nestforge.errors import BuildError
 from nestforge.tools.commands.build import command
-from tiny_compile import reseal
+from sealing import reseal
 
 if TYPE_CHECKING:
     from ..conftest import Compiled

@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 from exit_bundles import write_exits_bundle
 from exit_rows import timed_once, write_arrays
 from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.exits.calibration import CALIBRATION_NAME, read_calibration
+from nestforge.runtime.exits.calibration import read_calibration
+from nestforge.runtime.manifest import CALIBRATION_NAME
 from nestforge.tools import exit_plot
 from nestforge.tools.cli import main
 

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from nestforge.runtime.bundle import open_bundle
 from nestforge.tools.cli import main
+from sealing import edit_manifest, edit_sealed
 
 
 def consistency(*arguments: str | Path) -> Result:
@@ -82,26 +84,21 @@ def test_each_refusal_is_one_line(compiled: Any, texts: Path, tmp_path: Path) ->
     )
 
 
+def keep_only(field: str, key: str, names: list[str]) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data.update({field: [entry for entry in data[field] if entry[key] in names]})
+
+
 def test_a_bundle_without_its_universal_model(compiled: Any, texts: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(compiled.bundle, tmp_path / "own.bundle"))
-    manifest = json.loads((own / "manifest.json").read_text())
-    manifest["engines"] = [engine for engine in manifest["engines"] if engine["submodel"] != "ffn64-heads4"]
-    raw = json.dumps(manifest).encode()
-    (own / "manifest.json").write_bytes(raw)
-    record = json.loads((own / "build.json").read_text())
-    (own / "build.json").write_text(json.dumps(record | {"manifest_sha256": hashlib.sha256(raw).hexdigest()}))
+    rest = [entry.id for entry in open_bundle(own).manifest.engines if entry.submodel != "ffn64-heads4"]
+    edit_sealed(own / "build.json", keep_only("latencies", "engine", rest))
+    edit_manifest(own, keep_only("engines", "id", rest))
     assert "has no engine of the universal model" in error_of(own, "--text", texts)
 
 
 def test_a_universal_model_that_is_not_float32_is_named_so(compiled: Any, texts: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(compiled.bundle, tmp_path / "own.bundle"))
-    manifest = json.loads((own / "manifest.json").read_text())
-    for engine in manifest["engines"]:
-        engine["precision"] = "int8"
-    raw = json.dumps(manifest).encode()
-    (own / "manifest.json").write_bytes(raw)
-    record = json.loads((own / "build.json").read_text())
-    (own / "build.json").write_text(json.dumps(record | {"manifest_sha256": hashlib.sha256(raw).hexdigest()}))
+    edit_manifest(own, lambda data: [engine.update(precision="int8") for engine in data["engines"]])
     lines = consistency(own, "--text", texts).stdout.splitlines()
     assert lines[1] == "universal  ffn64-heads4 (int8)"
     assert lines[-1] == "note: figures are against the universal model in int8, not in float32"

@@ -1,0 +1,88 @@
+"""What ``verify`` reads: hashes of listed files, seals, and what a device added."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import nestforge
+import pytest
+from exit_bundles import write_exits_manifest
+from exit_policies import policy
+from nestforge.errors import BundleCorruptError, BundleError
+from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.exits.calibration import empty_calibration, read_calibration, write_calibration
+from nestforge.runtime.manifest import BUILD_NAME, CALIBRATION_NAME, MANIFEST_NAME, REPORT_NAME
+from nestforge.runtime.verify_bytes import verify_bytes
+from sealing import edit_sealed
+
+
+@pytest.fixture
+def calibrated(exits_bundle: Path, tmp_path: Path) -> Path:
+    """A bundle of schema 6 with one policy."""
+    folder = Path(shutil.copytree(exits_bundle, tmp_path / "own.bundle"))
+    write_exits_manifest(folder, json.loads((folder / MANIFEST_NAME).read_bytes()) | {"schema_version": 6})
+    bundle = open_bundle(folder)
+    write_calibration(bundle, empty_calibration(bundle).with_policy(policy(), default=True))
+    return folder
+
+
+def test_what_is_whole(calibrated: Path) -> None:
+    checked = verify_bytes(calibrated)
+    assert (checked.policies, checked.plans, checked.files) == (1, 0, len(checked.bundle.manifest.files))
+    assert str(checked).endswith(" MB, 1 calibrated policies, every hash and seal as written")
+
+
+def test_one_digit_of_a_threshold(calibrated: Path) -> None:
+    """Every row would leave at the first exit."""
+    path = calibrated / CALIBRATION_NAME
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"0.25", b"9.25", 1))
+    assert json.loads(path.read_bytes())["policies"][0] != json.loads(raw)["policies"][0]
+    for opens in (verify_bytes, nestforge.load):
+        with pytest.raises(BundleCorruptError, match=r"calibration\.json: its seal is not that of its content; remove"):
+            opens(calibrated)
+
+
+def test_a_calibration_of_the_first_schema_has_no_seal_and_is_of_older_bundles(
+    calibrated: Path, exits_bundle: Path, tmp_path: Path
+) -> None:
+    data = json.loads((calibrated / CALIBRATION_NAME).read_bytes())
+    old = Path(shutil.copytree(exits_bundle, tmp_path / "old.bundle"))
+    del data["seal"]
+    data |= {"schema_version": 1, "manifest_sha256": open_bundle(old).build.manifest_sha256}
+    (old / CALIBRATION_NAME).write_text(json.dumps(data))
+    assert read_calibration(open_bundle(old)) is not None
+    (calibrated / CALIBRATION_NAME).write_text(json.dumps(data))
+    with pytest.raises(BundleError, match="schema_version '1', expected 2"):
+        read_calibration(open_bundle(calibrated))
+
+
+def test_the_report_is_compared_and_never_needed(calibrated: Path) -> None:
+    (calibrated / REPORT_NAME).write_text("# report")
+    digest = hashlib.sha256(b"# report").hexdigest()
+    edit_sealed(calibrated / BUILD_NAME, lambda record: record.update(report_sha256=digest))
+    verify_bytes(calibrated)
+    (calibrated / REPORT_NAME).write_text("# another")
+    with pytest.raises(BundleCorruptError, match=rf"report\.md: sha256 \w+, expected {digest}"):
+        verify_bytes(calibrated)
+    (calibrated / REPORT_NAME).unlink()
+    with pytest.raises(BundleCorruptError, match=r"report\.md: missing"):
+        verify_bytes(calibrated)
+    open_bundle(calibrated)
+
+
+def test_an_interrupted_calibration_leaves_what_was_there(calibrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, before = open_bundle(calibrated), verify_bytes(calibrated)
+    more = empty_calibration(bundle).with_policy(policy("other"), default=True)
+    for name in ("fsync", "replace"):  # before the disk has it, and before it has the file's name
+        with monkeypatch.context() as patch:
+            patch.setattr(f"os.{name}", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                write_calibration(bundle, more)
+        assert verify_bytes(calibrated) == before
+    write_calibration(bundle, more)
+    kept = read_calibration(verify_bytes(calibrated).bundle)
+    assert kept == more
