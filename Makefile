@@ -9,12 +9,14 @@ SETUP := $(VENV)/.nestforge-dev
 GPU_VENV := .venv-gpu
 GPU_SETUP := $(GPU_VENV)/.nestforge-dev
 CHECKPOINT := $(VENV)/.nestforge-checkpoint
+HOSTILE_MINUTES := 60
+HOSTILE_SEED := 0
 TRAINED := demo/exits/slender/model.safetensors
 # The repository root is the package, so mypy finds it under its name through a link, whatever the clone is called.
 MYPY_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest gpu-tests lint format typecheck bench demo demo-exits demo-matformer demo-mixer wheel clean distclean
+.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench demo demo-exits demo-matformer demo-mixer wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +37,9 @@ test: lint typecheck pytest  ## lint, types and tests: what continuous integrati
 
 pytest: $(SETUP)  ## the tests alone
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+hostile: $(SETUP)  ## damaged files, kills and crowds of threads for HOSTILE_MINUTES=60; fails on a finding; RESULTS=FILE.json keeps the counts
+	cd tests && ../$(BIN)/python -m hostile.long_run --minutes $(HOSTILE_MINUTES) --seed $(HOSTILE_SEED) $(if $(RESULTS),--json $(abspath $(RESULTS)))
 
 gpu-tests: $(GPU_SETUP)  ## the tests that need an NVIDIA GPU, some minutes; RESULTS=docs/results/NAME.md keeps their figures
 	$(GPU_VENV)/bin/python -m pytest tests/gpu -rs $(if $(RESULTS),--gpu-results $(RESULTS))

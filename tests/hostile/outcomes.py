@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 # Acceptable, each with what it means.
 GOOD = {
@@ -62,17 +63,22 @@ class Report:
     def total(self) -> int:
         return sum(map(Counter.total, self.counts.values()))
 
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "driver": self.driver,
+            "inputs": self.total,
+            "seconds": round(self.seconds, 1),
+            "counts": {what: dict(sorted(counts.items())) for what, counts in sorted(self.counts.items())},
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "driver": self.driver,
-                "inputs": self.total,
-                "seconds": round(self.seconds, 1),
-                "counts": {what: dict(sorted(counts.items())) for what, counts in sorted(self.counts.items())},
-                "findings": [asdict(finding) for finding in self.findings],
-            },
-            indent=1,
-        )
+        return json.dumps(self.to_dict(), indent=1)
+
+    def named(self) -> Report:
+        """The same, each subject under the driver's name."""
+        counts = {f"{self.driver}: {what}": found for what, found in self.counts.items()}
+        return Report(self.driver, counts, self.findings, self.seconds)
 
     def table(self) -> str:
         """Markdown: a row for each subject, a column for each outcome that came up, the bad ones always."""
@@ -85,6 +91,17 @@ class Report:
             totals = (sum(counts[o] for counts in self.counts.values()) for o in seen)
             lines.append(_row(["all", f"{self.total:,}", *(f"{total:,}" for total in totals)]))
         return "\n".join(lines)
+
+
+def merged(driver: str, reports: Sequence[Report]) -> Report:
+    """All of ``reports``, which ran at the same time, as one; findings by seed."""
+    whole = Report(driver, seconds=max(report.seconds for report in reports))
+    for report in reports:
+        for what, counts in report.counts.items():
+            whole.counts.setdefault(what, Counter()).update(counts)
+        whole.findings += report.findings
+    whole.findings.sort(key=lambda finding: finding.seed)
+    return whole
 
 
 def described(findings: Iterable[Result], driver: str, most: int = 20) -> str:
