@@ -20,9 +20,11 @@ DEPTH = "depth"
 SEQUENCE = "sequence"
 # The axis of the precision, as bits of a weight, of bundles whose budgets may choose one.
 BITS = "bits"
+# Of a bucket, such as 1024 rows of 4096 steps: requests are padded to it.
+MAX_TOKENS = 2**22
 # The id of the one submodel that a model without axes has.
 _WITHOUT_AXES = "universal"
-_LAYER_AXIS = re.compile(r"layers\.(\d+)\.(.+)")
+_LAYER_AXIS = re.compile(r"layers\.(\d{1,9})\.(.+)", re.ASCII)
 _LAYER_PARAMETER = re.compile(r"(?:.+\.)??(layers?\.\d+)\.")
 _ID_PART = re.compile(r"(?P<kind>[a-z][a-z_.]*)(?P<runs>\d{1,9}(?:x\d{1,9})?(?:_\d{1,9}(?:x\d{1,9})?)*)", re.ASCII)
 _BUCKET = re.compile(r"b?(\d{1,9})(?:xs?|-s)(\d{1,9})", re.ASCII)
@@ -297,8 +299,11 @@ class Bucket:
 
     @classmethod
     def parse(cls, text: str) -> Bucket:
-        """Reads ``1x128`` or ``b1-s128``. Raises ValueError otherwise."""
+        """Reads ``1x128`` or ``b1-s128``. Raises ValueError otherwise, and for more than ``MAX_TOKENS``."""
         match = _BUCKET.fullmatch(text.strip())
         if not match or not int(match[1]) or not int(match[2]):
-            raise ValueError(f"bucket {text!r}: expected BATCHxSEQUENCE, such as 1x128")
-        return cls(int(match[1]), int(match[2]))
+            raise ValueError(f"bucket {text[:80]!r}: expected BATCHxSEQUENCE, such as 1x128")
+        bucket = cls(int(match[1]), int(match[2]))
+        if bucket.tokens > MAX_TOKENS:
+            raise ValueError(f"bucket {text!r}: {bucket.tokens} tokens, more than the {MAX_TOKENS} allowed")
+        return bucket

@@ -23,9 +23,14 @@ command line prints the message alone and exits 1; anything else is our bug and 
 
 from __future__ import annotations
 
+from .outside import message
+
 
 class NestforgeError(Exception):
-    """Root of every error that nestforge raises on purpose."""
+    """Root of every error that nestforge raises on purpose; whatever its message quotes, it is one printable line."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(message(text))
 
 
 class ProfileError(NestforgeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
+from ..strict import parse_json
 
 MAX_CONFIG_BYTES = 8 * 2**20
 _MOST_LETTERS = 120
@@ -104,12 +104,12 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise CheckpointError(f"{path}: {path.stat().st_size} bytes, more than the {MAX_CONFIG_BYTES} allowed")
-        data = json.loads(path.read_bytes())
+        data = parse_json(path.read_bytes(), strict=False)
     except FileNotFoundError as failure:
         raise CheckpointError(f"{path}: no such file; a model folder needs it") from failure
     except OSError as failure:
         raise CheckpointError(f"{path}: cannot be read ({failure.strerror})") from failure
-    except (ValueError, RecursionError) as failure:
+    except ValueError as failure:
         raise CheckpointError(f"{path}: not JSON ({failure})") from failure
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(data).__name__}")

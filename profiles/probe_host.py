@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from ..errors import OutputError, ProfileError
-from ..strict import structure, unstructure
+from ..strict import parse_json, structure, unstructure
 from ..whole_file import write_whole
 from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates, read_profile
 
@@ -118,7 +118,7 @@ def _cached_rates(facts: HostFacts, refresh: bool) -> Rates:
         path = cache_folder() / f"host-rates-{_rates_key(facts)}.json"
         if not refresh and path.is_file():
             with contextlib.suppress(ProfileError, ValueError):  # a damaged entry is measured again
-                return structure(Rates, json.loads(path.read_bytes()), str(path), ProfileError)
+                return structure(Rates, parse_json(path.read_bytes()), str(path), ProfileError)
     rates = measure_host_rates(facts.cores)
     if path is not None:
         data = json.dumps(unstructure(rates)).encode()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import BundleFormatError
+from ..strict import parse_json
 from ..whole_file import write_whole
 from .bundle import Bundle, read_json
 from .manifest import MANIFEST_NAME, SEALED_SINCE
-from .read_manifest import no_constant, unique_keys
 from .seal import sealed_json, unsealed
 
 # Of calibrations and of lists of plans alike. 1: first published schema. 2: sealed; else as 1, which is read where the
@@ -30,8 +29,8 @@ def read_device_file(bundle: Bundle, name: str, mend: str) -> dict[str, Any] | N
         return None
     raw = read_json(bundle.path, name)
     try:
-        data = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=no_constant)
-    except (ValueError, RecursionError) as failure:
+        data = parse_json(raw)
+    except ValueError as failure:
         raise BundleFormatError(f"{path}: not JSON ({failure}); {mend}") from failure
     version = data.get("schema_version") if isinstance(data, dict) else None
     unsealed_too = bundle.manifest.schema_version < SEALED_SINCE

@@ -6,7 +6,6 @@ copy. A tensor goes over when the first engine that reads it opens, whole, so th
 
 from __future__ import annotations
 
-import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import BundleCorruptError
+from ..strict import parse_json
 from .device import Device
 from .dlpack import DeviceView
 from .onnx_initializers import Initializer
@@ -109,7 +109,7 @@ def _spans(path: Path) -> list[tuple[int, int]]:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > min(_MAX_HEADER, size - _LENGTH_BYTES):
             raise ValueError("longer than the file")
-        header = json.loads(file.read(length))
+        header = parse_json(file.read(length))
         data = _LENGTH_BYTES + length
         spans = []
         for name, entry in header.items():

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..errors import OutputError
 from ..profiles.probe_host import probe_host
+from ..strict import parse_json
 from ..whole_file import folder_beside, remove_unfinished
 from .bundle import Bundle
 from .manifest import WEIGHTS_NAME, EngineEntry
@@ -90,7 +91,7 @@ def _sweep(root: Path) -> None:
 def _intact(folder: Path) -> bool:
     """Whether every byte is still the one that was saved."""
     try:
-        receipt = json.loads((folder / _RECEIPT).read_bytes())
+        receipt = parse_json((folder / _RECEIPT).read_bytes())
         return isinstance(receipt, dict) and receipt == _hashes(folder)
     except (FileNotFoundError, ValueError):
         return False

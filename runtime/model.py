@@ -256,15 +256,16 @@ class ElasticModel:
             raise SelectionError(
                 f"exits: this model has no exits to leave at; expected none or 'off', got {exits!r:.80}"
             )
+        dispatched = perf_counter()
+        # Opened first: only then is it known that the engine has the shapes for which memory is taken.
+        runner = self._pool.get(engine)
+        opened = perf_counter()
         given = self._inputs.own_shape(given, engine.bucket)
         padding = None
         if given != engine.bucket:
             feeds = self._inputs.filled(feeds, engine.bucket)
             padding = Padding(given, engine.bucket)
-        dispatched = perf_counter()
-
-        runner = self._pool.get(engine)
-        opened = perf_counter()
+        filled = perf_counter()
         returned = runner.run(feeds, decisions)
         ran = perf_counter()
         outputs, decided = returned[: len(self._outputs)], returned[len(self._outputs) :]
@@ -281,9 +282,9 @@ class ElasticModel:
             truncated=truncated,
             timings=Timings(
                 encode=1e3 * (encoded_at - started),
-                dispatch=1e3 * (dispatched - encoded_at),
+                dispatch=1e3 * (dispatched - encoded_at + filled - opened),
                 open=1e3 * (opened - dispatched),
-                run=1e3 * (ran - opened),
+                run=1e3 * (ran - filled),
             ),
             decisions=(
                 {entry.name: array for entry, array in zip(engine.decisions or (), decided, strict=True)}

@@ -8,8 +8,9 @@ from typing import Any
 import onnxruntime
 
 from ..errors import BundleError, InputError
+from ..outside import is_of_library, said_by
 from .device import Device
-from .onnxruntime_gpu_session import GpuSession, first_line, is_ort_error
+from .onnxruntime_gpu_session import GpuSession
 
 # The number by which ONNX Runtime knows runs that are not captured, in a session that captures.
 CALL_BY_CALL = -1
@@ -48,12 +49,12 @@ class BoundRun:
                 raise BundleError(f"{self._where}: not open; run it inside its `with` block")
             try:
                 session.run(self._binding, self._options)
-            except Exception as failure:
-                if not is_ort_error(failure):
+            except BaseException as failure:
+                if not is_of_library(failure):
                     raise
                 # Shapes and types have been checked, and kernels of a GPU do not look at values.
                 error = BundleError if self._device.kind == "cuda" else InputError
-                raise error(f"{self._where}: {first_line(failure)}") from failure
+                raise error(f"{self._where}: {said_by(failure)}") from failure
 
     def close(self) -> None:
         """See ``DeviceCall.close``."""

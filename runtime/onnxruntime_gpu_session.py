@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from ..errors import BundleCorruptError, BundleIncompatibleError
+from ..outside import is_of_library, said_by
 from .device import Device
 from .dlpack import DeviceView
+from .onnxruntime_errors import open_error
 from .onnxruntime_gpu_provider import Provider, require_providers
 
 # As on the processor: the compiler has folded and fused what pays. Higher levels merge weights into private copies.
 _LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 # Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
 _SILENT = 4
-_ORT_ERRORS = "onnxruntime.capi.onnxruntime_pybind11_state"
-_DAMAGED = {"InvalidProtobuf", "NoSuchFile", "InvalidGraph"}
 
 
 class GpuSession:
@@ -53,12 +52,11 @@ class GpuSession:
             self.session: Any = device.perform(
                 lambda: onnxruntime.InferenceSession(str(path), settings, providers=providers, enable_fallback=0)
             )
-        except Exception as failure:
-            if not is_ort_error(failure):
+        except BaseException as failure:
+            if not is_of_library(failure):
                 raise
-            error = BundleCorruptError if type(failure).__name__ in _DAMAGED else BundleIncompatibleError
-            raise error(
-                f"{path}: onnxruntime {onnxruntime.__version__} ({provider.name}) cannot open it: {first_line(failure)}"
+            raise open_error(failure)(
+                f"{path}: onnxruntime {onnxruntime.__version__} ({provider.name}) cannot open it: {said_by(failure)}"
             ) from failure
         require_providers(str(path), self.session, provider)
 
@@ -77,17 +75,7 @@ class GpuSession:
         self._device.perform(lambda: self.session.run_with_iobinding(binding, options))
 
 
-def is_ort_error(failure: Exception) -> bool:
-    """Whether ONNX Runtime refused something; failures of bound runs and of providers have no type of their own."""
-    return type(failure).__module__ == _ORT_ERRORS or isinstance(failure, (RuntimeError, OSError))
-
-
 def is_short_of_memory(reason: str) -> bool:
     """Whether CUDA, its libraries or ONNX Runtime's arena found too little memory, by their own words."""
     words = ("out of memory", "failed to allocate memory", "alloc_failed")
     return any(word in reason.lower() for word in words)
-
-
-def first_line(failure: Exception) -> str:
-    """What ONNX Runtime says, as one line."""
-    return next(iter(str(failure).strip().splitlines()), type(failure).__name__)[:300]

@@ -16,11 +16,13 @@ import numpy as np
 import onnxruntime
 
 from ..errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from ..outside import is_of_library, library_errors, said_by
 from .arrays import Array
 from .bundle import Bundle
 from .feeds import random_feeds
 from .manifest import EngineEntry, TensorSpec
 from .mapped_cache import mapped_engine
+from .onnxruntime_errors import open_error
 from .residency import Residency
 from .shared_arena import use_shared_arena
 from .threads import process_wide_threads
@@ -78,10 +80,10 @@ class OnnxRuntimeRunner:
         session = self._active()
         try:
             outputs: list[Array] = session.run(self._all_names if decisions else self._output_names, feeds)
-        except Exception as failure:
-            if type(failure).__module__ != _ORT_ERRORS:
+        except BaseException as failure:
+            if not is_of_library(failure):
                 raise
-            raise InputError(f"engine {self.engine.id}: {_first_line(failure)}") from failure
+            raise InputError(f"engine {self.engine.id}: {said_by(failure)}") from failure
         return outputs
 
     def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
@@ -110,11 +112,10 @@ class OnnxRuntimeRunner:
                 raise BundleError(f"engine {self.engine.id}: not open; run it inside its `with` block")
             try:
                 session.run_with_iobinding(binding)
-            except Exception as failure:
-                # Failures of a bound run have no type of their own.
-                if type(failure) is not RuntimeError and type(failure).__module__ != _ORT_ERRORS:
+            except BaseException as failure:
+                if not is_of_library(failure):
                     raise
-                raise InputError(f"engine {self.engine.id}: {_first_line(failure)}") from failure
+                raise InputError(f"engine {self.engine.id}: {said_by(failure)}") from failure
 
         return call
 
@@ -147,8 +148,11 @@ class OnnxRuntimeRunner:
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights_name)
             options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
             packed = _session(path, options)  # changed settings here need another _PACKING in mapped_cache.py
+            self._check_interface(packed)
             feeds = random_feeds(self._inputs, self.engine.bucket)
-            pairs = zip(packed.run(None, feeds), _session(target, as_saved).run(None, feeds), strict=True)
+            saved_session = _session(target, as_saved)
+            with library_errors(lambda said: BundleCorruptError(f"engine {self.engine.id}: does not run: {said}")):
+                pairs = list(zip(packed.run(None, feeds), saved_session.run(None, feeds), strict=True))
             if not all(np.array_equal(here, saved, equal_nan=True) for here, saved in pairs):
                 raise BundleIncompatibleError(
                     f"engine {self.engine.id}: onnxruntime {onnxruntime.__version__} does not read its packed form "
@@ -180,13 +184,11 @@ def _session(path: Path, options: Any) -> Any:
     provider = "CPUExecutionProvider"
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=[provider], enable_fallback=0)
-    except Exception as failure:
-        if type(failure).__module__ != _ORT_ERRORS and not isinstance(failure, (RuntimeError, OSError)):
+    except BaseException as failure:
+        if not is_of_library(failure):
             raise
-        damaged = type(failure).__name__ in {"InvalidProtobuf", "NoSuchFile", "InvalidGraph"}
-        error = BundleCorruptError if damaged else BundleIncompatibleError
-        raise error(
-            f"{path}: onnxruntime {onnxruntime.__version__} cannot open it: {_first_line(failure)}"
+        raise open_error(failure)(
+            f"{path}: onnxruntime {onnxruntime.__version__} cannot open it: {said_by(failure)}"
         ) from failure
     if session.get_providers() != [provider]:
         raise BundleIncompatibleError(f"{path}: expected {provider}, onnxruntime took {session.get_providers()}")
@@ -205,10 +207,3 @@ def _check_arrays(engine: EngineEntry, specs: Sequence[TensorSpec], arrays: Mapp
                 f"engine {engine.id}: {name}: expected contiguous {dtype} {list(shape)}, got {array.dtype} "
                 f"{list(array.shape)}{'' if array.flags.c_contiguous else ' with strides'}"
             )
-
-
-_ORT_ERRORS = "onnxruntime.capi.onnxruntime_pybind11_state"
-
-
-def _first_line(failure: Exception) -> str:
-    return next(iter(str(failure).strip().splitlines()), type(failure).__name__)[:300]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +27,8 @@ from .read_manifest import is_plain_name
 PLAN_SUFFIX = ".plan"
 # Part of every key: raised when the same options build otherwise.
 _BUILDING = 1
+# ASCII alone: "²" is a digit to str.isdigit and none to int.
+_NUMBER = re.compile("[0-9]{1,9}")
 _AMPERE = (8, 0)
 
 
@@ -206,4 +209,4 @@ def _code(plan: PlanEntry, key: bytes) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+    return tuple(int(part) for part in version.split(".") if _NUMBER.fullmatch(part))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from typing import Any
 
-from ..elastic import ElasticSpec
+from ..elastic import MAX_TOKENS, ElasticSpec
 from ..errors import BundleFormatError, PlanError
-from ..strict import structure, unstructure
+from ..strict import parse_json, structure, unstructure
 from .consistency.roles import role_problems
 from .exits.check import exit_problems
 from .manifest import (
@@ -110,8 +110,8 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield f"engine {engine.id}: has no parity receipt"
         if engine.file not in files:
             yield f"engine {engine.id}: file {engine.file!r} is not among the files"
-        if min(engine.bucket.batch, engine.bucket.sequence) < 1 or engine.bucket.tokens > MAX_ELEMENTS:
-            yield f"engine {engine.id}: bucket {engine.bucket.label} is outside 1..{MAX_ELEMENTS} tokens"
+        if min(engine.bucket.batch, engine.bucket.sequence) < 1 or engine.bucket.tokens > MAX_TOKENS:
+            yield f"engine {engine.id}: bucket {engine.bucket.label} is outside 1..{MAX_TOKENS} tokens"
     for budget in manifest.budgets:
         if budget.submodel not in ids:
             yield f"budget {budget.name}: submodel {budget.submodel!r} is not in this manifest"
@@ -127,6 +127,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             low, high = max(low, 0), min(high, spec.high - 1)
         if spec.pad is not None and not low <= spec.pad <= high:
             yield f"tensor {spec.name}: pad {spec.pad} is outside {low}..{high}"
+    yield from _size_problems(manifest)
     if manifest.text:
         names = {spec.name for spec in manifest.inputs}
         if manifest.text.file not in files:
@@ -139,6 +140,25 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     yield from _decision_problems(manifest)
     yield from exit_problems(manifest)
     yield from role_problems(manifest)
+
+
+def _size_problems(manifest: Manifest) -> Iterable[str]:
+    """Tensors that no host holds, and engines of one file that cannot be one engine."""
+    of_file: dict[str, EngineEntry] = {}
+    for engine in manifest.engines:
+        for spec in chain(*manifest.interface(engine.segment)):
+            if prod(spec.shape(engine.bucket)) > MAX_ELEMENTS:
+                yield f"engine {engine.id}: tensor {spec.name} has more than {MAX_ELEMENTS} elements"
+        first = of_file.setdefault(engine.file, engine)
+        if (engine.bucket, engine.segment) != (first.bucket, first.segment):
+            yield f"engine {engine.id}: its file {engine.file} is that of {first.id}, which has other shapes"
+    if manifest.exits and manifest.engines:
+        # Rows of any bucket may be laid out at the length of any other.
+        batch, steps = (
+            max(values) for values in zip(*((e.bucket.batch, e.bucket.sequence) for e in manifest.engines), strict=True)
+        )
+        if batch * steps > MAX_TOKENS:
+            yield f"engines: {batch} rows of {steps} steps, over all buckets, are more than {MAX_TOKENS} tokens"
 
 
 def _place(engine: EngineEntry) -> str:
@@ -245,8 +265,8 @@ def _versioned_json(raw: bytes, where: str) -> object:
     if len(raw) > MAX_JSON_BYTES:
         raise BundleFormatError(f"{where}: {len(raw)} bytes, more than the {MAX_JSON_BYTES} allowed")
     try:
-        data = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=no_constant)
-    except (ValueError, RecursionError) as failure:
+        data = parse_json(raw)
+    except ValueError as failure:
         raise BundleFormatError(f"{where}: not JSON ({failure})") from failure
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version not in _READABLE:
@@ -255,14 +275,3 @@ def _versioned_json(raw: bytes, where: str) -> object:
             "open it with the nestforge release that wrote it, or compile again"
         )
     return data
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)[:80]}")
-    return table
-
-
-def no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")

@@ -22,7 +22,9 @@ _AFTER = b'"\n}\n'
 
 def to_json(data: Any) -> bytes:
     """JSON as every file of a bundle has it: sorted keys, one indent, a final newline."""
-    return (json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    # Half of a surrogate pair, as Python reads names of files that are not UTF-8, becomes JSON's own escape of it.
+    return text.encode(errors="backslashreplace")
 
 
 def sealed_json(data: Mapping[str, Any]) -> bytes:

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import BundleCorruptError, InputError
+from ..outside import is_of_library, library_errors, said_by
 from .arrays import Array
-from .manifest import TensorSpec, TextEntry
+from .manifest import RANGES, TensorSpec, TextEntry
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# Nothing, words and digits, and letters that few vocabularies have: where none stands for "unknown" they fail.
+_PROBES = ("", "a", "The 2 words.", "\u1234", "\U00013000 \u2603\U0001f600")
 
 
 @dataclass(frozen=True)
@@ -26,39 +29,44 @@ class Encoded:
     lengths: tuple[int, ...]
 
 
+def open_tokenizer(file: Path) -> Any:
+    """The ``tokenizers.Tokenizer`` of a file, neither truncating nor padding. Raises BundleCorruptError."""
+    from tokenizers import Tokenizer
+
+    with library_errors(lambda said: BundleCorruptError(f"{file}: not a tokenizer file ({said})")):
+        # A tokenizer file may ask to truncate and pad; here both are the runtime's to do, and to tell.
+        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    return tokenizer
+
+
 class TextEncoder:
     """Texts to the inputs that ``TextEntry`` names; shorter rows are filled with each input's ``pad``. Thread-safe."""
 
     def __init__(self, tokenizer_file: Path, entry: TextEntry, inputs: Sequence[TensorSpec]) -> None:
-        """Raises BundleCorruptError if the file is not a tokenizer, InputError if an input cannot come from text."""
-        from tokenizers import Tokenizer
-
+        """Raises BundleCorruptError if the file is not a tokenizer or one that cannot encode every text, InputError if
+        an input cannot come from text."""
         fields = {entry.ids: "ids", entry.mask: "attention_mask", entry.type_ids: "type_ids"}
         self._fields: list[tuple[TensorSpec, str]] = []
-        self._truncating_at: dict[int, Any] = {}
         for spec in inputs:
             if spec.name not in fields:
                 raise InputError(f"input {spec.name}: does not come from text; pass arrays instead")
             self._fields.append((spec, fields[spec.name]))
-        try:
-            # A tokenizer file may ask to truncate and pad; here both are the runtime's to do, and to tell.
-            self._plain: Any = Tokenizer.from_file(str(tokenizer_file))
-            self._plain.no_truncation()
-            self._plain.no_padding()
-        except Exception as failure:
-            raise BundleCorruptError(f"{tokenizer_file}: not a tokenizer file ({failure})") from failure
+        self._file = tokenizer_file
+        self._tokenizer = open_tokenizer(tokenizer_file)
+        with library_errors(lambda said: self._broken(f"cannot encode every text ({said})")):
+            self._added: int = self._tokenizer.num_special_tokens_to_add(False)
+        for row in self._encoded(_PROBES):
+            for spec, name in self._fields:
+                if (most := max(getattr(row, name), default=0)) > _largest(spec):
+                    raise self._broken(f"gives {most} for {spec.name}, which takes 0..{_largest(spec)}")
 
     def encode(self, texts: Sequence[str], longest: int, truncate: bool = False) -> Encoded:
         """Inputs for ``texts``. One of more than ``longest`` tokens is refused with InputError, or truncated."""
         if not texts or not all(isinstance(text, str) for text in texts):
             raise InputError(f"text: expected a text or a non-empty list of texts, got {texts!r:.80}")
-        try:
-            rows = self._plain.encode_batch(list(texts))
-        except TypeError as failure:  # of the tokenizer, which takes only what UTF-8 can say
-            row = next((row for row, text in enumerate(texts) if _SURROGATE.search(text)), None)
-            if row is None:
-                raise
-            raise InputError(f"text {row}: half of a surrogate pair, which is no character") from failure
+        rows = self._encoded(texts)
         too_long = tuple(i for i, row in enumerate(rows) if len(row.ids) > longest)
         if too_long and not truncate:
             first = too_long[0]
@@ -66,22 +74,47 @@ class TextEncoder:
                 f"text {first}: {len(rows[first].ids)} tokens, the largest bucket takes {longest}; shorten it, pass "
                 "truncate=True, or compile with a larger bucket"
             )
-        if too_long:
-            rows = self._truncating(longest).encode_batch(list(texts))
+        for row, short in zip(too_long, self._truncated([texts[row] for row in too_long], longest), strict=True):
+            rows[row] = short
         feeds = {spec.name: _matrix(rows, name, spec) for spec, name in self._fields}
         return Encoded(feeds, too_long, tuple(len(row.ids) for row in rows))
 
-    def _truncating(self, longest: int) -> Any:
-        # Truncation is a setting of the tokenizer, so a copy has it: other threads go on with the plain one. Copying
-        # reads a whole vocabulary, and there are as many lengths as the buckets have, so copies are kept.
-        tokenizer = self._truncating_at.get(longest)
-        if tokenizer is None:
-            from tokenizers import Tokenizer
+    def _encoded(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Any]:
+        try:
+            rows: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        except BaseException as failure:  # panics of the tokenizer derive from it
+            if not is_of_library(failure):
+                raise
+            for row, text in enumerate(texts):
+                if _SURROGATE.search(text):  # the tokenizer takes only what UTF-8 can say
+                    raise InputError(f"text {row}: half of a surrogate pair, which is no character") from failure
+            raise self._broken(f"cannot encode every text ({said_by(failure)})") from failure
+        return rows
 
-            tokenizer = Tokenizer.from_str(self._plain.to_str())
-            tokenizer.enable_truncation(longest)
-            self._truncating_at[longest] = tokenizer
-        return tokenizer
+    def _truncated(self, texts: Sequence[str], longest: int) -> list[Any]:
+        """Encodings of ``longest`` tokens, those that the tokenizer adds to each text included.
+
+        Truncation is a setting of the tokenizer that it does not keep to everywhere, and that other threads would see;
+        here it is done between its two steps.
+        """
+        if not texts:
+            return []
+        if longest < self._added:
+            raise InputError(
+                f"text: the tokenizer adds {self._added} tokens to each, and the largest bucket takes {longest}; "
+                "compile with a larger bucket"
+            )
+        rows = self._encoded(texts, add_special_tokens=False)
+        with library_errors(lambda said: self._broken(f"cannot truncate ({said})")):
+            for row in rows:
+                row.truncate(longest - self._added)
+            rows = [self._tokenizer.post_process(row) for row in rows]
+        if any(len(row.ids) > longest for row in rows):
+            raise self._broken(f"adds more tokens to a text than the {self._added} that it states")
+        return rows
+
+    def _broken(self, problem: str) -> BundleCorruptError:
+        return BundleCorruptError(f"{self._file}: {problem}; use the tokenizer that belongs to this model")
 
 
 def _matrix(rows: Sequence[Any], name: str, spec: TensorSpec) -> Array:
@@ -90,6 +123,14 @@ def _matrix(rows: Sequence[Any], name: str, spec: TensorSpec) -> Array:
     if spec.pad is None and any(len(row) != width for row in values):
         raise InputError(f"input {spec.name}: texts of different lengths need padding, and it cannot be padded")
     matrix = np.full((len(values), width), spec.pad or 0, dtype=spec.dtype)
-    for target, row in zip(matrix, values, strict=True):
+    for number, (target, row) in enumerate(zip(matrix, values, strict=True)):
+        if (most := max(row, default=0)) > _largest(spec):
+            raise InputError(
+                f"text {number}: the tokenizer gives {most} for {spec.name}, which takes 0..{_largest(spec)}"
+            )
         target[: len(row)] = row
     return matrix
+
+
+def _largest(spec: TensorSpec) -> int:
+    return RANGES[spec.dtype][1] if spec.high is None else spec.high - 1

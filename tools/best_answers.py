@@ -11,6 +11,7 @@ from ..runtime.answer import Answer
 from ..runtime.arrays import Array
 from ..runtime.bundle import Bundle
 from ..runtime.consistency.roles import compared_outputs
+from ..runtime.text import open_tokenizer
 
 _BEST = 3
 
@@ -52,7 +53,5 @@ def _best(logits: Array, token: Callable[[int], str | None] | None) -> list[Best
 def _tokens(bundle: Bundle) -> Callable[[int], str | None] | None:
     if bundle.manifest.text is None:
         return None
-    from tokenizers import Tokenizer
-
-    found: Callable[[int], str | None] = Tokenizer.from_file(str(bundle.file(bundle.manifest.text.file))).id_to_token
+    found: Callable[[int], str | None] = open_tokenizer(bundle.file(bundle.manifest.text.file)).id_to_token
     return found

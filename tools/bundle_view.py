@@ -10,7 +10,7 @@ from ..runtime.bundle import Bundle
 from ..runtime.engine_details import common_details, detail_tables
 from ..runtime.plan_index import read_plans
 from ..runtime.tables import bundle_facts, engine_table, submodel_table
-from .console import print_facts, print_table
+from .console import print_facts, print_table, say
 
 
 def bundle_data(bundle: Bundle) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _print_plans(bundle: Bundle) -> None:
         print_table(columns, rows)
     graphs = {engine.file for engine in bundle.manifest.engines if engine.backend == "tensorrt"}
     if missing := graphs - {plan.graph for plan in plans}:
-        click.echo(f"{len(missing)} of {len(graphs)} graphs have no plan yet: run `nestforge build` on the device")
+        say(f"{len(missing)} of {len(graphs)} graphs have no plan yet: run `nestforge build` on the device")
 
 
 def print_submodels(bundle: Bundle) -> None:

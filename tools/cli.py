@@ -13,6 +13,7 @@ import click
 
 from .. import __version__
 from ..errors import NestforgeError
+from .console import say
 
 COMMANDS = (
     "doctor",
@@ -72,12 +73,12 @@ class LazyGroup(click.Group):
                 raise
             _fail(ctx, f"{package} is not installed: pip install 'nestforge[{_EXTRAS[package]}]'")
         except KeyboardInterrupt as interruption:
-            click.echo(": ".join(filter(None, ["nestforge: interrupted", str(interruption)])), err=True)
+            say(": ".join(filter(None, ["nestforge: interrupted", str(interruption)])), err=True)
             ctx.exit(130)
 
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:
-    click.echo(f"nestforge: error: {message}", err=True)
+    say(f"nestforge: error: {message}", err=True)
     ctx.exit(1)
 
 

@@ -1,4 +1,7 @@
-"""How commands speak: results on stdout, as JSON, plain text or Rich; progress and remarks on stderr."""
+"""How commands speak: results on stdout, as JSON, plain text or Rich; progress and remarks on stderr.
+
+Everything goes through here, so that no name from a file drives the terminal or fakes a line.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any
 
 import click
 
+from ..outside import printable
 from ..strict import unstructure
 
 # (stage, done, total): a stage counts its parts, and ends with done == total, where total may be 1 for the whole.
@@ -20,20 +24,28 @@ Progress = Callable[[str, int, int], None]
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*( ?%)?|-|")
 
 
+def say(text: str, err: bool = False) -> None:
+    """One line on stdout, or on stderr; empty lines before and after it are kept."""
+    before, after = len(text) - len(text.lstrip("\n")), len(text) - len(text.rstrip("\n"))
+    click.echo("\n" * before + printable(text.strip("\n")) + "\n" * after, err=err)
+
+
 def print_json(value: object) -> None:
     """Dataclasses, mappings, lists and scalars as JSON on stdout; null where a number is not finite."""
-    click.echo(json.dumps(_finite(unstructure(value)), indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(_finite(unstructure(value)), indent=2, ensure_ascii=False, allow_nan=False)
+    click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """Name and value, one a line, values aligned."""
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
-        click.echo(f"{name:<{width}}  {value}")
+        say(f"{name:<{width}}  {value}")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout: drawn with Rich on a terminal, aligned plain text when piped. Number columns align right."""
+    columns, rows = list(map(printable, columns)), [list(map(printable, row)) for row in rows]
     numeric = [bool(rows) and all(_NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(columns))]
     if sys.stdout.isatty():
         _print_rich_table(columns, rows, numeric)

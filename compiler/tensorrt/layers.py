@@ -6,13 +6,13 @@ objects; a layer is a name, or an object where the plan was built with details.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import BuildError
+from ...strict import parse_json
 
 _UNKNOWN = "unknown"
 # TensorRT's own name of a layer that only changes a tensor's layout or type.
@@ -40,7 +40,7 @@ class Layers:
 def read_layers(text: str) -> Layers:
     """Reads the inspector's answer. Raises BuildError for anything that neither release writes."""
     try:
-        data = json.loads(text)
+        data = parse_json(text, strict=False)
         layers, tensors = data["Layers"], data["I/O Tensors"] if "I/O Tensors" in data else data["Bindings"]
         names = tuple(tensor["Name"] if isinstance(tensor, dict) else str(tensor) for tensor in tensors)
         kinds = Counter(_kind(layer) for layer in layers)

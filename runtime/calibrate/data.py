@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
+from ...strict import parse_json
 from ..array_file import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, file_sha256, opened, read_array_file
 from ..arrays import Array
 from ..bundle import Bundle
@@ -121,8 +121,8 @@ def _parse_texts(path: Path, classes: int) -> tuple[list[str], list[int] | None]
     for number, line in enumerate(lines, 1):
         where = f"{path}: line {number}"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             row = None
         if not isinstance(row, dict):
             raise InputError(f'{where}: expected a JSON object such as {{"text": "...", "label": 0}}')

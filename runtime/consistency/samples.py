@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,8 +75,8 @@ class TextSamples:
         return len(self.encoder.encode(self.texts, bucket.sequence, truncate=True).truncated)
 
     def fitting(self, manifest: Manifest, sequence: int) -> TextSamples | None:  # noqa: ARG002  (the encoder knows)
-        longer = set(self.encoder.encode(self.texts, sequence, truncate=True).truncated)
-        texts = tuple(text for row, text in enumerate(self.texts) if row not in longer)
+        lengths = self.encoder.encode(self.texts, sys.maxsize).lengths
+        texts = tuple(text for text, length in zip(self.texts, lengths, strict=True) if length <= sequence)
         return TextSamples(self.encoder, texts) if texts else None
 
     def batches(self, manifest: Manifest, bucket: Bucket) -> Iterator[Batch]:
@@ -168,10 +169,7 @@ def text_at_bucket(
     """
     checker = InputChecker(inputs)
     encoded = encoder.encode(texts, bucket.sequence, truncate=True)
-    if checker.shape_of(encoded.feeds).sequence > bucket.sequence:
-        raise InputError(
-            f"bucket {bucket.label}: too short for text, the tokenizer alone adds more tokens; choose a longer bucket"
-        )
+    checker.shape_of(encoded.feeds)
     return checker.filled(encoded.feeds, bucket), encoded
 
 

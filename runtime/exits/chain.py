@@ -138,12 +138,17 @@ class ExitChain:
         check_count(policy.thresholds, self.exits)
         self._check_fits(shape)
         with self._turns:
+            opened_ms = 0.0
             try:
                 workspace = self._idle.pop()
             except IndexError:
+                started = perf_counter()
+                # Only an open engine is known to have the shapes for which memory is taken.
+                self._segments[0].runner(self.cover(0, shape.batch, shape.sequence)[0])
+                opened_ms = 1e3 * (perf_counter() - started)
                 workspace = self._new_workspace()
             try:
-                return self._walk(workspace, feeds, shape, policy, watch)
+                return self._walk(workspace, feeds, shape, policy, watch, opened_ms)
             finally:
                 if len(self._idle) < self._kept:
                     self._idle.append(workspace)
@@ -168,6 +173,7 @@ class ExitChain:
         shape: Bucket,
         policy: ExitPolicy,
         watch: Callable[[SegmentRun], None] | None,
+        opened_ms: float,
     ) -> ChainRun:
         batch = shape.batch
         mask = feeds[self._exits.mask]
@@ -181,7 +187,7 @@ class ExitChain:
         moved = 0  # the segment that first ran on the rows as they lie now
         cover = first = self._cover(self._segments[0].covers, batch, longest)
         source = 0
-        workspace.open_ms = 0.0
+        workspace.open_ms = opened_ms
         started = perf_counter()
         workspace.fill(feeds, cover)
         for number, segment in enumerate(self._segments):

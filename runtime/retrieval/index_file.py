@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
-from ...strict import structure, unstructure
+from ...strict import parse_json, structure, unstructure
 from ...whole_file import write_whole
 from ..arrays import Array
 from ..npz import read_npz
-from ..read_manifest import no_constant, unique_keys
 from .identity import INDEX_SCHEMA_VERSION, IndexIdentity, identity_problems
 
 # An index is held in memory whole.
@@ -80,8 +79,8 @@ def _identity(path: Path, raw: Array | None) -> IndexIdentity:
     if raw is None or raw.dtype != np.uint8 or raw.ndim != 1 or raw.size > _MAX_IDENTITY_BYTES:
         raise InputError(f"{path}: not an index of `nestforge index`; {_MEND}")
     try:
-        data = json.loads(raw.tobytes().decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=no_constant)
-    except (ValueError, RecursionError) as failure:
+        data = parse_json(raw.tobytes())
+    except ValueError as failure:
         raise InputError(f"{path}: identity: not JSON ({failure}); {_MEND}") from failure
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != INDEX_SCHEMA_VERSION:

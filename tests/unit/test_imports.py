@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BASE = ("elastic", "errors", "file_lock", "strict", "whole_file", "workload")
+BASE = ("elastic", "errors", "file_lock", "outside", "strict", "whole_file", "workload")
 ROW = ("profiles", "runtime", "exporters", "compiler", "tools")
 # Third-party packages per layer; torch and what comes with it stand only where a compiling machine is needed anyway.
 DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "tensorrt", "cuda", "tokenizers"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..console import print_facts, print_json, print_table, working
+from ..console import print_facts, print_json, print_table, say, working
 from ..options import bundle_argument, json_option, provider_option
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ def _print(result: BundleBench, provider: str) -> None:
     print_table(["engine", "weights", "p50 ms", "p95 ms", "p99 ms", "predicted ms", "error", *memory], rows)
     errors = [abs(row.error) for row in result.engines if row.error is not None]
     if errors:
-        click.echo(f"\nerror of the predictions: median {median(errors):.1%}, worst {max(errors):.1%}")
-        click.echo("a few of these rungs were measured at compile time to correct the predictions; they count here too")
+        say(f"\nerror of the predictions: median {median(errors):.1%}, worst {max(errors):.1%}")
+        say("a few of these rungs were measured at compile time to correct the predictions; they count here too")
     elif provider == "cpu" and not result.compiled_for_this_host:
-        click.echo(f"\nno predictions to compare: the bundle was compiled for {result.profile}, not for this host")
+        say(f"\nno predictions to compare: the bundle was compiled for {result.profile}, not for this host")
 
 
 def _memory(row: EngineBench) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..console import print_json, print_table, working
+from ..console import print_json, print_table, say, working
 from ..options import bundle_argument, json_option
 
 
@@ -38,4 +38,4 @@ def command(bundle: Path, as_json: bool) -> None:
         for plan in plans
     ]
     print_table(["engine", "plan MB", "activations MB", "layers", "max abs", "built in"], rows)
-    click.echo(f"\nplans for {plans[0].entry.gpu}")
+    say(f"\nplans for {plans[0].entry.gpu}")

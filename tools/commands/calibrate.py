@@ -12,7 +12,7 @@ from ...errors import OutputError
 from ...runtime.exits.policy import Compare, Rule
 from ...strict import unstructure
 from ...whole_file import require_new
-from ..console import print_facts, print_json, print_table, working
+from ..console import print_facts, print_json, print_table, say, working
 from ..options import bundle_argument, json_option
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def command(
     is_default = kept.defaults.get(policy.submodel) == policy.name
     plotted = plot_exits(policy, plot) if plot is not None else None
     if plotted is False:
-        click.echo("matplotlib is not installed, so nothing was plotted: pip install 'nestforge[plot]'", err=True)
+        say("matplotlib is not installed, so nothing was plotted: pip install 'nestforge[plot]'", err=True)
     if as_json:
         print_json({"path": str(path), "default": is_default, "policy": unstructure(policy)})
     else:

@@ -11,7 +11,7 @@ import click
 from ...elastic import Bucket
 from ...runtime.bundle import open_bundle
 from ..bundle_view import bundle_data, print_submodels
-from ..console import print_json, working
+from ..console import print_json, say, working
 from ..options import (
     bucket_option,
     budget_option,
@@ -135,7 +135,7 @@ def command(
         return
     print_submodels(bundle)
     for note in bundle.manifest.notes:
-        click.echo(f"\nnote: {note}")
-    click.echo(f"\nwrote {path}")
+        say(f"\nnote: {note}")
+    say(f"\nwrote {path}")
     if emit_only:
-        click.echo(f"on the device: nestforge build {path.name}")
+        say(f"on the device: nestforge build {path.name}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..console import print_facts, print_json, print_table, working
+from ..console import print_facts, print_json, print_table, say, working
 from ..options import bundle_argument, json_option
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _print(found: Consistency) -> None:
     print_table(["level", "submodel", "M params", *(["samples"] if fewer else []), *map(heading, names)], rows)
     click.echo()
     for name in names:
-        click.echo(f"{FIGURES[name].heading}: {FIGURES[name].meaning}")
+        say(f"{FIGURES[name].heading}: {FIGURES[name].meaning}")
     if not exact:
         precision = found.universal_precision
-        click.echo(f"\nnote: figures are against the universal model in {precision}, not in float32")
+        say(f"\nnote: figures are against the universal model in {precision}, not in float32")

@@ -15,7 +15,7 @@ from ...profiles.load_profile import builtin_profiles
 from ...profiles.probe_host import HostFacts, probe_host
 from ...runtime.runner import BACKENDS
 from ...runtime.tensorrt_here import tensorrt_problem
-from ..console import print_facts, print_json, print_table
+from ..console import print_facts, print_json, print_table, say
 from ..options import json_option
 
 # Distributions of the extra `compile`: what building takes on top of the backend.
@@ -74,7 +74,7 @@ def command(as_json: bool) -> None:
     rows = [[name, version or "missing"] for name, version in diagnosis.compile_packages.items()]
     print_table(["to compile", "version"], rows)
     verdict = f"no, {', '.join(missing)} missing: pip install 'nestforge[compile]'" if missing else "yes"
-    click.echo(f"\ncompiles here: {verdict}")
+    say(f"\ncompiles here: {verdict}")
 
 
 def diagnose() -> Diagnosis:

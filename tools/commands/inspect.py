@@ -17,7 +17,7 @@ from ...runtime.manifest import MANIFEST_NAME
 from ...runtime.tables import describe_axes
 from ...workload import macs
 from ..bundle_view import bundle_data, print_bundle
-from ..console import print_facts, print_json, print_table, working
+from ..console import print_facts, print_json, print_table, say, working
 from ..form_view import FormView, form_facts, form_views, print_forms
 from ..options import bucket_option, exits_option, json_option, levels_option, profile_option
 
@@ -193,4 +193,4 @@ def _print_model(view: ModelView) -> None:
     print_table(["level", "submodel", *sizes, *heads], rows)
     print_forms(view.forms)
     for remark in (remark for level in view.levels for remark in level.rounding):
-        click.echo(remark)
+        say(remark)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..console import print_facts, print_json, print_table, working
+from ..console import print_facts, print_json, print_table, say, working
 from ..options import LevelsType, json_option, model_argument, once_each
 
 if TYPE_CHECKING:
@@ -101,4 +101,4 @@ def _print(report: NestReport) -> None:
             ("trained on", f"{report.texts} texts, {report.steps} steps, {report.seconds:.0f} s, seed {report.seed}"),
         ]
     )
-    click.echo(f"\nwrote {report.output}")
+    say(f"\nwrote {report.output}")

@@ -13,7 +13,7 @@ from ...errors import PlanError
 from ...profiles.load_profile import load_profile
 from ...profiles.precision import precision_problem
 from ...strict import unstructure
-from ..console import print_facts, print_json, print_table, working
+from ..console import print_facts, print_json, print_table, say, working
 from ..form_view import FormView, form_facts, form_views, print_forms
 from ..options import (
     bucket_option,
@@ -144,11 +144,11 @@ def _print_plan(plan: Plan, forms: tuple[FormView, ...], precisions: tuple[Preci
     print_forms(forms)
     for budget in plan.budgets:
         limits = [f"{f.name} {value:g}" for f in fields(budget.limits) if (value := getattr(budget.limits, f.name))]
-        click.echo(f"\nbudget {budget.name} ({', '.join(limits) or 'no limits'}): {budget.submodel}")
-        click.echo(f"  {budget.reason}")
+        say(f"\nbudget {budget.name} ({', '.join(limits) or 'no limits'}): {budget.submodel}")
+        say(f"  {budget.reason}")
         for rejection in budget.rejected[:_LISTED]:
-            click.echo(f"  rejected {rejection.submodel}: {rejection.reason}")
+            say(f"  rejected {rejection.submodel}: {rejection.reason}")
         if len(budget.rejected) > _LISTED:
-            click.echo(f"  and {len(budget.rejected) - _LISTED} larger ones, listed by --json")
+            say(f"  and {len(budget.rejected) - _LISTED} larger ones, listed by --json")
     for note in plan.notes:
-        click.echo(f"\nnote: {note}")
+        say(f"\nnote: {note}")

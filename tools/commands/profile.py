@@ -10,7 +10,7 @@ from ...profiles.device_profile import profile_data
 from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
 from ...whole_file import require_new, write_whole
-from ..console import print_json, working
+from ..console import print_json, say, working
 from ..options import json_option
 
 
@@ -30,7 +30,7 @@ def command(output: Path | None, as_json: bool) -> None:
     if output is not None:
         text = dump_profile(profile)
         write_whole(output, lambda stream: stream.write(text.encode()), "the profile", new=True)
-        click.echo(f"wrote {output}", err=True)
+        say(f"wrote {output}", err=True)
     if as_json:
         print_json(profile_data(profile))
     elif output is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ...runtime.residency import RESIDENCIES, Residency
-from ..console import print_facts, print_json, print_table, working
+from ..console import print_facts, print_json, print_table, say, working
 from ..options import bundle_argument, json_option
 from ..text_lines import read_text_lines
 
@@ -142,7 +142,7 @@ def _print_found(found: Found, queries: list[str] | None) -> None:
         ]
     )
     for row in _found_data(found, queries)["queries"]:
-        click.echo(f"\nquery {_shown(str(row['query']))}")
+        say(f"\nquery {_shown(str(row['query']))}")
         cells = [[str(hit["id"]), f"{hit['score']:.4f}", _shown(hit.get("entry", ""))] for hit in row["hits"]]
         if found.entries is None:
             print_table(["row", "cosine"], [line[:2] for line in cells])
@@ -151,9 +151,8 @@ def _print_found(found: Found, queries: list[str] | None) -> None:
 
 
 def _shown(text: str) -> str:
-    """One short line; nothing in it speaks to the terminal, whoever wrote the index."""
-    short = textwrap.shorten(text, _SHOWN, placeholder="...")
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in short)
+    """One short line."""
+    return textwrap.shorten(text, _SHOWN, placeholder="...")
 
 
 def _print_comparison(comparison: Comparison) -> None:
@@ -178,4 +177,4 @@ def _print_comparison(comparison: Comparison) -> None:
         rows.append(cells if labelled else [*cells[:8], cells[9]])
     print_table(columns if labelled else [*columns[:8], columns[9]], rows)
     cut = f"; {comparison.truncated} of them truncated" if comparison.truncated else ""
-    click.echo(f"\n{comparison.queries} queries{cut}; recall and nearest rows are compared with the first line's")
+    say(f"\n{comparison.queries} queries{cut}; recall and nearest rows are compared with the first line's")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...errors import ParityError
-from ..console import print_json, print_table, working
+from ..console import print_json, print_table, say, working
 from ..options import bundle_argument, json_option
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _verify_bytes(path: Path, as_json: bool) -> None:
         counts = {name: getattr(checked, name) for name in ("files", "bytes", "policies", "plans")}
         print_json({"bundle": str(checked.bundle.path), **counts, "engines": []})
     else:
-        click.echo(f"{path}: {checked}")
+        say(f"{path}: {checked}")
 
 
 def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
@@ -57,9 +57,7 @@ def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        click.echo(
-            f"{path}: {report.files} files, {report.bytes / 1e6:.1f} MB, every hash and seal as it was written\n"
-        )
+        say(f"{path}: {report.files} files, {report.bytes / 1e6:.1f} MB, every hash and seal as it was written\n")
         columns = ["engine", "parity", "max abs", "max rel", "min cosine"]
         decide = any(verdict.decisions for verdict in report.engines)
         columns += ["choices", "not PyTorch's own", "worst margin"] if decide else []

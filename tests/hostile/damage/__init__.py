@@ -30,7 +30,7 @@ from .subjects import (
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 # Of a message; paths in it are short here.
-LONGEST_MESSAGE = 1000
+LONGEST_MESSAGE = 800
 
 
 def open_driver(folder: Path) -> Callable[[int], Result]:

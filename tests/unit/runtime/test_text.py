@@ -1,15 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from nestforge.errors import BundleCorruptError, InputError
 from nestforge.runtime.manifest import Manifest, TensorSpec
 from nestforge.runtime.text import TextEncoder
+from tokenizers import Tokenizer
 
 
 def make(bundle: Path, manifest: Manifest, inputs: Sequence[TensorSpec] | None = None) -> TextEncoder:
@@ -44,14 +47,97 @@ def test_too_long_is_refused_or_truncated_with_its_last_token_kept(tiny_bundle: 
     assert encoder.encode(["a nest of models"], 8).feeds["input_ids"].shape == (1, 6)
 
 
-def test_the_truncating_copy_is_made_once_per_length(
-    tiny_bundle: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+PROCESSORS = {
+    "none": None,
+    "template": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [1], "tokens": ["[CLS]"]}},
+    },
+    "bert": {"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]},
+    "roberta": {
+        "type": "RobertaProcessing",
+        "sep": ["[SEP]", 2],
+        "cls": ["[CLS]", 1],
+        "trim_offsets": True,
+        "add_prefix_space": False,
+    },
+    "bytes": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+}
+
+
+@pytest.mark.parametrize("processor", PROCESSORS.values(), ids=PROCESSORS)
+def test_truncation_equals_the_tokenizers_own(own_bundle: Path, manifest: Manifest, processor: object) -> None:
+    edit_tokenizer(own_bundle, lambda data: data.update(post_processor=processor))
+    library = Tokenizer.from_file(str(own_bundle / "tokenizer.json"))
+    library.no_padding()
+    types = replace(manifest.inputs[1], name="types")
+    entry = replace(manifest.text or pytest.fail("no text"), type_ids="types")
+    encoder = TextEncoder(own_bundle / "tokenizer.json", entry, [*manifest.inputs, types])
+    texts = ["a nest of models of models", "nest", "of a nest", "models a of nest nest unheard"]
+    for longest in (3, 4, 5):
+        library.enable_truncation(longest)
+        rows = library.encode_batch(texts)
+        encoded = encoder.encode(texts, longest, truncate=True)
+        for field, name in (("ids", "input_ids"), ("attention_mask", "attention_mask"), ("type_ids", "types")):
+            expected = [getattr(row, field) for row in rows]
+            assert [a[:n].tolist() for a, n in zip(encoded.feeds[name], map(len, expected), strict=True)] == expected
+
+
+def edit_tokenizer(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads((bundle / "tokenizer.json").read_bytes())
+    edit(data)
+    (bundle / "tokenizer.json").write_text(json.dumps(data))
+
+
+def test_a_bucket_without_room_for_a_token_of_the_text_is_refused(tiny_bundle: Path, manifest: Manifest) -> None:
+    for longest in (0, 1):
+        with pytest.raises(InputError, match=f"adds 2 tokens to each, and the largest bucket takes {longest}"):
+            make(tiny_bundle, manifest).encode(["a nest"], longest, truncate=True)
+
+
+def test_a_tokenizer_that_cannot_say_unknown_is_refused_when_opened(own_bundle: Path, manifest: Manifest) -> None:
+    edit_tokenizer(own_bundle, lambda data: data["model"].update({"unk_token": "[NOPE]"}))
+    with pytest.raises(BundleCorruptError, match=r"tokenizer.json: cannot encode every text \(.*Missing \[UNK\] token"):
+        make(own_bundle, manifest)
+
+
+def test_a_tokenizer_whose_own_tokens_are_beyond_the_vocabulary_is_refused_when_opened(
+    own_bundle: Path, manifest: Manifest
 ) -> None:
-    encoder = make(tiny_bundle, manifest)
-    lengths = [encoder.encode(["a nest of models"], n, True).feeds["input_ids"].shape[1] for n in (4, 3)]
-    monkeypatch.delattr("tokenizers.Tokenizer")
-    lengths += [encoder.encode(["a nest of models"], n, True).feeds["input_ids"].shape[1] for n in (4, 3)]
-    assert lengths == [4, 3, 4, 3]
+    edit_tokenizer(own_bundle, lambda data: data["post_processor"]["special_tokens"]["[CLS]"].update(ids=[2**31]))
+    with pytest.raises(BundleCorruptError, match=r"gives 2147483648 for input_ids, which takes 0\.\.15"):
+        make(own_bundle, manifest)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_and_truncating_takes_no_longer(
+    own_bundle: Path, manifest: Manifest
+) -> None:
+    edit_tokenizer(own_bundle, lambda data: data["model"]["vocab"].update(nest=2**31))
+    encoder = make(own_bundle, manifest)
+    for truncate in (False, True):
+        with pytest.raises(InputError, match=r"text 1: the tokenizer gives 2147483648 for input_ids"):
+            encoder.encode(["a", "nest a a a a a a a"], 16 if not truncate else 4, truncate)
+    assert encoder.encode(["a of models " * 9], 4, truncate=True).feeds["input_ids"].tolist() == [[1, 4, 6, 2]]
+
+
+PANICS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a token of the template is missing": lambda data: data["post_processor"].update(special_tokens={}),
+    "a second text": lambda data: data["post_processor"].update(single=[{"Sequence": {"id": "B", "type_id": 0}}]),
+    "chunks of no length": lambda data: data.update(pre_tokenizer={"type": "FixedLength", "length": 0}),
+}
+
+
+@pytest.mark.parametrize("edit", PANICS.values(), ids=PANICS)
+def test_a_panic_of_the_tokenizer_is_an_error_of_the_file(
+    own_bundle: Path, manifest: Manifest, edit: Callable[[dict[str, Any]], object]
+) -> None:
+    """Rust's panics reach Python as exceptions that are no Exception."""
+    edit_tokenizer(own_bundle, edit)
+    with pytest.raises(BundleCorruptError, match=r"tokenizer.json: cannot encode every text \(") as caught:
+        make(own_bundle, manifest)
+    assert not isinstance(caught.value.__cause__, Exception)
 
 
 @pytest.mark.parametrize("texts", [[], [1], ["a", None]])

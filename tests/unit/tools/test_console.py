@@ -9,7 +9,7 @@ from math import inf, nan
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.runtime.manifest import ParityOutput
-from nestforge.tools.console import print_facts, print_json, print_table, working
+from nestforge.tools.console import print_facts, print_json, print_table, say, working
 
 
 def test_plain_table_aligns_numbers_right_and_text_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,3 +58,31 @@ def test_a_long_job_keeps_stdout_clean_and_reports_each_stage_once(capsys: pytes
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "a library talks\ntrace: 2/2\n"
+
+
+OUTSIDE = "a\nfake: line\x1b[2J\ud800\u202e"
+ESCAPED = r"a\nfake: line\x1b[2J\ud800\u202e"
+
+
+def test_outside_text_reaches_the_terminal_as_one_printable_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(f"\nnote: {OUTSIDE}\n")
+    assert capsys.readouterr().out == f"\nnote: {ESCAPED}\n\n"
+    say("", err=True)
+    assert capsys.readouterr().err == "\n"
+    print_facts([(OUTSIDE, "1")])
+    print_table([OUTSIDE], [[OUTSIDE]])
+    assert capsys.readouterr().out == f"{ESCAPED}  1\n{ESCAPED}\n{ESCAPED}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_table(["name"], [[OUTSIDE]])
+    assert ESCAPED in capsys.readouterr().out
+
+
+def test_outside_text_in_json_is_escaped_and_reads_back_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"name": OUTSIDE + "\x9b\U000e0041é", OUTSIDE: [1]}
+    print_json(given)
+    out = capsys.readouterr().out
+    assert all(line.isprintable() for line in out.splitlines())
+    assert "é" in out
+    assert json.loads(out) == given
