@@ -127,7 +127,6 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             low, high = max(low, 0), min(high, spec.high - 1)
         if spec.pad is not None and not low <= spec.pad <= high:
             yield f"tensor {spec.name}: pad {spec.pad} is outside {low}..{high}"
-    yield from _size_problems(manifest)
     if manifest.text:
         names = {spec.name for spec in manifest.inputs}
         if manifest.text.file not in files:
@@ -140,6 +139,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     yield from _decision_problems(manifest)
     yield from exit_problems(manifest)
     yield from role_problems(manifest)
+    yield from _size_problems(manifest)
 
 
 def _size_problems(manifest: Manifest) -> Iterable[str]:
@@ -154,9 +154,8 @@ def _size_problems(manifest: Manifest) -> Iterable[str]:
             yield f"engine {engine.id}: its file {engine.file} is that of {first.id}, which has other shapes"
     if manifest.exits and manifest.engines:
         # Rows of any bucket may be laid out at the length of any other.
-        batch, steps = (
-            max(values) for values in zip(*((e.bucket.batch, e.bucket.sequence) for e in manifest.engines), strict=True)
-        )
+        batch = max(engine.bucket.batch for engine in manifest.engines)
+        steps = max(engine.bucket.sequence for engine in manifest.engines)
         if batch * steps > MAX_TOKENS:
             yield f"engines: {batch} rows of {steps} steps, over all buckets, are more than {MAX_TOKENS} tokens"
 
