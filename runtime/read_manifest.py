@@ -143,15 +143,11 @@ def _problems(manifest: Manifest) -> Iterable[str]:
 
 
 def _size_problems(manifest: Manifest) -> Iterable[str]:
-    """Tensors that no host holds, and engines of one file that cannot be one engine."""
-    of_file: dict[str, EngineEntry] = {}
+    """Tensors that no host holds."""
     for engine in manifest.engines:
         for spec in chain(*manifest.interface(engine.segment)):
             if prod(spec.shape(engine.bucket)) > MAX_ELEMENTS:
                 yield f"engine {engine.id}: tensor {spec.name} has more than {MAX_ELEMENTS} elements"
-        first = of_file.setdefault(engine.file, engine)
-        if (engine.bucket, engine.segment) != (first.bucket, first.segment):
-            yield f"engine {engine.id}: its file {engine.file} is that of {first.id}, which has other shapes"
     if manifest.exits and manifest.engines:
         # Rows of any bucket may be laid out at the length of any other.
         batch = max(engine.bucket.batch for engine in manifest.engines)

@@ -157,11 +157,6 @@ REFUSED: list[tuple[str, Edit, str]] = [
         lambda d: d["outputs"][0].update(dims=["batch", "sequence", 2**29]),
         "engine ffn16@b1-s8: tensor hidden has more than 2147483648 elements",
     ),
-    (
-        "one file, two shapes",
-        lambda d: d["engines"][1].update(file=d["engines"][0]["file"]),
-        "its file ffn16.b1-s8.onnx is that of ffn16@b1-s8, which has other shapes",
-    ),
     ("same engine", lambda d: d["engines"].append(d["engines"][0]), "engine 'ffn16@b1-s8' stands twice"),
     ("label is an id", lambda d: d["submodels"][0].update(labels=["ffn32"]), "submodel 'ffn32' stands twice"),
     ("budget", lambda d: d["budgets"][0].update(submodel="ffn5"), "budget edge: submodel 'ffn5' is not"),
