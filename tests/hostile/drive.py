@@ -20,6 +20,8 @@ from .outcomes import Report, Result
 
 # Of one input, generous for a busy machine: most take some milliseconds.
 HUNG_SECONDS = 60.0
+# Until a driver has its subjects.
+_READY_SECONDS = 600.0
 # The worker is made anew after so many inputs, so that what libraries keep for ever cannot pass for a finding.
 _RENEWED_AFTER = 2000
 _TAIL = 2000
@@ -142,6 +144,11 @@ class Worker:
             bufsize=0,  # what is buffered here would not wake the selector
         )
         self._done = 0
+        if not self._line(monotonic() + _READY_SECONDS):
+            self._errors.seek(0)
+            reason = self._errors.read().decode(errors="replace")[-_TAIL:]
+            self._stop()
+            raise RuntimeError(f"driver {self._driver}: its worker does not start: {reason}")
 
     def _stop(self) -> None:
         if self._process is not None:

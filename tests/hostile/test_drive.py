@@ -13,10 +13,16 @@ from hostile.outcomes import Report, Result, described
 
 
 def test_every_misbehaviour_has_its_outcome_and_the_next_seed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A worker of this driver imports little: 6 seconds are only ever waited out by the input that hangs.
-    monkeypatch.setattr(frame, "HUNG_SECONDS", 6.0)
     results: list[Result] = []
-    report = drive("misbehaving", range(len(KINDS)), on_result=results.append)
+
+    def next_limit(result: Result) -> None:
+        """The usual limit, but for the input that waits it out."""
+        results.append(result)
+        following = KINDS[len(results) % len(KINDS)]
+        monkeypatch.setattr(frame, "HUNG_SECONDS", 1.0 if following == "hang" else usual)
+
+    usual = frame.HUNG_SECONDS
+    report = drive("misbehaving", range(len(KINDS)), on_result=next_limit)
     by_kind = dict(zip(KINDS, results, strict=True))
     assert [result.seed for result in results] == list(range(len(KINDS)))
     assert {kind: result.outcome for kind, result in by_kind.items()} == {
@@ -52,6 +58,11 @@ def test_a_report_counts_and_says_how_to_see_a_finding_again() -> None:
     assert second == "| b | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 0 | 0 |"
     assert total == "| all | 3 | 1 | 1 | 0 | 0 | 0 | 0 | 1 | 0 | 0 |"
     assert "python -m hostile damage --seed 3 --count 1" in described(report.findings, "damage")
+
+
+def test_a_driver_that_does_not_start_is_an_error_and_no_finding() -> None:
+    with pytest.raises(RuntimeError, match=r"driver nothing: its worker does not start: (.|\n)*No module named"):
+        drive("nothing", [0])
 
 
 def test_no_more_inputs_begin_after_the_time_is_up() -> None:

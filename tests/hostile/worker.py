@@ -35,6 +35,7 @@ def serve(driver: str, folder: Path) -> None:
     _channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     attempt: Callable[[int], Result] = importlib.import_module(f"hostile.{driver}").open_driver(folder)
+    print(json.dumps({"ready": True}), file=_channel, flush=True)  # from here on the time of an input counts
     for line in sys.stdin:
         seed = int(line)
         before = _megabytes("VmRSS")
