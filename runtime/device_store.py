@@ -6,25 +6,24 @@ copy. A tensor goes over when the first engine that reads it opens, whole, so th
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import BundleCorruptError
-from ..strict import parse_json
 from .device import Device
 from .dlpack import DeviceView
 from .onnx_initializers import Initializer
+from .regular_file import FileIdentity
 from .shared_values import SharedValues
+from .weight_store import readable, tensor_spans
 
 # Kernels read up to this many bytes at once, from addresses that are multiples of it.
 _VECTOR = 16
-_MAX_HEADER = 100 * 2**20
-_LENGTH_BYTES = 8
+# What is read of the file at a time.
+_CHUNK_BYTES = 64 * 2**20
 
 
 class DeviceStore:
@@ -34,7 +33,8 @@ class DeviceStore:
     def __init__(self, path: Path, device: Device) -> None:
         """Reads the header alone. Raises BundleCorruptError."""
         self._path, self._device = path, device
-        self._spans = _spans(path)
+        with readable(path):
+            self._spans = tensor_spans(path, FileIdentity.of(path.stat()))
         self._begins = [begin for begin, _ in self._spans]
         self._addresses: dict[tuple[int, int], int] = {}
 
@@ -81,44 +81,20 @@ class DeviceStore:
 
     def _upload(self, begin: int, end: int) -> int:
         address = self._device.allocate(end - begin)
-        if end > begin:
-            try:
-                mapped = np.memmap(self._path, np.uint8, "r", begin, (end - begin,))
-                self._device.to_device(address, mapped)
-                self._device.wait()
-            except BaseException:
-                self._device.free(address)
-                raise
+        try:
+            with readable(self._path), self._path.open("rb") as file:
+                file.seek(begin)
+                for at in range(begin, end, _CHUNK_BYTES):
+                    # Read, not mapped: a file that is cut short meanwhile is then an error, and not the end of us.
+                    chunk = np.fromfile(file, np.uint8, min(_CHUNK_BYTES, end - at))
+                    if chunk.size < min(_CHUNK_BYTES, end - at):
+                        raise ValueError("cut short")
+                    self._device.to_device(address + at - begin, chunk)
+                    self._device.wait()
+        except BaseException:
+            self._device.free(address)
+            raise
         return address
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:
-        raise BundleCorruptError(
-            f"{path}: its header cannot be read; fetch the bundle again, or compile it again"
-        ) from failure
-
-
-def _spans(path: Path) -> list[tuple[int, int]]:
-    """First and last byte, exclusive, of each tensor of a safetensors file, in order."""
-    with _readable(path), path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > min(_MAX_HEADER, size - _LENGTH_BYTES):
-            raise ValueError("longer than the file")
-        header = parse_json(file.read(length))
-        data = _LENGTH_BYTES + length
-        spans = []
-        for name, entry in header.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                if not 0 <= begin <= end <= size - data:
-                    raise ValueError(f"{name}: outside the file")
-                spans.append((data + begin, data + end))
-    return sorted(spans)
 
 
 _stores: SharedValues[tuple[object, ...], DeviceStore] = SharedValues()
@@ -132,7 +108,7 @@ class StoreUse:
 
     def __init__(self, path: Path, device: Device) -> None:
         """Raises BundleCorruptError."""
-        with _readable(path):
+        with readable(path):
             status = path.stat()
         self._key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, id(device))
         self.store = _stores.take(self._key, lambda: DeviceStore(path, device))

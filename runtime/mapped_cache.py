@@ -33,12 +33,14 @@ _RECEIPT = "receipt.json"
 def mapped_engine(bundle: Bundle, engine: EngineEntry, build: Callable[[Path, str], None]) -> Path:
     """The packed form of ``engine`` on this processor, built by ``build(engine_path, weights_name)`` where missing.
 
-    An entry whose bytes are not those of its receipt is built again. Raises OutputError if the cache cannot be written
-    or is not private.
+    An entry whose bytes are not those of its receipt is built again. One is built from bytes that have the bundle's
+    hashes, by which it is kept. Raises OutputError if the cache cannot be written or is not private, BundleCorruptError
+    for other bytes.
     """
     with _clear_errors():
         folder = _entry(bundle, engine)
         if not _intact(folder):
+            bundle.require_hashes(engine.file, WEIGHTS_NAME)
             _build(folder, build)
             _sweep(folder.parent)
     return folder / _ENGINE

@@ -359,4 +359,6 @@ class ElasticModel:
         text = self.bundle.manifest.text
         if text is None:
             raise InputError(f"bundle {self.bundle.path}: has no tokenizer; pass arrays by input name instead of text")
-        return TextEncoder(self.bundle.file(text.file), text, self.bundle.manifest.inputs)
+        self.bundle.require_hashes(text.file)
+        with self.bundle.held(text.file):
+            return TextEncoder(self.bundle.file(text.file), text, self.bundle.manifest.inputs)

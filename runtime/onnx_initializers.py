@@ -2,7 +2,8 @@
 
 An ONNX file is a protobuf message: fields of a number, a kind and a value. Of those only ``ModelProto.graph`` (7),
 ``GraphProto.initializer`` (5) and the fields of ``TensorProto`` below are looked at; whatever else stands in the file
-is stepped over. The bytes may come from anywhere, so every length is checked before it is used.
+is stepped over, once it is known to name no file. The bytes may come from anywhere, so every length is checked before
+it is used.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ _GRAPH, _INITIALIZER = 7, 5
 _DIMS, _DATA_TYPE, _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14
 _KEY, _VALUE = 1, 2
 _EXTERNAL = 1
+_ENTRIES = ("location", "offset", "length")
+# Without this key no tensor names a file. Where it stands outside the initializers, tensors may lie at any depth:
+# constants, the graphs of branches and loops, functions.
+_NAMES_A_FILE = b"location"
+# As deep as protobuf reads.
+_MAX_DEPTH = 100
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _MAX_VARINT = 10
 
@@ -47,25 +54,51 @@ class Initializer:
 def external_initializers(graph: bytes, where: str) -> tuple[Initializer, ...]:
     """The initializers of an ONNX file that lie in the weight store; those inside the file are left out.
 
-    Raises BundleCorruptError for a file that is no protobuf message, and for an initializer of an unknown type, in
-    another file, or whose shape and length disagree; ``where`` begins the message.
+    Raises BundleCorruptError for a file that is no protobuf message, for an initializer of an unknown type, in another
+    file, or whose shape and length disagree, and for any other tensor outside the file; ``where`` begins the message.
     """
+    found = []
     try:
-        found = [
-            initializer
-            for number, body in _fields(memoryview(graph))
-            if number == _GRAPH and isinstance(body, memoryview)
-            for inner, tensor in _fields(body)
-            if inner == _INITIALIZER and isinstance(tensor, memoryview)
-            if (initializer := _external(tensor)) is not None
-        ]
+        for number, body in _fields(memoryview(graph)):
+            if number != _GRAPH or not isinstance(body, memoryview):
+                _require_inside(body)
+                continue
+            for inner, part in _fields(body):
+                if inner != _INITIALIZER or not isinstance(part, memoryview):
+                    _require_inside(part)
+                elif (initializer := _external(part)) is not None:
+                    found.append(initializer)
     except ValueError as failure:
         raise BundleCorruptError(f"{where}: {failure}; fetch the bundle again, or compile it again") from failure
     return tuple(found)
 
 
+def _require_inside(part: int | memoryview) -> None:
+    """Raises ValueError for a part of the file that holds a tensor outside it.
+
+    What is a message and what a text only the schema says, so whatever reads as an entry that names a file is taken for
+    one: a ``key`` (1) of that text.
+    """
+    pending = [(part, 0)]
+    while pending:
+        outer, depth = pending.pop()
+        if not isinstance(outer, memoryview) or _NAMES_A_FILE not in bytes(outer):
+            continue
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"no ONNX file: messages lie more than {_MAX_DEPTH} deep")
+        try:
+            inner = [(number, value) for number, value in _fields(outer) if isinstance(value, memoryview)]
+        except ValueError:  # a text, or numbers
+            continue
+        if any(number == _KEY and value == _NAMES_A_FILE for number, value in inner):
+            raise ValueError("a tensor that is no initializer of the graph lies outside the file")
+        pending += [(value, depth + 1) for _, value in inner]
+
+
 def _external(tensor: memoryview) -> Initializer | None:
-    name, data_type, location, dims, entries = "", 0, 0, [], {}
+    name, data_type, location, dims = "", 0, 0, []
+    entries: dict[str, str] = {}
+    written = 0
     for number, value in _fields(tensor):
         if isinstance(value, memoryview):
             if number == _NAME:
@@ -75,21 +108,27 @@ def _external(tensor: memoryview) -> Initializer | None:
             elif number == _EXTERNAL_DATA:
                 pair = {n: _text(v) for n, v in _fields(value) if isinstance(v, memoryview) and n in (_KEY, _VALUE)}
                 entries[pair.get(_KEY, "")] = pair.get(_VALUE, "")
+                written += 1
         elif number == _DIMS:
             dims.append(_signed(value))
         elif number == _DATA_TYPE:
             data_type = value
         elif number == _DATA_LOCATION:
-            location = value
+            location |= value  # whichever of several a reader takes
+    label = f"initializer {name!r:.80}"
+    if location not in (0, _EXTERNAL):
+        raise ValueError(f"{label}: data location {location}, expected 0 or {_EXTERNAL}")
     if location != _EXTERNAL:
         return None
-    label = f"initializer {name!r:.80}"
     if data_type not in _DTYPES:
         raise ValueError(f"{label}: type {data_type} is none that a weight store holds")
-    if entries.get("location") != WEIGHTS_NAME:
-        raise ValueError(f"{label}: lies in {entries.get('location')!r:.80}, expected {WEIGHTS_NAME}")
+    if written != len(_ENTRIES) or entries.keys() != set(_ENTRIES):
+        found = ", ".join(map(repr, entries))[:80]
+        raise ValueError(f"{label}: external data has {found}; expected {', '.join(_ENTRIES)}, once each")
+    if entries["location"] != WEIGHTS_NAME:
+        raise ValueError(f"{label}: lies in {entries['location']!r:.80}, expected {WEIGHTS_NAME}")
     dtype, size = _DTYPES[data_type]
-    offset, length = (_count(entries.get(key, ""), f"{label}: {key}") for key in ("offset", "length"))
+    offset, length = (_count(entries[key], f"{label}: {key}") for key in ("offset", "length"))
     if min(dims, default=0) < 0 or prod(dims) * size != length:
         raise ValueError(f"{label}: {length} bytes, expected those of {dtype} {dims}")
     return Initializer(name, dtype, tuple(dims), offset, length)

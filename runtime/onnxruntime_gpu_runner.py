@@ -7,7 +7,6 @@ kernels as a CUDA graph, a run starts as one; ``OnnxRuntimeGpuRunner`` says whet
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,13 +19,12 @@ from .device import Device, DeviceArray
 from .device_layout import Slot, layout_of
 from .device_store import StoreUse
 from .dlpack import DeviceView
+from .engine_graph import store_initializers
 from .manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
-from .onnx_initializers import external_initializers
 from .onnxruntime_gpu_bound import CALL_BY_CALL, BoundRun
 from .onnxruntime_gpu_provider import Provider
 from .onnxruntime_gpu_session import GpuSession, is_short_of_memory
 
-_MAX_GRAPH_BYTES = 2**31
 # CUDA graphs that a session may keep: some hundred kilobytes each, until it closes.
 _MAX_CAPTURED = 64
 
@@ -65,7 +63,8 @@ class OnnxRuntimeGpuRunner:
                 self._block = device.allocate(self._layout.bytes)
                 self._staging = device.staging(self._layout.bytes)
                 self._staging[:] = 0
-                self._open(device, self._views(device))
+                with self._bundle.held(self.engine.file, WEIGHTS_NAME):
+                    self._open(device, self._views(device))
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -144,14 +143,11 @@ class OnnxRuntimeGpuRunner:
             return self._bind(session, feeds, outputs)
 
     def _views(self, device: Device) -> dict[str, DeviceView]:
-        if not self._provider.shares:
-            return {}
-        path = self._bundle.file(self.engine.file)
-        initializers = external_initializers(_graph(path), str(path))
-        if not initializers:
+        initializers = store_initializers(self._bundle, self.engine)
+        if not initializers or not self._provider.shares:
             return {}
         self._store = StoreUse(self._bundle.file(WEIGHTS_NAME), device)
-        return self._store.store.views(initializers, str(path))
+        return self._store.store.views(initializers, str(self._bundle.file(self.engine.file)))
 
     def _open(self, device: Device, views: Mapping[str, DeviceView]) -> None:
         """Opens it captured where that is possible: ONNX Runtime says so when a session opens or in its first run."""
@@ -171,6 +167,8 @@ class OnnxRuntimeGpuRunner:
     def _start(self, device: Device, views: Mapping[str, DeviceView], captures: bool) -> None:
         path = self._bundle.file(self.engine.file)
         folder = self._provider.cache_folder(self._bundle, self.engine)
+        if folder is not None:  # what is built is kept by these hashes, so they must be those of the bytes
+            self._bundle.require_hashes(self.engine.file, WEIGHTS_NAME)
         options = self._provider.options(device, captures, folder)
         self._captures = captures
         self._session = GpuSession(path, self._provider, device, views, options)
@@ -258,15 +256,6 @@ class OnnxRuntimeGpuRunner:
 
     def _not_open(self) -> BundleError:
         return BundleError(f"{self._where}: not open; run it inside its `with` block")
-
-
-def _graph(path: Path) -> bytes:
-    try:
-        if path.stat().st_size < _MAX_GRAPH_BYTES:
-            return path.read_bytes()
-    except OSError as failure:
-        raise BundleCorruptError(f"{path}: cannot be read ({failure.strerror})") from failure
-    raise BundleCorruptError(f"{path}: larger than an ONNX file can be")
 
 
 def _at(block: int, slot: Slot) -> DeviceArray:

@@ -19,13 +19,15 @@ from ..errors import BundleCorruptError, BundleError, BundleIncompatibleError, I
 from ..outside import is_of_library, library_errors, said_by
 from .arrays import Array
 from .bundle import Bundle
+from .engine_graph import store_initializers
 from .feeds import random_feeds
-from .manifest import EngineEntry, TensorSpec
+from .manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
 from .mapped_cache import mapped_engine
 from .onnxruntime_errors import open_error
 from .residency import Residency
 from .shared_arena import use_shared_arena
 from .threads import process_wide_threads
+from .weight_store import MappedStore, mapped_store
 
 # The compiler has folded constants and fused what pays, so ONNX Runtime need not look again: opening is a fifth faster
 # than at BASIC and runs are not slower; above BASIC, fusions gained nothing on transformer graphs (0 to 5 % slower).
@@ -58,14 +60,19 @@ class OnnxRuntimeRunner:
         self._output_names = [spec.name for spec in self._outputs]
         self._all_names = [*self._output_names, *(entry.name for entry in engine.decisions or ())]
         self._session: Any = None
+        self._store: MappedStore | None = None  # even packed, what has no packed layout is mapped
 
     def __enter__(self) -> Self:
         """Opens the session. Raises BundleCorruptError or BundleIncompatibleError."""
-        path = self._bundle.file(self.engine.file)
-        if self.residency == "mapped":
-            session = self._mapped_session(path)
-        else:
-            session = _session(path, _options(self._threads, _LEVEL, packed=self.residency == "packed"))
+        bundle, file = self._bundle, self.engine.file
+        with bundle.held(file, WEIGHTS_NAME):
+            path = bundle.file(file)
+            initializers = store_initializers(bundle, self.engine)
+            if self.residency == "mapped":  # from a file of this user alone
+                session = self._mapped_session(path)
+            else:
+                session = _session(path, _options(self._threads, _LEVEL, packed=self.residency == "packed"))
+                self._store = mapped_store(bundle.file(WEIGHTS_NAME)) if initializers else None
         self._check_interface(session)
         self._session = session
         return self
@@ -73,17 +80,22 @@ class OnnxRuntimeRunner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._session = None
+        self._session = self._store = None
 
     def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
-        """See ``Runner.run``. Raises InputError where ONNX Runtime refuses the values, BundleError while inactive."""
-        session = self._active()
+        """See ``Runner.run``. Raises InputError where ONNX Runtime refuses the values, BundleError while inactive or
+        where the weight store was written to."""
+        session, store = self._active(), self._store
+        if store is not None:
+            store.require_unchanged()
         try:
             outputs: list[Array] = session.run(self._all_names if decisions else self._output_names, feeds)
         except BaseException as failure:
             if not is_of_library(failure):
                 raise
             raise InputError(f"engine {self.engine.id}: {said_by(failure)}") from failure
+        if store is not None:
+            store.require_unchanged()
         return outputs
 
     def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
@@ -93,7 +105,7 @@ class OnnxRuntimeRunner:
         for it, 5 us with one that is kept, 9 us for a run that allocates and returns its outputs. So callers with
         buffers of their own keep the call.
         """
-        session = self._active()
+        session, store = self._active(), self._store
         binding = session.io_binding()
         for specs, arrays, bind in (
             (self._inputs, feeds, binding.bind_ortvalue_input),
@@ -110,12 +122,16 @@ class OnnxRuntimeRunner:
         def call() -> None:
             if self._session is not session or not kept:
                 raise BundleError(f"engine {self.engine.id}: not open; run it inside its `with` block")
+            if store is not None:
+                store.require_unchanged()
             try:
                 session.run_with_iobinding(binding)
             except BaseException as failure:
                 if not is_of_library(failure):
                     raise
                 raise InputError(f"engine {self.engine.id}: {said_by(failure)}") from failure
+            if store is not None:
+                store.require_unchanged()
 
         return call
 
@@ -166,6 +182,7 @@ def _options(threads: int, level: Any, packed: bool) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _SILENT
     options.graph_optimization_level = level
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # whatever the file's name says
     if process_wide_threads():
         options.use_per_session_threads = False
     else:

@@ -23,7 +23,8 @@ from .cuda_device import CudaDevice, take_cuda_device
 from .cuda_memory import free_bytes, use_device
 from .device import DeviceArray
 from .device_layout import layout_of
-from .manifest import EngineEntry, TensorSpec
+from .engine_graph import store_initializers
+from .manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
 from .plan_index import PlanEntry, plan_for, read_plan
 from .tensorrt_bound import BoundContext, BoundRun
 from .tensorrt_engine import Log, inspected, open_engine, refit, tensors_of, this_gpu
@@ -174,7 +175,9 @@ class TensorRTRunner:
         self._require_memory(plan, len(data))
         opened = open_engine(self._where, data, plan.options.version_compatible, self._log)
         if plan.options.strip_weights:
-            refit(self._where, opened, self._bundle.file(self.engine.file), self._log)
+            store_initializers(self._bundle, self.engine)
+            with self._bundle.held(self.engine.file, WEIGHTS_NAME):
+                refit(self._where, opened, self._bundle.file(self.engine.file), self._log)
         if problem := plan_problem(self._layout, tensors_of(opened)):
             raise BundleCorruptError(f"{self._where}: {plan.file}: {problem}")
         return opened

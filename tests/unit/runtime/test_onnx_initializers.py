@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -121,11 +122,15 @@ def test_packed_dims_are_read_too() -> None:
     ("tensor", "message"),
     [
         (external("w", TensorProto.FLOAT, (2,), 0, location="../other"), "lies in '../other', expected weights"),
-        (external("w", TensorProto.FLOAT, (2,), 0, location=None), "lies in None"),
+        (
+            external("w", TensorProto.FLOAT, (2,), 0, location=None),
+            r"external data has 'offset', 'length'; expected location, offset, length, once each",
+        ),
         (external("w", TensorProto.FLOAT, (2,), 0, length=7), r"7 bytes, expected those of float32 \[2\]"),
         (external("w", TensorProto.FLOAT, (-1, -2), 0, length=8), r"expected those of float32 \[-1, -2\]"),
         (external("w", TensorProto.FLOAT, (2,), "-1"), "offset is '-1', expected a whole number"),
-        (external("w", TensorProto.FLOAT, (2,), 0, length=None), "length is '', expected a whole number"),
+        (external("w", TensorProto.FLOAT, (2,), 0, length=None), "external data has 'location', 'offset'; expected"),
+        (external("w", TensorProto.FLOAT, (2,), 0, checksum="0"), "'checksum'; expected location, offset, length"),
         (external("w", TensorProto.STRING, (2,), 0), "type 8 is none that a weight store holds"),
     ],
 )
@@ -146,3 +151,53 @@ def test_what_does_not_fit_the_store_is_named(tensor: TensorProto, message: str)
 def test_what_is_no_onnx_file_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(BundleCorruptError, match=f"no ONNX file: {message}"):
         external_initializers(data, "engine.onnx")
+
+
+def constant(tensor: TensorProto) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], ["c"], value=tensor)
+
+
+def branch(tensor: TensorProto) -> onnx.NodeProto:
+    inner = helper.make_graph([helper.make_node("Relu", ["w"], ["y"])], "inner", [], [], [tensor])
+    return helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+
+
+@pytest.mark.parametrize("node", [constant, branch])
+@pytest.mark.parametrize("location", ["weights.safetensors", "other.bin"])
+def test_a_tensor_outside_the_file_is_an_initializer_of_the_graph(
+    node: Callable[[TensorProto], onnx.NodeProto], location: str
+) -> None:
+    """Runtimes follow those of constants and of the graphs of branches too."""
+    tensor = external("w", TensorProto.FLOAT, (2,), 0, location=location)
+    graph = helper.make_graph([node(tensor)], "g", [], [])
+    inside = helper.make_graph([node(onnx.numpy_helper.from_array(np.arange(2.0), "w"))], "allocation", [], [])
+    function = helper.make_function("d", "f", [], ["c"], [node(tensor)], [helper.make_opsetid("", 20)])
+    assert external_initializers(helper.make_model(inside).SerializeToString(), "engine.onnx") == ()
+    for data in (helper.make_model(graph), helper.make_model(inside, functions=[function])):
+        with pytest.raises(
+            BundleCorruptError, match=r"^engine\.onnx: a tensor that is no initializer of the graph lies"
+        ):
+            external_initializers(data.SerializeToString(), "engine.onnx")
+
+
+@pytest.mark.parametrize("location", [2, 0x1_0000_0001])
+def test_a_place_that_only_some_readers_know_is_refused(location: int) -> None:
+    """Protobuf keeps the low 32 bits of an enumeration, and steps over values that it does not know."""
+    varint = bytes([location]) if location < 128 else bytes([0x81, 0x80, 0x80, 0x80, 0x10])
+    raw = external("w", TensorProto.FLOAT, (2,), 0).SerializeToString() + bytes([14 << 3]) + varint
+    graph = bytes([5 << 3 | 2, *_varint(len(raw))]) + raw
+    with pytest.raises(BundleCorruptError, match="data location"):
+        external_initializers(bytes([7 << 3 | 2, *_varint(len(graph))]) + graph, "engine.onnx")
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128, value >> 7])
+
+
+def test_messages_without_end_are_refused() -> None:
+    """What names a file, 200 messages deep."""
+    raw = b"\x0a\x08location"
+    for _ in range(200):
+        raw = bytes([1 << 3 | 2, *_varint(len(raw))]) + raw
+    with pytest.raises(BundleCorruptError, match="messages lie more than 100 deep|lies outside the file"):
+        external_initializers(bytes([7 << 3 | 2, *_varint(len(raw))]) + raw, "engine.onnx")

@@ -24,6 +24,7 @@ from nestforge.runtime.feeds import random_feeds
 from nestforge.runtime.manifest import EngineEntry
 from nestforge.runtime.onnxruntime_gpu_runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.runner import runner_for
+from sealing import reseal
 
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
 
@@ -166,13 +167,16 @@ def test_what_is_not_the_manifests_engine_is_refused(bundle: Bundle, device: Hos
     first, second = bundle.manifest.engines[:2]
     with pytest.raises(BundleCorruptError, match=r"engine ffn16@b1-s8: inputs are .*, the manifest says"):
         runner_of(bundle, replace(first, file=second.file), device).__enter__()
+    (own_bundle / first.file).write_bytes(b"\x80")
+    reseal(own_bundle)
     damaged = open_bundle(own_bundle)
-    damaged.file(first.file).write_bytes(b"\x80")
     with pytest.raises(BundleCorruptError, match="no ONNX file"):
         runner_of(damaged, first, device).__enter__()
     graph = onnx.load(bundle.file(first.file), load_external_data=False)
     del graph.graph.node[0]
-    damaged.file(first.file).write_bytes(graph.SerializeToString())
+    (own_bundle / first.file).write_bytes(graph.SerializeToString())
+    reseal(own_bundle)
+    damaged = open_bundle(own_bundle)
     with pytest.raises(BundleError, match=r"onnxruntime 1.* \(host\) cannot open it: "):
         runner_of(damaged, first, device).__enter__()
     assert device.allocated_bytes == 0
