@@ -124,7 +124,7 @@ def test_packed_dims_are_read_too() -> None:
         (external("w", TensorProto.FLOAT, (2,), 0, location="../other"), "lies in '../other', expected weights"),
         (
             external("w", TensorProto.FLOAT, (2,), 0, location=None),
-            r"external data has 'offset', 'length'; expected location, offset, length, once each",
+            r"external data has 'offset', 'length'; expected location",
         ),
         (external("w", TensorProto.FLOAT, (2,), 0, length=7), r"7 bytes, expected those of float32 \[2\]"),
         (external("w", TensorProto.FLOAT, (-1, -2), 0, length=8), r"expected those of float32 \[-1, -2\]"),
@@ -174,9 +174,7 @@ def test_a_tensor_outside_the_file_is_an_initializer_of_the_graph(
     function = helper.make_function("d", "f", [], ["c"], [node(tensor)], [helper.make_opsetid("", 20)])
     assert external_initializers(helper.make_model(inside).SerializeToString(), "engine.onnx") == ()
     for data in (helper.make_model(graph), helper.make_model(inside, functions=[function])):
-        with pytest.raises(
-            BundleCorruptError, match=r"^engine\.onnx: a tensor that is no initializer of the graph lies"
-        ):
+        with pytest.raises(BundleCorruptError, match=r"^engine\.onnx: a tensor that is no initializer of the graph"):
             external_initializers(data.SerializeToString(), "engine.onnx")
 
 
@@ -199,5 +197,5 @@ def test_messages_without_end_are_refused() -> None:
     raw = b"\x0a\x08location"
     for _ in range(200):
         raw = bytes([1 << 3 | 2, *_varint(len(raw))]) + raw
-    with pytest.raises(BundleCorruptError, match="messages lie more than 100 deep|lies outside the file"):
+    with pytest.raises(BundleCorruptError, match="messages lie more than 100 deep"):
         external_initializers(bytes([7 << 3 | 2, *_varint(len(raw))]) + raw, "engine.onnx")

@@ -169,9 +169,7 @@ def test_weights_outside_the_bundle_are_refused(own_bundle: Path, tmp_path: Path
     bundle = open_bundle(own_bundle)
     (own_bundle / WEIGHTS_NAME).rename(tmp_path / WEIGHTS_NAME)
     (own_bundle / WEIGHTS_NAME).symlink_to(tmp_path / WEIGHTS_NAME)
-    with pytest.raises(
-        BundleError, match=r"weights\.safetensors: removed, replaced or written to since the bundle was"
-    ):
+    with pytest.raises(BundleError, match=r"weights\.safetensors: removed, replaced or written to since the"):
         runner_for(bundle, bundle.manifest.engines[0], "shared", 1).__enter__()
 
 

@@ -67,18 +67,18 @@ def test_engines_that_open_later_come_from_what_was_opened_or_are_refused(
 
 @pytest.mark.parametrize("residency", ["shared", "packed"])
 @pytest.mark.parametrize("bound", [False, True])
-@pytest.mark.parametrize(
-    "change", [lambda path: os.truncate(path, 0), lambda path: path.write_bytes(path.read_bytes())]
-)
+@pytest.mark.parametrize("length", [0, None], ids=["cut short", "written again"])
 def test_a_store_that_is_written_to_is_an_error_and_neither_an_answer_nor_the_end(
-    own_bundle: Path, feeds: Feeds, residency: Any, bound: bool, change: Callable[[Path], object]
+    own_bundle: Path, feeds: Feeds, residency: Any, bound: bool, length: int | None
 ) -> None:
     bundle = nestforge.open_bundle(own_bundle)
     given = feeds(1, 8)
     with runner_for(bundle, bundle.manifest.engines[0], residency, 1) as runner:
-        call = runner.bind(given, {}) if bound else lambda: runner.run(given)
+        outputs = {"total": np.empty((1, 16), np.float32)}
+        call = runner.bind(given, outputs) if bound else lambda: runner.run(given)
         call()
-        change(own_bundle / WEIGHTS_NAME)
+        store = own_bundle / WEIGHTS_NAME
+        store.write_bytes(store.read_bytes()[:length])
         with pytest.raises(BundleCorruptError, match=r"weights\.safetensors: written to or cut short while engines"):
             call()
 
