@@ -38,6 +38,7 @@ _NAMES_A_FILE = b"location"
 _MAX_DEPTH = 100
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _MAX_VARINT = 10
+_COPIED_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -137,28 +138,32 @@ def _external(tensor: memoryview) -> Initializer | None:
 def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Number and value of each field: whole numbers, and the bytes of messages, texts and packed numbers."""
     at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
+    # Numbers are read faster from bytes; only a message with a large tensor inside is not worth the copy.
+    data = bytes(message) if len(message) < _COPIED_BYTES else message
+    while at < len(data):
+        tag, at = _varint(data, at)
         number, kind = tag >> 3, tag & 7
         if kind == _VARINT:
-            value, at = _varint(message, at)
+            value, at = _varint(data, at)
             yield number, value
             continue
         if kind == _LENGTH:
-            size, at = _varint(message, at)
+            size, at = _varint(data, at)
         elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
             size = 8 if kind == _EIGHT_BYTES else 4
         else:
             raise ValueError(f"no ONNX file: a field of kind {kind}")
-        if size > len(message) - at:
+        if size > len(data) - at:
             raise ValueError("no ONNX file: a field is longer than the file")
         if kind == _LENGTH:
             yield number, message[at : at + size]
         at += size
 
 
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
+def _varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
     """The number at ``at`` and where it ends: seven bits a byte, low ones first, the eighth says that more follow."""
+    if at < len(message) and message[at] < 0x80:  # nearly all of them
+        return message[at], at + 1
     value = 0
     for position in range(_MAX_VARINT):
         if at + position >= len(message):
