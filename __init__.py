@@ -6,9 +6,11 @@ Names are imported on first use, so that ``import nestforge`` costs nothing and 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from .compiler.compile import compile_bundle as compile
     from .compiler.nest.nest import nest
     from .runtime.answer import Answer

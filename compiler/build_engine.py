@@ -141,8 +141,7 @@ class EngineBuilder:
         """``engine`` as this host runs it while it is proven; a twin that it needs is made where it is missing."""
         here = replace(engine, file=host_file(engine))
         path = self.stage.folder / here.file
-        if not path.exists():
-            write_synced(path, twin((self.stage.folder / engine.file).read_bytes()))
+        self.stage.once(path, lambda path: write_synced(path, twin((self.stage.folder / engine.file).read_bytes())))
         return here
 
     def proven(

@@ -38,7 +38,7 @@ from .prove import prove
 from .quality import measure_quality
 from .rank_axes import rank_axes, text_encoder
 from .reference import reference_outputs
-from .staging import Stage, staged
+from .staging import Stage, publish, staged
 from .store import read_store, write_store
 from .templates import Templates
 from .tensorrt.build_bundle import build_plans
@@ -114,8 +114,10 @@ def compile_bundle(
         options["exits"] = sorted(exits)
     if published:
         options["slices"] = [submodel.id for submodel in published]
-    clock = Clock(progress)
-    with staged(Path(output), _key(source, device, corpus, options)) as stage:
+    clock, output = Clock(progress), Path(output)
+    with staged(output, _key(source, device, corpus, options)) as stage:
+        if stage.is_published:  # an earlier call was stopped after that
+            return _with_plans(output, device, emit_only, progress)
         with clock("load"):
             universal = load_universal(source)
         with clock("rank"):  # every elastic dimension becomes a prefix
@@ -161,9 +163,15 @@ def compile_bundle(
             _verify_written(stage, universal, clock)
         write_build_record(stage, manifest, command, clock.seconds, latencies)  # now with every stage's seconds
         _remove_twins(stage)
+        publish(stage, output)
+        return _with_plans(output, device, emit_only, progress)
+
+
+def _with_plans(output: Path, device: DeviceProfile, emit_only: bool, progress: Progress) -> Path:
+    """The published bundle, with plans where they are to be built here; the stage is kept until they are."""
     if device.backend == "tensorrt" and not emit_only:
         build_plans(output, progress)
-    return Path(output)
+    return output
 
 
 def _device(

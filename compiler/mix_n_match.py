@@ -77,8 +77,7 @@ def compare_assignments(
     corpus, clock = read_corpus(text), Clock(progress)
     model = load_universal(source)
     with clock("rank"), TemporaryDirectory() as folder:
-        stage = Stage(Path(folder))
-        stage.work.mkdir()
+        stage = Stage(Path(folder), Path(folder))
         rank_axes(model, corpus, stage, clock)
     seen, unseen = HeldOutLoss(model, corpus.held_out[::2]), HeldOutLoss(model, corpus.held_out[1::2])
     chosen: dict[str, Submodel] = {shape: _chosen(source, plan) for shape, plan in plans.items()}

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from .passes.shorten_names import shorten_names
 from .passes.simplify_attention import simplify_attention
 from .passes.weights_as_inputs import weights_as_inputs
 from .precision.cpu_kernels import fix_extents
+from .staging import write_synced
 from .store import Store, StoredTensor, stored_name, transposed_parameters, unshared_parameters
 
 _FACTS = "nestforge.template"
@@ -117,7 +119,9 @@ def traced_template(
 def save_template(template: Template, path: Path) -> None:
     """Writes a template as an ONNX file with its own facts as metadata, and beside it the tables that it names."""
     for name, table in template.tables.items():
-        np.save(_table_file(path, name), table)
+        data = BytesIO()
+        np.save(data, table)  # into a file numpy itself would write, whose error does not say that the disk is full
+        write_synced(_table_file(path, name), data.getbuffer())
     proto = onnx.ModelProto()
     proto.CopyFrom(template.proto)
     facts = {
@@ -127,7 +131,7 @@ def save_template(template: Template, path: Path) -> None:
         "tables": sorted(template.tables),
     }
     proto.metadata_props.add(key=_FACTS, value=json.dumps(facts, sort_keys=True))
-    path.write_bytes(proto.SerializeToString(deterministic=True))
+    write_synced(path, proto.SerializeToString(deterministic=True))
 
 
 def load_template(path: Path) -> Template:

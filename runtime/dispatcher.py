@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from ..elastic import Bucket
 from ..errors import InputError, SelectionError
 from ..strict import nearest
@@ -21,6 +23,7 @@ from .residency import Residency
 
 _REMEMBERED = 4096
 _LISTED = 8
+_MAX_SIZE = 2**31
 
 
 class Request(NamedTuple):
@@ -112,6 +115,8 @@ class Dispatcher:
         Raises SelectionError, listing what exists, if none satisfies the request or it is malformed; InputError if the
         input is larger than every bucket.
         """
+        if type(batch) is not int or type(sequence) is not int:
+            _check_sizes(batch, sequence)
         # By type as well: True equals 1, but is no limit.
         key = (request, type(request.latency_ms), type(request.memory_mb), batch, sequence)
         try:
@@ -186,7 +191,7 @@ class Dispatcher:
             budget = self._budgets.get(request.budget)
             if budget is None:
                 raise SelectionError(
-                    f"no budget {request.budget!r} in this bundle{nearest(request.budget, self._budgets)}"
+                    f"no budget {request.budget!r:.80} in this bundle{nearest(request.budget[:80], self._budgets)}"
                 )
             candidate = self._smallest(self._manifest.submodel(budget.submodel), batch, sequence)
             return Choice(candidate.engine, f"budget {budget.name}: {budget.reason}", candidate.latency_ms)
@@ -239,6 +244,7 @@ class Dispatcher:
         )
 
     def _remember_holding(self, batch: int, sequence: int) -> list[_Candidate]:
+        _check_sizes(batch, sequence)
         found = self._remembered_holding.get((batch, sequence))
         if found is None:
             self._buckets_for(batch, sequence)
@@ -259,6 +265,7 @@ class Dispatcher:
         return found
 
     def _buckets_for(self, batch: int, sequence: int) -> list[Bucket]:
+        _check_sizes(batch, sequence)
         buckets = sorted({c.engine.bucket for candidates in self._candidates.values() for c in candidates})
         holding = [bucket for bucket in buckets if _holds(bucket, batch, sequence)]
         if not holding and any(_holds(engine.bucket, batch, sequence) for engine in self._whole):
@@ -287,6 +294,15 @@ def _check_one_selector(request: Request) -> bool:
             "the requests in flight too"
         )
     return limits
+
+
+def _check_sizes(batch: object, sequence: object) -> None:
+    for name, size in (("batch", batch), ("sequence", sequence)):
+        if not isinstance(size, int | np.integer) or isinstance(size, bool):
+            raise InputError(f"{name}: expected a whole number, got {size!r:.80}")
+        number = int(size)
+        if not 0 < number <= _MAX_SIZE:
+            raise InputError(f"{name}: expected 1 to {_MAX_SIZE}, got {number if abs(number) <= _MAX_SIZE else 'more'}")
 
 
 def _expected(shown: str, candidate: _Candidate, ahead: Ahead) -> str:

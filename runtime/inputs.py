@@ -15,6 +15,9 @@ from .manifest import TensorSpec
 _REMEMBERED = 1024
 # Up to here a Python loop over the values costs less than waking numpy's reductions.
 _SMALL = 512
+# Other subclasses of arrays compute otherwise: a masked array hides values, a matrix always has two dimensions.
+_PLAIN = frozenset({np.ndarray, np.memmap})
+_SHOWN = 80  # characters of a name, and names, in a message
 
 
 class InputChecker:
@@ -38,26 +41,32 @@ class InputChecker:
         Raises InputError for a wrong name, type, dtype, rank or size, sizes that differ between inputs, and whole
         numbers outside ``[0, high)``.
         """
+        shape = self.sizes_of(feeds)
+        self.check_values(feeds)
+        return shape
+
+    def sizes_of(self, feeds: Mapping[str, Array]) -> Bucket:
+        """As ``shape_of``, without a look at the values, which takes time in large arrays."""
         # After a run the caches hold weights, not code: what was checked once is recognised by type, dtype and shape.
-        kinds = tuple(
-            [
-                (name, type(array), getattr(array, "dtype", None), getattr(array, "shape", None))
-                for name, array in feeds.items()
-            ]
-        )
+        if not all(type(array) in _PLAIN for array in feeds.values()):
+            return self._shape_of(feeds)  # says which is not, or that its name is wrong
+        kinds = tuple([(name, array.dtype, array.shape) for name, array in feeds.items()])
         shape = self._remembered.get(kinds)
         if shape is None:
             shape = self._shape_of(feeds)
             if len(self._remembered) >= _REMEMBERED:
                 self._remembered.clear()
             self._remembered[kinds] = shape
+        return shape
+
+    def check_values(self, feeds: Mapping[str, Array]) -> None:
+        """Raises InputError for whole numbers outside ``[0, high)``, in arrays whose sizes are right."""
         for name, unsigned, high in self._bounds:
             if _exceeds(feeds[name], unsigned, high):
                 raise InputError(
                     f"input {name}: values {feeds[name].min()}..{feeds[name].max()}, expected 0..{high - 1}; "
                     "do they come from this bundle's own tokenizer?"
                 )
-        return shape
 
     def _shape_of(self, feeds: Mapping[str, Array]) -> Bucket:
         if feeds.keys() != self._names:
@@ -65,9 +74,8 @@ class InputChecker:
         sizes: dict[str, int] = {}
         for spec, dtype in self._specs:
             array = feeds[spec.name]
-            if not isinstance(array, np.ndarray) or array.dtype != dtype:
-                kind = str(array.dtype) if isinstance(array, np.ndarray) else type(array).__name__
-                raise InputError(f"input {spec.name}: expected a numpy array of {spec.dtype}, got {kind}")
+            if type(array) not in _PLAIN or array.dtype != dtype:
+                raise InputError(f"input {spec.name}: expected a numpy array of {spec.dtype}, got {_kind(array)}")
             if len(array.shape) != len(spec.dims):
                 raise InputError(f"input {spec.name}: expected {_dims(spec)}, got shape {list(array.shape)}")
             for dim, size in zip(spec.dims, array.shape, strict=True):
@@ -129,5 +137,19 @@ def _dims(spec: TensorSpec) -> str:
     return f"{spec.dtype} [{', '.join(map(str, spec.dims))}]"
 
 
+def _kind(array: object) -> str:
+    """What ``array`` is in place of what was expected, and what to do about an array that is more than one."""
+    if type(array) in _PLAIN and isinstance(array, np.ndarray):
+        return f"{array.dtype!s:.{_SHOWN}}"
+    mend = ""
+    if isinstance(array, np.ma.MaskedArray):
+        mend = ", whose mask no model sees; fill it: array.filled(value)"
+    elif isinstance(array, np.ndarray):
+        mend = "; pass numpy.asarray of it"
+    return f"{type(array).__name__:.{_SHOWN}}{mend}"
+
+
 def _names(names: Iterable[object]) -> str:
-    return ", ".join(sorted(map(str, names))) or "none"
+    shown = sorted(str(name)[:_SHOWN] for name in names)
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return (", ".join(shown[:_SHOWN]) or "none") + more

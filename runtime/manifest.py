@@ -370,7 +370,7 @@ class Manifest:
                 if name == entry.id or name in entry.labels:
                     return entry
         known = ", ".join(f"{e.id} ({'/'.join(e.labels)})" if e.labels else e.id for e in self.submodels)
-        raise SelectionError(f"no submodel {submodel_id!r} in this bundle; it has {known}")
+        raise SelectionError(f"no submodel {submodel_id!r:.80} in this bundle; it has {known}")
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,10 @@ class ElasticModel:
             feeds, truncated = encoded.feeds, encoded.truncated
         encoded_at = perf_counter()
 
-        given = self._inputs.shape_of(feeds)
+        given = self._inputs.sizes_of(feeds)
         choice, number = self._admit(request, given, started)
         try:
+            self._inputs.check_values(feeds)
             return self._answer(feeds, given, choice, exits, request, truncated, (started, encoded_at), decisions)
         finally:
             self._in_flight.leave(number)

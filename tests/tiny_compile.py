@@ -64,7 +64,7 @@ def template_of(universal: UniversalModel, bucket: Bucket = BUCKET) -> Template:
 
 def builder_in(folder: Path, universal: UniversalModel, template: Template, profile: DeviceProfile) -> EngineBuilder:
     """A builder whose staging folder is ``folder``: what ``compile_bundle`` has before it builds the first engine."""
-    stage = Stage(folder)
+    stage = Stage(folder, folder / "work")
     stage.work.mkdir(parents=True)
     templates = Templates(universal, stage, profile)
     templates.known[TemplateKey(template.bucket, universal.spec.universal().structure)] = template

@@ -6,14 +6,20 @@ a bug and keeps its trace.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from .. import __version__
 from ..errors import NestforgeError
 from .console import say
+from .interruption import EXIT_CODE, LINE, was_interrupted
 
 COMMANDS = (
     "doctor",
@@ -46,12 +52,12 @@ _EXTRAS = {
     "cuda": "tensorrt",
 }
 
+# What writing may meet; of files that have a name, their writers say it.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 class LazyGroup(click.Group):
-    """A group whose commands live in ``tools/commands``; turns nestforge's own errors into one line and exit code 1.
-
-    An interruption (Ctrl-C) is one line and exit code 130, as shells have it; its text says what to do next.
-    """
+    """A group whose commands live in ``tools/commands``; whatever ends one is told in one line, see ``_one_line``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click passes it)
         return list(COMMANDS)
@@ -62,24 +68,57 @@ class LazyGroup(click.Group):
         command: click.Command = import_module(f".commands.{cmd_name}", __package__).command
         return command
 
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        with _one_line():
+            return super().make_context(*arguments, **extra)
+
     def invoke(self, ctx: click.Context) -> object:
-        try:
+        with _one_line():
             return super().invoke(ctx)
-        except NestforgeError as failure:
-            _fail(ctx, str(failure))
-        except ModuleNotFoundError as failure:
-            package = (failure.name or "").partition(".")[0]
-            if package not in _EXTRAS:
-                raise
-            _fail(ctx, f"{package} is not installed: pip install 'nestforge[{_EXTRAS[package]}]'")
-        except KeyboardInterrupt as interruption:
-            say(": ".join(filter(None, ["nestforge: interrupted", str(interruption)])), err=True)
-            ctx.exit(130)
 
 
-def _fail(ctx: click.Context, message: str) -> NoReturn:
-    say(f"nestforge: error: {message}", err=True)
-    ctx.exit(1)
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Ends the command in one line: at nestforge's own errors, at output that cannot be written, and at Ctrl-C, whose
+    line says what to do next if the exception does."""
+    try:
+        yield
+    except BaseException as failure:
+        if isinstance(failure, KeyboardInterrupt) or was_interrupted():
+            hint = str(failure) if isinstance(failure, KeyboardInterrupt) else ""
+            _end(EXIT_CODE, ": ".join(filter(None, [LINE, hint])))
+        if problem := _problem(failure):
+            _end(1, f"nestforge: error: {problem}")
+        raise
+
+
+def _problem(failure: BaseException) -> str | None:
+    """What the user can mend; None for a bug, and for what click ends by itself."""
+    if isinstance(failure, NestforgeError):
+        return str(failure)
+    if isinstance(failure, ModuleNotFoundError):
+        package = (failure.name or "").partition(".")[0]
+        if package in _EXTRAS:
+            return f"{package} is not installed: pip install 'nestforge[{_EXTRAS[package]}]'"
+    if isinstance(failure, OSError) and failure.errno in _UNWRITABLE and failure.filename is None:
+        _drop_lost_output()
+        return f"standard output, or a temporary file, cannot be written ({failure.strerror})"
+    return None
+
+
+def _drop_lost_output() -> None:
+    """What standard output holds and cannot write goes nowhere, so that Python can end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _end(code: int, line: str) -> NoReturn:
+    with suppress(OSError):  # the exit code is left to say it
+        say(line, err=True)
+    raise click.exceptions.Exit(code) from None
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -47,7 +48,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout: drawn with Rich on a terminal, aligned plain text when piped. Number columns align right."""
     columns, rows = list(map(printable, columns)), [list(map(printable, row)) for row in rows]
     numeric = [bool(rows) and all(_NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(columns))]
-    if sys.stdout.isatty():
+    if sys.stdout is not None and sys.stdout.isatty():
         _print_rich_table(columns, rows, numeric)
         return
     widths = [max([len(column), *(len(row[i]) for row in rows)]) for i, column in enumerate(columns)]
@@ -60,7 +61,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def working() -> Iterator[Progress]:
     """Runs a long job: yields its progress callback, and keeps what libraries print away from stdout."""
     with contextlib.redirect_stdout(sys.stderr):
-        if not sys.stderr.isatty():
+        if sys.stderr is None or not sys.stderr.isatty():
             yield _plain_progress()
             return
         from rich.console import Console
@@ -81,6 +82,18 @@ def working() -> Iterator[Progress]:
             yield report
 
 
+@contextlib.contextmanager
+def resumable(output: Path) -> Iterator[None]:
+    """An interruption says that the same command goes on, where there is something to go on with."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from ..compiler.staging import is_resumable
+
+        hint = ["the same command goes on where this one was"] if is_resumable(output) else []
+        raise KeyboardInterrupt(*hint) from None
+
+
 def _finite(data: Any) -> Any:
     """``data`` with None for infinities and NaN, which JSON cannot say."""
     if isinstance(data, dict):
@@ -98,7 +111,8 @@ def _plain_progress() -> Progress:
         parts = totals[stage] = max(total, totals.get(stage, 0))
         if done >= total and stage not in finished:
             finished.add(stage)
-            click.echo(f"{stage}: {parts}/{parts}", err=True)
+            with contextlib.suppress(OSError):  # no reason to stop the job
+                click.echo(f"{stage}: {parts}/{parts}", err=True)
 
     return report
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ def write_folder(
     for path in _companions(checkpoint.folder):
         target = stage.folder / path.relative_to(checkpoint.folder)
         target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, target)
+        write_synced(target, path.read_bytes())
     config = {
         **checkpoint.config,
         "_name_or_path": f"{checkpoint.name}-nested",

@@ -13,13 +13,13 @@ from ...elastic import Submodel
 from ...errors import CheckpointError, PlanError
 from ...exporters.source import ModelSource, open_source
 from ...exporters.universal import load_universal
-from ...strict import unstructure
+from ...strict import structure, unstructure
 from ..clock import Clock, Progress, silent
 from ..corpus import Corpus, read_corpus
 from ..levels import RANKED_FRACTIONS, Level
 from ..levels import levels as make_levels
 from ..rank_axes import rank_axes
-from ..staging import staged
+from ..staging import Stage, staged
 from ..write_bundle import source_entries, tool_versions
 from .agreement import embeddings, mean_cosines
 from .distill import Effort, Taught, distill
@@ -43,6 +43,15 @@ class NestedLevel:
     parameters: int
     ranked: float
     nested: float
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a finished training is reported by."""
+
+    levels: tuple[NestedLevel, ...]
+    steps: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -86,24 +95,45 @@ def nest(
     texts = training_texts(Path(text))
     clock = Clock(progress)
     with staged(Path(output), _key(source, fractions, texts, corpus, effort)) as stage:
-        with clock("load"):
-            universal = load_universal(source)
-            refuse_unwritable(universal)
-        with clock("rank"):  # the important neurons first, so that even the untrained prefix is the best of its size
-            rank_axes(universal, corpus, stage, clock)
-        teacher = copy.deepcopy(universal.module)
-        held_out = TextBatches.of(source, corpus.held_out)
-        with clock("measure"):
-            reference = embeddings(source, teacher, held_out)
-            ranked = mean_cosines(universal, _submodels(ladder), held_out, reference, clock)
-        with clock("distill"):  # every level learns what the original answers
-            taught = distill(universal, teacher, ladder, TextBatches.of(source, texts), effort, stage, clock)
-        with clock("write"):
-            write_folder(universal, fractions, _record(ladder, effort, taught, texts, corpus), stage)
-        with clock("measure again"):  # what was written, as every later command reads it
-            written = load_universal(open_source(stage.folder))
-            nested = mean_cosines(written, _submodels(ladder), held_out, reference, clock)
-    found = tuple(
+        # Written last, so that an interrupted call that has it only has to publish.
+        data = stage.once_json(
+            "outcome.json", lambda: unstructure(_nested(source, fractions, ladder, corpus, texts, effort, stage, clock))
+        )
+    outcome = structure(_Outcome, data, "outcome.json", CheckpointError)
+    return NestReport(
+        Path(output), outcome.levels, len(texts), len(corpus.held_out), outcome.steps, outcome.seconds, seed
+    )
+
+
+def _nested(
+    source: ModelSource,
+    fractions: Mapping[str, Sequence[float]],
+    ladder: Sequence[Level],
+    corpus: Corpus,
+    texts: Sequence[str],
+    effort: Effort,
+    stage: Stage,
+    clock: Clock,
+) -> _Outcome:
+    """Fills the stage's folder."""
+    with clock("load"):
+        universal = load_universal(source)
+        refuse_unwritable(universal)
+    with clock("rank"):  # the important neurons first, so that even the untrained prefix is the best of its size
+        rank_axes(universal, corpus, stage, clock)
+    teacher = copy.deepcopy(universal.module)
+    held_out = TextBatches.of(source, corpus.held_out)
+    with clock("measure"):
+        reference = embeddings(source, teacher, held_out)
+        ranked = mean_cosines(universal, _submodels(ladder), held_out, reference, clock)
+    with clock("distill"):  # every level learns what the original answers
+        taught = distill(universal, teacher, ladder, TextBatches.of(source, texts), effort, stage, clock)
+    with clock("write"):
+        write_folder(universal, fractions, _record(ladder, effort, taught, texts, corpus), stage)
+    with clock("measure again"):  # what was written, as every later command reads it
+        written = load_universal(open_source(stage.folder))
+        nested = mean_cosines(written, _submodels(ladder), held_out, reference, clock)
+    levels = tuple(
         NestedLevel(
             level.label,
             level.submodel.id,
@@ -114,7 +144,7 @@ def nest(
         )
         for number, level in enumerate(ladder)
     )
-    return NestReport(Path(output), found, len(texts), len(corpus.held_out), taught.steps, taught.seconds, seed)
+    return _Outcome(levels, taught.steps, taught.seconds)
 
 
 def _effort(minutes: float | None, steps: int | None, seed: int) -> Effort:

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from ..staging import write_synced
+from ...whole_file import write_whole
 
 # AdamW's own names for what it remembers of each weight.
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -19,15 +19,14 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 def save_state(
     path: Path, weights: Mapping[str, torch.nn.Parameter], optimiser: torch.optim.Optimizer, steps: int, seconds: float
 ) -> None:
-    """Writes weights and moments after ``steps`` steps that took ``seconds``: beside ``path``, then renamed."""
+    """Writes weights and moments after ``steps`` steps that took ``seconds``. Raises OutputError."""
     tensors = {}
     for name, weight in weights.items():
         tensors[f"weight:{name}"] = weight.detach()
         for moment, value in optimiser.state.get(weight, {}).items():  # none for what no loss has reached
             tensors[f"{moment}:{name}"] = value
-    beside = path.with_name(path.name + ".writing")
-    write_synced(beside, save(tensors, {"done": json.dumps([steps, seconds])}))
-    beside.rename(path)
+    data = save(tensors, {"done": json.dumps([steps, seconds])})
+    write_whole(path, lambda stream: stream.write(data), "the training so far")
 
 
 def load_state(

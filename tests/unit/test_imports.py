@@ -75,7 +75,7 @@ def layer_of(path: Path) -> str:
 def test_every_folder_of_the_package_has_its_place_in_the_row() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "docs", "build", "dist", "demo"}
     assert packages == set(ROW)
-    assert {path.stem for path in ROOT.glob("*.py")} == {*BASE, "__init__"}
+    assert {path.stem for path in ROOT.glob("*.py")} == {*BASE, "__init__", "__main__"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -147,7 +147,9 @@ def test_a_file_that_cannot_be_new_is_refused_before_any_work(tmp_path: Path, na
     (tmp_path / "dangling").symlink_to("nowhere")
     with pytest.raises(OutputError) as refusal:
         require_new(tmp_path / name)
-    assert str(refusal.value) == f"{tmp_path / name}: {problem}"
+    assert str(refusal.value).startswith(str(tmp_path / name)[:100])
+    assert str(refusal.value).endswith(f": {problem}")
+    assert len(str(refusal.value)) < 3000
 
 
 @pytest.mark.parametrize("path", ["/proc/x/y", "/dev/full", "/dev/full/x"])

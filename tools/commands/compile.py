@@ -11,7 +11,7 @@ import click
 from ...elastic import Bucket
 from ...runtime.bundle import open_bundle
 from ..bundle_view import bundle_data, print_submodels
-from ..console import print_json, say, working
+from ..console import print_json, resumable, say, working
 from ..options import (
     bucket_option,
     budget_option,
@@ -103,32 +103,29 @@ def command(
     MODEL is a Hugging Face folder, or one in a format of nestforge's own: config.json and safetensors weights. An
     interrupted compile is resumed by the same command. Nothing is published unless every parity gate passes.
     """
-    from ...compiler.compile import compile_bundle
+    with working() as progress, resumable(output):
+        from ...compiler.compile import compile_bundle
 
-    try:
-        with working() as progress:
-            path = compile_bundle(
-                model,
-                profile,
-                output,
-                text=text,
-                data=data,
-                levels=dict(levels) or None,
-                shape=shape,
-                budgets=dict(budgets) or None,
-                submodels=submodels,
-                slices=slices,
-                buckets=buckets or None,
-                exits=exits,
-                forms=dict(forms) or None,
-                precisions=precisions,
-                include=include,
-                emit_only=emit_only,
-                command=("nestforge", *sys.argv[1:]),
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("the same command goes on where this one was") from None
+        path = compile_bundle(
+            model,
+            profile,
+            output,
+            text=text,
+            data=data,
+            levels=dict(levels) or None,
+            shape=shape,
+            budgets=dict(budgets) or None,
+            submodels=submodels,
+            slices=slices,
+            buckets=buckets or None,
+            exits=exits,
+            forms=dict(forms) or None,
+            precisions=precisions,
+            include=include,
+            emit_only=emit_only,
+            command=("nestforge", *sys.argv[1:]),
+            progress=progress,
+        )
     bundle = open_bundle(path)
     if as_json:
         print_json(bundle_data(bundle))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..console import print_facts, print_json, print_table, say, working
+from ..console import print_facts, print_json, print_table, resumable, say, working
 from ..options import LevelsType, json_option, model_argument, once_each
 
 if TYPE_CHECKING:
@@ -63,22 +63,19 @@ def command(
     """
     if minutes is not None and steps is not None:
         raise click.UsageError("--minutes and --steps: give one of them")
-    from ...compiler.nest.nest import nest
+    with working() as progress, resumable(output):
+        from ...compiler.nest.nest import nest
 
-    try:
-        with working() as progress:
-            report = nest(
-                model,
-                text,
-                output,
-                levels=dict(levels) or None,
-                minutes=minutes,
-                steps=steps,
-                seed=seed,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("the same command goes on where this one was") from None
+        report = nest(
+            model,
+            text,
+            output,
+            levels=dict(levels) or None,
+            minutes=minutes,
+            steps=steps,
+            seed=seed,
+            progress=progress,
+        )
     if as_json:
         print_json({**vars(report), "output": str(report.output)})
     else:

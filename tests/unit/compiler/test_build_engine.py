@@ -193,7 +193,9 @@ def test_two_builders_write_the_same_bytes(builder: EngineBuilder, tmp_path: Pat
     twin_folder = tmp_path / "twin"
     shutil.copytree(builder.stage.folder, twin_folder)
     twin = replace(
-        builder, stage=type(builder.stage)(twin_folder), draft=replace(builder.draft, path=twin_folder.absolute())
+        builder,
+        stage=replace(builder.stage, folder=twin_folder, work=twin_folder / "work"),
+        draft=replace(builder.draft, path=twin_folder.absolute()),
     )
     submodel = builder.universal.spec.parse("ffn24-heads2")
     one, other = builder.build(submodel, BUCKET), twin.build(submodel, BUCKET)

@@ -26,7 +26,7 @@ CORPUS = Corpus(tuple(f"the {a} jumps over {b}" for a, b in pairwise(WORDS)), ("
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    stage = Stage(tmp_path / "stage")
+    stage = Stage(tmp_path / "stage", tmp_path / "stage" / "work")
     stage.work.mkdir(parents=True)
     return stage
 
@@ -81,7 +81,7 @@ def test_with_text_taylor_decides_and_says_from_what(tiniest: Path, stage: Stage
     ranking = rank_axes(model, CORPUS, stage, Clock(lambda _, done, total: events.append((done, total))))
     assert (ranking.method, ranking.samples) == ("taylor", len(CORPUS.calibration))
     assert events == [(1, 2), (2, 2)], "23 texts are two batches of at most 16"
-    other = rank_axes(load(tiniest), Corpus(CORPUS.calibration[:-1], ()), Stage(_fresh(stage)), Clock(silent))
+    other = rank_axes(load(tiniest), Corpus(CORPUS.calibration[:-1], ()), _fresh(stage), Clock(silent))
     assert other.data_sha256 != ranking.data_sha256
     assert rank_axes(load(tiniest), None, stage, Clock(silent)).order_sha256 != ranking.order_sha256
 
@@ -93,7 +93,7 @@ def test_rows_of_arrays_rank_as_their_texts_do(tiniest: Path, stage: Stage) -> N
     texts = Corpus(CORPUS.calibration[:16], ())  # one batch, so that both are padded alike
     data = ArraySamples(encoder.encode(sorted(texts.calibration, key=len), 64).feeds)
     by_text = rank_axes(one, texts, stage, Clock(silent))
-    by_rows = rank_axes(other, ArrayCorpus(data, data), Stage(_fresh(stage)), Clock(silent))
+    by_rows = rank_axes(other, ArrayCorpus(data, data), _fresh(stage), Clock(silent))
     assert (by_rows.method, by_rows.samples, by_rows.data_sha256) == ("taylor", 16, data.sha256)
     assert by_rows.order_sha256 == by_text.order_sha256
     assert same(weights(one), weights(other))
@@ -108,7 +108,7 @@ def test_rows_that_are_longer_than_the_model_takes(tmp_path: Path, stage: Stage)
 
 def test_ranking_is_the_same_every_time(tiniest: Path, stage: Stage) -> None:
     one, other = load(tiniest), load(tiniest)
-    assert rank_axes(one, CORPUS, stage, Clock(silent)) == rank_axes(other, CORPUS, Stage(_fresh(stage)), Clock(silent))
+    assert rank_axes(one, CORPUS, stage, Clock(silent)) == rank_axes(other, CORPUS, _fresh(stage), Clock(silent))
     assert same(weights(one), weights(other))
 
 
@@ -153,7 +153,7 @@ def test_long_texts_are_cut_to_what_the_model_takes(tmp_path: Path, stage: Stage
     assert rank_axes(load(folder), long, stage, Clock(silent)).samples == 2
 
 
-def _fresh(stage: Stage) -> Path:
+def _fresh(stage: Stage) -> Stage:
     folder = stage.folder.with_name("fresh")
-    (folder / "work").mkdir(parents=True)
-    return folder
+    folder.mkdir()
+    return Stage(folder, folder)

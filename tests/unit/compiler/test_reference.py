@@ -52,7 +52,8 @@ def routed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def routed_template(routed: Path, tmp_path_factory: pytest.TempPathFactory) -> Template:
     universal = load_universal(open_source(routed))
-    templates = Templates(universal, Stage(tmp_path_factory.mktemp("stage")), PROFILE)
+    folder = tmp_path_factory.mktemp("stage")
+    templates = Templates(universal, Stage(folder, folder), PROFILE)
     return templates.traced(universal.spec.universal(), BUCKET, None)
 
 

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nestforge.compiler.staging import Stage, staged, write_synced
+from nestforge.compiler.staging import Stage, is_resumable, publish, staged, write_synced
 from nestforge.errors import OutputError, ParityError
 from nestforge.runtime.seal import to_json
 
@@ -22,6 +23,11 @@ def compile_with(work: Callable[[Stage], object], output: Path) -> None:
         work(stage)
 
 
+def stage_of(output: Path) -> Stage:
+    root = output.with_name(f"{output.name}.partial")
+    return Stage(root / "output", root / "work")
+
+
 def interrupted(output: Path) -> Stage:
     """A compile that was stopped after it had finished two results and begun two more."""
 
@@ -35,7 +41,7 @@ def interrupted(output: Path) -> Stage:
 
     with pytest.raises(KeyboardInterrupt):
         compile_with(work, output)
-    return Stage(output.with_name(f"{output.name}.partial"))
+    return stage_of(output)
 
 
 def _write(path: Path) -> None:
@@ -73,7 +79,7 @@ def test_an_interrupted_compile_goes_on_with_what_it_had_finished(tmp_path: Path
         path.touch()
 
     with staged(tmp_path / "out", KEY) as stage:
-        assert left(stage.folder) == [".lock", "weights", "work"]
+        assert left(stage.folder) == ["weights"]
         assert left(stage.work) == ["key.json", "template"]
         stage.once(stage.work / "template", make)
         stage.once(stage.work / "scores", make)
@@ -84,7 +90,7 @@ def test_an_interrupted_compile_goes_on_with_what_it_had_finished(tmp_path: Path
 def test_another_compile_starts_afresh(tmp_path: Path) -> None:
     interrupted(tmp_path / "out")
     with staged(tmp_path / "out", {"a": 2}) as stage:
-        assert left(stage.folder) == [".lock", "work"]
+        assert left(stage.folder) == []
         assert left(stage.work) == ["key.json"]
 
 
@@ -92,12 +98,72 @@ def test_a_stage_without_its_key_starts_afresh(tmp_path: Path) -> None:
     stage = interrupted(tmp_path / "out")
     (stage.work / "key.json").unlink()
     with staged(tmp_path / "out", KEY) as again:
-        assert left(again.folder) == [".lock", "work"]
+        assert left(again.folder) == []
+        assert left(again.work) == ["key.json"]
+
+
+def test_a_stage_without_its_folder_starts_afresh(tmp_path: Path) -> None:
+    """It was published, and what was published has been moved away since."""
+    shutil.rmtree(interrupted(tmp_path / "out").folder)
+    with staged(tmp_path / "out", KEY) as again:
+        assert not again.is_published
+        assert left(again.work) == ["key.json"]
+
+
+def test_what_was_published_before_the_job_had_ended_is_known(tmp_path: Path) -> None:
+    """Work may go on at the output itself: plans are built there."""
+
+    def stopped(stage: Stage) -> None:
+        write_synced(stage.folder / "engine", b"1")
+        publish(stage, tmp_path / "out")
+        assert left(tmp_path) == ["out", "out.partial"]
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            compile_with(stopped if not (tmp_path / "out").exists() else interrupted_again, tmp_path / "out")
+    with staged(tmp_path / "out", KEY) as stage:
+        assert stage.is_published
+    assert left(tmp_path) == ["out"]
+    assert left(tmp_path / "out") == ["engine"]
+
+
+def interrupted_again(stage: Stage) -> None:
+    assert stage.is_published
+    raise KeyboardInterrupt
+
+
+def test_what_another_job_had_published_is_refused_and_its_stage_removed(tmp_path: Path) -> None:
+    def stopped(stage: Stage) -> None:
+        publish(stage, tmp_path / "out")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_with(stopped, tmp_path / "out")
+    with pytest.raises(OutputError, match=r"out: exists already"):
+        staged(tmp_path / "out", {"a": 2}).__enter__()
+    assert left(tmp_path) == ["out"]
+
+
+def test_an_output_beside_unfinished_work_is_refused_and_both_are_kept(tmp_path: Path) -> None:
+    interrupted(tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OutputError, match=r"out: exists already"):
+        staged(tmp_path / "out", KEY).__enter__()
+    (tmp_path / "out").rmdir()
+    with staged(tmp_path / "out", KEY) as stage:
+        assert left(stage.folder) == ["weights"]
+
+
+def test_resumable_is_what_had_begun_to_work(tmp_path: Path) -> None:
+    assert not is_resumable(tmp_path / "out")
+    interrupted(tmp_path / "out")
+    assert is_resumable(tmp_path / "out")
+    assert not is_resumable(Path("x" * 5000))
 
 
 def test_a_result_that_fails_is_not_taken_for_finished(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
-    stage.work.mkdir()
+    stage = Stage(tmp_path, tmp_path)
 
     def half(path: Path) -> None:
         path.write_bytes(b"ha")
@@ -203,12 +269,18 @@ def test_an_error_that_is_not_the_outputs_keeps_its_trace(tmp_path: Path) -> Non
     assert left(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "file/out"], ids=["long", "below a file"])
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 5000, "file/out"], ids=["long", "longer", "below a file"])
 def test_names_that_the_file_system_refuses(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"cannot be written \("):
         staged(tmp_path / name, KEY).__enter__()
     assert left(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("output", ["/proc/x/y", "/proc/y", "/dev/full", "/dev/full/y", "/sys/y"])
+def test_places_that_hold_no_folders(output: str) -> None:
+    with pytest.raises(OutputError, match=r"cannot be written \(|exists already"):
+        staged(Path(output), KEY).__enter__()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without rights")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from nestforge.elastic import SEQUENCE, Axis, Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.dispatcher import Dispatcher, Request
-from nestforge.runtime.in_flight import Ahead
+from nestforge.runtime.in_flight import Ahead, InFlight
 from nestforge.runtime.manifest import BudgetEntry, EngineEntry, Latency, Limits, Manifest, SubmodelEntry
 from nestforge.runtime.residency import Residency
 
@@ -181,6 +182,39 @@ def test_refuses_a_request(three: Manifest, request_: Request, message: str) -> 
 def test_beyond_every_bucket_is_an_input_error(three: Manifest, shape: tuple[int, int]) -> None:
     with pytest.raises(InputError, match=r"larger than every bucket of this bundle \(b1-s32, b1-s128, b4-s32\)"):
         dispatcher(three).choose(Request(), *shape)
+
+
+@pytest.mark.parametrize("deadline_ms", [None, 5.0], ids=["choose", "in time"])
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((-1, 8), "batch: expected 1 to 2147483648, got -1"),
+        ((1, 0), "sequence: expected 1 to 2147483648, got 0"),
+        ((True, 8), "batch: expected a whole number, got True"),
+        ((1, 1.0), "sequence: expected a whole number, got 1.0"),
+        (([1], 8), "batch: expected a whole number, got [1]"),
+        ((10**5000, 8), "batch: expected 1 to 2147483648, got more"),
+    ],
+    ids=["negative", "none", "true", "fraction", "list", "huge"],
+)
+def test_sizes_that_no_input_has(
+    three: Manifest, shape: tuple[Any, Any], message: str, deadline_ms: float | None
+) -> None:
+    choosing = dispatcher(three, predicted(three))
+    request = Request(deadline_ms=deadline_ms)
+    ahead = InFlight(1.0).ahead()
+    for asked in ((1, 8), shape, shape):
+        if asked is not shape:
+            choosing.choose(Request(), *asked)
+            continue
+        with pytest.raises(InputError) as error:
+            choosing.choose(request, *asked) if deadline_ms is None else choosing.choose_in_time(request, *asked, ahead)
+        assert str(error.value) == message
+
+
+def test_numpys_whole_numbers_are_sizes(three: Manifest) -> None:
+    choosing = dispatcher(three, predicted(three))
+    assert choosing.choose(Request(), np.int64(1), np.int32(8)) == choosing.choose(Request(), 1, 8)  # type: ignore[arg-type]
 
 
 def test_longest_sequence_follows_the_rows(three: Manifest) -> None:

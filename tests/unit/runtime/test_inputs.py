@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,60 @@ def test_refuses(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as error:
         InputChecker([IDS, FLAGS]).shape_of(feeds(**changes))
     assert str(error.value).startswith(message)
+
+
+class Odd:
+    """An array in name, whose shape is none."""
+
+    dtype = np.dtype(np.int64)
+    shape = ([2], 5)  # cannot even be hashed
+
+
+class Worse:
+    @property
+    def shape(self) -> object:
+        raise RuntimeError("no shape")
+
+
+@pytest.mark.parametrize(
+    ("array", "got"),
+    [
+        (np.ma.masked_equal(np.zeros((2, 5), np.int64), 0), "MaskedArray, whose mask no model sees; fill it: array.f"),
+        (np.zeros((2, 5), np.int64).view(np.matrix), "matrix; pass numpy.asarray of it"),
+        (np.rec.array(np.zeros((2, 5), np.int64)), "recarray; pass numpy.asarray of it"),
+        (Odd(), "Odd"),
+        (Worse(), "Worse"),
+        (type("x" * 5000, (), {})(), "x" * 80),
+    ],
+    ids=["masked", "matrix", "records", "odd", "worse", "long"],
+)
+def test_what_is_almost_an_array_is_refused(array: object, got: str) -> None:
+    checker = InputChecker([IDS, FLAGS])
+    for _ in range(2):
+        with pytest.raises(InputError) as error:
+            checker.shape_of(feeds(ids=array))
+        assert str(error.value).startswith(f"input ids: expected a numpy array of int64, got {got}")
+        assert len(str(error.value)) < 200
+
+
+def test_a_mapped_file_is_an_array(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.zeros((2, 5), np.int64))
+    mapped = np.load(tmp_path / "ids.npy", mmap_mode="r")
+    assert InputChecker([IDS, FLAGS]).shape_of(feeds(ids=mapped)) == Bucket(2, 5)
+
+
+def test_long_and_many_names_are_cut() -> None:
+    for names in (["x" * 10**6], [f"input {number}" for number in range(10**4)]):
+        with pytest.raises(InputError) as error:
+            InputChecker([IDS, FLAGS]).shape_of(dict.fromkeys(names, np.zeros(1)))
+        assert len(str(error.value)) < 2000
+
+
+def test_sizes_are_known_without_a_look_at_the_values() -> None:
+    checker, wrong = InputChecker([IDS, FLAGS]), feeds(ids=np.full((2, 5), 10))
+    assert checker.sizes_of(wrong) == Bucket(2, 5)
+    with pytest.raises(InputError, match=r"input ids: values 10\.\.10"):
+        checker.check_values(wrong)
 
 
 def test_refuses_a_missing_input_and_a_wrong_fixed_size() -> None:

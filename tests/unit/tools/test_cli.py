@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from nestforge import __version__
 from nestforge.errors import NestforgeError
-from nestforge.tools import cli
+from nestforge.tools import cli, interruption
 
 HEAVY = ("torch", "transformers", "onnx", "onnxscript", "nestforge.compiler", "nestforge.exporters")
 
@@ -116,6 +117,49 @@ def stopped() -> None:
 def test_an_interruption_is_one_line_and_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(group_with(stopped, monkeypatch), ["x"])
     assert (result.exit_code, result.output) == (130, "nestforge: interrupted\n")
+
+
+@click.command
+def converted() -> None:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as failure:
+        raise ImportError("initialization failed") from failure  # as compiled modules have it
+
+
+def test_what_an_interruption_was_made_into_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(CliRunner().invoke(group_with(converted, monkeypatch), ["x"]).exception, ImportError)
+    monkeypatch.setattr(interruption, "_seen", True)
+    result = CliRunner().invoke(group_with(converted, monkeypatch), ["x"])
+    assert (result.exit_code, result.output) == (130, "nestforge: interrupted\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_standard_output_is_one_line(unbuffered: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "nestforge", "doctor"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    expected = "standard output, or a temporary file, cannot be written (No space left on device)"
+    assert (done.returncode, done.stderr) == (1, f"nestforge: error: {expected}\n")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_stream_is_nobodys_error(stream: str) -> None:
+    number = {"stdout": 1, "stderr": 2}[stream]
+    done = subprocess.run(
+        [sys.executable, "-m", "nestforge", "doctor"],
+        capture_output=True,
+        check=False,
+        preexec_fn=lambda: os.close(number),
+    )
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stdout + done.stderr
 
 
 def test_installed_script_keeps_stdout_for_json(tmp_path: Path) -> None:

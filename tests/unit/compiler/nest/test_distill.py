@@ -17,8 +17,7 @@ from .conftest import Ordinary
 
 def test_the_loss_falls(ordinary: Ordinary, tmp_path: Path) -> None:
     universal = ordinary.universal
-    stage = Stage(tmp_path)
-    stage.work.mkdir()
+    stage = Stage(tmp_path, tmp_path)
     texts = TextBatches.of(universal.source, training_texts(ordinary.text))
     ladder = levels(universal.spec, {"ffn": (0.25, 1.0)}, 1)
     teacher = copy.deepcopy(universal.module)

@@ -52,7 +52,7 @@ def test_an_engine_of_every_form(case: str, tmp_path: Path) -> None:
     settings, forms = ENGINES[case]
     universal = load_universal(open_source(save_tiny_mixer(tmp_path / "m", **settings)))
     whole = universal.spec.universal()
-    template = Templates(universal, Stage(tmp_path), board(forms=forms)).traced(whole, BUCKET, None)
+    template = Templates(universal, Stage(tmp_path, tmp_path), board(forms=forms)).traced(whole, BUCKET, None)
     write_store(universal, template.weights, template.tables, tmp_path / WEIGHTS_NAME)
     path = tmp_path / "engine.onnx"
     path.write_bytes(emit(template, read_store(tmp_path / WEIGHTS_NAME, universal.spec), whole))
