@@ -19,7 +19,6 @@ import onnx_ir as ir
 from ...elastic import Axis
 from ...errors import SliceError
 from .constants import int64_constant
-from .elementwise import ELEMENTWISE
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,35 @@ class Elastic:
 Factor = int | Elastic
 Dim = tuple[Factor, ...]
 Dims = tuple[Dim, ...]
+
+_ELEMENTWISE = frozenset(
+    [
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Pow",
+        "Where",
+        "And",
+        "Or",
+        "Not",
+        "Gelu",
+        "Relu",
+        "Tanh",
+        "Erf",
+        "Sigmoid",
+        "Sqrt",
+        "Exp",
+        "Neg",
+        "Abs",
+        "IsNaN",
+        "Cast",
+        "Identity",
+        "Clip",
+        "Max",
+        "Min",
+    ]
+)
 
 
 def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
@@ -220,7 +248,7 @@ def _error(node: ir.Node, problem: str) -> SliceError:
 
 
 _RULES: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Transpose": _transpose,

@@ -26,6 +26,8 @@ from .subjects import (
     Subject,
     TokenizerSubject,
     Unprintable,
+    bundle_files,
+    sealed_files,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -38,7 +40,9 @@ def open_driver(folder: Path) -> Callable[[int], Result]:
     bundles = sorted(path for path in GOLDEN.glob("bundle-*") if path.is_dir())
     subjects: list[Subject] = []
     for path in bundles:
-        subjects += [BundleSubject(path.name, path), ForgedBundle(f"forged {path.name}", path)]
+        files = bundle_files(path)
+        subjects += [BundleSubject(path.name, files), ForgedBundle(f"forged {path.name}", files)]
+    subjects += [BundleSubject(f"sealed {name}", sealed_files(GOLDEN / name)) for name in ("bundle-v2", "bundle-v5")]
     subjects += [CheckpointSubject(), ProfileSubject(), TokenizerSubject(bundles[0]), ArraysSubject()]
     subjects += [IndexSubject(bundles[-1], folder), CalibrationSubject(GOLDEN / "bundle-v2")]
     rooms = [Room(subject, folder / f"subject-{number}") for number, subject in enumerate(subjects)]

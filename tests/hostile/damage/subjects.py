@@ -8,11 +8,19 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from exit_policies import policy
+from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.exits.calibration import keep_policy
+from nestforge.runtime.manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, SCHEMA_VERSION, SEALED_SINCE
+from nestforge.runtime.seal import SEAL, sealed_json, to_json
+from nestforge.strict import unstructure
 
 from .changes import ChangeOf, damaged_bytes, damaged_framed_json, damaged_json, damaged_lines
 from .npz_changes import damaged_npz
@@ -57,9 +65,9 @@ class BundleSubject(Subject):
     sealed = True
     text = "the quick brown fox jumps over the lazy dog"
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, files: Files) -> None:
         self.name = name
-        self.files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "report.md"}
+        self.files = files
 
     def use(self, folder: Path, rng: Random) -> object:
         import nestforge
@@ -70,14 +78,16 @@ class BundleSubject(Subject):
             for entry in model.bundle.manifest.submodels[:8]:
                 answer = model(self.text, submodel=entry.id)
                 answers.append((entry.id, [(name, _digest(array)) for name, array in sorted(answer.outputs.items())]))
-            fast = model.choose(1, 8, latency_ms=1e6)
+            has_seals = model.bundle.manifest.schema_version >= SEALED_SINCE
+            # In older schemas nothing vouches for what was measured.
+            fast = model.choose(1, 8, latency_ms=1e6).engine.id if has_seals else None
         run_command("inspect", str(folder))
-        return answers, fast.engine.id
+        return answers, fast
 
     def check_fully(self, folder: Path) -> None:
-        import nestforge
+        from nestforge.runtime.verify_bytes import verify_bytes
 
-        nestforge.open_bundle(folder, check="full")
+        verify_bytes(folder)
 
 
 class ForgedBundle(BundleSubject):
@@ -86,8 +96,6 @@ class ForgedBundle(BundleSubject):
     sealed = False
 
     def change(self, rng: Random) -> tuple[Files, str]:
-        from nestforge.runtime.manifest import BUILD_NAME, MANIFEST_NAME
-
         names = [MANIFEST_NAME, *(name for name in self.files if name != BUILD_NAME)]
         name = rng.choice(names)
         changed, how = BY_SUFFIX.get(Path(name).suffix, damaged_bytes)(self.files[name], rng)
@@ -100,8 +108,35 @@ class ForgedBundle(BundleSubject):
             manifest = json.dumps(data).encode()
         build = json.loads(self.files[BUILD_NAME])
         build["manifest_sha256"] = hashlib.sha256(manifest).hexdigest()
-        files = {name: changed, MANIFEST_NAME: manifest, BUILD_NAME: json.dumps(build).encode()}
-        return files, f"forged {name}: {how}"
+        is_sealed = build.pop(SEAL, None) is not None
+        record = sealed_json(build) if is_sealed else json.dumps(build).encode()
+        return {name: changed, MANIFEST_NAME: manifest, BUILD_NAME: record}, f"forged {name}: {how}"
+
+
+def bundle_files(folder: Path) -> Files:
+    """The files of a bundle; nothing reads its report."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != REPORT_NAME}
+
+
+def sealed_files(folder: Path) -> Files:
+    """The bundle in ``folder`` as today's schema has it: sealed, and calibrated where it has exits."""
+    bundle = open_bundle(folder)
+    with TemporaryDirectory() as copy:
+        own = Path(copy)
+        for name, content in bundle_files(folder).items():
+            (own / name).write_bytes(content)
+        manifest = to_json(unstructure(replace(bundle.manifest, schema_version=SCHEMA_VERSION)))
+        (own / MANIFEST_NAME).write_bytes(manifest)
+        digest = hashlib.sha256(manifest).hexdigest()
+        build = replace(bundle.build, schema_version=SCHEMA_VERSION, manifest_sha256=digest)
+        (own / BUILD_NAME).write_bytes(sealed_json(unstructure(build)))
+        if bundle.manifest.exits is not None:
+            whole = max(bundle.manifest.submodels, key=lambda entry: entry.parameters)
+            exits = len(bundle.manifest.exits.segments)
+            found = replace(policy(), submodel=whole.id, engines=(bundle.manifest.engines[0].id,))
+            found = replace(found, thresholds=(0.9,) * (exits - 1), histogram=(1,) * exits)
+            keep_policy(open_bundle(own), found, default=True)
+        return bundle_files(own)
 
 
 class CheckpointSubject(Subject):
@@ -221,8 +256,6 @@ class CalibrationSubject(Subject):
     name = "labelled lines"
 
     def __init__(self, bundle: Path) -> None:
-        from nestforge.runtime.bundle import open_bundle
-
         self._bundle = open_bundle(bundle)
         rows = [{"text": text, "label": i % 3} for i, text in enumerate(("the fox", "a dog", "over the lazy dog") * 4)]
         self.files = {"data.jsonl": "".join(f"{json.dumps(row)}\n" for row in rows).encode()}

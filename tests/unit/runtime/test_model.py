@@ -16,6 +16,7 @@ from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime import engine_pool
 from nestforge.runtime import model as model_module
 from nestforge.runtime.answer import Padding
+from nestforge.runtime.inputs import InputChecker
 from nestforge.runtime.manifest import WEIGHTS_NAME
 
 Feeds = Callable[..., dict[str, Any]]
@@ -324,3 +325,12 @@ def test_many_deadlines_at_once_and_a_close_leave_nothing_in_flight(tiny_bundle:
     assert found <= {"ffn16", "ffn32", "SelectionError", "BundleError"}
     assert {"SelectionError"} < found
     assert model._in_flight.ahead().remaining_ms == []
+
+
+def test_no_memory_is_taken_for_shapes_that_the_engine_has_not(
+    own_bundle: Path, feeds: Feeds, edit_manifest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit_manifest(own_bundle, lambda data: [one["bucket"].update(sequence=2**21) for one in data["engines"]])
+    monkeypatch.setattr(InputChecker, "filled", lambda *_: pytest.fail("filled before the engine was opened"))
+    with nestforge.load(own_bundle) as model, pytest.raises(BundleCorruptError, match="the manifest says"):
+        model(feeds(1, 9), submodel="ffn16")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -8,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.bundle import Bundle, open_bundle
 from nestforge.runtime.feeds import random_feeds
 from nestforge.runtime.manifest import WEIGHTS_NAME
 from nestforge.runtime.onnxruntime_runner import OnnxRuntimeRunner
@@ -155,6 +157,73 @@ def test_a_damaged_engine_is_named(own_bundle: Path, damage: str) -> None:
     with pytest.raises(BundleError, match=said) as error:
         runner_for(bundle, engine, "shared", 1).__enter__()
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def forge(own_bundle: Path, edit_manifest: Any) -> Callable[[Callable[[onnx.ModelProto], bytes]], Bundle]:
+    """``forge(change)``: the bundle with what ``change`` makes of its first engine's graph, listed as it is then."""
+
+    def made(change: Callable[[onnx.ModelProto], bytes]) -> Bundle:
+        graph = own_bundle / "ffn16.b1-s8.onnx"
+        raw = change(onnx.load(graph, load_external_data=False))
+        graph.write_bytes(raw)
+        facts = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+        edit_manifest(
+            own_bundle, lambda data: [one.update(facts) for one in data["files"] if one["path"] == graph.name]
+        )
+        return open_bundle(own_bundle)
+
+    return made
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES)
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [(b"\xff\xfeten", "\ufffd\ufffdten"), (b"\x1b[2Jten", r"\x1b[2Jten")],
+    ids=["no UTF-8", "escapes"],
+)
+def test_names_in_a_damaged_graph_are_shown_printable(
+    forge: Any, name: bytes, shown: str, residency: Residency
+) -> None:
+    """ONNX Runtime quotes them; where they are no UTF-8, Python cannot even make its exception."""
+
+    def renamed(model: onnx.ModelProto) -> bytes:
+        cast = next(node for node in model.graph.node if node.op_type == "Cast")
+        cast.input[0] = "N" * len(name)
+        return bytes(model.SerializeToString().replace(b"N" * len(name), name))
+
+    bundle = forge(renamed)
+    with pytest.raises(BundleError, match="cannot open it: ") as caught:
+        runner_for(bundle, bundle.manifest.engines[0], residency, 1).__enter__()
+    assert shown in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES)
+def test_an_engine_that_opens_and_does_not_run_is_refused(forge: Any, residency: Residency) -> None:
+    """A mapped engine runs when it is packed, before anybody asks."""
+
+    def unshaped(model: onnx.ModelProto) -> bytes:
+        indices = onnx.numpy_helper.from_array(np.array([[99]], np.int64), "far")
+        model.graph.initializer.append(indices)
+        gather = next(node for node in model.graph.node if node.op_type == "Gather")
+        model.graph.node.insert(0, onnx.helper.make_node("Gather", [gather.input[0], "far"], ["nothing"]))
+        model.graph.node.append(onnx.helper.make_node("ReduceSum", ["nothing"], ["nowhere"]))
+        total = next(node for node in model.graph.node if node.output[0] == "total")
+        total.output[0] = "total_before"
+        model.graph.node.append(onnx.helper.make_node("Add", ["total_before", "nowhere"], ["total"]))
+        model.graph.node[-2].attribute.append(onnx.helper.make_attribute("keepdims", 0))
+        return bytes(model.SerializeToString())
+
+    bundle = forge(unshaped)
+    engine = bundle.manifest.engines[0]
+    expected = BundleCorruptError if residency == "mapped" else InputError
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    with (
+        pytest.raises(expected, match="indices element out of data bounds, idx=99"),
+        runner_for(bundle, engine, residency, 1) as runner,
+    ):
+        runner.run(feeds)
 
 
 def test_a_short_weight_store_is_refused_at_open(own_bundle: Path) -> None:
