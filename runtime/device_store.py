@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import BundleCorruptError
+from .arrays import Array
 from .device import Device
 from .dlpack import DeviceView
 from .onnx_initializers import Initializer
@@ -82,19 +83,21 @@ class DeviceStore:
     def _upload(self, begin: int, end: int) -> int:
         address = self._device.allocate(end - begin)
         try:
-            with readable(self._path), self._path.open("rb") as file:
-                file.seek(begin)
-                for at in range(begin, end, _CHUNK_BYTES):
-                    # Read, not mapped: a file that is cut short meanwhile is then an error, and not the end of us.
-                    chunk = np.fromfile(file, np.uint8, min(_CHUNK_BYTES, end - at))
-                    if chunk.size < min(_CHUNK_BYTES, end - at):
-                        raise ValueError("cut short")
-                    self._device.to_device(address + at - begin, chunk)
-                    self._device.wait()
+            for at in range(begin, end, _CHUNK_BYTES):
+                self._device.to_device(address + at - begin, self._chunk(at, min(_CHUNK_BYTES, end - at)))
+                self._device.wait()
         except BaseException:
             self._device.free(address)
             raise
         return address
+
+    def _chunk(self, begin: int, size: int) -> Array:
+        """Read, not mapped: a file that is cut short meanwhile is then an error, and does not end the process."""
+        with readable(self._path):
+            chunk = np.fromfile(self._path, np.uint8, size, offset=begin)
+            if chunk.size < size:
+                raise ValueError("cut short")
+        return chunk
 
 
 _stores: SharedValues[tuple[object, ...], DeviceStore] = SharedValues()

@@ -46,7 +46,7 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:
-        raise BundleCorruptError(f"{path}: its header cannot be read; {FETCH_AGAIN}") from failure
+        raise BundleCorruptError(f"{path}: cannot be read as a weight store; {FETCH_AGAIN}") from failure
 
 
 class MappedStore:

@@ -91,6 +91,16 @@ def test_a_replaced_file_is_another_store(path: Path) -> None:
     after.close()
 
 
+def test_a_file_that_is_cut_short_is_an_error_and_not_a_bus_error(path: Path) -> None:
+    device = HostDevice()
+    use, read = StoreUse(path, device), rows(path, 0, 7)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(BundleCorruptError, match=r"weights\.safetensors: cannot be read as a weight store"):
+        use.store.views([read], "e")
+    use.close()
+    assert device.allocated_bytes == 0
+
+
 def test_what_lies_in_no_tensor_is_refused(path: Path) -> None:
     use = StoreUse(path, HostDevice())
     for wrong in (rows(path, 6, 9), Initializer("w", "float32", (2,), 0, 8)):
@@ -112,7 +122,7 @@ def test_what_lies_in_no_tensor_is_refused(path: Path) -> None:
 )
 def test_a_header_that_cannot_be_read_is_one_line(path: Path, raw: bytes) -> None:
     path.write_bytes(raw)
-    with pytest.raises(BundleCorruptError, match=r"weights.safetensors: its header cannot be read; fetch"):
+    with pytest.raises(BundleCorruptError, match=r"weights.safetensors: cannot be read as a weight store; fetch"):
         StoreUse(path, HostDevice())
     path.unlink()
     with pytest.raises(BundleCorruptError, match="header cannot be read"):
