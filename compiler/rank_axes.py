@@ -12,14 +12,15 @@ from safetensors.torch import load_file
 
 from ..elastic import Bucket
 from ..errors import CheckpointError, InputError
-from ..exporters.ranking import Scores, magnitude_scores, rank, taylor_scores
+from ..exporters.ranking import Places, Scores, magnitude_scores, rank, taylor_scores
 from ..exporters.universal import UniversalModel
 from ..runtime.arrays import Array
 from ..runtime.inputs import InputChecker
-from ..runtime.manifest import Ranking
+from ..runtime.manifest import RANKING_NAME, Ranking
 from ..runtime.text import TextEncoder
 from .clock import Clock
 from .corpus import ArrayCorpus, Corpus
+from .order_file import permuted, save_orders
 from .staging import Stage
 from .store import save_tensors
 
@@ -40,6 +41,7 @@ def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage:
     """Orders the model's axes in place: not at all if it was trained nested or no axis has weights, by first-order
     Taylor importance on the calibration texts or rows if there are any, else by weight magnitude.
 
+    What was permuted is written into the bundle (order_file.py).
     Raises CheckpointError if texts are given and the model has no tokenizer, InputError if texts or rows do not fit it.
     """
     if isinstance(corpus, Corpus) and text_encoder(model) is None:
@@ -48,6 +50,17 @@ def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage:
         )
     if model.spec.trained_nested or not model.spec.orders:
         return Ranking("none")
+    ranking, places = _ranked(model, corpus, stage, clock)
+    moved = permuted(places)
+    if not moved:
+        return ranking
+    stage.once(stage.folder / RANKING_NAME, partial(save_orders, moved, model.spec))
+    return replace(ranking, order_file=RANKING_NAME)
+
+
+def _ranked(
+    model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage: Stage, clock: Clock
+) -> tuple[Ranking, Places]:
     if corpus is None:
         return rank(model, magnitude_scores(model), "magnitude")
     scores = load_file(
@@ -55,8 +68,8 @@ def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage:
     )
     if isinstance(corpus, Corpus):
         return rank(model, scores, "taylor", corpus.calibration)
-    data = corpus.calibration
-    return replace(rank(model, scores, "taylor"), data_sha256=data.sha256, samples=data.size)
+    ranking, places = rank(model, scores, "taylor")
+    return replace(ranking, data_sha256=corpus.calibration.sha256, samples=corpus.calibration.size), places
 
 
 def _save_taylor_scores(model: UniversalModel, corpus: Corpus | ArrayCorpus, clock: Clock, path: Path) -> None:

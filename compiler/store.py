@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import safetensors.numpy
@@ -87,12 +88,15 @@ def _laid_out(parameters: Mapping[str, torch.nn.Parameter], name: str) -> np.nda
     return encode(np.ascontiguousarray(data.T if plain.endswith(TRANSPOSED) else data), name)
 
 
-def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    """Writes a safetensors file and waits until it has reached the disk. Raises OSError as every other write does."""
+def save_tensors(
+    tensors: Mapping[str, np.ndarray], path: Path, header: Mapping[str, str] = MappingProxyType({"format": "nestforge"})
+) -> None:
+    """Writes a safetensors file, with ``header`` beside its tensors, and waits until it has reached the disk. Raises
+    OSError as every other write does."""
     path.touch()
     mode = path.stat().st_mode
     try:
-        safetensors.numpy.save_file(dict(tensors), path, metadata={"format": "nestforge"})
+        safetensors.numpy.save_file(dict(tensors), path, metadata=dict(header))
         path.chmod(mode)  # safetensors leaves a file that no other user may read, whatever the umask
     except SafetensorError as failure:  # keeps the system's error only in its text
         number = _SYSTEM_ERROR.search(str(failure))

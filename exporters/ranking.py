@@ -20,6 +20,8 @@ from ..runtime.manifest import Ranking
 from .universal import PREFIX, UniversalModel
 
 Scores = Mapping[str, torch.Tensor]
+# By order of the spec: the step of the checkpoint that lies at each place.
+Places = Mapping[str, torch.Tensor]
 
 # Random output directions per batch: the mean of (v . J h)^2 over v estimates |J h|^2.
 _PROBES = 2
@@ -90,12 +92,13 @@ def taylor_scores(
 
 def rank(
     model: UniversalModel, scores: Scores, method: Literal["magnitude", "taylor"], texts: Iterable[str] = ()
-) -> Ranking:
+) -> tuple[Ranking, Places]:
     """Permutes the model in place so that every order falls in importance; the function stays the same.
 
-    Equal scores keep their order. Returns what the manifest records. Raises CheckpointError if a score is not finite.
+    Equal scores keep their order. Returns what the manifest records, and the permutations, int64 ``[n]``. Raises
+    CheckpointError if a score is not finite.
     """
-    order_hash = hashlib.sha256()
+    order_hash, permutations = hashlib.sha256(), {}
     for order in model.spec.orders:
         if not torch.isfinite(scores[order.name]).all():
             raise CheckpointError(
@@ -104,9 +107,10 @@ def rank(
         places = torch.argsort(scores[order.name], descending=True, stable=True)
         order_hash.update(places.numpy().astype("<i8").tobytes())
         permute_axis(model, order.name, places)
+        permutations[order.name] = places
     lines = list(texts)
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else None
-    return Ranking(method, digest, len(lines) or None, order_hash.hexdigest())
+    return Ranking(method, digest, len(lines) or None, order_hash.hexdigest()), permutations
 
 
 def permute_axis(model: UniversalModel, name: str, places: torch.Tensor) -> None:

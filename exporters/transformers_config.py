@@ -16,7 +16,7 @@ from .elastic_config import read_number
 # Implementations of attention that PyTorch has itself. Others name a package, or a kernel on the hub: code to fetch.
 _IMPLEMENTATIONS = (None, "eager", "sdpa")
 # Activations with parameters of their own.
-_LEARNED = ("prelu", "xielu")
+LEARNED = ("prelu", "xielu")
 
 
 def refuse_unhonoured(checkpoint: Checkpoint) -> None:
@@ -83,5 +83,5 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     if config.get("pruned_heads"):
         yield "pruned_heads: heads that are gone from some layers are not supported"
     for key in ("hidden_act", "hidden_activation"):
-        if config.get(key) in _LEARNED:
+        if config.get(key) in LEARNED:
             yield f"{key}: {config[key]} has parameters of its own (a learned activation), which is not supported"

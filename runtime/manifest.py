@@ -21,6 +21,7 @@ MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
 REPORT_NAME = "report.md"
 WEIGHTS_NAME = "weights.safetensors"
+RANKING_NAME = "ranking.safetensors"
 PLANS_NAME = "plans.json"
 CALIBRATION_NAME = "calibration.json"
 # The whole numbers that an array of each dtype holds.
@@ -296,12 +297,16 @@ class TextEntry:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How the elastic axes were ordered at import, and from how many texts or rows."""
+    """How the elastic axes were ordered at import, and from how many texts or rows.
+
+    ``order_file`` holds the permutations themselves, where there are any.
+    """
 
     method: Literal["none", "magnitude", "taylor"]
     data_sha256: str | None = None
     samples: int | None = None
     order_sha256: str | None = None
+    order_file: str | None = None
 
 
 @dataclass(frozen=True)

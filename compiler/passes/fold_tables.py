@@ -24,19 +24,8 @@ _LARGEST = 1 << 20
 _EVALUATED = frozenset(
     [
         *("Abs", "Add", "And", "Cast", "Clip", "Concat", "Cos", "CumSum", "Div", "Equal", "Exp", "Expand", "Floor"),
-        *(
-            "Gather",
-            "GatherND",
-            "Greater",
-            "GreaterOrEqual",
-            "Identity",
-            "Less",
-            "LessOrEqual",
-            "MatMul",
-            "Max",
-            "Min",
-            "Mod",
-        ),
+        *("Gather", "GatherND", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "MatMul", "Max"),
+        *("Min", "Mod"),
         *("Mul", "Neg", "Not", "Or", "Pow", "Range", "Reciprocal", "Reshape", "Sin", "Slice", "Sqrt", "Squeeze", "Sub"),
         *("Tile", "Transpose", "Unsqueeze", "Where"),
     ]

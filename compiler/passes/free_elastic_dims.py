@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ...elastic import Axis
 from ...errors import SliceError
 from .constants import int64_constant
+from .elementwise import ELEMENTWISE
 
 
 @dataclass(frozen=True)
@@ -31,35 +32,6 @@ class Elastic:
 Factor = int | Elastic
 Dim = tuple[Factor, ...]
 Dims = tuple[Dim, ...]
-
-_ELEMENTWISE = frozenset(
-    [
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Pow",
-        "Where",
-        "And",
-        "Or",
-        "Not",
-        "Gelu",
-        "Relu",
-        "Tanh",
-        "Erf",
-        "Sigmoid",
-        "Sqrt",
-        "Exp",
-        "Neg",
-        "Abs",
-        "IsNaN",
-        "Cast",
-        "Identity",
-        "Clip",
-        "Max",
-        "Min",
-    ]
-)
 
 
 def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
@@ -248,7 +220,7 @@ def _error(node: ir.Node, problem: str) -> SliceError:
 
 
 _RULES: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Transpose": _transpose,

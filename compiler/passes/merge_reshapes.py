@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-_UNARY = {"Gelu", "Relu", "Tanh", "Erf", "Sigmoid", "Identity"}
+from .elementwise import ACTIVATIONS
+
+_UNARY = ACTIVATIONS | {"Identity"}
 # Of one tensor where the second operand is a single number: squared ReLU ends in a Pow.
 _WITH_NUMBER = {"Add", "Sub", "Mul", "Div", "Pow"}
 

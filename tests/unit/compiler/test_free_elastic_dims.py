@@ -173,3 +173,20 @@ def test_a_sum_over_an_elastic_dimension_is_not() -> None:
     model = _model(MEAN.replace("OPERATION", "ReduceSum"))
     with pytest.raises(SliceError, match=r"node m \(ReduceSum\): no rule for ReduceSum"):
         free_elastic_dims(model, {"w": (Elastic(FFN),), "v": (Elastic(FFN),)})
+
+
+@pytest.mark.parametrize(
+    "operator", ["HardSwish", "HardSigmoid", "LeakyRelu", "Mish", "Softplus", "Elu", "Log", "Sign"]
+)
+def test_what_works_on_elements_alone_is_followed(operator: str) -> None:
+    text = f"""
+<ir_version: 10, opset_import: ["" : 20]>
+ffn (float[6, 32] x) => (float[6, 32] y)
+<float[64, 32] up, float[64, 32] down>
+{{
+  h = Gemm <transB=1> (x, up)
+  a = {operator} (h)
+  y = Gemm (a, down)
+}}
+"""
+    assert not free_elastic_dims(_model(text), {"up": (Elastic(FFN),), "down": (Elastic(FFN),)})

@@ -188,6 +188,6 @@ def test_encoders_have_slices_too(tmp_path: Path) -> None:
     assert read_slice(open_source(universal), part).id == "ffn24-heads4"
     edit_config(part, num_attention_heads=2)
     with pytest.raises(
-        CheckpointError, match=r"attention\.output\.dense\.weight has shape \[32, 32\]; expected \[32, 16\] of bert"
+        CheckpointError, match=r"attention\.self\.query\.weight has shape \[32, 32\]; expected \[16, 32\] of bert"
     ):
         read_slice(open_source(universal), part)

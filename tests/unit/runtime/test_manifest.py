@@ -163,6 +163,11 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("dim", lambda d: d["inputs"][0].update(dims=["rows"]), "tensor input_ids: dims"),
     ("dtype", lambda d: d["inputs"][0].update(dtype="float64"), "dtype: got 'float64'"),
     ("text input", lambda d: d["text"].update(ids="tokens"), "text: 'tokens' is not an input"),
+    (
+        "file of an order",
+        lambda d: d["ranking"].update(order_file="ranking.safetensors"),
+        "ranking: file 'ranking.safetensors' is not among the files",
+    ),
     ("text file", lambda d: d["text"].update(file="t.json"), "text: file 't.json' is not among the files"),
     ("axis size", lambda d: d["axes"][0].update(size=0), "axis layers.0.ffn: size 0 is outside 1..2147483648"),
     ("same axis", lambda d: d["axes"].append(d["axes"][0]), "axis 'layers.0.ffn' stands twice"),
