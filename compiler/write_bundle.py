@@ -61,7 +61,7 @@ def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:
     folder = source.checkpoint.folder
     return tuple(
         FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
-        for path in source.checkpoint.source_files()
+        for path in source.source_files()
     )
 
 

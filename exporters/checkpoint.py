@@ -14,6 +14,8 @@ from ..errors import CheckpointError
 from ..strict import parse_json
 
 MAX_CONFIG_BYTES = 8 * 2**20
+# By it sentence-transformers says which modules run behind the model (exporters/sentence_transformers/).
+MODULES_FILE = "modules.json"
 _MOST_LETTERS = 120
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -64,17 +66,23 @@ class Checkpoint:
         return name if name.isprintable() and 0 < len(name) <= _MOST_LETTERS else self.folder.resolve().name
 
     @property
+    def has_modules(self) -> bool:
+        """Whether this is a folder of sentence-transformers."""
+        return (self.folder / MODULES_FILE).is_file()
+
+    @property
     def architecture(self) -> str | None:
-        """Name of the model class that ``config.json`` states, or None."""
-        named = self.config.get("architectures")
+        """Name of the model class that ``config.json`` states, or None: sentence-transformers takes the base model,
+        whatever class was saved."""
+        named = None if self.has_modules else self.config.get("architectures")
         return str(named[0] if isinstance(named, list) else named) if named else None
 
     def source_files(self) -> list[Path]:
-        """The files that the compiled result depends on, sorted by name. Raises CheckpointError without weights."""
+        """The files of the folder itself that say what the model is, sorted by name (those of modules beside it are
+        read by exporters/sentence_transformers/). Raises CheckpointError without weights."""
         self.require_weights()
         weights = {self.folder / header.file for header in self.tensors.values()}
-        texts = [*self.folder.glob("*.json"), *self.folder.glob("1_Pooling/*.json")]
-        return sorted(path for path in {*weights, *texts} if path.is_file())
+        return sorted(path for path in {*weights, *self.folder.glob("*.json")} if path.is_file())
 
 
 def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
@@ -95,25 +103,37 @@ def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
         return Checkpoint(folder, config, {}, missing)
     tensors: dict[str, TensorHeader] = {}
     for path in files:
-        tensors.update(_headers(path))
+        tensors.update(read_headers(path, path.name))
     return Checkpoint(folder, config, tensors)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a small JSON object. Raises CheckpointError if it is missing, oversized or not an object."""
+    data = _read_json(path)
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    return data
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """Reads a small JSON list. Raises CheckpointError if it is missing, oversized or not a list."""
+    data = _read_json(path)
+    if not isinstance(data, list):
+        raise CheckpointError(f"{path}: expected a JSON list, got {type(data).__name__}")
+    return data
+
+
+def _read_json(path: Path) -> object:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise CheckpointError(f"{path}: {path.stat().st_size} bytes, more than the {MAX_CONFIG_BYTES} allowed")
-        data = parse_json(path.read_bytes(), strict=False)
+        return parse_json(path.read_bytes(), strict=False)
     except FileNotFoundError as failure:
         raise CheckpointError(f"{path}: no such file; a model folder needs it") from failure
     except OSError as failure:
         raise CheckpointError(f"{path}: cannot be read ({failure.strerror})") from failure
     except ValueError as failure:
         raise CheckpointError(f"{path}: not JSON ({failure})") from failure
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(data).__name__}")
-    return data
 
 
 def sha256_of(path: Path) -> str:
@@ -146,13 +166,13 @@ def _weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def _headers(path: Path) -> dict[str, TensorHeader]:
+def read_headers(path: Path, file: str) -> dict[str, TensorHeader]:
+    """The headers of one safetensors file, which the checkpoint calls ``file``. Raises CheckpointError for damage."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        with safe_open(path, framework="numpy") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (not a dict)
             return {
-                name: TensorHeader(tuple(part.get_shape()), part.get_dtype(), path.name)
-                for name, part in slices.items()
+                name: TensorHeader(tuple(part.get_shape()), part.get_dtype(), file) for name, part in slices.items()
             }
     except (SafetensorError, OSError) as failure:
         raise CheckpointError(f"{path}: not a whole safetensors file ({failure}); fetch it again") from failure

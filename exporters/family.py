@@ -11,12 +11,13 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..elastic import Bucket, ElasticSpec, Submodel
-from ..errors import ExportError, UnsupportedModelError
+from ..errors import CheckpointError, ExportError, UnsupportedModelError
 from ..runtime.manifest import DecisionEntry, Proof, TensorSpec, TextEntry
 from ..workload import Op
-from .checkpoint import Checkpoint
+from .checkpoint import MODULES_FILE, Checkpoint
 from .exits import Exits
 from .parameter_groups import is_table
+from .sentence_transformers.read_modules import SentenceModules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,6 +112,20 @@ class Family(ABC):
     def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
         """Shape of every parameter by name; by default every floating-point tensor of the checkpoint."""
         return {name: header.shape for name, header in checkpoint.tensors.items() if header.dtype[0] in "FB"}
+
+    def sentence_modules(self, checkpoint: Checkpoint) -> SentenceModules | None:
+        """The modules of sentence-transformers behind the model, or None for a folder without them.
+
+        A family that takes them has a mask and an output ``last_hidden_state``; its ``signature`` passes through
+        ``with_modules`` and its ``load`` gives the wrapper a ``SentenceHead``. ``parameter_shapes`` and ``workload``
+        are the transformer's alone. Raises CheckpointError for modules that are not understood.
+        """
+        if checkpoint.has_modules:
+            raise CheckpointError(
+                f"{checkpoint.folder / MODULES_FILE}: models of family {self.name} run without modules of "
+                "sentence-transformers; remove the file to compile the model alone"
+            )
+        return None
 
     def names_in_files(self, checkpoint: Checkpoint) -> Mapping[str, str]:  # noqa: ARG002  (optional)
         """Parameter to tensor of the weight files, for those that files call by another name; by default none."""

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from ..elastic import BITS, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
 from .checkpoint import TensorHeader
+from .sentence_transformers.read_modules import HEAD, name_in_file
 from .source import ModelSource, open_source
 
 _NOT_NESTED = "the levels are not nested"
@@ -100,12 +101,21 @@ def _compare_configs(source: ModelSource, claimed: ModelSource, folder: Path) ->
     """Equal weights are another model where, say, the activation or the number of heads that share them differs."""
     free = {*_MAY_DIFFER, "num_attention_heads"} if "heads" in source.spec.kinds else _MAY_DIFFER
     ours, theirs = source.checkpoint.config, claimed.checkpoint.config
+    if _behind(source) != _behind(claimed):
+        raise CheckpointError(
+            f"{folder}: its modules of sentence-transformers are not those of {source.name}; it is no slice of it"
+        )
     for key in sorted((ours.keys() & theirs.keys()) - free):
         if ours[key] != theirs[key]:
             raise CheckpointError(
                 f"{folder / 'config.json'}: {key[:80]}: expected {ours[key]!r:.80} as {source.name} has, got "
                 f"{theirs[key]!r:.80}; it is no slice of it"
             )
+
+
+def _behind(source: ModelSource) -> object:
+    """What is computed behind the model."""
+    return None if source.modules is None else (dict(source.modules.modules), source.modules.width)
 
 
 def _compare_tensor(spec: ElasticSpec, submodel: Submodel, name: str, whole: _Tensors, part: _Tensors) -> None:
@@ -142,12 +152,13 @@ class _Tensors:
         self.checkpoint = source.checkpoint
         self._shapes = source.shapes
         self._names = source.family.names_in_files(source.checkpoint)
+        self._headers = {**source.checkpoint.tensors, **(source.modules.headers if source.modules else {})}
         self._files: dict[str, Any] = {}
         self._stack = stack
 
     def header(self, parameter: str) -> TensorHeader:
         """Raises CheckpointError unless the files hold ``parameter`` in its shape."""
-        header = self.checkpoint.tensors.get(self._names.get(parameter, parameter))
+        header = self._headers.get(self._names.get(parameter, parameter))
         if header is None or header.shape != tuple(self._shapes[parameter]):
             raise CheckpointError(
                 f"{self.checkpoint.folder}: tensor {parameter} is not stored as the model has it, so it cannot be "
@@ -160,7 +171,8 @@ class _Tensors:
         if header.file not in self._files:
             path = self.checkpoint.folder / header.file
             self._files[header.file] = self._stack.enter_context(safe_open(path, framework="pt"))
-        file, name = self._files[header.file], self._names.get(parameter, parameter)
+        name = name_in_file(parameter) if parameter.startswith(HEAD) else self._names.get(parameter, parameter)
+        file = self._files[header.file]
         tensor: torch.Tensor = file.get_slice(name)[place] if place else file.get_tensor(name)
         return tensor
 

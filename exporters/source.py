@@ -17,6 +17,7 @@ from .exits import Exits, chosen_exits
 from .family import Family, Signature, family_of
 from .parameter_groups import ParameterGroups, parameter_groups
 from .presets import PREFIX, preset_checkpoint
+from .sentence_transformers.read_modules import SentenceModules
 
 # Engines hold float32 weights whatever the checkpoint's storage type. Beside integers lie a scale and a zero point for
 # each output, or a scale for each block of 4-bit ones. Narrower products and rows stay float32.
@@ -70,6 +71,15 @@ class ModelSource:
         return self.family.exits(self.checkpoint, self.cut_at)
 
     @cached_property
+    def modules(self) -> SentenceModules | None:
+        """The modules of sentence-transformers behind the model, if its folder has any."""
+        return self.family.sentence_modules(self.checkpoint)
+
+    def source_files(self) -> list[Path]:
+        """The files that the compiled result depends on, sorted. Raises CheckpointError without weights."""
+        return sorted({*self.checkpoint.source_files(), *(self.modules.files if self.modules else ())})
+
+    @cached_property
     def signature(self) -> Signature:
         return self.family.signature(self.checkpoint)
 
@@ -120,7 +130,10 @@ class ModelSource:
         first that the family lists where ``forms`` leaves it out."""
         offered = self.forms(submodel, bucket)
         chosen = {computed: next(iter(options)) for computed, options in offered.items()} | dict(forms or {})
-        ops = self.family.workload(self.checkpoint, submodel, bucket)
+        ops = [
+            *self.family.workload(self.checkpoint, submodel, bucket),
+            *(self.modules.ops(bucket) if self.modules else ()),
+        ]
         return [*ops, *(op for computed, options in offered.items() for op in options[chosen[computed]])]
 
     def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
@@ -146,4 +159,6 @@ def open_source(
     if checkpoint.missing is not None and not family.reads_config_alone:
         raise CheckpointError(checkpoint.missing)
     cut_at = None if exits is None else tuple(exits)
-    return ModelSource(checkpoint, family, family.parameter_shapes(checkpoint), cut_at, precisions)
+    modules = family.sentence_modules(checkpoint)
+    shapes = {**family.parameter_shapes(checkpoint), **(modules.parameter_shapes if modules else {})}
+    return ModelSource(checkpoint, family, shapes, cut_at, precisions)

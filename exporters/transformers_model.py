@@ -12,54 +12,44 @@ import torch
 from ..errors import CheckpointError
 from .checkpoint import Checkpoint
 from .family import Signature
+from .sentence_transformers.head import SentenceHead
+from .sentence_transformers.interface import EMBEDDING, HIDDEN, POOLING_MASK
 
 
 class TransformersModule(torch.nn.Module):
     """Calls ``model`` by keyword and returns its outputs as a tuple, in the signature's order.
 
-    ``options`` are passed to every call beside the inputs, such as ``use_cache``.
+    ``options`` are passed to every call beside the inputs, such as ``use_cache``. ``head`` makes the sentence embedding
+    of the last hidden state.
     """
 
     def __init__(
-        self, model: torch.nn.Module, signature: Signature, options: Mapping[str, object] | None = None
+        self,
+        model: torch.nn.Module,
+        signature: Signature,
+        options: Mapping[str, object] | None = None,
+        head: SentenceHead | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.inputs = tuple(spec.name for spec in signature.inputs)
         self.outputs = tuple(spec.name for spec in signature.outputs)
+        self.mask = signature.mask
         self.options = dict(options or {})
+        self.sentence_head = head
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         result = self.answer(dict(zip(self.inputs, tensors, strict=True)))
         return tuple(result[name] for name in self.outputs)
 
     def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Everything that the model returns, by name."""
-        return dict(self.model(**inputs, **self.options))
-
-
-class EncoderModule(TransformersModule):
-    """``pooling`` adds the sentence embedding ``[B, H]`` that sentence-transformers computes outside the model:
-    ``{"mean": bool, "normalize": bool}``; empty for none.
-    """
-
-    def __init__(self, model: torch.nn.Module, signature: Signature, pooling: Mapping[str, bool]) -> None:
-        super().__init__(model, signature)
-        self.pooling = dict(pooling)
-
-    def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        result = super().answer(inputs)
-        if self.pooling:
-            result["sentence_embedding"] = self._embed(result["last_hidden_state"], inputs["attention_mask"])
+        """Everything that the model returns, by name, and the sentence embedding if there is one."""
+        own = {name: tensor for name, tensor in inputs.items() if name != POOLING_MASK}
+        result = dict(self.model(**own, **self.options))
+        if self.sentence_head is not None:
+            assert self.mask is not None
+            result[EMBEDDING] = self.sentence_head(result[HIDDEN], inputs[self.mask], inputs.get(POOLING_MASK))
         return result
-
-    def _embed(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if self.pooling["mean"]:
-            weights = mask.unsqueeze(-1).to(hidden.dtype)  # [B, S, 1]
-            pooled = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)  # [B, H]
-        else:
-            pooled = hidden[:, 0]
-        return torch.nn.functional.normalize(pooled, dim=-1) if self.pooling["normalize"] else pooled
 
 
 def load_transformers(

@@ -64,7 +64,8 @@ class Answer:
     ``truncated`` holds the rows of a text input that were cut to fit. ``reason`` says why this submodel was chosen, and
     whether by its exits. With ``exits`` several engines answered: ``engine`` and ``bucket`` are the first of them, and
     ``padding`` says what all rows together were filled up, or cut, to. ``decisions`` are the engine's by name (int64)
-    where they were asked for, of its whole bucket: padding takes part in them.
+    where they were asked for, of its whole bucket: padding takes part in them. ``prompt`` stood before every text, the
+    model's default one too; empty for none.
     """
 
     outputs: Mapping[str, Array]
@@ -78,6 +79,7 @@ class Answer:
     timings: Timings
     exits: ExitRows | None = None
     decisions: Mapping[str, Array] | None = None
+    prompt: str = ""
 
     def __getitem__(self, name: str) -> Array:
         return self.outputs[name]
@@ -87,4 +89,6 @@ class Answer:
         padding = f", padded {self.padding}" if self.padding else ""
         truncated = f", {len(self.truncated)} truncated" if self.truncated else ""
         exits = f", {self.exits}" if self.exits else ""
-        return f"Answer({shapes}; {self.engine}, {self.timings.run:.2f} ms{padding}{truncated}{exits}; {self.reason})"
+        prompt = f", prompt {self.prompt!r:.80}" if self.prompt else ""
+        figures = f"{self.timings.run:.2f} ms{padding}{truncated}{prompt}{exits}"
+        return f"Answer({shapes}; {self.engine}, {figures}; {self.reason})"

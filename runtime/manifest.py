@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..elastic import SEQUENCE, Axis, Bucket, ElasticSpec
-from ..errors import PlanError, SelectionError
+from ..errors import InputError, PlanError, SelectionError
 from ..profiles.precision import Precision
+from ..strict import nearest
 
 # 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
 # 3 (2026-11): figures of quality by what an output means, roles of outputs; reads 1 and 2.
@@ -286,13 +287,41 @@ class BudgetEntry:
 
 @dataclass(frozen=True)
 class TextEntry:
-    """How text becomes inputs: a ``tokenizers`` file and the input each field of an encoding feeds."""
+    """How text becomes inputs: a ``tokenizers`` file and the input each field of an encoding feeds.
+
+    ``lowercase``: the tokenizer lowers a text's case first. A text of more than ``max_tokens``, those that the
+    tokenizer adds included, is too long for the model whatever its buckets. ``prompts`` are texts by name that may
+    stand before a request's; the one named ``default_prompt`` does unless the request asks for another. ``pooled`` is
+    the input that is 1 where a token takes part in the embedding, of models that leave the tokens of a prompt out.
+    """
 
     file: str
     ids: str
     mask: str | None
     type_ids: str | None
     embedding: str | None
+    lowercase: bool = False
+    max_tokens: int | None = field(default=None, metadata={"min": 1})
+    prompts: Mapping[str, str] | None = None
+    default_prompt: str | None = None
+    pooled: str | None = None
+
+    def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
+        """The text that stands before a request's: ``prompt`` itself (empty for none), the one called ``prompt_name``,
+        else the default. Raises InputError for a name that the model does not have, or for both."""
+        known = self.prompts or {}
+        if prompt is not None and prompt_name is not None:
+            raise InputError("prompt and prompt_name: expected one of them, a text or the name of one")
+        if prompt is not None:
+            if not isinstance(prompt, str):
+                raise InputError(f"prompt: expected a text, got {prompt!r:.80}")
+            return prompt
+        name = self.default_prompt if prompt_name is None else prompt_name
+        if name is None:
+            return ""
+        if not isinstance(name, str) or name not in known:
+            raise InputError(f"prompt_name {name!r:.80}{nearest(str(name)[:80], known)}")
+        return known[name]
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from time import perf_counter
 from types import TracebackType
@@ -26,6 +26,7 @@ from .exits.drift import Drift
 from .host_latencies import measured_elsewhere
 from .in_flight import Ahead, InFlight
 from .inputs import InputChecker, cut_back
+from .manifest import TextEntry
 from .onnxruntime_gpu_provider import Provider, provider_named
 from .residency import RESIDENCIES, Residency
 from .runner import runnable_engines
@@ -115,6 +116,8 @@ class ElasticModel:
         exits: AskedExits | None = None,
         truncate: bool = False,
         decisions: bool = False,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
     ) -> Answer:
         """Answers one request: arrays by input name, or a text, or a list of texts.
 
@@ -126,17 +129,22 @@ class ElasticModel:
         exits or one for each but the last; by the name of a calibrated policy; by an ``ExitPolicy``; "off" keeps them
         all in. Without it the bundle's default policy decides, else the model's own gate; if there is neither, or the
         latency is limited, the whole engine answers. With ``decisions`` the answer also has what the model decided on
-        the way, such as routes. Raises InputError, SelectionError, or a BundleError if an engine cannot be opened.
+        the way, such as routes. ``prompt`` stands before every text (empty for none), or the model's prompt called
+        ``prompt_name``, else its default one, if it has one. Raises InputError, SelectionError, or a BundleError if an
+        engine cannot be opened.
         """
         started = perf_counter()
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
         truncated: tuple[int, ...] = ()
+        before = ""
         if type(inputs) is dict or isinstance(inputs, Mapping):
             if truncate:
                 raise InputError("truncate: applies to text only; cut the arrays yourself")
+            if prompt is not None or prompt_name is not None:
+                raise InputError("prompt: applies to text only; its tokens belong into the arrays")
             feeds = inputs
         else:
-            encoded = self._encode(inputs, request if truncate else Request(), truncate)
+            encoded, before = self._encode(inputs, request if truncate else Request(), truncate, prompt, prompt_name)
             feeds, truncated = encoded.feeds, encoded.truncated
         encoded_at = perf_counter()
 
@@ -144,7 +152,8 @@ class ElasticModel:
         choice, number = self._admit(request, given, started)
         try:
             self._inputs.check_values(feeds)
-            return self._answer(feeds, given, choice, exits, request, truncated, (started, encoded_at), decisions)
+            answer = self._answer(feeds, given, choice, exits, request, truncated, (started, encoded_at), decisions)
+            return replace(answer, prompt=before) if before else answer
         finally:
             self._in_flight.leave(number)
 
@@ -173,15 +182,20 @@ class ElasticModel:
         """
         return self._dispatcher.longest_sequence(batch, Request(submodel=submodel))
 
-    def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens each text has for this model, those that its tokenizer adds included. Raises InputError."""
+    def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
+        """What stands before a text of a request with these arguments; empty for nothing. Raises InputError."""
+        return self._text_entry().prompt(prompt, prompt_name)
+
+    def token_counts(self, texts: Sequence[str], prompt: str | None = None) -> list[int]:
+        """How many tokens each text has for this model behind ``prompt`` (None is the default one), those that its
+        tokenizer adds included. Raises InputError."""
         if isinstance(texts, str):
             raise InputError(f"texts: expected a list of texts, got {texts!r:.80}")
         with self._encoder_lock:
             encoder = self._encoder
         counts: list[int] = []
         for start in range(0, len(texts), _COUNTED):
-            counts += encoder.encode(texts[start : start + _COUNTED], sys.maxsize).lengths
+            counts += encoder.lengths(texts[start : start + _COUNTED], prompt)
         return counts
 
     def drift(self) -> Mapping[str, Drift]:
@@ -347,19 +361,32 @@ class ElasticModel:
     def _where_it_ran(self, reason: str) -> str:
         return reason if self._provider is None else f"{reason}; by ONNX Runtime's provider {self._provider.name}"
 
-    def _encode(self, inputs: str | Sequence[str], request: Request, truncate: bool) -> Encoded:
+    def _encode(
+        self,
+        inputs: str | Sequence[str],
+        request: Request,
+        truncate: bool,
+        prompt: str | None,
+        prompt_name: str | None,
+    ) -> tuple[Encoded, str]:
+        """Texts as inputs, and the prompt before them."""
         if not isinstance(inputs, (str, Sequence)):
             raise InputError(f"inputs: expected arrays by name, a text or texts, got {type(inputs).__name__}")
         texts = [inputs] if isinstance(inputs, str) else inputs
         with self._encoder_lock:
             encoder = self._encoder
-        return encoder.encode(texts, self._dispatcher.longest_sequence(len(texts), request), truncate)
+        before = encoder.entry.prompt(prompt, prompt_name)
+        return encoder.encode(texts, self._dispatcher.longest_sequence(len(texts), request), truncate, before), before
 
     @cached_property
     def _encoder(self) -> TextEncoder:
-        text = self.bundle.manifest.text
-        if text is None:
-            raise InputError(f"bundle {self.bundle.path}: has no tokenizer; pass arrays by input name instead of text")
+        text = self._text_entry()
         self.bundle.require_hashes(text.file)
         with self.bundle.held(text.file):
             return TextEncoder(self.bundle.file(text.file), text, self.bundle.manifest.inputs)
+
+    def _text_entry(self) -> TextEntry:
+        text = self.bundle.manifest.text
+        if text is None:
+            raise InputError(f"bundle {self.bundle.path}: has no tokenizer; pass arrays by input name instead of text")
+        return text

@@ -133,9 +133,12 @@ def _problems(manifest: Manifest) -> Iterable[str]:
         names = {spec.name for spec in manifest.inputs}
         if manifest.text.file not in files:
             yield f"text: file {manifest.text.file!r} is not among the files"
-        for name in (manifest.text.ids, manifest.text.mask, manifest.text.type_ids):
+        for name in (manifest.text.ids, manifest.text.mask, manifest.text.type_ids, manifest.text.pooled):
             if name is not None and name not in names:
                 yield f"text: {name!r} is not an input of this model"
+        default = manifest.text.default_prompt
+        if default is not None and default not in (manifest.text.prompts or {}):
+            yield f"text: default_prompt {default[:80]!r} is not among the prompts"
     if not manifest.engines or not manifest.inputs or not manifest.outputs:
         yield "expected at least one engine, one input and one output"
     yield from _decision_problems(manifest)

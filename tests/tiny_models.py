@@ -52,10 +52,15 @@ def save_tiny_encoder(folder: Path, model_type: str = "bert", task: str = "Model
 def add_pooling(folder: Path, normalize: bool = True) -> None:
     """The files by which sentence-transformers says how a sentence embedding is made."""
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    modules = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"]
-    modules += ["sentence_transformers.models.Normalize"] if normalize else []
-    (folder / "modules.json").write_text(json.dumps([{"idx": i, "type": name} for i, name in enumerate(modules)]))
+    width = json.loads((folder / "config.json").read_text())["hidden_size"]
+    pooling = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    parts = [("Transformer", ""), ("Pooling", "1_Pooling"), *([("Normalize", "2_Normalize")] if normalize else [])]
+    modules = [
+        {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for place, (kind, path) in enumerate(parts)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
 
 
 def corpus(path: Path, texts: int = 400) -> Path:

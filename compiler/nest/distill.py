@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ...errors import CheckpointError
+from ...exporters.sentence_transformers.read_modules import HEAD
 from ...exporters.universal import UniversalModel
 from ..clock import Clock
 from ..levels import Level
@@ -113,14 +114,19 @@ def distill(
 
 
 def trainable(model: UniversalModel) -> dict[str, torch.nn.Parameter]:
-    """The parameters that training may change: all but embedding tables, by the names that the spec uses."""
+    """The parameters that training may change, by the names that the spec uses: all but embedding tables, and the
+    modules behind the model, which no submodel narrows and whose files stay as they are."""
     tables = {
         id(weight)
         for part in model.module.modules()
         if isinstance(part, torch.nn.Embedding)
         for weight in part.parameters(recurse=False)
     }
-    return {name: weight for name, weight in model.parameters().items() if id(weight) not in tables}
+    return {
+        name: weight
+        for name, weight in model.parameters().items()
+        if id(weight) not in tables and not name.startswith(HEAD)
+    }
 
 
 def _drawn(levels: int, seed: int, step: int) -> int:

@@ -13,6 +13,7 @@ from safetensors.torch import save
 
 from ...errors import CheckpointError
 from ...exporters.checkpoint import Checkpoint
+from ...exporters.sentence_transformers.read_modules import SentenceModules
 from ...exporters.universal import PREFIX, UniversalModel
 from ...runtime.seal import to_json
 from ...strict import unstructure
@@ -21,9 +22,8 @@ from .distill import trainable
 
 RECORD_NAME = "nest.json"
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
-# Tokenizer files, and the numbered parts of a sentence-transformers folder; not the card, which is of another model.
+# Tokenizer files, and those that say how texts are embedded; not the card, which is of another model.
 _COPIED = ("*.json", "*.txt", "*.model")
-_PART = re.compile(r"\d+_\w+")
 _INDEX = re.compile(r".*\.index\.json")  # of weights in several files; here they are one
 
 
@@ -45,7 +45,7 @@ def write_folder(
 ) -> None:
     """Writes the folder that ``stage`` publishes: float32 weights under the checkpoint's own names."""
     checkpoint = model.source.checkpoint
-    for path in _companions(checkpoint.folder):
+    for path in _companions(checkpoint.folder, model.source.modules):
         target = stage.folder / path.relative_to(checkpoint.folder)
         target.parent.mkdir(exist_ok=True)
         write_synced(target, path.read_bytes())
@@ -61,11 +61,10 @@ def write_folder(
     write_synced(stage.folder / _WEIGHTS, save(_weights(model), {"format": "pt"}))
 
 
-def _companions(folder: Path) -> list[Path]:
+def _companions(folder: Path, modules: SentenceModules | None) -> list[Path]:
     """What the original folder holds besides weights, configuration and prose."""
-    parts = [path for path in folder.iterdir() if path.is_dir() and _PART.fullmatch(path.name)]
     found = {path for pattern in _COPIED for path in folder.glob(pattern)} - {folder / _CONFIG}
-    found |= {path for part in parts for path in part.iterdir()}
+    found |= set(modules.files if modules else ())
     return sorted(path for path in found if path.is_file() and not _INDEX.fullmatch(path.name))
 
 

@@ -8,7 +8,9 @@ import torch
 
 from ..checkpoint import Checkpoint
 from ..family import Signature
-from ..transformers_model import EncoderModule, TransformersModule, load_transformers
+from ..sentence_transformers.head import load_head
+from ..sentence_transformers.read_modules import SentenceModules
+from ..transformers_model import TransformersModule, load_transformers
 from .architecture import BertArchitecture
 
 
@@ -20,7 +22,7 @@ class ChoiceModule(TransformersModule):
 
 
 def load_bert(
-    checkpoint: Checkpoint, architecture: BertArchitecture, signature: Signature, pooling: Mapping[str, bool]
+    checkpoint: Checkpoint, architecture: BertArchitecture, signature: Signature, modules: SentenceModules | None
 ) -> TransformersModule:
     """The module that takes ids and masks ``[B, S]`` (int64) and returns the signature's outputs (float32).
 
@@ -29,4 +31,4 @@ def load_bert(
     model = load_transformers(checkpoint, without_pooler=not architecture.pooler)
     if architecture.head is not None and architecture.head.choices:
         return ChoiceModule(model, signature)
-    return EncoderModule(model, signature, pooling)
+    return TransformersModule(model, signature, head=load_head(checkpoint.folder, modules))

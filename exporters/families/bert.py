@@ -16,9 +16,11 @@ from ...workload import Op, elementwise, linear, lookup, self_attention
 from ..bert.architecture import BertArchitecture, checked_shapes, names_in_files, read_bert
 from ..bert.heads import Output
 from ..bert.layouts import LAYOUTS
-from ..checkpoint import Checkpoint, read_json
+from ..checkpoint import Checkpoint
 from ..elastic_config import read_nesting
 from ..family import Family, Signature
+from ..sentence_transformers.interface import with_modules
+from ..sentence_transformers.read_modules import SentenceModules, read_modules
 
 if TYPE_CHECKING:
     import torch
@@ -63,13 +65,16 @@ class BertFamily(Family):
         ]
         if architecture.types > 1:
             inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=architecture.types))
-        outputs = tuple(_outputs(checkpoint, architecture))
-        embedding = next((spec.name for spec in outputs if spec.name == "sentence_embedding"), None)
         text = None
         if (checkpoint.folder / "tokenizer.json").is_file():
             type_ids = "token_type_ids" if len(inputs) == 3 else None
-            text = TextEntry("tokenizer.json", "input_ids", "attention_mask", type_ids, embedding)
-        return Signature(tuple(inputs), outputs, architecture.positions, "attention_mask", text)
+            text = TextEntry("tokenizer.json", "input_ids", "attention_mask", type_ids, None)
+        outputs = tuple(_outputs(architecture))
+        signature = Signature(tuple(inputs), outputs, architecture.positions, "attention_mask", text)
+        return with_modules(signature, checkpoint, self.sentence_modules(checkpoint))
+
+    def sentence_modules(self, checkpoint: Checkpoint) -> SentenceModules | None:
+        return read_modules(checkpoint, read_bert(checkpoint).hidden)
 
     def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
         architecture = read_bert(checkpoint)
@@ -102,7 +107,8 @@ class BertFamily(Family):
     def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
         from ..bert.load import load_bert
 
-        return load_bert(checkpoint, read_bert(checkpoint), self.signature(checkpoint), _pooling(checkpoint))
+        modules = self.sentence_modules(checkpoint)
+        return load_bert(checkpoint, read_bert(checkpoint), self.signature(checkpoint), modules)
 
     def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:
         for name, part in module.named_modules():
@@ -116,21 +122,8 @@ class BertFamily(Family):
 FAMILY = BertFamily()
 
 
-def _pooling(checkpoint: Checkpoint) -> dict[str, bool]:
-    """The sentence-transformers pooling that travels with the folder; empty if there is none we can express."""
-    path = checkpoint.folder / "1_Pooling" / "config.json"
-    if not path.is_file():
-        return {}
-    modes = {key for key, on in read_json(path).items() if key.startswith("pooling_mode_") and on is True}
-    if modes not in ({"pooling_mode_mean_tokens"}, {"pooling_mode_cls_token"}):
-        return {}
-    modules = checkpoint.folder / "modules.json"
-    normalize = modules.is_file() and b"models.Normalize" in modules.read_bytes()
-    return {"mean": "pooling_mode_mean_tokens" in modes, "normalize": normalize}
-
-
-def _outputs(checkpoint: Checkpoint, architecture: BertArchitecture) -> Iterator[TensorSpec]:
-    """What the class that config.json names returns, and the sentence embedding if the folder defines one."""
+def _outputs(architecture: BertArchitecture) -> Iterator[TensorSpec]:
+    """What the class that config.json names returns."""
     if architecture.head is not None:
         yield from (_output(architecture, output) for output in architecture.head.outputs)
         return
@@ -138,8 +131,6 @@ def _outputs(checkpoint: Checkpoint, architecture: BertArchitecture) -> Iterator
     yield TensorSpec("last_hidden_state", "float32", ("batch", "sequence", hidden))
     if architecture.pooler:
         yield TensorSpec("pooler_output", "float32", ("batch", hidden))
-    if _pooling(checkpoint):
-        yield TensorSpec("sentence_embedding", "float32", ("batch", hidden))
 
 
 def _output(architecture: BertArchitecture, output: Output) -> TensorSpec:

@@ -1,0 +1,197 @@
+"""Reads ``modules.json`` strictly: which modules run behind the transformer, in their order, and their weights' shapes.
+
+A module that is not understood stops the import by its name: without it the embedding would be another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ...elastic import Bucket
+from ...errors import CheckpointError
+from ...strict import structure
+from ...workload import Op
+from ..checkpoint import MODULES_FILE, Checkpoint, TensorHeader, read_headers, read_json_list
+from .model_config import read_model_config
+from .modules import SENTENCE, TOKENS, Module, Pooling, Shape, Value
+from .read_module import KINDS, read_module
+
+# The attribute of a universal model under which the modules lie; their parameters start with it.
+HEAD = "sentence_head"
+_WEIGHTS, _PICKLE = "model.safetensors", "pytorch_model.bin"
+_TRANSFORMER = "Transformer"
+# Where the classes have stood from version 0.2 to 6.2, such as sentence_transformers.models.Pooling; sparse encoders,
+# cross encoders and multi-vector encoders have rooms of their own.
+_TYPE = re.compile(
+    r"sentence_transformers(?:\.models|\.base\.modules|\.sentence_transformer\.modules)(?:\.\w+)?\.(\w+)"
+)
+_FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_MOST = 64
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One module of ``modules.json``. ``kwargs`` name arguments that ``encode`` would hand on, which change nothing
+    here: these modules take none."""
+
+    name: str
+    path: str
+    type: str
+    idx: int | None = None
+    kwargs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """The modules behind the transformer by their place in ``modules.json``, each with the folder of its files.
+
+    Of the embedding that the last of them writes, the first ``width`` numbers are the model's. ``headers`` are the
+    tensors in the folders, by parameter name, where there are weights.
+    """
+
+    modules: Mapping[int, tuple[str, Module]]
+    width: int
+    files: tuple[Path, ...]
+    headers: Mapping[str, TensorHeader]
+
+    @cached_property
+    def parameter_shapes(self) -> Mapping[str, Shape]:
+        """Every parameter of the modules, by the universal model's names."""
+        return {
+            parameter_name(place, name): shape
+            for place, (_, module) in self.modules.items()
+            for name, shape in module.parameters.items()
+        }
+
+    @property
+    def leaves_prompt_out(self) -> bool:
+        """Whether a pooling leaves the tokens of a prompt out, so that it must know which they are."""
+        return any(isinstance(m, Pooling) and not m.include_prompt for _, m in self.modules.values())
+
+    def ops(self, bucket: Bucket) -> list[Op]:
+        """The operations of the modules, for the analytic cost model."""
+        return [op for place, (_, module) in self.modules.items() for op in module.ops(f"{HEAD}.{place}", bucket)]
+
+
+def name_in_file(parameter: str) -> str:
+    """What the file of a module calls one of its parameters, given the universal model's name of it."""
+    return parameter.split(".", 2)[2]
+
+
+def parameter_name(place: int, name: str) -> str:
+    """The universal model's name of the parameter that the files of the module at ``place`` call ``name``."""
+    return f"{HEAD}.{place}.{name}"
+
+
+def read_modules(checkpoint: Checkpoint, hidden: int) -> SentenceModules | None:
+    """The modules behind a transformer whose tokens are ``hidden`` wide; None where the folder has no ``modules.json``.
+
+    Raises CheckpointError for a module or setting that is not understood, does not fit the one before it, or whose
+    weights are missing, misfit or pickled.
+    """
+    folder = checkpoint.folder
+    if not checkpoint.has_modules:
+        for path in sorted(folder.glob("*_Pooling")):  # how texts are pooled would be passed over in silence
+            raise CheckpointError(f"{path}: a module of sentence-transformers, and no {MODULES_FILE} says when it runs")
+        return None
+    where, entries = folder / MODULES_FILE, _entries(folder)
+    widths: dict[Value, int] = {TOKENS: hidden}
+    modules: dict[int, tuple[str, Module]] = {}
+    for place, (kind, entry) in enumerate(entries):
+        if place == 0:
+            continue
+        module = read_module(kind, folder / entry.path, widths)
+        if module is None:
+            continue
+        named = f"{where}: module {place} ({entry.path}, {kind})"
+        if module.reads not in widths:
+            raise CheckpointError(f"{named} reads {module.reads}, which no module before it makes")
+        if module.takes != widths[module.reads]:
+            raise CheckpointError(
+                f"{named} takes {module.takes} numbers of {module.reads}, the one before it gives "
+                f"{widths[module.reads]}"
+            )
+        if not isinstance(module, Pooling) and module.writes != module.reads:
+            raise CheckpointError(
+                f"{named} reads {module.reads} and writes {module.writes}: only Pooling makes one of the other"
+            )
+        widths[module.writes] = module.gives
+        modules[place] = (entry.path, module)
+    if SENTENCE not in widths:
+        raise CheckpointError(f"{where}: no module makes a {SENTENCE}; expected a Pooling")
+    headers = _headers(checkpoint, modules) if checkpoint.has_weights else {}
+    shown = min(widths[SENTENCE], read_model_config(folder).truncate_dim or widths[SENTENCE])
+    files = [where, *(folder / entry.path / "config.json" for _, entry in entries[1:])]
+    files += [folder / header.file for header in headers.values()]
+    return SentenceModules(modules, shown, tuple(sorted({f for f in files if f.is_file()})), headers)
+
+
+def _entries(folder: Path) -> list[tuple[str, _Entry]]:
+    """Kind and entry of every module, the transformer first."""
+    where = folder / MODULES_FILE
+    data = read_json_list(where)
+    if not 1 <= len(data) <= _MOST:
+        raise CheckpointError(f"{where}: expected 1 to {_MOST} modules, got {len(data)}")
+    entries = [structure(_Entry, item, f"{where}: module {i}", CheckpointError) for i, item in enumerate(data)]
+    names = [entry.name for entry in entries]
+    if len(set(names)) != len(names):
+        raise CheckpointError(f"{where}: two modules have one name among {', '.join(names)[:80]}")
+    kinds = [_kind(where, place, entry) for place, entry in enumerate(entries)]
+    return list(zip(kinds, entries, strict=True))
+
+
+def _kind(where: Path, place: int, entry: _Entry) -> str:
+    named = f"{where}: module {place} ({entry.path[:80]!r})"
+    match = _TYPE.fullmatch(entry.type)
+    kind = match[1] if match else ""
+    expected = [_TRANSFORMER] if place == 0 else sorted(KINDS)
+    if kind not in expected:
+        raise CheckpointError(
+            f"{named} is {entry.type[:120]!r}, which is not supported here; expected {', '.join(expected)} of "
+            "sentence_transformers"
+        )
+    if place == 0 and entry.path:
+        raise CheckpointError(
+            f"{named}: the transformer lies in a folder of its own; save the model again with a newer "
+            "sentence-transformers, which writes it beside modules.json"
+        )
+    if place and (not _FOLDER.fullmatch(entry.path) or ".." in entry.path):
+        raise CheckpointError(f"{named}: path may leave the model folder; expected a plain folder name")
+    return kind
+
+
+def _headers(checkpoint: Checkpoint, modules: Mapping[int, tuple[str, Module]]) -> dict[str, TensorHeader]:
+    """The tensors of the modules that have parameters, which must be exactly those."""
+    headers: dict[str, TensorHeader] = {}
+    for place, (path, module) in modules.items():
+        if not module.parameters:
+            continue
+        file = checkpoint.folder / path / _WEIGHTS
+        if not file.is_file():
+            pickled = file.with_name(_PICKLE)
+            if pickled.is_file():
+                raise CheckpointError(
+                    f"{pickled}: pickled weights are refused since loading them can run code; load the model with "
+                    "sentence-transformers and save it again, which writes safetensors"
+                )
+            raise CheckpointError(f"{file}: no such file; module {place} of {MODULES_FILE} needs it")
+        found = read_headers(file, f"{path}/{_WEIGHTS}")
+        for problem in _misfits(found, module.parameters):
+            raise CheckpointError(f"{file}: {problem}")
+        headers |= {parameter_name(place, name): header for name, header in found.items()}
+    return headers
+
+
+def _misfits(found: Mapping[str, TensorHeader], expected: Mapping[str, Shape]) -> Iterator[str]:
+    for name, shape in expected.items():
+        if name not in found:
+            yield f"tensor {name} is missing"
+        elif found[name].shape != shape or found[name].dtype not in ("F64", "F32", "F16", "BF16"):
+            stored = f"{found[name].dtype} {list(found[name].shape)}"
+            yield f"tensor {name} is {stored}; expected F32 {list(shape)}, as config.json says"
+    for name in sorted(found.keys() - expected.keys()):
+        yield f"tensor {name!r:.200} has no place in the module that config.json describes"

@@ -1,0 +1,120 @@
+"""How sentence-transformers prepares a text before it is tokenised: case, length, prompts (no torch here).
+
+``sentence_bert_config.json`` is read strictly: a setting that would make other tokens of a text, and is not honoured,
+is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError
+from ...runtime.manifest import TextEntry
+from ...strict import structure
+from ..checkpoint import Checkpoint, read_json
+from .model_config import read_model_config
+from .modules import TOKENS
+
+# The first of these that is there counts.
+_TRANSFORMER_FILES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+_MODEL_ARGUMENTS = ("model_args", "model_kwargs", "config_args", "config_kwargs")
+_TOKENIZER_ARGUMENTS = ("tokenizer_args", "processor_kwargs")
+# Arguments that change no vector but by rounding: engines compute in their own precision.
+_HARMLESS_ARGUMENTS = frozenset({"attn_implementation", "dtype", "torch_dtype", "trust_remote_code"})
+_TEXT_ONLY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+# Larger lengths mean that there is no limit; transformers writes 10^30.
+_NO_LIMIT = 2**31
+
+
+@dataclass(frozen=True)
+class _Transformer:
+    """``sentence_bert_config.json``. ``unpad_inputs`` is about speed alone."""
+
+    max_seq_length: int | None = field(default=None, metadata={"min": 1})
+    do_lower_case: bool = False
+    transformer_task: str = "feature-extraction"
+    module_output_name: str = TOKENS
+    modality_config: Mapping[str, Any] | None = None
+    processing_kwargs: Mapping[str, Any] | None = None
+    query_length: int | None = None
+    document_length: int | None = None
+    query_expansion: Mapping[str, Any] | None = None
+    tokenizer_name_or_path: str | None = None
+    unpad_inputs: bool | None = None
+    model_args: Mapping[str, Any] | None = None
+    model_kwargs: Mapping[str, Any] | None = None
+    config_args: Mapping[str, Any] | None = None
+    config_kwargs: Mapping[str, Any] | None = None
+    tokenizer_args: Mapping[str, Any] | None = None
+    processor_kwargs: Mapping[str, Any] | None = None
+
+
+def with_text_settings(checkpoint: Checkpoint, text: TextEntry, pooled: str | None) -> TextEntry:
+    """``text`` with what the folder says of texts; ``pooled`` is the input that says which tokens are pooled, if any.
+
+    A folder without ``modules.json`` says nothing. Raises CheckpointError for a setting that is not understood.
+    """
+    if not checkpoint.has_modules:
+        return text
+    transformer, model = _transformer(checkpoint.folder), read_model_config(checkpoint.folder)
+    return replace(
+        text,
+        max_tokens=_longest(checkpoint, transformer),
+        lowercase=transformer.do_lower_case,
+        prompts=model.texts or None,
+        default_prompt=model.default_prompt_name,
+        pooled=pooled,
+    )
+
+
+def _transformer(folder: Path) -> _Transformer:
+    path, data = folder / _TRANSFORMER_FILES[0], {}
+    for name in _TRANSFORMER_FILES:
+        if (folder / name).is_file() and (data := read_json(folder / name)):
+            path = folder / name
+            break
+    stated = structure(_Transformer, data, str(path), CheckpointError)
+    for problem in _refusals(stated):
+        raise CheckpointError(f"{path}: {problem}")
+    return stated
+
+
+def _refusals(stated: _Transformer) -> list[str]:
+    """Settings under which sentence-transformers would feed or read the transformer in another way."""
+    problems = []
+    expected: dict[str, Any] = {"transformer_task": "feature-extraction", "module_output_name": TOKENS}
+    for key, usual in expected.items():
+        if getattr(stated, key) != usual:
+            problems.append(f"{key} {getattr(stated, key)[:80]!r} is not supported; expected {usual!r}")
+    if stated.modality_config is not None and stated.modality_config != _TEXT_ONLY:
+        problems.append(
+            f"modality_config of {', '.join(stated.modality_config)[:80]!r} is not supported; expected that of a text "
+            f"encoder, {_TEXT_ONLY}"
+        )
+    for key in ("processing_kwargs", "query_length", "document_length", "query_expansion", "tokenizer_name_or_path"):
+        if getattr(stated, key):
+            problems.append(f"{key} is not supported: it would make other tokens of a text")
+    for keys, harmless in ((_MODEL_ARGUMENTS, _HARMLESS_ARGUMENTS), (_TOKENIZER_ARGUMENTS, {"trust_remote_code"})):
+        for key in keys:
+            for argument in sorted((getattr(stated, key) or {}).keys() - harmless):
+                problems.append(f"{key}: {argument[:80]!r} is not supported; write it into the model's own files")
+    return problems
+
+
+def _longest(checkpoint: Checkpoint, stated: _Transformer) -> int | None:
+    """Tokens that a text may have: ``max_seq_length``, else what the tokenizer's own file says."""
+    if stated.max_seq_length is not None:
+        return stated.max_seq_length
+    path = checkpoint.folder / "tokenizer_config.json"
+    value = read_json(path).get("model_max_length") if path.is_file() else None
+    if value is None or (isinstance(value, int | float) and value >= _NO_LIMIT):
+        return None
+    if type(value) is not int or value < 1:
+        raise CheckpointError(f"{path}: model_max_length: expected a whole number of at least 1, got {value!r:.80}")
+    return value

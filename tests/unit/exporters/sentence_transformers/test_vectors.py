@@ -1,0 +1,105 @@
+"""Text in, vector out: the PyTorch module that nestforge compiles against sentence-transformers on the same folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from nestforge.compiler.rank_axes import text_encoder
+from nestforge.exporters.sentence_transformers.modules import POOLING_MODES
+from nestforge.exporters.sentence_transformers.read_module import ACTIVATIONS
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+from sentence_folders import HIDDEN, TEXTS, TINY, Layout, their_vectors
+from tiny_models import save_tiny_encoder
+
+PROMPTS = {"prompts": {"query": "time budget ", "passage": "a ", "none": None}}
+
+
+def mean(m):
+    return [m.Pooling(HIDDEN)]
+
+
+LAYOUTS = [
+    *(Layout(mode, lambda m, mode=mode: [m.Pooling(HIDDEN, mode)]) for mode in POOLING_MODES),
+    *(Layout(f"old {mode}", lambda m, mode=mode: [m.Pooling(HIDDEN, mode)], old=True) for mode in POOLING_MODES),
+    Layout("old mean, normalised", lambda m: [m.Pooling(HIDDEN), m.Normalize()], old=True),
+    Layout("normalised", lambda m: [m.Pooling(HIDDEN, "cls"), m.Normalize()]),
+    Layout("several modes", lambda m: [m.Pooling(HIDDEN, ("lasttoken", "mean", "max"))]),
+    Layout("old, several modes", lambda m: [m.Pooling(HIDDEN, ("cls", "max", "mean"))], old=True),
+    Layout("a folder of another name", mean, renamed={"1_Pooling": "pooling"}),
+    Layout("dense", lambda m: [m.Pooling(HIDDEN, "cls"), m.Dense(HIDDEN, 24), m.Normalize()]),
+    Layout("old dense", lambda m: [m.Pooling(HIDDEN, "cls"), m.Dense(HIDDEN, 24), m.Normalize()], old=True),
+    Layout(
+        "two dense, no bias",
+        lambda m: [
+            m.Pooling(HIDDEN),
+            m.Dense(HIDDEN, 40, bias=False, activation_function=torch.nn.Identity()),
+            m.Dense(40, HIDDEN, bias=False, activation_function=torch.nn.Identity()),
+            m.Normalize(),
+        ],
+    ),
+    Layout("residual", lambda m: [m.Pooling(HIDDEN), m.Dense(HIDDEN, HIDDEN, use_residual=True)]),
+    Layout("projected residual", lambda m: [m.Pooling(HIDDEN), m.Dense(HIDDEN, 8, use_residual=True)]),
+    Layout("normalised before dense", lambda m: [m.Pooling(HIDDEN), m.Normalize(), m.Dense(HIDDEN, 8)]),
+    Layout("layer norm", lambda m: [m.Pooling(HIDDEN), m.LayerNorm(HIDDEN), m.Dropout(0.5)]),
+    Layout(
+        "dense on tokens",
+        lambda m: [
+            m.Dense(HIDDEN, 12, module_input_name="token_embeddings"),
+            m.Normalize("token_embeddings"),
+            m.Pooling(12, ("max", "weightedmean")),
+        ],
+    ),
+    *(
+        Layout(
+            name,
+            lambda m, name=name: [m.Pooling(HIDDEN), m.Dense(HIDDEN, 8, activation_function=getattr(torch.nn, name)())],
+        )
+        for name in sorted(ACTIVATIONS)
+    ),
+    Layout("prompts, none asked", mean, config=PROMPTS),
+    Layout("default prompt", mean, config={**PROMPTS, "default_prompt_name": "query"}),
+    Layout("default prompt left out", mean, config={**PROMPTS, "default_prompt_name": "query"}, ask={"prompt": ""}),
+    Layout("prompt by name", mean, config={**PROMPTS, "default_prompt_name": "query"}, ask={"prompt_name": "passage"}),
+    Layout("null prompt", mean, config={**PROMPTS, "default_prompt_name": "query"}, ask={"prompt_name": "none"}),
+    Layout("prompt as text", lambda m: [m.Pooling(HIDDEN, "lasttoken")], ask={"prompt": "the engine: "}),
+    *(
+        Layout(
+            f"prompt not pooled, {mode}",
+            lambda m, mode=mode: [m.Pooling(HIDDEN, mode, include_prompt=False)],
+            config={**PROMPTS, "default_prompt_name": "query"},
+        )
+        for mode in POOLING_MODES
+    ),
+    Layout("prompt not pooled, none asked", lambda m: [m.Pooling(HIDDEN, "cls", include_prompt=False)], config=PROMPTS),
+    Layout("max_seq_length", mean, transformer={"max_seq_length": 6}),
+    Layout("max_seq_length with a prompt", mean, transformer={"max_seq_length": 6}, ask={"prompt": "time budget "}),
+    Layout("truncated embedding", lambda m: [m.Pooling(HIDDEN), m.Normalize()], config={"truncate_dim": 5}),
+    Layout("roberta", mean, save=lambda f: save_tiny_encoder(f, "roberta", **TINY, pad_token_id=0)),
+    Layout("electra", mean, save=lambda f: save_tiny_encoder(f, "electra", **{**TINY, "embedding_size": HIDDEN})),
+]
+
+
+def our_vectors(folder: Path, **asked: str) -> np.ndarray:
+    universal = load_universal(open_source(folder))
+    encoder = text_encoder(universal)
+    assert encoder is not None
+    encoded = encoder.encode(TEXTS, 40, truncate=True, prompt=encoder.entry.prompt(**asked))
+    signature = universal.source.signature
+    with torch.no_grad():
+        outputs = universal.module(*(torch.from_numpy(encoded.feeds[spec.name]) for spec in signature.inputs))
+    found = dict(zip([spec.name for spec in signature.outputs], outputs, strict=True))
+    assert signature.text is not None
+    embedding: np.ndarray = found[signature.text.embedding or ""].numpy()
+    return embedding
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, layout: Layout) -> None:
+    folder = layout.write(tmp_path / "m")
+    expected, found = their_vectors(folder, **layout.ask), our_vectors(folder, **layout.ask)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
