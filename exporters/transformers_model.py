@@ -19,23 +19,15 @@ from .sentence_transformers.interface import EMBEDDING, HIDDEN, POOLING_MASK
 class TransformersModule(torch.nn.Module):
     """Calls ``model`` by keyword and returns its outputs as a tuple, in the signature's order.
 
-    ``options`` are passed to every call beside the inputs, such as ``use_cache``. ``head`` makes the sentence embedding
-    of the last hidden state.
+    ``head`` makes the sentence embedding of the last hidden state.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        signature: Signature,
-        options: Mapping[str, object] | None = None,
-        head: SentenceHead | None = None,
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, signature: Signature, head: SentenceHead | None = None) -> None:
         super().__init__()
         self.model = model
         self.inputs = tuple(spec.name for spec in signature.inputs)
         self.outputs = tuple(spec.name for spec in signature.outputs)
         self.mask = signature.mask
-        self.options = dict(options or {})
         self.sentence_head = head
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -45,7 +37,7 @@ class TransformersModule(torch.nn.Module):
     def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Everything that the model returns, by name, and the sentence embedding if there is one."""
         own = {name: tensor for name, tensor in inputs.items() if name != POOLING_MASK}
-        result = dict(self.model(**own, **self.options))
+        result = dict(self.model(**own))
         if self.sentence_head is not None:
             assert self.mask is not None
             result[EMBEDDING] = self.sentence_head(result[HIDDEN], inputs[self.mask], inputs.get(POOLING_MASK))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_models import word_tokenizer
 
 # Two layers, four heads on two pairs of keys and values, FFN 32; windows shorter than the buckets of the tests.
 TINY: dict[str, Any] = {
@@ -94,3 +95,14 @@ def narrowed(wide: Any, widths: list[int]) -> Any:
             down.bias.data = layer.mlp.down_proj.bias.data.clone()
         layer.mlp.down_proj = down
     return narrow.requires_grad_(False)
+
+
+def save_text_decoder(folder: Path, model_type: str = "llama", bare: bool = True, **overrides: Any) -> Path:
+    """A folder with a tokenizer, of the language model or of the ``bare`` decoder, as sentence-transformers has it."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    model = make_decoder(model_type, **overrides)
+    (model.model if bare else model).save_pretrained(folder)
+    word_tokenizer(TINY["vocab_size"]).save(str(folder / "tokenizer.json"))
+    return folder

@@ -40,7 +40,9 @@ _FLAGS = {
 class Layout:
     """A folder: ``modules(m)`` are those behind the transformer, made of the classes in ``m``; ``old`` writes them as
     versions before 5 did, ``renamed`` gives their folders other names, ``transformer`` is written into
-    ``sentence_bert_config.json`` and ``config`` into ``config_sentence_transformers.json``."""
+    ``sentence_bert_config.json``, ``config`` into ``config_sentence_transformers.json`` and ``tokenizer`` into
+    ``tokenizer_config.json``. ``save`` makes the transformer; with ``kept`` its own files stay as they are, whatever
+    class they are of. ``ask`` is what ``encode`` is asked beside texts."""
 
     name: str
     modules: Callable[[Any], Sequence[Any]]
@@ -49,6 +51,8 @@ class Layout:
     transformer: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     save: Callable[[Path], Path] = lambda folder: save_tiny_encoder(folder, **TINY)
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    kept: bool = False
     ask: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
@@ -59,6 +63,9 @@ class Layout:
         m = _classes()
         model = m.SentenceTransformer(modules=[m.Transformer(str(plain)), *self.modules(m)], device="cpu")
         model.save(str(folder), create_model_card=False)
+        if self.kept:
+            for name in ("config.json", "model.safetensors"):
+                shutil.copyfile(plain / name, folder / name)
         shutil.rmtree(plain)
         if self.old:
             _as_old_versions_write(folder)
@@ -70,6 +77,7 @@ class Layout:
             )
         edit(folder / "sentence_bert_config.json", lambda data: {**data, **self.transformer})
         edit(folder / "config_sentence_transformers.json", lambda data: {**data, **self.config})
+        edit(folder / "tokenizer_config.json", lambda data: {**data, **self.tokenizer})
         return folder
 
 

@@ -45,7 +45,7 @@ def save_tiny_encoder(folder: Path, model_type: str = "bert", task: str = "Model
     for parameter in model.parameters():  # biases and norms start at constants; make every one matter
         parameter.data += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder)
-    _tokenizer(config.vocab_size).save(str(folder / "tokenizer.json"))
+    word_tokenizer(config.vocab_size).save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -72,7 +72,7 @@ def corpus(path: Path, texts: int = 400) -> Path:
     return path
 
 
-def _tokenizer(vocabulary: int) -> Tokenizer:
+def word_tokenizer(vocabulary: int) -> Tokenizer:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     words = {word: index for index, word in enumerate([*special, *WORDS][:vocabulary])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))  # noqa: S106  (a token, not a password)

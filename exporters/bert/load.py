@@ -31,4 +31,4 @@ def load_bert(
     model = load_transformers(checkpoint, without_pooler=not architecture.pooler)
     if architecture.head is not None and architecture.head.choices:
         return ChoiceModule(model, signature)
-    return TransformersModule(model, signature, head=load_head(checkpoint.folder, modules))
+    return TransformersModule(model, signature, load_head(checkpoint.folder, modules))

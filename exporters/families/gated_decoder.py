@@ -1,7 +1,8 @@
 """Decoders with a gated FFN, as Llama, Mistral, Qwen and Gemma have it, up to Gemma 3n. See docs/models.md.
 
 Axis per layer: ``ffn``, the neurons that gate and up make and down reads. One full-sequence pass answers at every
-position; attention is causal, so what pads a text on its right changes nothing before it and no mask is needed.
+position; attention is causal, so what pads a text on its right changes nothing before it and no mask is needed. Modules
+of sentence-transformers pool those tokens that a mask names.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ..gated_decoder.forward_ops import forward_ops
 from ..gated_decoder.layouts import LAYOUTS
 from ..gated_decoder.nesting import decoder_nesting
 from ..gated_decoder.read_architecture import names_in_files, read_architecture
+from ..sentence_transformers.interface import with_modules
+from ..sentence_transformers.read_modules import SentenceModules, read_modules
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +55,17 @@ class GatedDecoderFamily(Family):
         tokens, vocabulary = ("batch", "sequence"), architecture.vocabulary
         ids = TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=vocabulary)
         has_text = (checkpoint.folder / "tokenizer.json").is_file()
-        text = TextEntry("tokenizer.json", ids.name, None, None, None) if has_text else None
-        return Signature((ids,), _outputs(architecture), architecture.positions, text=text)
+        modules = self.sentence_modules(checkpoint)
+        # What pools tokens must know them, wherever the padding is.
+        mask = None if modules is None else TensorSpec("attention_mask", "int64", tokens, pad=0, high=2)
+        name = mask.name if mask else None
+        text = TextEntry("tokenizer.json", ids.name, name, None, None) if has_text else None
+        inputs = (ids,) if mask is None else (ids, mask)
+        signature = Signature(inputs, _outputs(architecture), architecture.positions, name, text)
+        return with_modules(signature, checkpoint, modules)
+
+    def sentence_modules(self, checkpoint: Checkpoint) -> SentenceModules | None:
+        return read_modules(checkpoint, read_architecture(checkpoint).hidden)
 
     def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
         return forward_ops(read_architecture(checkpoint), submodel, bucket)
@@ -67,7 +79,8 @@ class GatedDecoderFamily(Family):
     def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
         from ..gated_decoder.load import load_decoder
 
-        return load_decoder(checkpoint, read_architecture(checkpoint), self.signature(checkpoint))
+        modules = self.sentence_modules(checkpoint)
+        return load_decoder(checkpoint, read_architecture(checkpoint), self.signature(checkpoint), modules)
 
     def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:
         for name, part in module.named_modules():

@@ -8,11 +8,15 @@ import torch
 
 from ..checkpoint import Checkpoint
 from ..family import Signature
+from ..sentence_transformers.head import load_head
+from ..sentence_transformers.read_modules import SentenceModules
 from ..transformers_model import TransformersModule, load_transformers
 from .architecture import DecoderArchitecture
 
 
-def load_decoder(checkpoint: Checkpoint, architecture: DecoderArchitecture, signature: Signature) -> TransformersModule:
+def load_decoder(
+    checkpoint: Checkpoint, architecture: DecoderArchitecture, signature: Signature, modules: SentenceModules | None
+) -> TransformersModule:
     """The module that takes ids ``[B, S]`` (int64) and returns the signature's outputs (float32).
 
     Raises CheckpointError if weights are missing, misfit or not finite.
@@ -31,4 +35,4 @@ def load_decoder(checkpoint: Checkpoint, architecture: DecoderArchitecture, sign
     # Gemma 3n's own class knows widths per layer, the others do not.
     known = architecture.gemma3n is not None
     model = load_transformers(checkpoint, without_pooler=False, resize=None if known else resize)
-    return TransformersModule(model, signature)
+    return TransformersModule(model, signature, load_head(checkpoint.folder, modules))

@@ -74,7 +74,7 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
     refuse_unhonoured(checkpoint)
     head = _head(checkpoint, layout)
     stated = structure(_Stated, _keys(_Stated, {**layout.defaults, **config}), _where(checkpoint), CheckpointError)
-    for problem in _refusals(config, stated):
+    for problem in _refusals(config, stated, masked=checkpoint.has_modules):
         raise _misfit(checkpoint, problem)
     heads, pad = stated.num_attention_heads, read_pad(checkpoint, stated.vocab_size, layout.pad)
     if head is not None and head.last and pad is None:
@@ -115,13 +115,14 @@ def _keys(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key in names}
 
 
-def _refusals(config: Mapping[str, Any], stated: _Stated) -> Iterator[str]:
+def _refusals(config: Mapping[str, Any], stated: _Stated, masked: bool) -> Iterator[str]:
+    """``masked``: the model takes a mask, which hides padding from positions that see later ones."""
     heads, pairs = stated.num_attention_heads, stated.num_key_value_heads or stated.num_attention_heads
     if stated.num_hidden_layers > _MOST_LAYERS:
         yield f"num_hidden_layers: expected at most {_MOST_LAYERS}, got {stated.num_hidden_layers}"
     if heads % pairs:
         yield f"num_key_value_heads: {heads} heads cannot share {pairs} pairs of keys and values"
-    if stated.use_bidirectional_attention or not stated.is_causal:
+    if (stated.use_bidirectional_attention or not stated.is_causal) and not masked:
         key = "is_causal" if not stated.is_causal else "use_bidirectional_attention"
         yield (
             f"{key}: positions that see later ones are not supported; this model takes no mask, so the padding behind "

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gated_decoders import save_text_decoder
 from nestforge.compiler.rank_axes import text_encoder
 from nestforge.exporters.sentence_transformers.modules import POOLING_MODES
-from nestforge.exporters.sentence_transformers.read_module import ACTIVATIONS
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from sentence_folders import HIDDEN, TEXTS, TINY, Layout, their_vectors
@@ -53,13 +53,6 @@ LAYOUTS = [
             m.Pooling(12, ("max", "weightedmean")),
         ],
     ),
-    *(
-        Layout(
-            name,
-            lambda m, name=name: [m.Pooling(HIDDEN), m.Dense(HIDDEN, 8, activation_function=getattr(torch.nn, name)())],
-        )
-        for name in sorted(ACTIVATIONS)
-    ),
     Layout("prompts, none asked", mean, config=PROMPTS),
     Layout("default prompt", mean, config={**PROMPTS, "default_prompt_name": "query"}),
     Layout("default prompt left out", mean, config={**PROMPTS, "default_prompt_name": "query"}, ask={"prompt": ""}),
@@ -79,6 +72,36 @@ LAYOUTS = [
     Layout("max_seq_length with a prompt", mean, transformer={"max_seq_length": 6}, ask={"prompt": "time budget "}),
     Layout("truncated embedding", lambda m: [m.Pooling(HIDDEN), m.Normalize()], config={"truncate_dim": 5}),
     Layout("roberta", mean, save=lambda f: save_tiny_encoder(f, "roberta", **TINY, pad_token_id=0)),
+    *(
+        Layout(
+            f"{model_type}, last token, padded on the {side}",
+            lambda m: [m.Pooling(HIDDEN, "lasttoken"), m.Normalize()],
+            save=lambda f, model_type=model_type, own=own: save_text_decoder(f, model_type, **own),
+            tokenizer={"padding_side": side},
+            config={"prompts": {"query": "time budget "}, "default_prompt_name": "query"},
+        )
+        for model_type, own in (("llama", {}), ("qwen3", {}), ("gemma3_text", {"use_bidirectional_attention": True}))
+        for side in ("left", "right")
+    ),
+    Layout(
+        "llama, weighted mean without the prompt, padded on the left",
+        lambda m: [m.Pooling(HIDDEN, ("weightedmean", "cls"), include_prompt=False)],
+        save=save_text_decoder,
+        tokenizer={"padding_side": "left"},
+        ask={"prompt": "time budget "},
+    ),
+    Layout(
+        "a language model's class and names",
+        lambda m: [m.Pooling(HIDDEN, "cls")],
+        save=lambda f: save_tiny_encoder(f, "bert", "ForMaskedLM", **TINY),
+        kept=True,
+    ),
+    Layout(
+        "a causal language model's class and names",
+        lambda m: [m.Pooling(HIDDEN, "lasttoken")],
+        save=lambda f: save_text_decoder(f, "qwen3", bare=False),
+        kept=True,
+    ),
     Layout("electra", mean, save=lambda f: save_tiny_encoder(f, "electra", **{**TINY, "embedding_size": HIDDEN})),
 ]
 
