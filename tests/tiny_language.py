@@ -9,7 +9,7 @@ import torch
 from nestforge.exporters.matformer.config import MatformerConfig
 from nestforge.exporters.matformer.folder import save_model
 from nestforge.exporters.matformer.language_model import MatformerLM
-from tiny_models import _tokenizer
+from tiny_models import word_tokenizer
 
 _SETTINGS: dict[str, Any] = {
     "vocab_size": 24,
@@ -31,7 +31,7 @@ def save_tiny_matlm(folder: Path, **overrides: Any) -> Path:
     model = MatformerLM(config)
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
-    return save_model(model, config, folder, {"tokenizer.json": _tokenizer(config.vocab_size).to_str()})
+    return save_model(model, config, folder, {"tokenizer.json": word_tokenizer(config.vocab_size).to_str()})
 
 
 def save_sure_matlm(folder: Path, factor: float) -> Path:
@@ -44,4 +44,4 @@ def save_sure_matlm(folder: Path, factor: float) -> Path:
     model = MatformerLM(config)
     for parameter in model.parameters():
         parameter.data *= factor
-    return save_model(model, config, folder, {"tokenizer.json": _tokenizer(config.vocab_size).to_str()})
+    return save_model(model, config, folder, {"tokenizer.json": word_tokenizer(config.vocab_size).to_str()})

@@ -13,7 +13,7 @@ import torch
 from nestforge.exporters.sparse_mixer.config import SparseMixerConfig
 from nestforge.exporters.sparse_mixer.encoder import SparseMixer
 from nestforge.exporters.sparse_mixer.folder import save_model
-from tiny_models import _tokenizer
+from tiny_models import word_tokenizer
 
 torch.set_num_threads(1)  # several threads on products this small only wait for each other
 
@@ -50,4 +50,6 @@ def tiny_mixer(config: SparseMixerConfig) -> SparseMixer:
 def save_tiny_mixer(folder: Path, **overrides: Any) -> Path:
     """``tiny_mixer`` as a user's folder would hold it, with the tokenizer of ``tiny_models``."""
     config = mixer_config(**overrides)
-    return save_model(tiny_mixer(config), config, folder, {"tokenizer.json": _tokenizer(config.vocab_size).to_str()})
+    return save_model(
+        tiny_mixer(config), config, folder, {"tokenizer.json": word_tokenizer(config.vocab_size).to_str()}
+    )

@@ -16,6 +16,20 @@ from ..runtime.onnxruntime_gpu_provider import PROVIDERS
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 
 
+prompt_option = click.option(
+    "--prompt", metavar="TEXT", help="Text to put before each text; '' for none. Default: the model's default prompt."
+)
+prompt_name_option = click.option("--prompt-name", metavar="NAME", help="A prompt of the model, by name.")
+
+
+def refuse_prompts(prompt: str | None, prompt_name: str | None, texts: bool) -> None:
+    """Raises UsageError for two prompts, or for one without ``texts`` to put it before."""
+    if prompt is not None and prompt_name is not None:
+        raise click.UsageError("expected at most one of --prompt and --prompt-name")
+    if not texts and (prompt is not None or prompt_name is not None):
+        raise click.UsageError("--prompt and --prompt-name are for texts")
+
+
 class BucketType(click.ParamType):  # type: ignore[type-arg]  # generic in new releases of click only
     """``1x128``: batch and sequence."""
 

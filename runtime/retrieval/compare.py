@@ -61,6 +61,8 @@ def compare_submodels(
     labels: Array | None = None,
     truncate: bool = False,
     progress: Progress | None = None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
 ) -> Comparison:
     """Searches with every submodel of the bundle that may run here. Queries should not be rows of the corpus.
 
@@ -70,7 +72,7 @@ def compare_submodels(
     check_k(k)
     index.check(model.bundle)
     manifest = model.bundle.manifest
-    rows = rows_of(model, queries)
+    rows = rows_of(model, queries, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
     count = len(rows.lengths)
     wanted = None if labels is None else checked_labels(labels, count)
     if (wanted is None) != (index.labels is None):

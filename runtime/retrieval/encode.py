@@ -70,7 +70,8 @@ def encode(
     used: dict[str, EngineEntry] = {}
     truncated = done = 0
     for part in batches(rows.lengths, buckets, truncate and rows.texts is not None):
-        answer = model(rows.take(part), submodel=submodel, exits=OFF, truncate=truncate and rows.texts is not None)
+        cut = truncate and rows.texts is not None
+        answer = model(rows.take(part), submodel=submodel, exits=OFF, truncate=cut, prompt=rows.prompt)
         engine = engines[answer.engine]
         used[engine.id] = engine
         vectors[part] = _directions(answer[output.name], output, part)
@@ -95,7 +96,8 @@ def encode_in_time(
     same room; and why that one. Raises as ``encode`` does, and SelectionError where none answers in time.
     """
     inputs = row.take(np.arange(1))
-    answer = model(inputs, exits=OFF, truncate=truncate and row.texts is not None, **request._asdict())
+    cut = truncate and row.texts is not None
+    answer = model(inputs, exits=OFF, truncate=cut, prompt=row.prompt, **request._asdict())
     engine = next(each for each in model.bundle.manifest.engines if each.id == answer.engine)
     covered(model.bundle, engine, output.name)
     vector = _directions(answer[output.name], output, np.arange(1))

@@ -17,8 +17,8 @@ from ...errors import InputError, SelectionError
 from ..bundle import Bundle
 from ..manifest import WEIGHTS_NAME, EngineEntry, FileEntry, Manifest, ParityReceipt, SubmodelEntry, TensorSpec
 
-# 1 (2026-11): first published schema.
-INDEX_SCHEMA_VERSION = 1
+# 1 (2026-11): first published schema. 2 (2026-11): the prompt; reads 1, which had none.
+INDEX_SCHEMA_VERSION = 2
 _AGAIN = "build the index again with this bundle"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -39,7 +39,8 @@ class IndexIdentity:
     with the weights; ``tokenizer_sha256`` the tokenizer file's where the corpus was text. ``output`` ``[batch, width]``
     is the embedding, divided by its Euclidean length; rows are ranked by the inner product of two such vectors,
     computed in float64, and equal ones by their number, the lowest first. ``submodel`` is the universal model's id,
-    ``truncated`` counts texts that were cut; ``entries`` and ``labelled`` say what else the index holds of its rows.
+    ``truncated`` counts texts that were cut, ``prompt`` stood before each of them; ``entries`` and ``labelled`` say
+    what else the index holds of its rows.
     """
 
     schema_version: int
@@ -58,6 +59,7 @@ class IndexIdentity:
     labelled: bool
     truncated: int = field(default=0, metadata={"min": 0})
     tokenizer_sha256: str | None = None
+    prompt: str | None = None
 
 
 def universal_of(manifest: Manifest) -> SubmodelEntry:
@@ -176,6 +178,8 @@ def identity_problems(identity: IndexIdentity) -> Iterator[str]:
     if (identity.entries == "texts") != (identity.tokenizer_sha256 is not None):
         has = "lacks" if identity.entries == "texts" else "has"
         yield f"tokenizer_sha256: an index of {identity.entries!r} {has} one"
+    if identity.prompt is not None and identity.entries != "texts":
+        yield f"prompt: an index of {identity.entries!r} has one"
 
 
 def _hash_of(bundle: Bundle, name: str) -> str | None:

@@ -39,7 +39,8 @@ class Found:
     """What a search found, and which submodel encoded the queries, and why.
 
     ``ids`` ``[Q, k]`` int64 are row numbers of the corpus, the best first, ``scores`` ``[Q, k]`` float32 their cosines,
-    ``entries`` the texts or ids of those rows, if the index has them. ``truncated`` counts queries that were cut.
+    ``entries`` the texts or ids of those rows, if the index has them. ``truncated`` counts queries that were cut;
+    ``prompt`` stood before each, the model's default one too.
     ``encode_ms`` and ``search_ms`` are of all queries together.
     """
 
@@ -50,6 +51,7 @@ class Found:
     reason: str
     engines: tuple[str, ...]
     truncated: int
+    prompt: str
     encode_ms: float
     search_ms: float
 
@@ -79,17 +81,20 @@ class Index:
         output: str | None = None,
         truncate: bool = False,
         progress: Progress | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
     ) -> Self:
         """Encodes ``corpus``, texts or arrays by input name with rows first, with the universal model of the bundle.
 
         ``ids`` name the rows of arrays; texts are kept as they are. ``output`` is the embedding, by default the one
-        that the bundle names. Raises InputError for rows that do not fit, SelectionError where the bundle cannot build
-        an index.
+        that the bundle names. ``prompt`` and ``prompt_name`` are as in a call of the model; queries may stand behind
+        another prompt. Raises InputError for rows that do not fit, SelectionError where the bundle cannot build an
+        index.
         """
         bundle = model.bundle
         spec = embedding_output(bundle.manifest, output)
         universal = universal_of(bundle.manifest).id
-        rows = rows_of(model, corpus)
+        rows = rows_of(model, corpus, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
         if ids is not None and rows.texts is not None:
             raise InputError("ids: texts are kept as they are; ids are for arrays")
         entries = rows.texts if ids is None else tuple(ids)
@@ -118,6 +123,7 @@ class Index:
             labelled=labels is not None,
             truncated=encoded.truncated,
             tokenizer_sha256=None if rows.texts is None else tokenizer_sha256(bundle),
+            prompt=rows.prompt or None,
         )
         return cls(identity, encoded.vectors, entries, classes)
 
@@ -147,19 +153,22 @@ class Index:
         submodel: str | None = None,
         deadline_ms: float | None = None,
         truncate: bool = False,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
     ) -> Found:
         """The ``k`` nearest rows of each query (all, if the corpus has fewer), by the submodel that the limits choose.
 
         The choice is made once, for one query as long as the longest: ``latency_ms`` limits what encoding one query
         takes. ``deadline_ms`` asks for a single query to be encoded within that time, counting what the model is
-        answering for other threads. Without a limit the largest submodel answers. Raises
-        InputError if the index does not fit the model's bundle or a query does not fit the model, SelectionError where
-        no submodel satisfies the limits or the one chosen has no parity receipt.
+        answering for other threads. Without a limit the largest submodel answers. ``prompt`` and ``prompt_name`` are as
+        in a call of the model. Raises InputError if the index does not fit the model's bundle or a query does not fit
+        the model, SelectionError where no submodel satisfies the limits or the one chosen has no parity receipt.
         """
         check_k(k)
         self.check(model.bundle)
         started = perf_counter()
-        rows = rows_of(model, [queries] if isinstance(queries, str) else queries)
+        asked = [queries] if isinstance(queries, str) else queries
+        rows = rows_of(model, asked, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
         if deadline_ms is not None and len(rows.lengths) > 1:
             raise SelectionError(f"deadline_ms: is for one query, got {len(rows.lengths)}; ask with latency_ms instead")
         spec = embedding_output(model.bundle.manifest, self.identity.output)
@@ -184,6 +193,7 @@ class Index:
             reason=reason,
             engines=tuple(engine.id for engine in encoded.engines),
             truncated=encoded.truncated,
+            prompt=rows.prompt or "",
             encode_ms=1e3 * (encoded_at - started),
             search_ms=1e3 * (perf_counter() - encoded_at),
         )

@@ -25,6 +25,8 @@ _MAX_IDENTITY_BYTES = 2**20
 _LENGTH_TOLERANCE = 1e-3
 # Values whose lengths are taken at a time, in float64: 64 MB.
 _VALUES = 2**23
+# What version 1 lacks is optional in this one.
+_READABLE = tuple(range(1, INDEX_SCHEMA_VERSION + 1))
 _MEND = "build the index again"
 
 
@@ -83,10 +85,10 @@ def _identity(path: Path, raw: Array | None) -> IndexIdentity:
     except ValueError as failure:
         raise InputError(f"{path}: identity: not JSON ({failure}); {_MEND}") from failure
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != INDEX_SCHEMA_VERSION:
+    if version not in _READABLE:
         raise InputError(
-            f"{path}: schema_version {str(version)[:80]!r}, expected {INDEX_SCHEMA_VERSION}; use the nestforge release "
-            f"that wrote it, or {_MEND}"
+            f"{path}: schema_version {str(version)[:80]!r}, expected one of {', '.join(map(str, _READABLE))}; use the "
+            f"nestforge release that wrote it, or {_MEND}"
         )
     identity = structure(IndexIdentity, data, f"{path}: identity", lambda problem: InputError(f"{problem}; {_MEND}"))
     for problem in identity_problems(identity):

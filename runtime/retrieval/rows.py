@@ -18,11 +18,12 @@ Corpus = Sequence[str] | Mapping[str, Array]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Texts, or arrays by input name with rows first; ``lengths`` ``[N]`` are the steps of each row, 1 where the model
-    has no sequence."""
+    """Texts behind ``prompt``, or arrays by input name with rows first; ``lengths`` ``[N]`` are the steps of each row,
+    1 where the model has no sequence."""
 
     data: tuple[str, ...] | Mapping[str, Array]
     lengths: Array
+    prompt: str | None = None
 
     @property
     def texts(self) -> tuple[str, ...] | None:
@@ -37,13 +38,23 @@ class Rows:
     def first(self, count: int) -> Rows:
         """The first ``count`` rows, or all of fewer."""
         if isinstance(self.data, tuple):
-            return Rows(self.data[:count], self.lengths[:count])
+            return Rows(self.data[:count], self.lengths[:count], self.prompt)
         return Rows({name: array[:count] for name, array in self.data.items()}, self.lengths[:count])
 
 
-def rows_of(model: ElasticModel, corpus: Corpus) -> Rows:
-    """The rows of ``corpus``. Raises InputError for none, or for what the model does not take."""
+def rows_of(
+    model: ElasticModel,
+    corpus: Corpus,
+    *,
+    truncate: bool = False,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+) -> Rows:
+    """The rows of ``corpus``; texts stand behind a prompt as in a call of the model, and are as long as they are cut to
+    where ``truncate``. Raises InputError for none, or for what the model does not take."""
     if isinstance(corpus, Mapping):
+        if prompt is not None or prompt_name is not None:
+            raise InputError("prompt: applies to text only; its tokens belong into the arrays")
         inputs = model.bundle.manifest.inputs
         whole = [spec.name for spec in inputs if spec.dims[:1] != ("batch",)]
         if whole:
@@ -55,7 +66,12 @@ def rows_of(model: ElasticModel, corpus: Corpus) -> Rows:
     wrong = next((row for row, text in enumerate(corpus) if not isinstance(text, str)), None)
     if wrong is not None:
         raise InputError(f"text {wrong}: expected text, got {corpus[wrong]!r:.80}")
-    return Rows(tuple(corpus), np.array(model.token_counts(corpus), np.int64))
+    before = model.prompt(prompt, prompt_name)
+    lengths = np.array(model.token_counts(corpus, before), np.int64)
+    text = model.bundle.manifest.text
+    if truncate and text is not None and text.max_tokens is not None:
+        lengths = np.minimum(lengths, text.max_tokens)
+    return Rows(tuple(corpus), lengths, before)
 
 
 def batches(lengths: Array, buckets: Iterable[Bucket], truncate: bool) -> Iterator[Array]:

@@ -22,7 +22,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from refused_compile import Case
 from tiny_compile import save_tiniest, template_of
-from tiny_models import _tokenizer
+from tiny_models import word_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +120,6 @@ def test_text_without_tokenizer(case: Case, text: Path) -> None:
 
 def test_a_tokenizer_that_knows_more_than_the_model(case: Case, tmp_path: Path, text: Path) -> None:
     case.model = save_tiniest(tmp_path / "inputs" / "small", vocab_size=10)
-    _tokenizer(64).save(str(case.model / "tokenizer.json"))
+    word_tokenizer(64).save(str(case.model / "tokenizer.json"))
     case.arguments["text"] = text
     assert "input input_ids: values 0..23, expected 0..9" in str(case.refused())

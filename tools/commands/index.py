@@ -10,12 +10,13 @@ import click
 from ...runtime.residency import RESIDENCIES, Residency
 from ...whole_file import require_new
 from ..console import print_facts, print_json, working
-from ..options import bundle_argument, json_option
+from ..options import bundle_argument, json_option, prompt_name_option, prompt_option, refuse_prompts
 from ..text_lines import read_text_lines
 
 EXAMPLES = """\b
 Examples:
   nestforge index my.bundle --text corpus.txt --output corpus.index
+  nestforge index my.bundle --text corpus.txt --prompt-name document --output corpus.index
   nestforge index my-vit.bundle --data images.npz --output images.index
 """
 
@@ -31,6 +32,8 @@ Examples:
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="New file to write the index to.")
 @click.option("--embedding", metavar="NAME", help="The output to index. Default: the one that the bundle names.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
+@prompt_option
+@prompt_name_option
 @click.option(
     "--residency",
     type=click.Choice(["auto", *RESIDENCIES]),
@@ -46,6 +49,8 @@ def command(
     output: Path,
     embedding: str | None,
     truncate: bool,
+    prompt: str | None,
+    prompt_name: str | None,
     residency: Residency | Literal["auto"],
     as_json: bool,
 ) -> None:
@@ -62,13 +67,22 @@ def command(
         raise click.UsageError("expected either --text or --data")
     if truncate and text is None:
         raise click.UsageError("--truncate is for --text")
+    refuse_prompts(prompt, prompt_name, text is not None)
     require_new(output)
     blank = 0
     with load(bundle, residency=residency) as model, working() as progress:
         if text is not None:
             lines = read_text_lines(text)
             blank = lines.blank
-            index = Index.build(model, lines.texts, output=embedding, truncate=truncate, progress=progress)
+            index = Index.build(
+                model,
+                lines.texts,
+                output=embedding,
+                truncate=truncate,
+                progress=progress,
+                prompt=prompt,
+                prompt_name=prompt_name,
+            )
         else:
             assert data is not None
             file = read_array_file(data, model.bundle.manifest.inputs, MAX_BYTES, MAX_BYTES)
@@ -83,6 +97,7 @@ def command(
         [
             ("rows", f"{identity.rows} x {identity.width}, output {identity.output}"),
             *([("left out", f"{blank} blank lines")] if blank else []),
+            *([("prompt", repr(identity.prompt))] if identity.prompt else []),
             *([("truncated", f"{identity.truncated} texts")] if identity.truncated else []),
             ("compared by", f"{identity.similarity}, ties: {identity.ties}"),
             ("built by", built_by),

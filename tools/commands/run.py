@@ -14,7 +14,14 @@ from ...runtime.residency import RESIDENCIES, Residency
 from ...whole_file import require_new, write_whole
 from ..best_answers import Best, best_answers
 from ..console import print_facts, print_json, print_table
-from ..options import bundle_argument, json_option, provider_option
+from ..options import (
+    bundle_argument,
+    json_option,
+    prompt_name_option,
+    prompt_option,
+    provider_option,
+    refuse_prompts,
+)
 
 _SHOWN = 6  # first values of each output
 
@@ -24,6 +31,7 @@ Examples:
   nestforge run my.bundle --text "one row" --text "another row" --latency-ms 8 --output answer.npz
   nestforge run my.bundle --inputs inputs.npz --submodel ffn768-heads6 --json
   nestforge run my.bundle --text "easy or hard?" --exits 0.3
+  nestforge run my.bundle --text "how is a file closed?" --prompt-name query
   nestforge run my.bundle --text "A submodel is a view." --provider cuda
 """
 
@@ -47,6 +55,8 @@ Examples:
     "last. Default: the bundle's.",
 )
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
+@prompt_option
+@prompt_name_option
 @click.option(
     "--residency",
     type=click.Choice(["auto", *RESIDENCIES]),
@@ -66,6 +76,8 @@ def command(
     submodel: str | None,
     exits: str | None,
     truncate: bool,
+    prompt: str | None,
+    prompt_name: str | None,
     residency: Residency | Literal["auto"] | None,
     provider: str,
     output: Path | None,
@@ -84,6 +96,7 @@ def command(
         raise click.UsageError("expected at most one of --budget, --latency-ms, --deadline-ms and --submodel")
     if truncate and not texts:
         raise click.UsageError("--truncate is for --text")
+    refuse_prompts(prompt, prompt_name, bool(texts))
     if output is not None:
         require_new(output)
     residency = residency or ("shared" if provider == "cpu" else "auto")
@@ -98,8 +111,10 @@ def command(
             submodel=submodel,
             exits=None if exits is None else _asked_exits(exits),
             truncate=truncate,
+            prompt=prompt,
+            prompt_name=prompt_name,
         )
-        best = best_answers(model.bundle, answer, model.token_counts(texts) if texts else None)
+        best = best_answers(model.bundle, answer, model.token_counts(texts, answer.prompt) if texts else None)
     if output is not None:
         arrays = answer.outputs
         write_whole(output, lambda stream: np.savez(stream, **arrays), "the answer", new=True)  # type: ignore[arg-type]
@@ -127,6 +142,7 @@ def _answer_data(answer: Answer) -> dict[str, Any]:
         "reason": answer.reason,
         "padding": answer.padding,
         "truncated": answer.truncated,
+        "prompt": answer.prompt,
         "timings_ms": answer.timings._asdict(),
         "outputs": {
             name: {"dtype": str(array.dtype), "shape": array.shape, "first": [float(v) for v in array.ravel()[:_SHOWN]]}
@@ -155,6 +171,7 @@ def _print_answer(answer: Answer, best: tuple[str, list[list[Best]]] | None) -> 
         ("because", answer.reason),
         ("engine", f"{answer.engine}, weights {answer.residency}"),
         ("padding", str(answer.padding) if answer.padding else "none"),
+        *([("prompt", repr(answer.prompt))] if answer.prompt else []),
         *([("truncated", f"text {', '.join(map(str, answer.truncated))}")] if answer.truncated else []),
         (
             "timings",

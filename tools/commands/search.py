@@ -10,7 +10,7 @@ import click
 
 from ...runtime.residency import RESIDENCIES, Residency
 from ..console import print_facts, print_json, print_table, say, working
-from ..options import bundle_argument, json_option
+from ..options import bundle_argument, json_option, prompt_name_option, prompt_option, refuse_prompts
 from ..text_lines import read_text_lines
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ Examples:
 @click.option("--submodel", metavar="ID", help="This submodel, by id or level.")
 @click.option("--compare", is_flag=True, help="Search with every submodel and compare it with the universal model.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
+@prompt_option
+@prompt_name_option
 @click.option(
     "--residency",
     type=click.Choice(["auto", *RESIDENCIES]),
@@ -61,6 +63,8 @@ def command(
     submodel: str | None,
     compare: bool,
     truncate: bool,
+    prompt: str | None,
+    prompt_name: str | None,
     residency: Residency | Literal["auto"] | None,
     as_json: bool,
 ) -> None:
@@ -78,6 +82,7 @@ def command(
         raise click.UsageError("expected at most one of --budget, --latency-ms and --submodel, and none with --compare")
     if truncate and data is not None:
         raise click.UsageError("--truncate is for texts")
+    refuse_prompts(prompt, prompt_name, data is None)
     opened = Index.load(index)
     with load(bundle, residency=residency or ("auto" if compare else "shared")) as model:
         opened.check(model.bundle)
@@ -85,7 +90,15 @@ def command(
         if compare:
             with working() as progress:
                 comparison = compare_submodels(
-                    opened, model, queries, k=k, labels=labels, truncate=truncate, progress=progress
+                    opened,
+                    model,
+                    queries,
+                    k=k,
+                    labels=labels,
+                    truncate=truncate,
+                    progress=progress,
+                    prompt=prompt,
+                    prompt_name=prompt_name,
                 )
             if as_json:
                 print_json(comparison)
@@ -93,7 +106,15 @@ def command(
                 _print_comparison(comparison)
             return
         found = opened.search(
-            model, queries, k=k, budget=budget, latency_ms=latency_ms, submodel=submodel, truncate=truncate
+            model,
+            queries,
+            k=k,
+            budget=budget,
+            latency_ms=latency_ms,
+            submodel=submodel,
+            truncate=truncate,
+            prompt=prompt,
+            prompt_name=prompt_name,
         )
     shown = list(queries) if isinstance(queries, tuple) else None
     if as_json:
@@ -126,6 +147,7 @@ def _found_data(found: Found, queries: list[str] | None) -> dict[str, Any]:
         "reason": found.reason,
         "engines": found.engines,
         "truncated": found.truncated,
+        "prompt": found.prompt,
         "timings_ms": {"encode": found.encode_ms, "search": found.search_ms},
         "queries": rows,
     }
@@ -137,6 +159,7 @@ def _print_found(found: Found, queries: list[str] | None) -> None:
             ("submodel", found.submodel),
             ("because", found.reason),
             ("engines", ", ".join(found.engines)),
+            *([("prompt", repr(found.prompt))] if found.prompt else []),
             *([("truncated", f"{found.truncated} queries")] if found.truncated else []),
             ("timings", f"encode {found.encode_ms:.2f} ms, search {found.search_ms:.2f} ms"),
         ]

@@ -11,7 +11,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from tiny_compile import save_tiniest
 from tiny_language import save_sure_matlm
-from tiny_models import _tokenizer
+from tiny_models import word_tokenizer
 
 TEXTS = ("the quick brown fox", "a lazy dog jumps over the model of time", "run", "test engine budget shape to and")
 
@@ -29,7 +29,7 @@ def test_next_tokens_are_judged_one_text_at_a_time(decoder: UniversalModel) -> N
     submodel = decoder.spec.parse("ffn8x1_16x1")
     module = decoder.narrow(submodel)
     total, count = 0.0, 0
-    tokenizer = _tokenizer(32)
+    tokenizer = word_tokenizer(32)
     for text in TEXTS:
         ids = torch.tensor([tokenizer.encode(text).ids])
         with torch.no_grad():

@@ -19,7 +19,7 @@ from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.consistency.samples import ArraySamples
 from tiny_compile import save_tiniest
 from tiny_mixer import save_tiny_mixer
-from tiny_models import WORDS, _tokenizer
+from tiny_models import WORDS, word_tokenizer
 
 CORPUS = Corpus(tuple(f"the {a} jumps over {b}" for a, b in pairwise(WORDS)), ("held out",))
 
@@ -135,7 +135,7 @@ def test_text_for_a_model_without_tokenizer_is_refused(copy: Path, stage: Stage,
 
 def test_a_tokenizer_that_knows_more_than_the_model(tmp_path: Path, stage: Stage) -> None:
     folder = save_tiniest(tmp_path / "small", vocab_size=10)
-    _tokenizer(64).save(str(folder / "tokenizer.json"))
+    word_tokenizer(64).save(str(folder / "tokenizer.json"))
     with pytest.raises(InputError, match=r"^input input_ids: values 2\.\.23, expected 0\.\.9"):
         rank_axes(load(folder), CORPUS, stage, Clock(silent))
 
