@@ -1,0 +1,123 @@
+"""The whole road: a folder of sentence-transformers is compiled, opened, and answers texts with its vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nestforge
+import numpy as np
+import pytest
+import torch
+from nestforge.errors import InputError
+from nestforge.runtime.retrieval import Index
+from sentence_folders import HIDDEN, TEXTS, Layout, edit, their_vectors
+from tiny_compile import board
+
+PROMPTS = {"prompts": {"query": "time budget ", "passage": "a "}, "default_prompt_name": "query"}
+LAYOUTS = [
+    Layout("old mean, normalised", lambda m: [m.Pooling(HIDDEN), m.Normalize()], old=True),
+    Layout("every mode", lambda m: [m.Pooling(HIDDEN, m.Pooling.POOLING_MODES)]),
+    Layout(
+        "two dense",
+        lambda m: [
+            m.Pooling(HIDDEN),
+            m.Dense(HIDDEN, 40, activation_function=torch.nn.GELU()),
+            m.Dense(40, 12, bias=False),
+            m.Normalize(),
+        ],
+    ),
+    Layout(
+        "layer norm and residual, cut",
+        lambda m: [
+            m.Pooling(HIDDEN, "cls"),
+            m.LayerNorm(HIDDEN),
+            m.Dropout(0.1),
+            m.Dense(HIDDEN, 8, use_residual=True),
+        ],
+        config={"truncate_dim": 5},
+    ),
+    Layout("prompt not pooled", lambda m: [m.Pooling(HIDDEN, ("mean", "max"), include_prompt=False)], config=PROMPTS),
+    Layout("short texts", lambda m: [m.Pooling(HIDDEN, "lasttoken")], transformer={"max_seq_length": 6}),
+]
+
+
+def compiled(folder: Path, **changes: object) -> Path:
+    profile = board(**{"buckets": ["4x16"], "budgets": {"full": {}}, **changes})
+    return nestforge.compile(folder, profile=profile, output=folder.with_suffix(".bundle"), include="budgets")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_text_in_vector_out(tmp_path: Path, layout: Layout) -> None:
+    folder = layout.write(tmp_path / "m")
+    with nestforge.load(compiled(folder)) as model:
+        answer = model(list(TEXTS), truncate=True)
+        alone = model(TEXTS[1])
+    expected = their_vectors(folder)
+    np.testing.assert_allclose(answer["sentence_embedding"], expected, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(alone["sentence_embedding"], expected[1:2], atol=1e-5, rtol=1e-5)
+    assert answer.prompt == (PROMPTS["prompts"]["query"] if layout.config == PROMPTS else "")
+
+
+def test_submodels_are_sliced_and_share_the_modules_weights(tmp_path: Path) -> None:
+    folder = Layout("dense", lambda m: [m.Pooling(HIDDEN), m.Dense(HIDDEN, 24)]).write(tmp_path / "m")
+    with nestforge.load(compiled(folder, budgets={"full": {}, "half": {"flops": "70 %"}})) as model:
+        manifest = model.bundle.manifest
+        assert {engine.emitted for engine in manifest.engines} == {"sliced"}
+        assert len(manifest.submodels) == 2
+        assert {entry.path for entry in manifest.provenance.source} >= {
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "1_Pooling/config.json",
+            "modules.json",
+        }
+        assert b"sentence_head.2.linear.weight" in (model.bundle.path / "weights.safetensors").read_bytes()
+        whole, half = (model(list(TEXTS), submodel=entry.id) for entry in manifest.submodels)
+        assert whole["sentence_embedding"].shape == half["sentence_embedding"].shape == (4, 24)
+
+
+def test_prompts_of_requests_and_of_an_index(tmp_path: Path) -> None:
+    folder = Layout("prompts", lambda m: [m.Pooling(HIDDEN)], config=PROMPTS).write(tmp_path / "m")
+    with nestforge.load(compiled(folder)) as model:
+        for asked in ({}, {"prompt": ""}, {"prompt_name": "passage"}, {"prompt": "the engine "}):
+            found = model(list(TEXTS), **asked)
+            np.testing.assert_allclose(found["sentence_embedding"], their_vectors(folder, **asked), atol=1e-5)
+        assert "prompt 'time budget '" in repr(model(TEXTS[0]))
+        with pytest.raises(InputError, match="prompt_name 'passages'; did you mean 'passage'"):
+            model(TEXTS[0], prompt_name="passages")
+        with pytest.raises(InputError, match="prompt and prompt_name: expected one of them"):
+            model(TEXTS[0], prompt_name="passage", prompt="a ")
+        with pytest.raises(InputError, match="prompt: applies to text only"):
+            model({}, prompt="a ")
+
+        index = Index.build(model, TEXTS, prompt_name="passage")
+        vectors = their_vectors(folder, prompt_name="passage")
+        np.testing.assert_allclose(
+            index.embeddings, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), atol=1e-5
+        )
+        index.save(tmp_path / "i.npz")
+        assert Index.load(tmp_path / "i.npz").identity.prompt == "a "
+        found = index.search(model, TEXTS[2], prompt_name="passage", k=1)
+        assert (found.ids.tolist(), found.prompt) == ([[2]], "a ")
+        assert found.scores[0, 0] == pytest.approx(1)
+        assert index.search(model, TEXTS[2], k=1).prompt == "time budget "
+
+
+def test_a_text_longer_than_max_seq_length_is_refused_by_name(tmp_path: Path) -> None:
+    layout = Layout("short", lambda m: [m.Pooling(HIDDEN)], old=True, transformer={"max_seq_length": 6})
+    folder = layout.write(tmp_path / "m")
+    with nestforge.load(compiled(folder)) as model:
+        assert model.bundle.manifest.text.max_tokens == 6
+        with pytest.raises(InputError, match=r"text 0: 13 tokens, the model takes 6 \(max_tokens\)"):
+            model(TEXTS[0])
+        index = Index.build(model, TEXTS, truncate=True)
+        assert index.identity.truncated == 2
+
+
+def test_lower_case(tmp_path: Path) -> None:
+    """The tiny tokenizer lowers case itself, so its normalizer is taken out first."""
+    folder = Layout("lower", lambda m: [m.Pooling(HIDDEN)], transformer={"do_lower_case": True}).write(tmp_path / "m")
+    edit(folder / "tokenizer.json", lambda data: {**data, "normalizer": {"type": "NFC"}})
+    with nestforge.load(compiled(folder)) as model:
+        found, lowered = model("Fox DOG")["sentence_embedding"], model("fox dog")["sentence_embedding"]
+    np.testing.assert_allclose(found, their_vectors(folder, ["Fox DOG"]), atol=1e-5)
+    np.testing.assert_array_equal(found, lowered)
