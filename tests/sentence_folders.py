@@ -60,7 +60,7 @@ class Layout:
         plain = self.save(folder.with_name(f"{folder.name}-plain"))
         _save_tokenizer(plain)
         torch.manual_seed(1)
-        m = _classes()
+        m = classes()
         model = m.SentenceTransformer(modules=[m.Transformer(str(plain)), *self.modules(m)], device="cpu")
         model.save(str(folder), create_model_card=False)
         if self.kept:
@@ -88,13 +88,13 @@ def edit(path: Path, change: Callable[[Any], Any]) -> None:
 
 def their_vectors(folder: Path, texts: Sequence[str] = TEXTS, **asked: Any) -> np.ndarray:
     """``[texts, D]`` float32 by sentence-transformers itself."""
-    model = _classes().SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    model = classes().SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     vectors: np.ndarray = model.encode(list(texts), **asked)
     return vectors
 
 
 @cache
-def _classes() -> Any:
+def classes() -> Any:
     """sentence-transformers' classes; importing it takes seconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -154,7 +154,7 @@ def test_a_setting_that_is_not_understood_is_named(folder: Path, file: str, cont
         (lambda m: [m[0], {**m[1], "name": "0"}], "two modules have one name among 0, 0"),
         (lambda m: [m[0], {**m[1], "path": "../other"}], "module 1 ('../other'): path may leave the model folder"),
         (lambda m: [m[0], {**m[1], "path": ".."}], "module 1 ('..'): path may leave the model folder"),
-        (lambda m: [{**m[0], "path": "0_Transformer"}, m[1]], "module 0 ('0_Transformer'): the transformer lies in a folder"),
+        (lambda m: [{**m[0], "path": "0_Transformer"}, m[1]], "module 0 ('0_Transformer'): the transformer lies"),
         (lambda m: [m[1], m[0]], "module 0 ('1_Pooling') is 'sentence_transformers.models.Pooling', which is not supp"),
         (lambda m: [{**m[0], "weight": 2}, m[1]], "module 0: unknown key 'weight'"),
     ],

@@ -10,7 +10,7 @@ import pytest
 import torch
 from nestforge.errors import InputError
 from nestforge.runtime.retrieval import Index
-from sentence_folders import HIDDEN, TEXTS, Layout, edit, their_vectors
+from sentence_folders import HIDDEN, TEXTS, Layout, their_vectors
 from tiny_compile import board
 
 PROMPTS = {"prompts": {"query": "time budget ", "passage": "a "}, "default_prompt_name": "query"}
@@ -37,7 +37,6 @@ LAYOUTS = [
         config={"truncate_dim": 5},
     ),
     Layout("prompt not pooled", lambda m: [m.Pooling(HIDDEN, ("mean", "max"), include_prompt=False)], config=PROMPTS),
-    Layout("short texts", lambda m: [m.Pooling(HIDDEN, "lasttoken")], transformer={"max_seq_length": 6}),
 ]
 
 
@@ -75,13 +74,18 @@ def test_submodels_are_sliced_and_share_the_modules_weights(tmp_path: Path) -> N
         assert whole["sentence_embedding"].shape == half["sentence_embedding"].shape == (4, 24)
 
 
-def test_prompts_of_requests_and_of_an_index(tmp_path: Path) -> None:
-    folder = Layout("prompts", lambda m: [m.Pooling(HIDDEN)], config=PROMPTS).write(tmp_path / "m")
+def test_prompts_and_length_of_requests_and_of_an_index(tmp_path: Path) -> None:
+    limit = {"max_seq_length": 8}
+    folder = Layout("prompts", lambda m: [m.Pooling(HIDDEN)], config=PROMPTS, transformer=limit).write(tmp_path / "m")
     with nestforge.load(compiled(folder)) as model:
         for asked in ({}, {"prompt": ""}, {"prompt_name": "passage"}, {"prompt": "the engine "}):
-            found = model(list(TEXTS), **asked)
+            found = model(list(TEXTS), truncate=True, **asked)
             np.testing.assert_allclose(found["sentence_embedding"], their_vectors(folder, **asked), atol=1e-5)
-        assert "prompt 'time budget '" in repr(model(TEXTS[0]))
+        assert "prompt 'time budget '" in repr(model(TEXTS[1]))
+        with pytest.raises(
+            InputError, match=r"text 0: 16 tokens, the prompt included, the model takes 8\(max_tokens\)"
+        ):
+            model(TEXTS[0])
         with pytest.raises(InputError, match="prompt_name 'passages'; did you mean 'passage'"):
             model(TEXTS[0], prompt_name="passages")
         with pytest.raises(InputError, match="prompt and prompt_name: expected one of them"):
@@ -89,35 +93,15 @@ def test_prompts_of_requests_and_of_an_index(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="prompt: applies to text only"):
             model({}, prompt="a ")
 
-        index = Index.build(model, TEXTS, prompt_name="passage")
+        index = Index.build(model, TEXTS, prompt_name="passage", truncate=True)
         vectors = their_vectors(folder, prompt_name="passage")
         np.testing.assert_allclose(
             index.embeddings, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), atol=1e-5
         )
         index.save(tmp_path / "i.npz")
-        assert Index.load(tmp_path / "i.npz").identity.prompt == "a "
-        found = index.search(model, TEXTS[2], prompt_name="passage", k=1)
-        assert (found.ids.tolist(), found.prompt) == ([[2]], "a ")
+        loaded = Index.load(tmp_path / "i.npz").identity
+        assert (loaded.prompt, loaded.truncated) == ("a ", 2)
+        found = index.search(model, TEXTS[1], prompt_name="passage", k=1)
+        assert (found.ids.tolist(), found.prompt) == ([[1]], "a ")
         assert found.scores[0, 0] == pytest.approx(1)
-        assert index.search(model, TEXTS[2], k=1).prompt == "time budget "
-
-
-def test_a_text_longer_than_max_seq_length_is_refused_by_name(tmp_path: Path) -> None:
-    layout = Layout("short", lambda m: [m.Pooling(HIDDEN)], old=True, transformer={"max_seq_length": 6})
-    folder = layout.write(tmp_path / "m")
-    with nestforge.load(compiled(folder)) as model:
-        assert model.bundle.manifest.text.max_tokens == 6
-        with pytest.raises(InputError, match=r"text 0: 13 tokens, the model takes 6 \(max_tokens\)"):
-            model(TEXTS[0])
-        index = Index.build(model, TEXTS, truncate=True)
-        assert index.identity.truncated == 2
-
-
-def test_lower_case(tmp_path: Path) -> None:
-    """The tiny tokenizer lowers case itself, so its normalizer is taken out first."""
-    folder = Layout("lower", lambda m: [m.Pooling(HIDDEN)], transformer={"do_lower_case": True}).write(tmp_path / "m")
-    edit(folder / "tokenizer.json", lambda data: {**data, "normalizer": {"type": "NFC"}})
-    with nestforge.load(compiled(folder)) as model:
-        found, lowered = model("Fox DOG")["sentence_embedding"], model("fox dog")["sentence_embedding"]
-    np.testing.assert_allclose(found, their_vectors(folder, ["Fox DOG"]), atol=1e-5)
-    np.testing.assert_array_equal(found, lowered)
+        assert index.search(model, TEXTS[1], k=1).prompt == "time budget "

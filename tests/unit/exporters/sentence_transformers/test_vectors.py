@@ -9,10 +9,12 @@ import pytest
 import torch
 from gated_decoders import save_text_decoder
 from nestforge.compiler.rank_axes import text_encoder
-from nestforge.exporters.sentence_transformers.modules import POOLING_MODES
+from nestforge.exporters.sentence_transformers.head import DenseModule
+from nestforge.exporters.sentence_transformers.modules import POOLING_MODES, SENTENCE, Dense
+from nestforge.exporters.sentence_transformers.read_module import ACTIVATIONS
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from sentence_folders import HIDDEN, TEXTS, TINY, Layout, their_vectors
+from sentence_folders import HIDDEN, TEXTS, TINY, Layout, classes, edit, their_vectors
 from tiny_models import save_tiny_encoder
 
 PROMPTS = {"prompts": {"query": "time budget ", "passage": "a ", "none": None}}
@@ -120,9 +122,31 @@ def our_vectors(folder: Path, **asked: str) -> np.ndarray:
     return embedding
 
 
+def test_lower_case(tmp_path: Path) -> None:
+    """The tiny tokenizer lowers case itself, so its normalizer is taken out first."""
+    folder = Layout("lower", mean, transformer={"do_lower_case": True}).write(tmp_path / "m")
+    edit(folder / "tokenizer.json", lambda data: {**data, "normalizer": {"type": "NFC"}})
+    expected = their_vectors(folder)
+    np.testing.assert_allclose(our_vectors(folder), expected, atol=1e-5, rtol=1e-5)
+    edit(folder / "sentence_bert_config.json", lambda data: {**data, "do_lower_case": False})
+    assert np.abs(our_vectors(folder)[0] - expected[0]).max() > 1e-3
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, layout: Layout) -> None:
     folder = layout.write(tmp_path / "m")
     expected, found = their_vectors(folder, **layout.ask), our_vectors(folder, **layout.ask)
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_activations_are_those_of_torch(name: str) -> None:
+    """By the library's own module, without a folder: what a folder does is shown above."""
+    torch.manual_seed(0)
+    theirs = classes().Dense(HIDDEN, 8, activation_function=getattr(torch.nn, name)())
+    ours = DenseModule(Dense(HIDDEN, 8, True, name, False, SENTENCE, SENTENCE))
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, HIDDEN)
+    expected = theirs({"sentence_embedding": x})["sentence_embedding"]
+    torch.testing.assert_close(ours(x), expected, rtol=0, atol=0)
