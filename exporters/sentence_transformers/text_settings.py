@@ -109,10 +109,13 @@ def _refusals(stated: _Transformer) -> list[str]:
 
 def _longest(checkpoint: Checkpoint, stated: _Transformer) -> int | None:
     """Tokens that a text may have: ``max_seq_length``, else what the tokenizer's own file says."""
+    path = checkpoint.folder / "tokenizer_config.json"
+    data = read_json(path) if path.is_file() else {}
+    if (side := data.get("truncation_side", "right")) != "right":
+        raise CheckpointError(f"{path}: truncation_side {side!r:.80} is not supported; expected 'right'")
     if stated.max_seq_length is not None:
         return stated.max_seq_length
-    path = checkpoint.folder / "tokenizer_config.json"
-    value = read_json(path).get("model_max_length") if path.is_file() else None
+    value = data.get("model_max_length")
     if value is None or (isinstance(value, int | float) and value >= _NO_LIMIT):
         return None
     if type(value) is not int or value < 1:

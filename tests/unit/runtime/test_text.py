@@ -173,3 +173,41 @@ def test_truncation_in_one_thread_does_not_reach_another(tiny_bundle: Path, mani
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(tokens, [True, False] * 50)) == [3, 6] * 50
+
+
+def prompted(manifest: Manifest, **entry: Any) -> Manifest:
+    assert manifest.text
+    return replace(manifest, text=replace(manifest.text, prompts={"q": "a nest ", "none": ""}, **entry))
+
+
+def test_a_prompt_stands_before_every_text(tiny_bundle: Path, manifest: Manifest) -> None:
+    encoder = make(tiny_bundle, prompted(manifest, default_prompt="q"))
+    assert encoder.encode(["of models"], 8).feeds["input_ids"].tolist() == [[1, 4, 5, 6, 7, 2]]
+    assert encoder.encode(["of models"], 8, prompt="").feeds["input_ids"].tolist() == [[1, 6, 7, 2]]
+    assert encoder.lengths(["of models", "nest"]) == [6, 5]
+    assert encoder.lengths(["of models"], "") == [4]
+    with pytest.raises(InputError, match="prompt: half of a surrogate pair"):
+        encoder.encode(["nest"], 8, prompt="\ud800")
+    with pytest.raises(InputError, match="prompt: expected a text, got 3"):
+        encoder.encode(["nest"], 8, prompt=3)  # type: ignore[arg-type]
+
+
+def test_a_text_longer_than_the_model_takes(tiny_bundle: Path, manifest: Manifest) -> None:
+    encoder = make(tiny_bundle, prompted(manifest, max_tokens=5))
+    with pytest.raises(InputError, match=r"text 0: 6 tokens, the model takes 5 \(max_tokens\); shorten it or pass"):
+        encoder.encode(["a nest of models"], 8)
+    with pytest.raises(InputError, match=r"text 0: 6 tokens, the prompt included, the largest bucket takes 4"):
+        encoder.encode(["of models"], 4, prompt="a nest ")
+    assert encoder.encode(["a nest of models"], 8, truncate=True).lengths == (5,)
+
+
+def test_the_tokens_of_a_prompt_may_be_left_out_of_pooling(tiny_bundle: Path, manifest: Manifest) -> None:
+    pooling = TensorSpec("pooling", "int64", ("batch", "sequence"), pad=0, high=2)
+    encoder = make(tiny_bundle, prompted(manifest, pooled="pooling"), [*manifest.inputs, pooling])
+    encoded = encoder.encode(["of models", "nest"], 8, prompt="a ")
+    assert encoded.feeds["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 1, 0]]
+    # This file does not say that its last token is special, so the prompt alone has three.
+    assert encoded.feeds["pooling"].tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 1, 0]]
+    assert encoder.encode(["of models"], 8).feeds["pooling"].tolist() == [[1, 1, 1, 1]]
+    with pytest.raises(InputError, match="text 0: the prompt takes all 4 tokens, and the model pools those behind it"):
+        encoder.encode(["nest"], 4, truncate=True, prompt="a nest of ")

@@ -13,7 +13,7 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from safetensors.torch import load_file, save_file
-from tiny_models import save_tiny_encoder
+from tiny_models import add_pooling, save_tiny_encoder
 
 from .conftest import Ordinary
 
@@ -28,16 +28,24 @@ def test_sharded_weights_become_one_file_and_only_companions_are_copied(tmp_path
     (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
     for name in ("README.md", "vocab.txt", "pytorch_model.bin"):
         (model / name).write_text("x")
+    add_pooling(model)
+    (model / "1_Pooling").rename(model / "pooling")
+    modules = (model / "modules.json").read_text().replace("1_Pooling", "pooling")
+    modules = modules.replace("2_Normalize", "2_Dense").replace("Normalize", "Dense")
+    (model / "modules.json").write_text(modules)
     (model / "2_Dense").mkdir()
-    (model / "2_Dense" / "config.json").write_text("{}")
+    (model / "2_Dense" / "config.json").write_text(json.dumps({"in_features": 32, "out_features": 8, "bias": False}))
+    save_file({"linear.weight": torch.ones(8, 32)}, model / "2_Dense" / "model.safetensors")
     (model / "onnx").mkdir()
     (model / "onnx" / "model.onnx").write_text("x")
     (tmp_path / "out").mkdir()
     universal = load_universal(open_source(model))
+    refuse_unwritable(universal)  # the modules behind the model are not trained, so their files stay
     write_folder(universal, {"ffn": (0.5, 1.0)}, {"steps": 1}, Stage(tmp_path / "out", tmp_path))
     found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert found == {
-        *("config.json", "model.safetensors", "nest.json", "tokenizer.json", "vocab.txt", "2_Dense/config.json"),
+        *("config.json", "model.safetensors", "nest.json", "tokenizer.json", "vocab.txt", "modules.json"),
+        *("pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
     }
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert written.keys() == weights.keys()

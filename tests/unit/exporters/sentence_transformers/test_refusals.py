@@ -137,9 +137,10 @@ def test_a_config_that_is_not_understood_is_named(
         ("sentence_bert_config", {"model_args": {"rotary_base": 5}}, "model_args: 'rotary_base' is not supported"),
         ("sentence_bert_config", {"tokenizer_args": {"use_fast": False}}, "tokenizer_args: 'use_fast' is not support"),
         ("sentence_bert_config", {"lower": True}, "unknown key 'lower'"),
+        ("tokenizer_config", {"truncation_side": "left"}, "truncation_side 'left' is not supported"),
         ("tokenizer_config", {"model_max_length": "512"}, "model_max_length: expected a whole number of at least 1"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_a_setting_that_is_not_understood_is_named(folder: Path, file: str, content: object, message: str) -> None:
     refused(write(folder, ("Pooling", POOLING), **{file: content}), f"{file}.json: {message}")
