@@ -55,8 +55,9 @@ def mix(kind: str, x: Array, sequence: Array | None = None, hidden: Array | None
         if kind == "linear":
             return sequence @ x @ hidden
         return _structured(kind, sequence, n) @ x @ _structured(kind, hidden, d).T
-    if kind == "hartley_separable":
-        return _hartley(_hartley(x, 0), 1)
+    if kind in ("hartley_separable", "hartley_separable_plus"):
+        sign = 1 if kind.endswith("plus") else -1
+        return _hartley(_hartley(x, 0, sign), 1, sign)
     spectrum = np.fft.fft(np.fft.fft(x, axis=1), axis=0)
     return {
         "fourier": spectrum.real,
@@ -73,9 +74,9 @@ def _structured(kind: str, vector: Array, size: int) -> Array:
     return np.stack([vector[trained - 1 - r : trained - 1 - r + size] for r in range(size)])
 
 
-def _hartley(x: Array, axis: int) -> Array:
+def _hartley(x: Array, axis: int, sign: int) -> Array:
     spectrum = np.fft.fft(x, axis=axis)
-    return spectrum.real - spectrum.imag
+    return spectrum.real + sign * spectrum.imag
 
 
 def attend(p: Weights, at: str, x: Array, real: Array, heads: int) -> Array:

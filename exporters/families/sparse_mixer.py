@@ -39,12 +39,14 @@ class SparseMixerFamily(Family):
         tokens = ("batch", "sequence")
         # No mask: padding is told by its token, and only attention hides it.
         ids = TensorSpec("input_ids", "int64", tokens, pad=config.pad_token_id, high=config.vocab_size)
-        types = TensorSpec("token_type_ids", "int64", tokens, pad=0, high=config.type_vocab_size)
+        inputs = [ids]
+        if config.type_vocab_size > 1:  # where there is one type, nobody has to say it
+            inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=config.type_vocab_size))
         text = None
         if (checkpoint.folder / "tokenizer.json").is_file():
-            text = TextEntry("tokenizer.json", "input_ids", None, "token_type_ids", None)
+            text = TextEntry("tokenizer.json", ids.name, None, inputs[1].name if inputs[1:] else None, None)
         bound = f"{config.mixing} mixing" if config.some_mix else None
-        return Signature((ids, types), _outputs(config), config.max_position_embeddings, text=text, bound=bound)
+        return Signature(tuple(inputs), _outputs(config), config.max_position_embeddings, text=text, bound=bound)
 
     def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
         return forward_ops(read_config(checkpoint), submodel, submodel.at(bucket))

@@ -12,20 +12,37 @@ from ...strict import structure, unstructure
 from ..checkpoint import Checkpoint
 from ..elastic_config import MOST_LAYERS, granularity_problem
 
-# Hartley: as the reference code has it (real minus imaginary part of the 2-D DFT), with the sign printed in the paper
-# (plus), and applied to each axis by itself. Three different functions.
-Mixing = Literal["linear", "circulant", "toeplitz", "fourier", "hartley", "hartley_plus", "hartley_separable"]
-# Mixing whose matrices exist for every sequence up to the trained one: a function of the distance, or of the length.
-OF_ANY_LENGTH: frozenset[str] = frozenset({"toeplitz", "fourier", "hartley", "hartley_plus", "hartley_separable"})
+# Hartley: real minus imaginary part of the DFT with negative exponents, as the reference code has it, or plus, as the
+# paper prints it; of the 2-D DFT, or of each axis by itself. Four different functions. With positive exponents plus is
+# minus, so each kind is the paper's formula under one sign of the DFT.
+Mixing = Literal[
+    "linear",
+    "circulant",
+    "toeplitz",
+    "fourier",
+    "hartley",
+    "hartley_plus",
+    "hartley_separable",
+    "hartley_separable_plus",
+]
 # Mixing that learns nothing, to its pairs of products: with cosines and sines, or with one matrix for each axis.
-SPECTRAL: Mapping[str, int] = {"fourier": 2, "hartley": 2, "hartley_plus": 2, "hartley_separable": 1}
+SPECTRAL: Mapping[str, int] = {
+    "fourier": 2,
+    "hartley": 2,
+    "hartley_plus": 2,
+    "hartley_separable": 1,
+    "hartley_separable_plus": 1,
+}
 # What of the transforms is there: factors of (Cs X Ch, Cs X Sh, Ss X Ch, Ss X Sh); see spectral_tables.py.
 SPECTRAL_FACTORS: Mapping[str, tuple[int, int, int, int]] = {
     "fourier": (1, 0, 0, -1),
     "hartley": (1, 1, 1, -1),
     "hartley_plus": (1, -1, -1, -1),
     "hartley_separable": (1, 1, 1, 1),
+    "hartley_separable_plus": (1, -1, -1, 1),
 }
+# Mixing whose matrices exist for every sequence up to the trained one: a function of the distance, or of the length.
+OF_ANY_LENGTH: frozenset[str] = frozenset({"toeplitz", *SPECTRAL})
 Router = Literal["experts_choose", "tokens_choose"]
 Rounding = Literal["half_even", "floor", "ceil"]
 # ``pretraining`` has both heads of the paper's training: masked tokens, and labels of the pooled first position.

@@ -43,15 +43,18 @@ class SparseMixer(torch.nn.Module):
         self.classifier = torch.nn.Linear(hidden, config.num_labels) if config.num_labels else None
         self._draw_weights()
 
-    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> Outputs:
-        """``input_ids`` and ``token_type_ids`` [B, S] int64 to the head's outputs.
+    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None = None) -> Outputs:
+        """``input_ids`` and ``token_type_ids`` [B, S] int64, by default all 0, to the head's outputs.
 
         Raises InputError for a length that the model does not serve.
         """
         return self.routed(input_ids, token_type_ids)[0]
 
     def routed(
-        self, input_ids: torch.Tensor, token_type_ids: torch.Tensor, given: Mapping[int, torch.Tensor] | None = None
+        self,
+        input_ids: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        given: Mapping[int, torch.Tensor] | None = None,
     ) -> tuple[Outputs, dict[int, Routes]]:
         """What ``forward`` returns, and the routes of every layer of experts.
 
@@ -126,9 +129,10 @@ class Embeddings(torch.nn.Module):
         self.norm = torch.nn.LayerNorm(width, config.layer_norm_eps)
         self.projection = torch.nn.Linear(width, config.hidden_size)
 
-    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> torch.Tensor:
-        """Ids [B, S] to [B, S, d]."""
-        total = self.word(input_ids) + self.position.weight[: input_ids.shape[1]] + self.token_type(token_type_ids)
+    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor:
+        """Ids [B, S] to [B, S, d]; without types every token is of type 0."""
+        types = self.token_type.weight[0] if token_type_ids is None else self.token_type(token_type_ids)
+        total = self.word(input_ids) + self.position.weight[: input_ids.shape[1]] + types
         projected: torch.Tensor = self.projection(self.norm(total))
         return projected
 

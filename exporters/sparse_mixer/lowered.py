@@ -21,7 +21,7 @@ class Lowered(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
         outputs, routes = self.model.routed(input_ids, token_type_ids)
         return (*outputs, *(routes[layer].chosen for layer in sorted(routes)))
 

@@ -59,9 +59,11 @@ def _model(
     attention: int,
     experts: tuple[int, Layout] | None = None,
     router: Router = "experts_choose",
+    neurons: int | None = None,
     **more: Any,
 ) -> SparseMixerConfig:
-    """``attention`` layers attend, at the top; ``experts`` says in how many layers there are 16, and in which."""
+    """``attention`` layers attend, at the top; ``experts`` says in how many layers there are 16, and in which.
+    Dense parts and experts have ``neurons``, by default four times the width."""
     return SparseMixerConfig(
         vocab_size=32_000,
         max_position_embeddings=512,
@@ -69,7 +71,7 @@ def _model(
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=width // 64,
-        intermediate_size=4 * width,
+        intermediate_size=neurons or 4 * width,
         mixing=mixing,
         attention_layers=placed("top", attention, layers),
         moe_layers=placed(experts[1], experts[0], layers) if experts else (),
@@ -87,6 +89,9 @@ def _sparse_mixers() -> dict[str, SparseMixerConfig]:
     return {
         "sparse-mixer-base": _model(14, 512, "linear", 4, middle),
         "fast-sparse-mixer-base": _model(14, 512, "linear", 4, middle, capacity_factor=0.5),
+        # The list of the final configuration prints 2056, the ablations and the reference code have 2048.
+        "sparse-mixer-base-ff2056": _model(14, 512, "linear", 4, middle, neurons=2056),
+        "fast-sparse-mixer-base-ff2056": _model(14, 512, "linear", 4, middle, neurons=2056, capacity_factor=0.5),
         "sparse-mixer-small": _model(8, 512, "linear", 4, middle),
         "sparse-mixer-base-g2048": _model(14, 512, "linear", 4, middle, group_size=2048),
         "sparse-mixer-base-cf75-g2048": _model(14, 512, "linear", 4, middle, group_size=2048, capacity_factor=0.75),

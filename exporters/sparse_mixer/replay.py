@@ -22,9 +22,10 @@ from .router import DROPPED, Routes
 def replay(model: SparseMixer, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Replay:
     """A pass of ``model`` with the routes ``given``, each judged by the scores behind the same routes.
 
-    ``inputs`` are ids and types [B, S]. Raises ParityError for routes that no model of these shapes can make.
+    ``inputs`` are ids and, where there are several, types [B, S]. Raises ParityError for routes that no model of these
+    shapes can make.
     """
-    ids, types = inputs
+    ids, types = inputs[0], inputs[1] if len(inputs) > 1 else None
     layers = {number: moe for number, moe in enumerate(layer.moe for layer in model.layers) if isinstance(moe, MoE)}
     names = {number: f"{ROUTES}{number}" for number in layers}
     if given.keys() != set(names.values()):

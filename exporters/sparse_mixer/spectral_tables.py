@@ -6,7 +6,8 @@ hidden axis (``Ch``, ``Sh``), the transforms of a real ``X [n, d]`` are (Sparse 
     fourier            Cs X Ch - Ss X Sh                      real part of the 2-D DFT
     hartley            (Cs + Ss) X Ch + (Cs - Ss) X Sh        real minus imaginary part
     hartley_plus       (Cs - Ss) X Ch - (Cs + Ss) X Sh        real plus imaginary part
-    hartley_separable  (Cs + Ss) X (Ch + Sh)                  the 1-D transform along each axis
+    hartley_separable  (Cs + Ss) X (Ch + Sh)                  real minus imaginary part, along each axis by itself
+    hartley_separable_plus  (Cs - Ss) X (Ch - Sh)             real plus imaginary part, along each axis by itself
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .config import Mixing
 
 def spectral_matrices(mixing: Mixing, length: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor]:
     """``left`` [n, P * n] and ``right`` [d, P * d] float32, so that ``Y`` is the sum over P parts of
-    ``left_p X right_p``; P is 1 for hartley_separable, else 2."""
+    ``left_p X right_p``; P is 1 for the separable ones, else 2."""
     cs, ss = cos_sin(length)
     ch, sh = cos_sin(hidden)
     left: tuple[torch.Tensor, ...]
@@ -34,6 +35,8 @@ def spectral_matrices(mixing: Mixing, length: int, hidden: int) -> tuple[torch.T
             left, right = (cs - ss, -cs - ss), (ch, sh)
         case "hartley_separable":
             left, right = (cs + ss,), (ch + sh,)
+        case "hartley_separable_plus":
+            left, right = (cs - ss,), (ch - sh,)
         case _:
             raise ValueError(f"mixing {mixing}: expected a spectral one")
     return torch.cat(left, dim=1).float(), torch.cat(right, dim=1).float()

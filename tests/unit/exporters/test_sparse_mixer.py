@@ -5,9 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nestforge
 import numpy as np
 import pytest
 import torch
+from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.verify import verify_bundle
 from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError, ExportError, PlanError
 from nestforge.exporters.parameter_groups import ParameterGroups
@@ -17,6 +20,7 @@ from nestforge.exporters.sparse_mixer.moe import MoE
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.manifest import DecisionEntry, TensorSpec
 from safetensors.numpy import load_file, save_file
+from tiny_compile import board
 from tiny_mixer import save_tiny_mixer
 from tiny_vision import edit_config
 
@@ -54,6 +58,23 @@ def test_signature(folder: Path) -> None:
     assert (signature.max_sequence, signature.mask, signature.bound) == (16, None, "linear mixing")
     assert signature.text is not None
     assert (signature.text.ids, signature.text.mask, signature.text.type_ids) == ("input_ids", None, "token_type_ids")
+
+
+def test_one_type_of_tokens_is_no_input(tmp_path: Path) -> None:
+    """Every token is of it: engines take ids alone, and answer as the module does with types of 0."""
+    folder = save_tiny_mixer(tmp_path / "m", type_vocab_size=1)
+    source = open_source(folder)
+    assert [spec.name for spec in source.signature.inputs] == ["input_ids"]
+    assert source.signature.text is not None
+    assert source.signature.text.type_ids is None
+    bundle = compile_bundle(folder, board(budgets={"full": {}}), tmp_path / "b", buckets=[Bucket(2, 16)])
+    given = ids(16)[0]
+    with nestforge.load(bundle) as model:
+        found = model({"input_ids": given.numpy()})
+    module = load_universal(source).module.model
+    for expected, name in zip(module(given, torch.zeros_like(given)), found.outputs, strict=True):
+        np.testing.assert_allclose(found.outputs[name], expected.numpy(), atol=1e-4, rtol=1e-4)
+    assert verify_bundle(bundle, against=folder)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_mixing_that_serves_shorter_sequences(tmp_path: Path, mixing: str) -> No
     check_answers(compiled(tmp_path, ("sequence8",), mixing=mixing, **DENSE), {"sequence8": 8, "sequence16": 16})
 
 
-@pytest.mark.parametrize("mixing", ["toeplitz", "hartley_plus", "hartley_separable"])
+@pytest.mark.parametrize("mixing", ["toeplitz", "hartley_plus", "hartley_separable", "hartley_separable_plus"])
 def test_other_mixing(tmp_path: Path, mixing: str) -> None:
     check_answers(compiled(tmp_path, mixing=mixing, **DENSE), {"sequence16": 16})
 

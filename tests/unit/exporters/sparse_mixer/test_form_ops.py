@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from nestforge.elastic import Bucket
+from nestforge.exporters.sparse_mixer.config import SPECTRAL
 from nestforge.exporters.sparse_mixer.form_ops import Forms, form_ops
 from nestforge.exporters.sparse_mixer.shapes import elastic_spec
 from nestforge.workload import macs
@@ -71,16 +72,14 @@ def test_a_token_that_chooses_is_fetched_from_one_expert() -> None:
         assert sum(op.activation_bytes for op in ops if op.kind == "gather") == 4 * LAYERS * asked * T * D
 
 
-@pytest.mark.parametrize("mixing", ["fourier", "hartley", "hartley_plus", "hartley_separable"])
+@pytest.mark.parametrize("mixing", SPECTRAL)
 def test_dense_spectral_mixing(mixing: str) -> None:
-    pairs = 1 if mixing == "hartley_separable" else 2
+    pairs = 1 if "separable" in mixing else 2
     dense = forms_of(mixing=mixing, **DENSE)["mixing"]["dense"]
     assert macs(dense) == LAYERS * pairs * (T * D * D + 2 * 16 * 16 * D)
 
 
-@pytest.mark.parametrize(
-    ("mixing", "sequence"), [("fourier", 1), ("hartley", 2), ("hartley_plus", 2), ("hartley_separable", 2)]
-)
+@pytest.mark.parametrize(("mixing", "sequence"), [(mixing, 1 if mixing == "fourier" else 2) for mixing in SPECTRAL])
 def test_folding_halves_both_sides_of_every_product(mixing: str, sequence: int) -> None:
     """Along the hidden axis two products of half by half; along the sequence so many for each half of the columns."""
     even, odd = 9, 7  # indices 0..8 and 1..7 of 16

@@ -70,7 +70,7 @@ def test_matrices_that_are_no_parameters_are_held_and_shared_where_equal() -> No
     assert names["linear"] == {}
     assert names["circulant"] == names["toeplitz"] == own
     assert names["fourier"] == names["hartley"] == names["hartley_plus"] == shared
-    assert names["hartley_separable"] == dict.fromkeys(shared, (16, 16))
+    assert names["hartley_separable"] == names["hartley_separable_plus"] == dict.fromkeys(shared, (16, 16))
 
 
 def test_held_matrices_are_used_as_they_are_and_learned_ones_made_anew() -> None:

@@ -28,12 +28,15 @@ def count(name: str, pattern: str = ".*") -> int:
         ("bert-base", 111_835_138, 112),
         ("sparse-mixer-base", 182_356_802, 180),
         ("fast-sparse-mixer-base", 182_356_802, 180),
+        ("sparse-mixer-base-ff2056", 182_963_602, 180),
+        ("fast-sparse-mixer-base-ff2056", 182_963_602, 180),
     ],
 )
 def test_parameters_round_to_those_published(name: str, exact: int, published: int) -> None:
     """Table 8 in millions, Sparse Mixers to two digits."""
     d = PRESETS[name].hidden_size
-    square, ffn = d * d + d, 2 * d * 4 * d + 4 * d + d
+    neurons = PRESETS[name].intermediate_size
+    square, ffn = d * d + d, 2 * d * neurons + neurons + d
     outside = (32_000 + 512 + 4 + 2) * d + square  # tables, their norm, projection
     heads = square + (square + 2 * d + 32_000) + 2 * d + 2  # pooler, tokens, labels
     if name == "bert-base":
@@ -74,7 +77,7 @@ def test_layers_of_the_chosen_models() -> None:
     for name, model in PRESETS.items():
         assert model.problem() is None, name
         assert model.head_dim == 64
-        assert model.intermediate_size == 4 * model.hidden_size
+        assert model.intermediate_size == (2056 if name.endswith("-ff2056") else 4 * model.hidden_size), name
     assert PRESETS["bert-base"].attention_layers == tuple(range(12))
     assert [PRESETS[f"{speed}sparse-mixer-base"].capacity_factor for speed in ("", "fast-")] == [1.0, 0.5]
 
@@ -117,6 +120,7 @@ def test_the_models_of_the_tables_are_all_there() -> None:
         9: ["sparse-mixer-base-g2048", "sparse-mixer-base-cf75-g2048"],
     }
     chosen = ["sparse-mixer-base", "fast-sparse-mixer-base", "sparse-mixer-small", "bert-base"]
+    chosen += ["sparse-mixer-base-ff2056", "fast-sparse-mixer-base-ff2056"]
     assert sorted([*chosen, *(name for names in tables.values() for name in names)]) == sorted(PRESETS)
     routed = PRESETS["linear-mixer-4-moe6-mixed-tokens-choose"]
     assert (routed.router, routed.batch_prioritized, routed.moe_layers) == ("tokens_choose", True, (0, 2, 4, 6, 8, 10))

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from nestforge.elastic import PrefixSlice
+from nestforge.exporters.sparse_mixer.config import Mixing
 from nestforge.exporters.sparse_mixer.shapes import elastic_spec, parameter_shapes
 from tiny_mixer import mixer_config, tiny_mixer
 
-MIXINGS = ("linear", "circulant", "toeplitz", "fourier", "hartley", "hartley_plus", "hartley_separable")
+MIXINGS = get_args(Mixing)
 CONFIGS: dict[str, dict[str, Any]] = {
     **{mixing: {"mixing": mixing} for mixing in MIXINGS},
     "narrow embeddings": {"embedding_size": 8, "head": "masked_lm"},

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixer_reference import mix
-from nestforge.exporters.sparse_mixer.config import Mixing
+from nestforge.exporters.sparse_mixer.config import SPECTRAL, Mixing
 from nestforge.exporters.sparse_mixer.spectral_tables import cos_sin, spectral_matrices
 
 
@@ -19,7 +21,7 @@ def test_the_tables_are_the_two_parts_of_the_dft_matrix(size: int) -> None:
 
 @settings(max_examples=30)
 @given(
-    mixing=st.sampled_from(["fourier", "hartley", "hartley_plus", "hartley_separable"]),
+    mixing=st.sampled_from(list(SPECTRAL)),
     n=st.integers(1, 12),
     d=st.integers(1, 12),
     seed=st.integers(0, 2**16),
@@ -34,14 +36,37 @@ def test_the_sum_of_products_is_the_transform_by_fft(mixing: Mixing, n: int, d: 
     np.testing.assert_allclose(total, mix(mixing, x), atol=2e-4)
 
 
-def test_the_three_hartleys_are_three_functions_and_plus_is_the_coded_one_turned_around() -> None:
+HARTLEYS = [kind for kind in SPECTRAL if kind.startswith("hartley")]
+
+
+def test_the_hartleys_are_four_functions_and_plus_is_the_other_turned_around() -> None:
     x = np.random.default_rng(0).standard_normal((6, 5))
-    coded, plus, separable = (mix(kind, x) for kind in ("hartley", "hartley_plus", "hartley_separable"))
+    found = {kind: mix(kind, x) for kind in HARTLEYS}
     rows, columns = -np.arange(6) % 6, -np.arange(5) % 5
-    np.testing.assert_allclose(plus, coded[rows][:, columns], atol=1e-12)
-    assert not np.allclose(coded, plus, atol=0.1)
-    assert not np.allclose(coded, separable, atol=0.1)
-    assert not np.allclose(plus, separable, atol=0.1)
+    for kind in ("hartley", "hartley_separable"):
+        np.testing.assert_allclose(found[f"{kind}_plus"], found[kind][rows][:, columns], atol=1e-12)
+    assert len(found) == 4
+    for one, other in combinations(found.values(), 2):
+        assert not np.allclose(one, other, atol=0.1)
+
+
+@pytest.mark.parametrize("exponent", [-1, 1])
+@pytest.mark.parametrize("separable", [False, True])
+def test_the_papers_formula_under_either_sign_of_the_dft(exponent: int, separable: bool) -> None:
+    """The footnote adds the imaginary part to the real one; a DFT has negative exponents, or positive ones."""
+    x = np.random.default_rng(0).standard_normal((6, 5))
+
+    def dft(size: int) -> np.ndarray:
+        return np.exp(exponent * 2j * np.pi * np.outer(np.arange(size), np.arange(size)) / size)
+
+    if separable:
+        along = [dft(size).real + dft(size).imag for size in (6, 5)]
+        expected = along[0] @ x @ along[1]
+    else:
+        spectrum = dft(6) @ x @ dft(5)
+        expected = spectrum.real + spectrum.imag
+    kind = ("hartley_separable" if separable else "hartley") + ("_plus" if exponent < 0 else "")
+    np.testing.assert_allclose(mix(kind, x), expected, atol=1e-12)
 
 
 def test_learned_mixing_has_no_tables() -> None:
