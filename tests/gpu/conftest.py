@@ -63,8 +63,14 @@ def results() -> Results:
 
 
 @pytest.fixture(scope="session")
-def cuda(request: pytest.FixtureRequest) -> Iterator[Provider]:
-    if request.config.getoption("--gpu-rehearsal"):
+def rehearsed(request: pytest.FixtureRequest) -> bool:
+    """Whether the processor plays the GPU: models are small then."""
+    return bool(request.config.getoption("--gpu-rehearsal"))
+
+
+@pytest.fixture(scope="session")
+def cuda(rehearsed: bool) -> Iterator[Provider]:
+    if rehearsed:
         gpu = Gpu()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(onnxruntime_gpu_runner, "GpuSession", type("Session", (CapturingSession,), {"opened": []}))
@@ -77,7 +83,7 @@ def cuda(request: pytest.FixtureRequest) -> Iterator[Provider]:
 
 
 @pytest.fixture(scope="session")
-def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wide_model(tmp_path_factory: pytest.TempPathFactory, rehearsed: bool) -> Path:
     """An encoder of 4 layers of hidden 1024, FFN 8192, random: 340 MB of weights, nearly all in layers."""
     import torch
     import transformers
@@ -85,6 +91,8 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("wide") / "m"
     shape = {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "intermediate_size": 8192}
+    if rehearsed:
+        shape |= {"hidden_size": 128, "intermediate_size": 512}
     transformers.BertModel(transformers.BertConfig(vocab_size=1000, **shape)).save_pretrained(folder)
     return folder
 
@@ -98,10 +106,13 @@ def wide(wide_model: Path) -> Bundle:
 
 
 @pytest.fixture(scope="session")
-def leaver_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def leaver_model(tmp_path_factory: pytest.TempPathFactory, rehearsed: bool) -> Path:
     """A multi-exit encoder of 12 layers of hidden 768, FFN 1024, exits after layers 4, 8 and 12; random."""
-    from cost_eff_models import published, random_weights, save_folder, shapes_of
+    from cost_eff_models import published, random_weights, save_folder, save_tiny, shapes_of
 
+    folder = tmp_path_factory.mktemp("leaver") / "m"
+    if rehearsed:
+        return save_tiny(folder, {"max_position_embeddings": 64})
     config, sidecar = published(12, 1024, 128)
     sidecar["exits"]["layers"] = [4, 8, 12]
     # With weights as large as tiny models have, float32 itself is off by more than the gate allows in wide layers.
@@ -109,7 +120,7 @@ def leaver_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name: tensor * (0.1 if tensor.ndim > 1 else 1.0)
         for name, tensor in random_weights(shapes_of(config, sidecar)).items()
     }
-    return save_folder(tmp_path_factory.mktemp("leaver") / "m", config, sidecar, weights)
+    return save_folder(folder, config, sidecar, weights)
 
 
 @pytest.fixture(scope="session")
