@@ -119,5 +119,5 @@ def test_rows_that_leave_answer_as_on_the_processor(cuda: Provider, leaver: Bund
         "a chain that half of the rows leave against its whole engine, batch 8",
         f"{found['leaving'] / found['whole']:.3f}x",
         "< 1x",
-        f"rows left: {mine.exits}",
+        str(mine.exits),
     )
