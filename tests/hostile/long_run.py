@@ -12,15 +12,18 @@ import os
 import platform
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from pathlib import Path
+from time import monotonic
 
 from .drive import drive
-from .outcomes import Report, described, merged
+from .outcomes import Report, Result, described, merged
 
-# Shares of the time. A driver with a limit is done when it has tried so many inputs.
-SHARES = {"damage": 0.75, "threads": 0.25}
+# Shares of the time, in the order in which they run; what one leaves, since it is done, the next ones have. A driver is
+# done when it has tried so many inputs as it has a limit, or nothing but inputs without effect for a while.
+SHARES = {"threads": 0.2, "damage": 0.8}
 MOST = {"damage": 1_000_000}
+_WITHOUT_EFFECT = 500
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,9 +32,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--json", type=Path, help="write counts and findings here")
     asked = parser.parse_args(arguments)
-    reports = []
+    ends, shares, reports = monotonic() + 60 * asked.minutes, sum(SHARES.values()), []
     for driver, share in SHARES.items():
-        report = long_run(driver, asked.seed, 60 * share * asked.minutes, os.cpu_count() or 1)
+        seconds = max(0.0, ends - monotonic()) * share / shares
+        shares -= share
+        report = long_run(driver, asked.seed, seconds, os.cpu_count() or 1)
         rate = report.total / max(report.seconds, 1e-9)
         print(f"{driver}: {report.total:,} inputs in {report.seconds:.0f} s ({rate:.0f} a second)", flush=True)
         if report.findings:
@@ -47,11 +52,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 def long_run(driver: str, first: int, seconds: float, workers: int) -> Report:
     """What came of the seeds from ``first`` on that begin within ``seconds``, in ``workers`` processes at once."""
-    most = MOST.get(driver)
+    most = MOST.get(driver, sys.maxsize)
 
     def deal(number: int) -> Report:
-        seeds = count(first + number, workers)
-        return drive(driver, seeds if most is None else islice(seeds, -(-(most - number) // workers)), seconds)
+        skipped = 0
+
+        def note(result: Result) -> None:
+            nonlocal skipped
+            skipped = skipped + 1 if result.outcome == "skipped" else 0
+
+        mine = islice(count(first + number, workers), -(-(most - number) // workers))
+        return drive(driver, takewhile(lambda _: skipped < _WITHOUT_EFFECT, mine), seconds, note)
 
     with ThreadPoolExecutor(workers) as pool:
         return merged(driver, list(pool.map(deal, range(workers))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,21 @@ def test_all_workers_seeds_are_one_report(monkeypatch: pytest.MonkeyPatch) -> No
     assert report.total == 3
     assert [finding.seed for finding in report.findings] == [len(KINDS) + 1, len(KINDS) + 2]
     assert report.counts == {"misbehaving": {"same": 1, "crashed": 2}}
+
+
+def test_a_driver_whose_inputs_have_no_effect_any_more_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def driven(driver: str, seeds: Iterable[int], seconds: float, note: Callable[[Result], object]) -> Report:
+        for seed in seeds:
+            asked.append(seed)
+            note(Result(seed, "same" if seed < 3 else "skipped", "a"))
+        return Report(driver)
+
+    monkeypatch.setattr(module, "drive", driven)
+    monkeypatch.setattr(module, "_WITHOUT_EFFECT", 5)
+    long_run("any", 0, 60.0, 1)
+    assert asked == list(range(8))
 
 
 def test_a_finding_fails_the_run_and_is_in_the_table(
