@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from ..errors import CheckpointError
+from ..outside import library_errors
 from ..strict import parse_json
 
 MAX_CONFIG_BYTES = 8 * 2**20
@@ -168,11 +169,9 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def read_headers(path: Path, file: str) -> dict[str, TensorHeader]:
     """The headers of one safetensors file, which the checkpoint calls ``file``. Raises CheckpointError for damage."""
-    try:
-        with safe_open(path, framework="numpy") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (not a dict)
-            return {
-                name: TensorHeader(tuple(part.get_shape()), part.get_dtype(), file) for name, part in slices.items()
-            }
-    except (SafetensorError, OSError) as failure:
-        raise CheckpointError(f"{path}: not a whole safetensors file ({failure}); fetch it again") from failure
+    with (
+        library_errors(lambda said: CheckpointError(f"{path}: not a whole safetensors file ({said}); fetch it again")),
+        safe_open(path, framework="numpy") as opened,
+    ):
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (not a dict)
+        return {name: TensorHeader(tuple(part.get_shape()), part.get_dtype(), file) for name, part in slices.items()}

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from ..errors import ProfileError
+from ..outside import is_of_library, said_by
 from ..strict import nearest
 from .device_profile import DeviceProfile, profile_data, read_profile
 from .probe_host import HOST_PROFILE_NAME, host_profile
@@ -76,12 +77,14 @@ def _read_yaml(path: Path) -> object:
         raise ProfileError(f"{path}: larger than the {MAX_YAML_BYTES // 1024} KiB that a profile may take")
     try:
         return yaml.load(raw, Loader=_StrictLoader)  # noqa: S506  (_StrictLoader is a SafeLoader)
-    except (yaml.YAMLError, RecursionError, ValueError) as failure:
-        raise ProfileError(f"{path}: not a readable YAML file ({_one_line(failure)})") from failure
+    except BaseException as failure:  # explicit tags raise whatever int(), tables and matches do
+        if not is_of_library(failure):
+            raise
+        raise ProfileError(f"{path}: not a readable YAML file ({_said(failure)})") from failure
 
 
-def _one_line(failure: Exception) -> str:
+def _said(failure: BaseException) -> str:
     if isinstance(failure, yaml.MarkedYAMLError) and failure.problem_mark:
         mark = failure.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {failure.problem}"
-    return " ".join(str(failure).split())
+    return said_by(failure)

@@ -11,7 +11,7 @@ from ..errors import InputError
 from .arrays import Array
 
 
-def read_npz(path: Path, max_bytes: int | None = None) -> dict[str, Array]:
+def read_npz(path: Path, max_bytes: int) -> dict[str, Array]:
     """The arrays of an NPZ file, of up to ``max_bytes`` unpacked. Raises InputError for anything else."""
     try:
         file = path.open("rb")
@@ -21,7 +21,7 @@ def read_npz(path: Path, max_bytes: int | None = None) -> dict[str, Array]:
         try:
             with zipfile.ZipFile(file) as archive:
                 unpacked = sum(entry.file_size for entry in archive.infolist())
-            if max_bytes is None or unpacked <= max_bytes:
+            if unpacked <= max_bytes:
                 file.seek(0)
                 with np.load(file, allow_pickle=False) as members:
                     arrays = dict(members)
@@ -29,7 +29,7 @@ def read_npz(path: Path, max_bytes: int | None = None) -> dict[str, Array]:
                     return arrays
         except Exception as failure:  # zipfile, decompressors and numpy's header parser have errors of their own
             raise _refusal(path) from failure
-    if max_bytes is not None and unpacked > max_bytes:
+    if unpacked > max_bytes:
         raise InputError(f"{path}: unpacks to {unpacked} bytes, more than the {max_bytes} allowed; send fewer rows")
     raise _refusal(path)  # other files among the arrays, which numpy hands out as bytes
 

@@ -23,7 +23,7 @@ _FIXED = {"position_embedding_type": "absolute", "is_decoder": False}
 _PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 # Heads of other tasks, exits that the sidecar does not list, and a buffer of old checkpoints.
 _IGNORED = re.compile(r"pooler\..+|cls\..+|exits\.\d+\.(?:weight|bias)|embeddings\.position_ids")
-_EXIT_TENSOR = re.compile(r"exits\.(\d+)\..+")
+_EXIT_TENSOR = re.compile(r"exits\.(\d{1,9})\..+")
 
 
 def read_architecture(checkpoint: Checkpoint) -> Architecture:

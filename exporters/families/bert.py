@@ -25,7 +25,7 @@ from ..sentence_transformers.read_modules import SentenceModules, read_modules
 if TYPE_CHECKING:
     import torch
 
-_ATTENTION = re.compile(r"(?:.+\.)?encoder\.layer\.(\d+)\.attention\.self")
+_ATTENTION = re.compile(r"(?:.+\.)?encoder\.layer\.(\d{1,9})\.attention\.self")
 
 
 class BertFamily(Family):

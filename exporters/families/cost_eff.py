@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-_PLACED = re.compile(r"encoder\.layer\.(?P<layer>\d+)\.|exits\.(?P<exit>\d+)\.")
+_PLACED = re.compile(r"encoder\.layer\.(?P<layer>\d{1,9})\.|exits\.(?P<exit>\d{1,9})\.")
 
 
 class CostEffFamily(Family):

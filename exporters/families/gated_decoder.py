@@ -27,7 +27,7 @@ from ..sentence_transformers.read_modules import SentenceModules, read_modules
 if TYPE_CHECKING:
     import torch
 
-_MLP = re.compile(r".+\.layers\.(\d+)\.mlp")
+_MLP = re.compile(r".+\.layers\.(\d{1,9})\.mlp")
 
 
 class GatedDecoderFamily(Family):

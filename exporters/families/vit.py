@@ -23,7 +23,7 @@ from ..vit.architecture import names_in_files, read_vit
 if TYPE_CHECKING:
     import torch
 
-_ATTENTION = re.compile(r"(?:.+\.)?layers\.(\d+)\.attention")
+_ATTENTION = re.compile(r"(?:.+\.)?layers\.(\d{1,9})\.attention")
 
 
 class VitFamily(Family):

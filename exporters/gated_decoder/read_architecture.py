@@ -25,7 +25,7 @@ _LENGTH_DEPENDENT = {"dynamic", "longrope", "su"}
 _UNUSED = re.compile(r".*\.rotary_emb\.inv_freq")
 # Of the classes that are read, all of them linear layers.
 _HEADS = re.compile(r"(lm_head|score|qa_outputs)\.(?:weight|bias)")
-_SHARED_KEYS = re.compile(r"(?:\w+\.)?layers\.(\d+)\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
+_SHARED_KEYS = re.compile(r"(?:\w+\.)?layers\.(\d{1,9})\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
 # Under these names transformers keeps the text part of a multimodal Gemma 3n, and saves it again.
 _TEXT_PART = "model.language_model."
 # The per-layer widths are counted through before any tensor is looked at.

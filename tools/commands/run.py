@@ -9,6 +9,7 @@ import click
 import numpy as np
 
 from ...runtime.answer import Answer, ExitRows
+from ...runtime.array_file import MAX_BYTES
 from ...runtime.npz import read_npz
 from ...runtime.residency import RESIDENCIES, Residency
 from ...whole_file import require_new, write_whole
@@ -102,7 +103,7 @@ def command(
     residency = residency or ("shared" if provider == "cpu" else "auto")
     # A deadline counts from the call, so nothing opens after it.
     with load(bundle, residency=residency, preload=deadline_ms is not None, provider=provider) as model:
-        feeds = read_npz(inputs) if inputs is not None else list(texts)
+        feeds = read_npz(inputs, MAX_BYTES) if inputs is not None else list(texts)
         answer = model(
             feeds,
             budget=budget,

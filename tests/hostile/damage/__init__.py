@@ -57,7 +57,7 @@ class Room:
         self._folder = folder
         folder.mkdir()
         self._write(subject.files)
-        self._expected = subject.use(folder, Random(0))
+        self._expected = {way: subject.use(folder, way) for way in subject.ways}
 
     def attempt(self, seed: int) -> Result:
         """Damages the files as ``seed`` says, uses them, and restores them."""
@@ -68,7 +68,7 @@ class Room:
         begin(subject.name, how)
         self._write(files)
         try:
-            outcome, message = self._outcome(rng)
+            outcome, message = self._outcome(rng.choice(subject.ways))
         finally:
             self._write({name: subject.files[name] for name in files})
         return Result(seed, outcome, subject.name, how, message)
@@ -79,11 +79,11 @@ class Room:
             (self._folder / name).unlink(missing_ok=True)
             (self._folder / name).write_bytes(content)
 
-    def _outcome(self, rng: Random) -> tuple[str, str]:
-        refusal, answer = _tried(lambda: self._subject.use(self._folder, rng))
+    def _outcome(self, way: str) -> tuple[str, str]:
+        refusal, answer = _tried(lambda: self._subject.use(self._folder, way))
         if refusal is not None:
             return refusal
-        if answer == self._expected:
+        if answer == self._expected[way]:
             return "same", ""
         if not self._subject.sealed:
             return "answered", ""

@@ -42,6 +42,8 @@ class Subject(ABC):
 
     name: str
     files: Files
+    # Ways of using it, each with answers of its own.
+    ways: tuple[str, ...] = ("",)
     # Whether files that answer differently must be refused by ``check_fully``.
     sealed = False
 
@@ -52,8 +54,8 @@ class Subject(ABC):
         return {name: changed}, f"{name}: {how}"
 
     @abstractmethod
-    def use(self, folder: Path, rng: Random) -> object:
-        """What the files answer, to be compared by ``==``."""
+    def use(self, folder: Path, way: str) -> object:
+        """What the files answer in one of the ``ways``, to be compared by ``==``."""
 
     def check_fully(self, folder: Path) -> None:  # noqa: B027  (optional, not abstract)
         """Raises where the files are not those that were written."""
@@ -63,17 +65,17 @@ class BundleSubject(Subject):
     """A bundle: opened, inspected on the terminal, and asked of every submodel."""
 
     sealed = True
+    ways = ("shared", "packed", "auto", "mapped")
     text = "the quick brown fox jumps over the lazy dog"
 
     def __init__(self, name: str, files: Files) -> None:
         self.name = name
         self.files = files
 
-    def use(self, folder: Path, rng: Random) -> object:
+    def use(self, folder: Path, way: str) -> object:
         import nestforge
 
-        residency = rng.choice(("shared", "shared", "packed", "auto", "mapped"))
-        with nestforge.load(folder, threads=1, residency=residency) as model:
+        with nestforge.load(folder, threads=1, residency=way) as model:
             answers = []
             for entry in model.bundle.manifest.submodels[:8]:
                 answer = model(self.text, submodel=entry.id)
@@ -147,7 +149,7 @@ class CheckpointSubject(Subject):
     def __init__(self) -> None:
         self.files = {"config.json": json.dumps(_BERT).encode(), "model.safetensors": bert_weights()}
 
-    def use(self, folder: Path, rng: Random) -> object:
+    def use(self, folder: Path, way: str) -> object:
         run_command("inspect", str(folder), "--profile", "laptop-x86", "--bucket", "1x16")
         return None
 
@@ -177,7 +179,7 @@ class ProfileSubject(Subject):
             raw, how = damaged_bytes(raw, rng)
         return {name: raw}, f"{name}: {how}"
 
-    def use(self, folder: Path, rng: Random) -> object:
+    def use(self, folder: Path, way: str) -> object:
         from nestforge.profiles.load_profile import dump_profile, load_profile
 
         for name in sorted(self.files):
@@ -194,7 +196,7 @@ class TokenizerSubject(Subject):
     def __init__(self, folder: Path) -> None:
         self.files = {"tokenizer.json": (folder / "tokenizer.json").read_bytes()}
 
-    def use(self, folder: Path, rng: Random) -> object:
+    def use(self, folder: Path, way: str) -> object:
         from nestforge.runtime.manifest import TensorSpec, TextEntry
         from nestforge.runtime.text import TextEncoder
 
@@ -221,12 +223,12 @@ class ArraysSubject(Subject):
         np.savez(target, **arrays)
         self.files = {"rows.npz": target.getvalue()}
 
-    def use(self, folder: Path, rng: Random) -> object:
-        from nestforge.runtime.array_file import checked_labels, read_array_file
+    def use(self, folder: Path, way: str) -> object:
+        from nestforge.runtime.array_file import MAX_BYTES, checked_labels, read_array_file
         from nestforge.runtime.manifest import TensorSpec
         from nestforge.runtime.npz import read_npz
 
-        read_npz(folder / "rows.npz")
+        read_npz(folder / "rows.npz", MAX_BYTES)
         inputs = [TensorSpec(name, "int64", ("batch", "sequence"), pad=0, high=9) for name in ("ids", "mask")]
         file = read_array_file(folder / "rows.npz", inputs)
         if file.labels is not None:
@@ -246,7 +248,7 @@ class IndexSubject(Subject):
         run_command("index", str(bundle), "--text", str(corpus), "--output", str(index))
         self.files = {"corpus.index": index.read_bytes()}
 
-    def use(self, folder: Path, rng: Random) -> object:
+    def use(self, folder: Path, way: str) -> object:
         return run_command("search", str(self._bundle), str(folder / "corpus.index"), "--query", "the lazy fox")
 
 
@@ -260,7 +262,7 @@ class CalibrationSubject(Subject):
         rows = [{"text": text, "label": i % 3} for i, text in enumerate(("the fox", "a dog", "over the lazy dog") * 4)]
         self.files = {"data.jsonl": "".join(f"{json.dumps(row)}\n" for row in rows).encode()}
 
-    def use(self, folder: Path, rng: Random) -> object:
+    def use(self, folder: Path, way: str) -> object:
         from nestforge.runtime.calibrate.data import read_data
 
         read_data(folder / "data.jsonl", self._bundle, longest=16, truncate=True)

@@ -100,6 +100,8 @@ def test_folder_is_no_profile(tmp_path: Path) -> None:
         ("a: 2001-99-99\n", "month must be in 1..12"),
         ("[" * 10_000, "not a readable YAML file"),
         ("a: \x00", "not a readable YAML file"),
+        *((f"a: !!{tag}", "not a readable YAML file") for tag in ("bool x", "int ''", "float '\u00b2'", "timestamp x")),
+        ("a: !!omap {b: c}", "not a readable YAML file"),
         ("", "expected a mapping, got nothing"),
         ("- 1\n", "expected a mapping, got a list"),
         ("nmae: x\n", "unknown key 'nmae'; did you mean 'name'"),

@@ -27,7 +27,7 @@ def inputs(tmp_path: Path) -> Path:
     import numpy as np
 
     np.savez(tmp_path / "inputs.npz", **requests([8, 3]))  # type: ignore[arg-type]  # the stubs take a flag by keyword
-    assert read_npz(tmp_path / "inputs.npz").keys() == {"input_ids", "attention_mask"}
+    assert read_npz(tmp_path / "inputs.npz", 2**20).keys() == {"input_ids", "attention_mask"}
     return tmp_path / "inputs.npz"
 
 
