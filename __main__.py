@@ -1,7 +1,5 @@
 """The ``nestforge`` command, from its first import on: Ctrl-C at any moment is one line and exit code 130."""
 
-from __future__ import annotations
-
 import os
 
 

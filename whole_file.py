@@ -54,11 +54,12 @@ def require_new(path: Path) -> None:
             raise OutputError(f"{path}: cannot be written (no such folder)") from None
         if not os.access(path.absolute().parent, os.W_OK):
             raise OutputError(f"{path}: cannot be written (no right to write in its folder)") from None
-        remove_unfinished(path.parent)
     except OSError as failure:
         raise _refused(path, failure) from failure
     else:
         raise _exists(path)
+    finally:
+        remove_unfinished(path.parent)  # of a path that exists too: its writer may have been killed after that
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import OutputError
 from ..profiles.probe_host import cache_folder
-from ..whole_file import write_whole
+from ..whole_file import remove_unfinished, write_whole
 
 _KEY_BYTES = 32
 # Names a key file in place of this host's own, so that the machines of one fleet accept each other's plans.
@@ -17,12 +17,14 @@ KEY_VARIABLE = "NESTFORGE_PLAN_KEY"
 
 def private_folder(name: str) -> Path:
     """``name`` in nestforge's cache folder, made if missing. Raises OutputError if others may change it."""
-    folder = cache_folder() / name
     try:
+        folder = cache_folder() / name
         folder.mkdir(mode=0o700, exist_ok=True)
         _require_private(folder)
     except OSError as failure:
-        raise OutputError(f"{folder}: cannot be used as a cache ({failure.strerror})") from failure
+        where = failure.filename or name
+        raise OutputError(f"{where}: cannot be used as a cache ({failure.strerror})") from failure
+    remove_unfinished(folder)
     return folder
 
 

@@ -21,7 +21,7 @@ from .outcomes import Report, Result, described, merged
 
 # Shares of the time, in the order in which they run; what one leaves, since it is done, the next ones have. A driver is
 # done when it has tried so many inputs as it has a limit, or nothing but inputs without effect for a while.
-SHARES = {"threads": 0.2, "damage": 0.8}
+SHARES = {"threads": 0.2, "kill": 0.3, "damage": 0.5}
 MOST = {"damage": 1_000_000}
 _WITHOUT_EFFECT = 500
 
