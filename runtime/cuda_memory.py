@@ -167,12 +167,14 @@ class Stream:
 
     def end_capture(self) -> None:
         """Ends a capture that the calling thread began here and did not finish, if there is one; it is not kept."""
-        status = checked("asking for a capture", cudart.cudaStreamIsCapturing(self._stream))
-        if status != cudart.cudaStreamCaptureStatus.cudaStreamCaptureStatusNone:
+        # Called after a failure, which is what is reported: a GPU that fails here too fails in the next run.
+        ok, none = cudart.cudaError_t.cudaSuccess, cudart.cudaStreamCaptureStatus.cudaStreamCaptureStatusNone
+        error, status = cudart.cudaStreamIsCapturing(self._stream)
+        if error == ok and status != none:
             error, captured = cudart.cudaStreamEndCapture(self._stream)  # what was invalidated ends with an error
-            if error == cudart.cudaError_t.cudaSuccess:
+            if error == ok:
                 cudart.cudaGraphDestroy(captured)
-            cudart.cudaGetLastError()
+        cudart.cudaGetLastError()
 
     def start(self, graph: Graph) -> None:
         """Queues, here, work that was captured in another stream."""

@@ -38,6 +38,7 @@ class BoundRun:
         self._options = onnxruntime.RunOptions()
         # The stream is ours, and whoever reads the outputs waits for it.
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._captures = graph is not None and graph != CALL_BY_CALL  # in the next call
         if graph is not None:
             self._options.add_run_config_entry("gpu_graph_id", str(graph))
 
@@ -49,9 +50,12 @@ class BoundRun:
                 raise BundleError(f"{self._where}: not open; run it inside its `with` block")
             try:
                 session.run(self._binding, self._options)
+                self._captures = False
             except BaseException as failure:
                 if not is_of_library(failure):
                     raise
+                if self._captures:  # the stream is every session's, and runs in none while it captures
+                    self._device.end_capture()
                 # Shapes and types have been checked, and kernels of a GPU do not look at values.
                 error = BundleError if self._device.kind == "cuda" else InputError
                 raise error(f"{self._where}: {said_by(failure)}") from failure

@@ -158,8 +158,6 @@ class OnnxRuntimeGpuRunner:
         except BundleIncompatibleError as refusal:
             if not captures or is_short_of_memory(str(refusal)):
                 raise
-            if self._session is not None:  # it was refused in the first run
-                device.end_capture()  # before the session frees its memory, which a capture forbids
             self._close_session()
             self._start(device, views, captures=False)
             self._refusal = str(refusal)

@@ -45,6 +45,27 @@ def test_failures_on_a_gpu_are_no_fault_of_the_input(reason: str) -> None:
         run()
 
 
+@pytest.mark.parametrize(("graph", "ends"), [(7, 1), (CALL_BY_CALL, 0), (None, 0)])
+def test_a_capture_that_fails_is_ended_for_the_stream_is_every_sessions(graph: int | None, ends: int) -> None:
+    ended: list[None] = []
+
+    class Ending(Gpu):
+        def end_capture(self) -> None:
+            ended.append(None)
+
+    session = Session(RuntimeError("CUDA failure 900: operation not permitted when stream is capturing"))
+    run, _ = bound_to(session, Ending(), graph)
+    with pytest.raises(BundleError, match="CUDA failure 900"):
+        run()
+    assert len(ended) == ends
+    session.failure = None
+    run()  # captured now
+    session.failure = RuntimeError("CUDA failure 700: an illegal memory access was encountered")
+    with pytest.raises(BundleError, match="CUDA failure 700"):
+        run()
+    assert len(ended) == ends
+
+
 @pytest.mark.parametrize("graph", [7, CALL_BY_CALL, None])
 def test_a_closed_run_lets_its_callers_memory_go_once_what_is_queued_is_done(graph: int | None) -> None:
     session = Session()
