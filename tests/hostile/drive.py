@@ -20,6 +20,8 @@ from .outcomes import Report, Result
 
 # Of one input, generous for a busy machine: most take some milliseconds.
 HUNG_SECONDS = 60.0
+# Drivers whose inputs are whole commands, such as a compile that is stopped and ended.
+_LONGER = {"kill": 900.0}
 # Until a driver has its subjects.
 _READY_SECONDS = 600.0
 # The worker is made anew after so many inputs, so that what libraries keep for ever cannot pass for a finding.
@@ -77,7 +79,7 @@ class Worker:
         self._process.stdin.flush()
         self._done += 1
         begun: dict[str, Any] = {}
-        limit = monotonic() + HUNG_SECONDS
+        limit = monotonic() + _LONGER.get(self._driver, HUNG_SECONDS)
         while True:
             line = self._line(limit)
             if line is None:

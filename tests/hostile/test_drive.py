@@ -67,3 +67,9 @@ def test_a_driver_that_does_not_start_is_an_error_and_no_finding() -> None:
 
 def test_no_more_inputs_begin_after_the_time_is_up() -> None:
     assert drive("misbehaving", iter(int, 1), seconds=0.0).total <= 1  # seed 0 for ever
+
+
+def test_a_driver_of_whole_commands_has_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "HUNG_SECONDS", 0.0)
+    monkeypatch.setattr(frame, "_LONGER", {"misbehaving": 60.0})
+    assert not drive("misbehaving", [0]).findings
