@@ -90,6 +90,7 @@ class Worker:
             if "outcome" in data:
                 return Result(**data)
             begun = data  # said before the input is used, so that a crash has a name
+            limit = monotonic() + (data["seconds"] or HUNG_SECONDS)
 
     def _line(self, limit: float) -> bytes | None:
         """The next line of the worker: None when there is none in time, empty when it has died."""

@@ -22,10 +22,11 @@ ADDRESSES_MB = 6144
 _channel: IO[str] | None = None
 
 
-def begin(what: str, how: str) -> None:
-    """Called by a driver before it uses an input: if the process dies, this says of what."""
+def begin(what: str, how: str, seconds: float | None = None) -> None:
+    """Called by a driver before it uses an input: if the process dies, this says of what. ``seconds`` is how long it
+    may take from now on, where that is more than for other inputs."""
     if _channel is not None:
-        print(json.dumps({"what": what, "how": how}), file=_channel, flush=True)
+        print(json.dumps({"what": what, "how": how, "seconds": seconds}), file=_channel, flush=True)
 
 
 def serve(driver: str, folder: Path) -> None:

@@ -28,6 +28,7 @@ from .jobs import JOBS, Job
 ACTIONS = ("kill", "interrupt", "full", "read-only")
 _LIBRARY = "calls.so"
 _INTERRUPTED = 130
+_SECONDS = 600.0  # of a whole compile on a busy machine
 
 
 def seed_of(job: str, action: str, call: int) -> int:
@@ -59,7 +60,6 @@ def open_driver(folder: Path) -> Callable[[int], Result]:
         rest, number = divmod(seed, len(JOBS))
         job = JOBS[number]
         call, action = divmod(rest, len(ACTIONS))
-        begin(job.name, f"{ACTIONS[action]} at call {call}")
         if job.name not in known:
             known[job.name] = Subject.of(job, folder / job.name, calls)
         return known[job.name].attempt(seed, ACTIONS[action], call)
@@ -87,6 +87,7 @@ class Subject:
     def of(cls, job: Job, place: Path, library: ctypes.CDLL) -> Subject:
         template, folder = place / "template", place / "run"
         template.mkdir(parents=True)
+        begin(job.name, "preparing", _SECONDS)
         job.imports()
         # In the folder where the job runs: what it prepares may name its place.
         template.rename(folder)
@@ -103,6 +104,7 @@ class Subject:
                 library.calls_seen.restype = ctypes.c_long
                 (place / "calls").write_text(json.dumps(library.calls_seen()))
 
+        begin(job.name, "not disturbed", _SECONDS)
         ended = in_child(count, folder, place / "count.log")
         assert ended.code == 0, ended.output
         calls = json.loads((place / "calls").read_text())
@@ -113,6 +115,7 @@ class Subject:
         how = f"{action} at call {call} of {self.calls}"
         if call >= self.calls:
             return Result(seed, "skipped", self.job.name, how)
+        begin(self.job.name, how, _SECONDS)
         shutil.rmtree(self.folder)
         shutil.copytree(self.template, self.folder, symlinks=True)
 
@@ -126,6 +129,7 @@ class Subject:
         found = self.job.content(self.folder)
         problem = self._problem(action, first, found)
         if problem is None:
+            begin(self.job.name, f"{how}, and again", _SECONDS)
             again = in_child(lambda: self.job.run(self.folder), self.folder, log)
             problem = self._problem_after(again, self.job.content(self.folder), is_done=found == self.after)
         if problem is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from nestforge.errors import NestforgeError
 from nestforge.tools import interruption
 
 KILLED = -signal.SIGKILL
+_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ def in_child(job: Callable[[], None], folder: Path, log: Path) -> Ended:
     child = os.fork()
     if not child:
         code = 1
+        ctypes.CDLL(None).prctl(_WITH_PARENT, signal.SIGKILL)  # whatever ends the worker ends the job
         try:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(descriptor, 1)
