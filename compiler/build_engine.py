@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 
 from ..elastic import Bucket, Submodel
@@ -24,12 +25,13 @@ from .cases import Case
 from .cost_model import predict
 from .divergence import NOWHERE, first_divergence
 from .forms import chosen_forms, formed_workload
-from .parity import Arrays, Comparison, Tolerance, compare, judged, max_difference, tolerance_for
+from .judge import Interface, judge
+from .parity import Arrays, Comparison, Tolerance, max_difference, tolerance_for
 from .precision.derive import wide_products
 from .precision.host_graphs import host_file
 from .precision.twin import twin
 from .prove_exact import prove_exact
-from .reference import BrokenDecision, Replayed, pass_of, replayed, rule_of
+from .reference import BrokenDecision, Reference, References, Replayed, replayed, rule_of
 from .staging import Stage, write_synced
 from .store import Store
 from .template import Template, emit, private_bytes, weight_bytes
@@ -87,10 +89,14 @@ class EngineBuilder:
         return tolerance_for(engine.precision, self.universal.spec.depth)
 
     @cached_property
-    def computed_from(self) -> dict[str, str]:
-        """Outputs that are computed from another one, for tolerances."""
-        exits = self.universal.source.exits
-        return exits.entry.computed_from if exits else {}
+    def references(self) -> References:
+        """What engines must equal, one submodel at a time."""
+        return References(self.universal)
+
+    def interface(self, segment: str | None) -> Interface:
+        """What the gate knows of the outputs of engines of ``segment``, or of whole engines for None."""
+        exits, specs = self.universal.source.exits, self.draft.manifest.interface(segment)[1]
+        return Interface(specs, exits.entry.computed_from if exits else (), self.universal.source.signature.mask)
 
     def emit(self, name: str, file: str, submodel: Submodel, bucket: Bucket, segment: int | None = None) -> Emitted:
         """Writes the engine of ``submodel``, or of one segment of it: sliced from its template, or traced."""
@@ -147,37 +153,41 @@ class EngineBuilder:
     def proven(
         self,
         engine: Emitted,
-        module: torch.nn.Module,
+        module: Reference,
         cases: Sequence[Case],
         reference: Replayed,
         found: Sequence[Arrays],
         submodel: Submodel,
     ) -> EngineEntry:
-        """The engine with its receipt. ``module`` is the PyTorch module that takes the ``cases``.
+        """The engine with its receipt. ``module`` is that of the PyTorch module which takes the ``cases``.
 
-        Raises ParityError, naming the first module that diverges, if ``found`` breaks the rule.
+        Raises ParityError if ``found`` breaks the rule, naming the first module that diverges, or if PyTorch's own
+        float32 is too far from its float64 to prove anything by.
         """
         names, limit = [case.name for case in cases], self.tolerance(engine.entry)
         rule = rule_of(limit, engine.entry.decisions)
         if engine.entry.precision in INTEGERS:
             rule = f"{rule}; without the rounding of activations, {prove_exact(self, engine, submodel, cases)}"
-        wanted, got = (self._judged(engine.entry, cases, arrays) for arrays in (reference.outputs, found))
-        comparisons = compare(wanted, got, names, limit, self.computed_from)
-        broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
+        precision, interface = engine.entry.precision, self.interface(engine.entry.segment)
+        judgement = judge(reference, found, cases, interface, precision, limit)
+        broken = judgement.broken
+        if broken is not None and judgement.unprovable:
+            raise ParityError(f"engine {engine.entry.id}: {broken.describe()}")
         if broken is not None:
             case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
             raise self._diverged(engine, broken, module, case, arrays)
         receipt = ParityReceipt(
-            reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}",
+            reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}, in float64",
             rule=rule,
             atol=limit.atol,
             rtol=limit.rtol,
             min_cosine=limit.min_cosine,
             cases=tuple(names),
-            outputs=tuple(comparison.output for comparison in comparisons),
+            outputs=judgement.outputs,
             graph_sha256=engine.graph_sha256,
             weights_sha256=self.weights_sha256,
-            decisions=reference.decisions,
+            decisions=judgement.decisions,
+            rms=limit.rms,
         )
         return replace(engine.entry, parity=receipt)
 
@@ -190,14 +200,9 @@ class EngineBuilder:
         with runner_for(self.draft, self.on_host(engine), residency, threads_or_default(None)) as runner:
             return [dict(zip(names, runner.run(arrays, decisions=True), strict=True)) for arrays in feeds]
 
-    def _judged(self, engine: EngineEntry, cases: Sequence[Case], found: Sequence[Arrays]) -> list[Arrays]:
-        outputs, mask = self.draft.manifest.interface(engine.segment)[1], self.universal.source.signature.mask
-        pairs = zip(cases, found, strict=True)
-        return [judged(a, outputs, engine.precision, case.feeds.get(mask) if mask else None) for case, a in pairs]
-
     def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         engine = self.emit(name, file, submodel, bucket)
-        module, cases = self.universal.narrow(submodel), self.cases[bucket]
+        module, cases = self.references.of(submodel), self.cases[bucket]
         found = self.run(engine.entry, [case.feeds for case in cases])
         reference = self._replayed(engine.entry, module, cases, found)
         entry = self.proven(engine, module, cases, reference, found, submodel)
@@ -206,17 +211,17 @@ class EngineBuilder:
         whole = self.universal_outputs.get(bucket)
         if whole is None:  # another sequence: the universal model has no outputs there
             return entry
-        equal = max_difference(whole, reference.outputs) == 0.0
+        equal = max_difference(whole, [_float32(arrays) for arrays in reference.outputs]) == 0.0
         if equal and self._must_differ(submodel) and not self._cuts_only_zeros(submodel):
             raise ParityError(f"engine {name}: returns the universal model's outputs; the slice has no effect")
-        return replace(entry, parity=replace(entry.parity, difference_to_universal=max_difference(whole, found)))
+        outputs = [case.read(arrays, module.specs) for case, arrays in zip(cases, found, strict=True)]
+        return replace(entry, parity=replace(entry.parity, difference_to_universal=max_difference(whole, outputs)))
 
     def _replayed(
-        self, engine: EngineEntry, module: torch.nn.Module, cases: Sequence[Case], found: Sequence[Arrays]
+        self, engine: EngineEntry, module: Reference, cases: Sequence[Case], found: Sequence[Arrays]
     ) -> Replayed:
-        family, names = self.universal.source.family, self._output_names
         try:
-            return replayed(family, module, names, cases, engine.decisions, found, self.tolerance(engine))
+            return replayed(module, cases, engine.decisions, found, self.tolerance(engine).atol)
         except ParityError as failure:
             raise ParityError(f"engine {engine.id}: {failure}") from failure
 
@@ -224,16 +229,16 @@ class EngineBuilder:
         self,
         engine: Emitted,
         broken: Comparison | BrokenDecision,
-        module: torch.nn.Module,
+        module: Reference,
         case: Case,
         found: Arrays,
     ) -> ParityError:
         limit = self.tolerance(engine.entry)
         rule = rule_of(limit, engine.entry.decisions)
-        run = pass_of(self.universal.source.family, module, engine.entry.decisions, found)
+        run = module.bound(case.feeds, engine.entry.decisions, found)
         modules = engine.template.module_outputs
         graph = (self.stage.folder / self.on_host(engine.entry).file).read_bytes()
-        where = first_divergence(graph, modules, module, case.feeds, limit, self.stage.folder, run)
+        where = first_divergence(graph, modules, module, case, limit, self.stage.folder, run)
         if where == NOWHERE and isinstance(broken, BrokenDecision):
             where = "no module; the decision alone is wrong"
         return ParityError(f"engine {engine.entry.id}: {broken.describe()}; allowed {rule}; first to diverge: {where}")
@@ -253,9 +258,9 @@ class EngineBuilder:
         rest = (parameters[c.parameter].movedim(c.dim, 0)[kept[c.axis] * c.unit :] for c in cuts)
         return bool(cuts) and not any(bool(weights.any()) for weights in rest)
 
-    @property
-    def _output_names(self) -> list[str]:
-        return [spec.name for spec in self.universal.source.signature.outputs]
+
+def _float32(arrays: Arrays) -> Arrays:
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
 def _wide(template: Template) -> dict[str, str]:

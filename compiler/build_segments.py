@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-
-import numpy as np
-import torch
+from functools import partial
 
 from ..elastic import Bucket, Submodel
 from ..errors import ParityError
@@ -20,7 +18,7 @@ from ..strict import structure, unstructure
 from .build_engine import EngineBuilder, short
 from .cases import Case
 from .parity import Arrays
-from .reference import Replayed, reference_outputs
+from .reference import Reference, Replayed, replayed
 
 
 def build_segments(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -> tuple[EngineEntry, ...]:
@@ -49,30 +47,26 @@ def build_segments(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -
 def _build(
     builder: EngineBuilder, exits: Exits, submodel: Submodel, bucket: Bucket, files: Sequence[str]
 ) -> list[EngineEntry]:
-    narrowed, cases = builder.universal.narrow(submodel), builder.cases[bucket]
-    reference = by_segment(exits, narrowed, builder.universal.spec.depth, cases)
+    whole, cases = builder.references.of(submodel), builder.cases[bucket]
+    reference = by_segment(exits, whole, builder.universal.spec.depth, cases)
     entries = []
     for index, (segment, file) in enumerate(zip(exits.entry.segments, files, strict=True)):
         name = f"{submodel.id}.{segment.name}@{bucket.label}"
         engine = builder.emit(name, file, submodel, bucket, index)
         found = builder.run(engine.entry, [case.feeds for case in cases])
-        module = exits.segment(narrowed, index)
-        entries.append(builder.proven(engine, module, cases, Replayed(reference[index]), found, submodel))
+        module = whole.viewed(partial(exits.segment, segment=index), segment.outputs)
+        entries.append(builder.proven(engine, module, cases, reference[index], found, submodel))
         cases = [_next(case, outputs, exits) for case, outputs in zip(cases, found, strict=True)]
     return entries
 
 
-def by_segment(
-    exits: Exits, module: torch.nn.Module, depth: int, cases: Sequence[Case]
-) -> list[list[dict[str, np.ndarray]]]:
-    """Per segment of ``module``, which has ``depth`` layers, one mapping per case: what one uncut pass has there."""
+def by_segment(exits: Exits, reference: Reference, depth: int, cases: Sequence[Case]) -> list[Replayed]:
+    """Per segment of a submodel, which has ``depth`` layers: what one uncut pass of its ``reference`` has there."""
     segments = [segment for segment in exits.entry.segments if segment.layer <= depth]
-    keys = [(segment.name, spec.name) for segment in segments for spec in segment.outputs]
-    found = reference_outputs(exits.every_exit(module), [" ".join(key) for key in keys], cases)
-    return [
-        [{name: outputs[f"{at} {name}"] for at, name in keys if at == segment.name} for outputs in found]
-        for segment in segments
-    ]
+    names = [{f"{segment.name} {spec.name}": spec.name for spec in segment.outputs} for segment in segments]
+    specs = [replace(spec, name=f"{segment.name} {spec.name}") for segment in segments for spec in segment.outputs]
+    whole = replayed(reference.viewed(exits.every_exit, specs), cases)
+    return [whole.of(own) for own in names]
 
 
 def _next(case: Case, outputs: Arrays, exits: Exits) -> Case:
@@ -80,7 +74,8 @@ def _next(case: Case, outputs: Arrays, exits: Exits) -> Case:
     entry = exits.entry
     if entry.state_out not in outputs:
         return case
-    return Case(case.name, {entry.state_in: outputs[entry.state_out], entry.mask: case.feeds[entry.mask]})
+    feeds = {entry.state_in: outputs[entry.state_out], entry.mask: case.feeds[entry.mask]}
+    return replace(case, feeds=feeds)
 
 
 def _of(submodel: Submodel, entry: EngineEntry) -> EngineEntry:

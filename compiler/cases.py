@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from ..elastic import Bucket
 from ..exporters.family import Signature
 from ..runtime.consistency.samples import text_at_bucket
 from ..runtime.feeds import random_feeds
+from ..runtime.manifest import TensorSpec
 from ..runtime.text import TextEncoder
 
 # Everyday text in several scripts, so that a real tokenizer is exercised even where the user gives no corpus.
@@ -25,23 +26,44 @@ _SENTENCES = (
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs at a bucket, by input name, in the signature's order."""
+    """One set of inputs at a bucket, by input name, in the signature's order.
+
+    ``rows`` are those of the request (None: all); what follows them is how the runtime fills a bucket, and nobody reads
+    its answers.
+    """
 
     name: str
     feeds: Mapping[str, np.ndarray]
+    rows: int | None = None
+
+    @property
+    def request(self) -> dict[str, np.ndarray]:
+        """The inputs as they are sent, before the runtime fills the bucket."""
+        if self.rows is None:
+            return dict(self.feeds)
+        return {name: np.ascontiguousarray(array[: self.rows]) for name, array in self.feeds.items()}
+
+    def read(self, outputs: Mapping[str, np.ndarray], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+        """Those of the ``outputs`` that ``specs`` describe, without the rows that filled the bucket."""
+        by_row = {spec.name: spec.dims[:1] == ("batch",) for spec in specs if spec.name in outputs}
+        return {name: outputs[name][: self.rows] if cut else outputs[name] for name, cut in by_row.items()}
 
 
 def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | None) -> list[Case]:
     """The cases of one bucket: two fully random (masks with holes), one whole, one padded, one of real text.
 
-    Without a sequence nothing is ever cut short: the padded case is then a batch that lacks its last row.
+    Every row has a token, since without one no answer is defined (``TensorSpec.row_needs``). The padded case has rows
+    that end early and lacks its last row: what fills it must not reach the others.
     """
     cases = [Case(f"random-{seed}", random_feeds(signature.inputs, bucket, seed)) for seed in (0, 1)]
     whole = [_whole(signature, random_feeds(signature.inputs, bucket, seed)) for seed in (2, 3)]
-    if any("sequence" in spec.dims for spec in signature.inputs):
-        cases += [Case("whole", whole[0]), Case("padded", _padded(signature, bucket, whole[1]))]
-    elif bucket.batch > 1 and all(spec.pad is not None for spec in signature.inputs):
-        cases.append(Case("padded", _without_last_row(signature, whole[1])))
+    has_sequence = any("sequence" in spec.dims for spec in signature.inputs)
+    lacks_row = bucket.batch > 1 and all(spec.pad is not None for spec in signature.inputs)
+    if has_sequence:
+        cases.append(Case("whole", whole[0]))
+    if has_sequence or lacks_row:
+        padded, rows = _padded(signature, bucket, whole[1]), bucket.batch - 1 if lacks_row else None
+        cases.append(Case("padded", padded if rows is None else _without_last_row(signature, padded), rows))
     if encoder is not None:
         texts = [_SENTENCES[row % len(_SENTENCES)] for row in range(bucket.batch)]
         cases.append(Case("text", text_at_bucket(encoder, signature.inputs, texts, bucket)[0]))

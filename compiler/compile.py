@@ -37,7 +37,7 @@ from .precision.host_graphs import for_backend, is_twin, on_host
 from .prove import prove
 from .quality import measure_quality
 from .rank_axes import rank_axes, text_encoder
-from .reference import reference_outputs
+from .reference import References, exact_outputs
 from .staging import Stage, publish, staged
 from .store import read_store, write_store
 from .templates import Templates
@@ -156,7 +156,7 @@ def compile_bundle(
         with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
             for engine in engines:  # twins that an interrupted compile had removed already
                 builder.on_host(engine)
-            proofs = prove(universal, on_host(completed), chosen, builder.cases, clock)
+            proofs = prove(universal, on_host(completed), chosen, builder.cases, builder.references, clock)
         manifest = write_manifest(stage, for_backend(completed, device.backend), proofs)
         write_build_record(stage, manifest, command, clock.seconds, latencies)
         with clock("verify"):  # the written files, through the runtime
@@ -251,7 +251,7 @@ def _builder(
     submodels: Iterable[Submodel],
 ) -> EngineBuilder:
     weights = stage.folder / WEIGHTS_NAME
-    encoder, names = text_encoder(universal), [spec.name for spec in universal.source.signature.outputs]
+    encoder, references = text_encoder(universal), References(universal)
     whole = universal.spec.universal()
     shapes = {shape for submodel in (whole, *submodels) for shape in _shapes(submodel, device)}
     cases = {shape: parity_cases(universal.source.signature, shape, encoder) for shape in sorted(shapes)}
@@ -262,7 +262,7 @@ def _builder(
         store=read_store(weights, universal.spec),
         weights_sha256=sha256_of(weights),
         cases=cases,
-        universal_outputs={b: reference_outputs(universal.module, names, cases[b]) for b in _shapes(whole, device)},
+        universal_outputs={b: exact_outputs(references.of(whole), cases[b]) for b in _shapes(whole, device)},
         stage=stage,
         draft=draft,
     )

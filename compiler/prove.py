@@ -14,6 +14,7 @@ from .clock import Clock
 from .parity import tolerance_for
 from .prove_exits import prove_exits
 from .prove_slices import prove_slice
+from .reference import References
 
 
 def prove(
@@ -21,6 +22,7 @@ def prove(
     bundle: Bundle,
     chosen: Sequence[Submodel],
     cases: Mapping[Bucket, Sequence[Case]],
+    references: References,
     clock: Clock,
 ) -> tuple[Proof, ...]:
     """Every suite on the engines of ``bundle``, which answer through the runtime. Raises ParityError if one fails."""
@@ -30,8 +32,8 @@ def prove(
     for submodel in clock.each(chosen):
         limit = tolerance_for(universal.source.precision(submodel), universal.spec.depth)
         if submodel.bits in (None, whole.bits):  # a slice of PyTorch's weights, whatever engines make of them
-            proofs += prove_slice(universal, submodel, cases[submodel.at(smallest)], limit)
-        proofs += prove_exits(universal, bundle, submodel, cases, limit)
+            proofs += prove_slice(universal, submodel, references, cases[submodel.at(smallest)], limit)
+        proofs += prove_exits(universal, bundle, submodel, references, cases, limit)
     for proof in proofs:
         if not proof.worst <= proof.limit:  # NaN fails too
             raise ParityError(f"{proof.suite} suite, {proof.subject}: {proof.worst:.3g}, allowed {proof.limit:.3g}")

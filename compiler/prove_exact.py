@@ -10,9 +10,10 @@ from ..elastic import Submodel
 from ..errors import ParityError
 from .cases import Case
 from .divergence import first_divergence
-from .parity import compare, tolerance_for
+from .judge import judge
+from .parity import tolerance_for
 from .precision.exact import exact, with_stored_weights
-from .reference import pass_of, replayed
+from .reference import Reference, replayed
 from .staging import write_synced
 
 if TYPE_CHECKING:
@@ -34,22 +35,22 @@ def prove_exact(builder: EngineBuilder, engine: Emitted, submodel: Submodel, cas
     if entry.segment is not None and source.exits is not None:
         index = [segment.name for segment in source.exits.entry.segments].index(entry.segment)
         module = source.exits.segment(module, index)
-    outputs = [spec.name for spec in builder.draft.manifest.interface(entry.segment)[1]]
+    interface = builder.interface(entry.segment)
+    reference = Reference(source.family, module, interface.specs)
     limit, graph = tolerance_for("fp32", builder.universal.spec.depth), exact((folder / entry.file).read_bytes())
     write_synced(folder / _FILE, graph)
     try:
         found = builder.run(replace(entry, file=_FILE), [case.feeds for case in cases])
     finally:
         (folder / _FILE).unlink()
-    reference = replayed(source.family, module, outputs, cases, entry.decisions, found, limit)
-    comparisons = compare(reference.outputs, found, [case.name for case in cases], limit, builder.computed_from)
-    broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
+    expected = replayed(reference, cases, entry.decisions, found, limit.atol)
+    judgement = judge(expected, found, cases, interface, "fp32", limit)
+    broken, subject = judgement.broken, f"engine {entry.id}, without the rounding of activations"
+    if broken is not None and judgement.unprovable:
+        raise ParityError(f"{subject}: {broken.describe()}")
     if broken is not None:
         case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
-        run = pass_of(source.family, module, entry.decisions, arrays)
-        where = first_divergence(graph, engine.template.module_outputs, module, case.feeds, limit, folder, run)
-        raise ParityError(
-            f"engine {entry.id}, without the rounding of activations: {broken.describe()}; allowed {limit.rule}; first "
-            f"to diverge: {where}"
-        )
+        run = reference.bound(case.feeds, entry.decisions, arrays)
+        where = first_divergence(graph, engine.template.module_outputs, reference, case, limit, folder, run)
+        raise ParityError(f"{subject}: {broken.describe()}; allowed {limit.rule}; first to diverge: {where}")
     return limit.rule

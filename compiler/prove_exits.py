@@ -22,12 +22,13 @@ from ..runtime.bundle import Bundle
 from ..runtime.engine_pool import EnginePool
 from ..runtime.exits.chain import ChainRun, ExitChain
 from ..runtime.exits.policy import ExitPolicy, closed
-from ..runtime.manifest import EngineEntry, ExitsEntry, Proof
+from ..runtime.manifest import EngineEntry, ExitsEntry, ParityOutput, Proof
 from ..runtime.residency import Residency
 from ..runtime.threads import threads_or_default
 from .build_segments import by_segment
 from .cases import Case
-from .parity import Tolerance
+from .parity import Tolerance, widened
+from .reference import Reference, References
 
 # A receipt's error is that of engines run shared at one shape; packed, and in smaller batches, they round otherwise.
 _MARGIN = 2.0
@@ -50,6 +51,7 @@ def prove_exits(
     universal: UniversalModel,
     bundle: Bundle,
     submodel: Submodel,
+    modules: References,
     cases: Mapping[Bucket, Sequence[Case]],
     limit: Tolerance,
 ) -> Iterator[Proof]:
@@ -58,9 +60,10 @@ def prove_exits(
     segments = [engine for engine in bundle.manifest.engines if engine.submodel == submodel.id and engine.segment]
     if entry is None or len({engine.segment for engine in segments}) < 2:
         return
-    error = _entropy_error(segments, entry)
-    for bucket, own in cases.items():
-        references = _references(universal, submodel, own)
+    error, module = _entropy_error(segments, entry), modules.of(submodel)
+    own = max(figures.float32_max_abs or 0.0 for figures in _receipts(segments, entry.logits))
+    for bucket, given in cases.items():
+        references = _references(universal, module, submodel, given)
         policies = _policies(entry, references)
         subject = f"{submodel.id}@{bucket.label}"
         with _chain(bundle, submodel, [engine for engine in segments if engine.bucket == bucket]) as chain:
@@ -69,17 +72,17 @@ def prove_exits(
             yield _extremes(chain, references, entry.classes, subject)
             if bucket.batch > 1:
                 pairs = partial(_neighbours, chain, policies[0])
-                yield _composition(pairs, policies[0], references, error, limit, subject)
+                yield _composition(pairs, policies[0], references, error, limit, own, subject)
     largest = max(cases, key=lambda bucket: (bucket.tokens, bucket))
     if len(cases) > 1 and largest.batch > 1:
-        references = _references(universal, submodel, cases[largest])
+        references = _references(universal, module, submodel, cases[largest])
         policy = _policies(entry, references)[0]
         with (
             _chain(bundle, submodel, [engine for engine in segments if engine.bucket == largest]) as alone,
             _chain(bundle, submodel, segments) as together,
         ):
             pairs = partial(_shrinking, alone, together, policy)
-            yield _composition(pairs, policy, references, error, limit, f"{submodel.id}, all buckets")
+            yield _composition(pairs, policy, references, error, limit, own, f"{submodel.id}, all buckets")
 
 
 @contextmanager
@@ -102,7 +105,7 @@ def _decisions(
     ties: list[str] = []
     for reference in references:
         expected, tie = expected_exits(reference.entropy, policy, error)
-        found = chain.run(reference.case.feeds, policy).index
+        found = chain.run(reference.case.request, policy).index
         checked += int((~tie).sum())
         differing += int((found != expected)[~tie].sum())
         ties += [f"case {reference.case.name}, row {row}" for row in np.flatnonzero(tie)]
@@ -115,7 +118,7 @@ def _extremes(chain: ExitChain, references: Sequence[_Reference], classes: int, 
     wrong = checked = 0
     for policy, expected in ((closed(chain.exits), chain.exits - 1), (opened, 0)):
         for reference in references:
-            found = chain.run(reference.case.feeds, policy).index
+            found = chain.run(reference.case.request, policy).index
             checked += len(found)
             wrong += int((found != expected).sum())
     return Proof("extremes", subject, checked, float(wrong), 0.0)
@@ -123,7 +126,7 @@ def _extremes(chain: ExitChain, references: Sequence[_Reference], classes: int, 
 
 def _neighbours(chain: ExitChain, policy: ExitPolicy, reference: _Reference) -> Iterator[_Pair]:
     """The rows together, then in another order, and with no other row."""
-    feeds = reference.case.feeds
+    feeds = reference.case.request
     together = chain.run(feeds, policy)
     rows = len(together.index)
     for order in (np.arange(rows)[::-1], np.arange(1), np.arange(rows - 1, rows)):
@@ -133,8 +136,8 @@ def _neighbours(chain: ExitChain, policy: ExitPolicy, reference: _Reference) -> 
 
 def _shrinking(alone: ExitChain, together: ExitChain, policy: ExitPolicy, reference: _Reference) -> Iterator[_Pair]:
     """Every row in the largest bucket to the end, and batches that shrink as rows leave."""
-    one = alone.run(reference.case.feeds, policy)
-    yield one, together.run(reference.case.feeds, policy), np.arange(len(one.index))
+    one = alone.run(reference.case.request, policy)
+    yield one, together.run(reference.case.request, policy), np.arange(len(one.index))
 
 
 def _composition(
@@ -143,25 +146,31 @@ def _composition(
     references: Sequence[_Reference],
     error: float,
     limit: Tolerance,
+    own: float,
     subject: str,
 ) -> Proof:
-    """The same answers whatever rows a row is run with: largest scaled difference of logits."""
+    """The same answers whatever rows a row is run with: largest scaled difference of logits, which may be as large as
+    the gate allows where PyTorch's ``own`` float32 is off by so much."""
     worst, checked = 0.0, 0
+    scale = min(_scale(reference.logits) for reference in references)
     for reference in references:
         _, tie = expected_exits(reference.entropy, policy, error)
         for one, other, order in pairs(reference):
             kept = ~tie[order]
             checked += int(kept.sum())
             worst = max(worst, _difference(one, other, order, kept))
-    return Proof("composition", subject, checked, worst, limit.atol)
+    return Proof("composition", subject, checked, worst, widened(limit.atol, own / scale))
 
 
 def _difference(one: ChainRun, other: ChainRun, order: np.ndarray, kept: np.ndarray) -> float:
     """Of the rows ``order`` of ``one`` and all of ``other``; infinite where a kept row left at another exit."""
     if (one.index[order] != other.index)[kept].any():
         return math.inf
-    scale = max(1.0, float(np.sqrt(np.mean(np.square(one.logits, dtype=np.float64)))))
-    return float(np.abs(one.logits[order] - other.logits)[kept].max(initial=0.0)) / scale
+    return float(np.abs(one.logits[order] - other.logits)[kept].max(initial=0.0)) / _scale(one.logits)
+
+
+def _scale(logits: np.ndarray) -> float:
+    return max(1.0, float(np.sqrt(np.mean(np.square(logits, dtype=np.float64)))))
 
 
 def expected_exits(entropy: np.ndarray, policy: ExitPolicy, error: float) -> tuple[np.ndarray, np.ndarray]:
@@ -179,11 +188,13 @@ def expected_exits(entropy: np.ndarray, policy: ExitPolicy, error: float) -> tup
     return index, tie
 
 
-def _references(universal: UniversalModel, submodel: Submodel, cases: Sequence[Case]) -> list[_Reference]:
+def _references(
+    universal: UniversalModel, module: Reference, submodel: Submodel, cases: Sequence[Case]
+) -> list[_Reference]:
     exits = universal.source.exits
     assert exits is not None
     assert submodel.depth is not None
-    segments = by_segment(exits, universal.narrow(submodel), submodel.depth, cases)
+    segments = [segment.outputs for segment in by_segment(exits, module, submodel.depth, cases)]
     return [
         _Reference(
             case,
@@ -196,8 +207,13 @@ def _references(universal: UniversalModel, submodel: Submodel, cases: Sequence[C
 
 def _entropy_error(segments: Sequence[EngineEntry], entry: ExitsEntry) -> float:
     """By how much an engine's entropy may differ from PyTorch's, as measured when the engines were built."""
-    receipts = [output for engine in segments if engine.parity for output in engine.parity.outputs]
-    return _MARGIN * max(output.max_abs for output in receipts if output.name == entry.entropy)
+    return _MARGIN * max(output.max_abs for output in _receipts(segments, entry.entropy))
+
+
+def _receipts(segments: Sequence[EngineEntry], name: str) -> list[ParityOutput]:
+    """What the receipts of ``segments`` say of one output."""
+    found = [output for engine in segments if engine.parity for output in engine.parity.outputs]
+    return [output for output in found if output.name == name]
 
 
 def _policies(entry: ExitsEntry, references: Sequence[_Reference]) -> list[ExitPolicy]:

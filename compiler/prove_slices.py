@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -12,11 +11,13 @@ from ..elastic import Submodel
 from ..exporters.universal import PREFIX, UniversalModel
 from ..runtime.manifest import Proof
 from .cases import Case
+from .float64 import float64_inputs, in_float64, widened
 from .parity import Tolerance
+from .reference import Reference, References
 
 
 def prove_slice(
-    universal: UniversalModel, submodel: Submodel, cases: Sequence[Case], limit: Tolerance
+    universal: UniversalModel, submodel: Submodel, references: References, cases: Sequence[Case], limit: Tolerance
 ) -> Iterator[Proof]:
     """The proof for ``submodel``, in torch alone; none where it slices no parameters but by coupled axes.
 
@@ -28,22 +29,21 @@ def prove_slice(
     if all(value == axis.size for axis, value in submodel.values if axis.name in zeroable):
         return
     kept = {axis.name: value for axis, value in submodel.values if axis.name not in zeroable}
-    whole = universal.narrow(universal.spec.submodel(kept)).double()
+    whole = widened(universal.narrow(universal.spec.submodel(kept)))
     zeroed = {
         name: _zeroed(universal, name.removeprefix(PREFIX), parameter.data, submodel)
         for name, parameter in whole.named_parameters()
     }
-    narrowed = universal.narrow(submodel).double()
+    narrowed = references.of(submodel)
     worst = 0.0
     for case in cases:
-        given = [torch.from_numpy(np.asarray(array)) for array in case.feeds.values()]
-        inputs = tuple(array.double() if array.is_floating_point() else array for array in given)
-        with torch.no_grad(), _float64_by_default():
-            expected = torch.func.functional_call(whole, zeroed, inputs)
-            found = narrowed(*inputs)
-        for reference, output in zip(expected, found, strict=True):
-            scale = max(1.0, float(reference.double().square().mean().sqrt()))
-            worst = max(worst, float((reference - output).abs().max()) / scale)
+        inputs = float64_inputs(case.feeds)
+        with in_float64():
+            expected = case.read(_named(narrowed, torch.func.functional_call(whole, zeroed, inputs)), narrowed.specs)
+            found = case.read(_named(narrowed, narrowed.wide(*inputs)), narrowed.specs)
+        for name, reference in expected.items():
+            scale = max(1.0, float(np.sqrt(np.mean(np.square(reference)))))
+            worst = max(worst, float(np.abs(reference - found[name]).max()) / scale)
     yield Proof("slice", submodel.id, len(cases), worst, limit.atol)
 
 
@@ -56,12 +56,5 @@ def _zeroed(universal: UniversalModel, name: str, data: torch.Tensor, submodel: 
     return data
 
 
-@contextmanager
-def _float64_by_default() -> Iterator[None]:
-    """What a module makes of plain numbers, such as the lowest finite one, has the type of its weights."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def _named(reference: Reference, outputs: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
+    return {spec.name: tensor.numpy() for spec, tensor in zip(reference.specs, outputs, strict=True)}

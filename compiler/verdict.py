@@ -9,7 +9,8 @@ from ..exporters.universal import UniversalModel
 from ..runtime.bundle import Bundle
 from ..runtime.manifest import EngineEntry, ParityDecision, ParityOutput
 from .cases import Case
-from .parity import Arrays, Tolerance, compare, judged, tolerance_for
+from .judge import Interface, judge
+from .parity import Arrays, Tolerance, tolerance_for
 from .reference import Replayed
 
 
@@ -33,19 +34,14 @@ def verdict_of(
     found: Sequence[Arrays],
 ) -> EngineVerdict:
     """The outputs ``found`` on ``cases`` against PyTorch's, by the rule of the gate."""
-    exits = bundle.manifest.exits
-    computed_from = exits.computed_from if exits else {}
-    names, mask = [case.name for case in cases], universal.source.signature.mask
-    specs = bundle.manifest.interface(engine.segment)[1]
-    masks = [case.feeds.get(mask) if mask else None for case in cases]
-    wanted, got = (
-        [judged(arrays, specs, engine.precision, hidden) for arrays, hidden in zip(outputs, masks, strict=True)]
-        for outputs in (reference.outputs, found)
+    manifest = bundle.manifest
+    computed = manifest.exits.computed_from if manifest.exits else ()
+    interface = Interface(manifest.interface(engine.segment)[1], computed, universal.source.signature.mask)
+    judgement = judge(reference, found, cases, interface, engine.precision, tolerance_of(engine, universal))
+    broken = judgement.broken
+    return EngineVerdict(
+        engine.id, judgement.outputs, broken.describe() if broken is not None else None, judgement.decisions
     )
-    comparisons = compare(wanted, got, names, tolerance_of(engine, universal), computed_from)
-    broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
-    outputs = tuple(comparison.output for comparison in comparisons)
-    return EngineVerdict(engine.id, outputs, broken.describe() if broken is not None else None, reference.decisions)
 
 
 def tolerance_of(engine: EngineEntry, universal: UniversalModel) -> Tolerance:

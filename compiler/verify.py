@@ -15,7 +15,7 @@ from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.device_profile import profile_precisions
 from ..runtime.bundle import Bundle
-from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
+from ..runtime.manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
 from ..runtime.model import ElasticModel
 from ..runtime.threads import threads_or_default
 from ..runtime.verify_bytes import verify_bytes
@@ -24,7 +24,7 @@ from .clock import Clock, Progress, silent
 from .parity import Arrays
 from .precision.host_graphs import host_bundle
 from .rank_axes import text_encoder
-from .reference import replayed
+from .reference import Reference, References, replayed
 from .store import recover_order
 from .verdict import EngineVerdict, tolerance_of, verdict_of
 from .verify_segments import verify_segments
@@ -87,7 +87,7 @@ def _require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
     signature, manifest = universal.source.signature, bundle.manifest
     for what, found, expected in (
         ("axes", universal.spec.axes, manifest.axes),
-        ("inputs", signature.inputs, manifest.inputs),
+        ("inputs", _as_stated(signature.inputs, manifest.inputs), manifest.inputs),
         ("outputs", signature.outputs, manifest.outputs),
         ("exits", universal.source.exits.entry if universal.source.exits else None, manifest.exits),
     ):
@@ -98,14 +98,21 @@ def _require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
             )
 
 
+def _as_stated(expected: Sequence[TensorSpec], stated: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The inputs ``expected`` without what bundles before schema 6 did not say of their mask."""
+    silent_of = {spec.name for spec in stated if spec.row_needs is None}
+    return tuple(replace(spec, row_needs=None) if spec.name in silent_of else spec for spec in expected)
+
+
 def verify_engines(bundle: Bundle, universal: UniversalModel, clock: Clock) -> tuple[EngineVerdict, ...]:
     """Every engine against the PyTorch submodel of ``universal``, which is in the bundle's order."""
-    cases = _cases(bundle, universal)
+    cases, references = _cases(bundle, universal), References(universal)
     verdicts: list[EngineVerdict] = []
     for engine in clock.each([engine for engine in bundle.manifest.engines if engine.segment is None]):
         submodel = universal.spec.parse(engine.submodel)
-        verdicts.append(_verdict(bundle, universal, engine, universal.narrow(submodel), cases))
-        verdicts += verify_segments(bundle, universal, submodel, engine.bucket, cases[engine.bucket])
+        module = references.of(submodel)
+        verdicts.append(_verdict(bundle, universal, engine, module, cases))
+        verdicts += verify_segments(bundle, universal, module, submodel, engine.bucket, cases[engine.bucket])
     return tuple(verdicts)
 
 
@@ -114,11 +121,13 @@ def _verify(
 ) -> tuple[EngineVerdict, ...]:
     """The universal engines against the user's module as it is, then every engine in the bundle's order."""
     whole, cases = universal.spec.universal().id, _cases(bundle, universal)
+    as_loaded = Reference(universal.source.family, universal.module, universal.source.signature.outputs)
     untouched = [
-        _verdict(bundle, universal, engine, universal.module, cases, orders)
+        _verdict(bundle, universal, engine, as_loaded, cases, orders)
         for engine in bundle.manifest.engines
         if engine.submodel == whole and engine.segment is None
     ]
+    del as_loaded  # its float64 copy
     for axis, order in orders.items():
         permute_axis(universal, axis, order)
     ordered = verify_engines(bundle, universal, clock)
@@ -136,7 +145,7 @@ def _verdict(
     bundle: Bundle,
     universal: UniversalModel,
     engine: EngineEntry,
-    reference: torch.nn.Module,
+    reference: Reference,
     cases: Mapping[Bucket, Sequence[Case]],
     orders: Mapping[str, torch.Tensor] | None = None,
 ) -> EngineVerdict:
@@ -146,14 +155,13 @@ def _verdict(
     ``orders`` are the bundle's where ``reference`` does not have them.
     """
     own, decides = cases[engine.bucket], bool(engine.decisions)
-    names = [spec.name for spec in bundle.manifest.outputs]
     with ElasticModel(bundle, {engine.id: "packed"}, threads_or_default(None)) as model:
-        answers = [model(case.feeds, submodel=engine.submodel, exits="off", decisions=decides) for case in own]
+        answers = [model(case.request, submodel=engine.submodel, exits="off", decisions=decides) for case in own]
     found: list[Arrays] = [{**answer.outputs, **(answer.decisions or {})} for answer in answers]
-    family, limit = universal.source.family, tolerance_of(engine, universal)
+    limit = tolerance_of(engine, universal)
     decided = [_as_loaded(universal, engine, arrays, orders or {}) for arrays in found]
     try:
-        expected = replayed(family, reference, names, own, engine.decisions, decided, limit)
+        expected = replayed(reference, own, engine.decisions, decided, limit.atol)
     except ParityError as failure:
         return EngineVerdict(engine.id, (), str(failure))
     return verdict_of(bundle, universal, engine, own, expected, found)

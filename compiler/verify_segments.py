@@ -17,14 +17,20 @@ from ..runtime.residency import Residency
 from ..runtime.threads import threads_or_default
 from .build_segments import by_segment
 from .cases import Case
-from .reference import Replayed
+from .reference import Reference, Replayed
 from .verdict import EngineVerdict, verdict_of
 
 
 def verify_segments(
-    bundle: Bundle, universal: UniversalModel, submodel: Submodel, bucket: Bucket, cases: Sequence[Case]
+    bundle: Bundle,
+    universal: UniversalModel,
+    module: Reference,
+    submodel: Submodel,
+    bucket: Bucket,
+    cases: Sequence[Case],
 ) -> list[EngineVerdict]:
-    """One verdict per segment of ``submodel`` at ``bucket``, with every exit closed; packed, as users run them."""
+    """One verdict per segment of ``submodel``, whose reference is ``module``, at ``bucket``, with every exit closed;
+    packed, as users run them."""
     engines = {
         engine.segment: engine
         for engine in bundle.manifest.engines
@@ -48,19 +54,17 @@ def verify_segments(
     try:
         chain = ExitChain(here, submodel.id, pool, ())
         for case in cases:
-            chain.run(case.feeds, closed(len(engines)), keep)
+            chain.run(case.request, closed(len(engines)), keep)
     finally:
         pool.close()
     assert submodel.depth is not None
-    reference = by_segment(exits, universal.narrow(submodel), submodel.depth, cases)
+    reference = by_segment(exits, module, submodel.depth, cases)
     return [
-        verdict_of(bundle, universal, engine, cases, Replayed(_fetched(reference[index], found[index])), found[index])
+        verdict_of(bundle, universal, engine, cases, _fetched(reference[index], found[index]), found[index])
         for index, engine in enumerate(engines.values())
     ]
 
 
-def _fetched(
-    reference: Sequence[dict[str, np.ndarray]], found: Sequence[dict[str, np.ndarray]]
-) -> list[dict[str, np.ndarray]]:
+def _fetched(reference: Replayed, found: Sequence[dict[str, np.ndarray]]) -> Replayed:
     """The reference outputs that the chain fetched: the state behind a submodel's last exit is read by nobody."""
-    return [{name: wanted[name] for name in got} for wanted, got in zip(reference, found, strict=True)]
+    return reference.of({name: name for name in found[0]})

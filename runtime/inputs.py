@@ -10,7 +10,7 @@ import numpy as np
 from ..elastic import Bucket
 from ..errors import InputError
 from .arrays import Array
-from .manifest import TensorSpec
+from .manifest import RowNeed, TensorSpec
 
 _REMEMBERED = 1024
 # Up to here a Python loop over the values costs less than waking numpy's reductions.
@@ -18,6 +18,11 @@ _SMALL = 512
 # Other subclasses of arrays compute otherwise: a masked array hides values, a matrix always has two dimensions.
 _PLAIN = frozenset({np.ndarray, np.memmap})
 _SHOWN = 80  # characters of a name, and names, in a message
+# Attention over nothing has no answer that implementations agree on.
+_LACKS: dict[RowNeed, str] = {
+    "token": "has no token: its mask is 0 throughout, expected a 1; leave the row out",
+    "first_token": "does not begin with a token: its mask starts with 0, expected 1; pad on the right",
+}
 
 
 class InputChecker:
@@ -30,6 +35,7 @@ class InputChecker:
             for spec, dtype in self._specs
             if spec.high is not None and dtype.kind in "iu"
         )
+        self._needs = tuple((spec.name, spec.row_needs) for spec in inputs if spec.row_needs is not None)
         self._names = {spec.name for spec in inputs}
         self._remembered: dict[tuple[object, ...], Bucket] = {}
         self._has_batch = any("batch" in spec.dims for spec in inputs)
@@ -38,8 +44,8 @@ class InputChecker:
     def shape_of(self, feeds: Mapping[str, Array]) -> Bucket:
         """The input's own batch and sequence (1 where the model has none), after checking every array.
 
-        Raises InputError for a wrong name, type, dtype, rank or size, sizes that differ between inputs, and whole
-        numbers outside ``[0, high)``.
+        Raises InputError for a wrong name, type, dtype, rank or size, sizes that differ between inputs, whole
+        numbers outside ``[0, high)``, and a row whose mask has none of the tokens that it needs.
         """
         shape = self.sizes_of(feeds)
         self.check_values(feeds)
@@ -67,6 +73,10 @@ class InputChecker:
                     f"input {name}: values {feeds[name].min()}..{feeds[name].max()}, expected 0..{high - 1}; "
                     "do they come from this bundle's own tokenizer?"
                 )
+        for name, need in self._needs:
+            row = _lacking(feeds[name], need)
+            if row is not None:
+                raise InputError(f"input {name}: row {row} {_LACKS[need]}")
 
     def _shape_of(self, feeds: Mapping[str, Array]) -> Bucket:
         if feeds.keys() != self._names:
@@ -119,6 +129,14 @@ def _exceeds(array: Array, unsigned: np.dtype[Any], high: int) -> bool:
         values = array.ravel().tolist()
         return bool(max(values) >= high or min(values) < 0)
     return bool(array.view(unsigned).max() >= high)  # read as unsigned, a negative number is larger than any bound
+
+
+def _lacking(mask: Array, need: RowNeed) -> int | None:
+    """The first row of ``mask`` ``[B, S]`` that lacks what it needs."""
+    without = [row for row, first in enumerate(mask[:, 0].tolist()) if not first]
+    if need == "token":  # rows are nearly always padded on the right, and no other is looked through
+        without = [row for row in without if not mask[row].any()]
+    return without[0] if without else None
 
 
 def cut_back(outputs: Sequence[Array], specs: Sequence[TensorSpec], given: Bucket) -> list[Array]:

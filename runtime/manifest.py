@@ -41,6 +41,8 @@ DTYPES = tuple(RANGES)
 Role = Literal["embedding", "classes", "tokens", "next_tokens"]
 # How an engine holds its weights, see residency.py.
 Residency = Literal["shared", "packed", "mapped"]
+# What a mask ``[B, S]`` must have in every row.
+RowNeed = Literal["token", "first_token"]
 # The hashes of these cannot stand in the manifest: it is one of them, and the others name its hash or follow it.
 UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME, CALIBRATION_NAME)
 
@@ -62,6 +64,9 @@ class TensorSpec:
     that fills an input up to its bucket; an input without one cannot be padded. ``high`` bounds a whole-number input
     to ``0 <= value < high``: the vocabulary size for token ids, 2 for a mask. ``role`` says what an output means, and
     so by what measure submodels are compared (runtime/consistency/roles.py); where no output has one, shapes decide.
+    ``row_needs`` is stated of the mask that says which positions count, and says what every row must have for its
+    answer to be defined: a ``token`` somewhere (attention over nothing is no number that implementations agree on), or
+    one at the start, ``first_token``, where positions see only those before them.
     """
 
     name: str
@@ -70,6 +75,7 @@ class TensorSpec:
     pad: int | None = None
     high: int | None = field(default=None, metadata={"min": 1})
     role: Role | None = None
+    row_needs: RowNeed | None = None
 
     def shape(self, bucket: Bucket) -> tuple[int, ...]:
         """Static shape at ``bucket``."""
@@ -88,12 +94,19 @@ class DecisionEntry:
 
 @dataclass(frozen=True)
 class ParityOutput:
-    """Worst figures of one output over all parity cases."""
+    """Worst figures of one output over all parity cases.
+
+    ``float32_max_abs`` and ``float32_rms`` are what PyTorch's own float32 differs by from the reference, at most and as
+    the root of the mean square; ``max_rms`` is the latter of the engine. Receipts before schema 6 lack the three.
+    """
 
     name: str
     max_abs: float
     max_rel: float
     min_cosine: float
+    max_rms: float | None = None
+    float32_max_abs: float | None = None
+    float32_rms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +142,7 @@ class ParityReceipt:
     weights_sha256: str
     difference_to_universal: float | None = None
     decisions: tuple[ParityDecision, ...] | None = None
+    rms: float | None = None
 
 
 @dataclass(frozen=True)

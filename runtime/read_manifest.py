@@ -127,6 +127,8 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             low, high = max(low, 0), min(high, spec.high - 1)
         if spec.pad is not None and not low <= spec.pad <= high:
             yield f"tensor {spec.name}: pad {spec.pad} is outside {low}..{high}"
+        if spec.row_needs is not None and (spec.dims != ("batch", "sequence") or spec.dtype.startswith("float")):
+            yield f"tensor {spec.name}: {spec.dtype} {list(spec.dims)} cannot have row_needs {spec.row_needs!r}"
     if manifest.ranking.order_file not in (None, *files):
         yield f"ranking: file {manifest.ranking.order_file!r} is not among the files"
     if manifest.text:

@@ -14,7 +14,7 @@ from nestforge.compiler.measure_latency import measure_engines
 from nestforge.compiler.plan import make_plan
 from nestforge.compiler.precision.host_graphs import for_backend
 from nestforge.compiler.rank_axes import text_encoder
-from nestforge.compiler.reference import reference_outputs
+from nestforge.compiler.reference import References, exact_outputs
 from nestforge.compiler.staging import Stage
 from nestforge.compiler.store import read_store, write_store
 from nestforge.compiler.template import Template, traced_template
@@ -72,7 +72,7 @@ def builder_in(folder: Path, universal: UniversalModel, template: Template, prof
         templates.get(key)  # those of segments, where there are any
     write_store(universal, templates.weights(), templates.tables(), folder / WEIGHTS_NAME)
     cases = parity_cases(universal.source.signature, template.bucket, text_encoder(universal))
-    names = [spec.name for spec in universal.source.signature.outputs]
+    references = References(universal)
     return EngineBuilder(
         universal=universal,
         profile=profile,
@@ -80,7 +80,7 @@ def builder_in(folder: Path, universal: UniversalModel, template: Template, prof
         store=read_store(folder / WEIGHTS_NAME, universal.spec),
         weights_sha256=sha256_of(folder / WEIGHTS_NAME),
         cases={template.bucket: cases},
-        universal_outputs={template.bucket: reference_outputs(universal.module, names, cases)},
+        universal_outputs={template.bucket: exact_outputs(references.of(universal.spec.universal()), cases)},
         stage=stage,
         draft=draft_bundle(stage, universal.source, Ranking("none"), profile, {}),
     )

@@ -22,12 +22,12 @@ from ...runtime.manifest import EngineEntry, ParityOutput, TensorSpec
 from ...runtime.plan_index import PlanParity
 from ...runtime.runner import Runner
 from ...runtime.threads import threads_or_default
-from ..parity import Tolerance, compare, judged
+from ..parity import Rounding, Tolerance, compare, judged
 
 _CASES = 4
 # Plan and graph round the same activations by the same scales; what lies between two integers may fall to either, and
 # what follows it then differs a little: cosines above 0.99 between two ways to compute all-MiniLM-L6-v2.
-_SAME_INTEGERS = Tolerance(atol=0.5, rtol=0.1, min_cosine=0.98)
+_SAME_INTEGERS = Tolerance(atol=0.5, rtol=0.1, min_cosine=0.98, rms=0.6)
 # Near ties that may be met while looking for those cases.
 _MOST_LEFT_OUT = 4
 
@@ -46,7 +46,11 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
     from ...runtime.onnxruntime_runner import OnnxRuntimeRunner
 
     assert engine.parity is not None, "a manifest has no engine without a receipt"
-    limit = Tolerance(engine.parity.atol, engine.parity.rtol, engine.parity.min_cosine)
+    receipt = engine.parity
+    limit = Tolerance(receipt.atol, receipt.rtol, receipt.min_cosine, receipt.rms or receipt.atol + receipt.rtol)
+    rounding = {
+        output.name: Rounding(output.float32_max_abs or 0.0, output.float32_rms or 0.0) for output in receipt.outputs
+    }
     if engine.precision in INTEGERS:
         limit = _SAME_INTEGERS
     inputs, outputs = here.manifest.interface(engine.segment)
@@ -66,7 +70,7 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
             hidden = feeds[mask] if mask else None
             wanted, got = (judged(arrays, outputs, engine.precision, hidden) for arrays in (expected, found))
             reference = {name: wanted[name] for name in names}
-            comparisons = compare([reference], [got], [f"seed {seed}"], limit, computed_from)
+            comparisons = compare([reference], [got], [f"seed {seed}"], limit, [rounding], computed_from)
             broken = next((comparison for comparison in comparisons if not comparison), None)
             if broken is None:
                 kept += [comparison.output for comparison in comparisons]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
-from ...runtime.manifest import TensorSpec, TextEntry
+from ...runtime.manifest import RowNeed, TensorSpec, TextEntry
 from ...workload import Op, elementwise, linear, lookup, self_attention
 from ..bert.architecture import BertArchitecture, checked_shapes, names_in_files, read_bert
 from ..bert.heads import Output
@@ -59,9 +59,10 @@ class BertFamily(Family):
     def signature(self, checkpoint: Checkpoint) -> Signature:
         architecture = read_bert(checkpoint)
         tokens = ("batch", "sequence")
+        needs: RowNeed = "first_token" if architecture.causal else "token"
         inputs = [
             TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=architecture.vocabulary),
-            TensorSpec("attention_mask", "int64", tokens, pad=0, high=2),
+            TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs=needs),
         ]
         if architecture.types > 1:
             inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=architecture.types))

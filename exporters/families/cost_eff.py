@@ -50,7 +50,7 @@ class CostEffFamily(Family):
         tokens = ("batch", "sequence")
         inputs = [
             TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=architecture.vocabulary),
-            TensorSpec("attention_mask", "int64", tokens, pad=0, high=2),
+            TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="token"),
         ]
         if architecture.types > 1:
             inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=architecture.types))

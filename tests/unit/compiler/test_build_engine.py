@@ -43,7 +43,11 @@ def test_the_receipt_says_what_was_compared_and_how(builder: EngineBuilder) -> N
     assert receipt.cases == ("random-0", "random-1", "whole", "padded", "text")
     assert [output.name for output in receipt.outputs] == ["last_hidden_state", "pooler_output", "sentence_embedding"]
     assert all(0 < output.max_abs < receipt.atol and output.min_cosine > 1 - 1e-6 for output in receipt.outputs)
-    assert (receipt.atol, receipt.rtol) == (8e-6, 2e-5)
+    assert (receipt.atol, receipt.rtol, receipt.rms) == (8e-6, 2e-5, 8e-7)
+    assert receipt.reference.endswith(" module narrowed to ffn8-heads1, in float64")
+    for output in receipt.outputs:
+        assert 0 < output.float32_rms < output.float32_max_abs < receipt.atol, "PyTorch's own rounding stands beside it"
+        assert 0 < output.max_rms < output.max_abs
     folder = builder.stage.folder
     assert receipt.graph_sha256 == hashlib.sha256((folder / engine.file).read_bytes()).hexdigest()
     assert receipt.weights_sha256 == hashlib.sha256((folder / WEIGHTS_NAME).read_bytes()).hexdigest()
@@ -85,7 +89,7 @@ def test_a_build_that_was_interrupted_before_its_receipt_is_done_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(module, "compare", interrupt)
+        context.setattr(module, "judge", interrupt)
         with pytest.raises(KeyboardInterrupt):
             builder.build(submodel, BUCKET)
     assert builder.build(submodel, BUCKET).parity is not None

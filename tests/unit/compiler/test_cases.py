@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nestforge.compiler.cases import parity_cases
 from nestforge.compiler.rank_axes import text_encoder
 from nestforge.elastic import Bucket
@@ -12,7 +15,7 @@ from nestforge.exporters.family import Signature
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.inputs import InputChecker
-from nestforge.runtime.manifest import TensorSpec
+from nestforge.runtime.manifest import RowNeed, TensorSpec
 from nestforge.runtime.text import TextEncoder
 
 
@@ -30,7 +33,11 @@ def test_every_case_is_a_request_that_fills_its_bucket(model: UniversalModel, bu
         assert list(case.feeds) == [spec.name for spec in signature.inputs], (
             "reference and engine take them by position"
         )
-        assert InputChecker(signature.inputs).shape_of(case.feeds) == bucket
+        checker = InputChecker(signature.inputs)
+        rows = bucket.batch - 1 if case.name == "padded" and bucket.batch > 1 else bucket.batch
+        assert checker.shape_of(case.request) == Bucket(rows, bucket.sequence)
+        filled = checker.filled(case.request, bucket)
+        assert all(np.array_equal(array, filled[name]) for name, array in case.feeds.items()), "as the runtime fills it"
 
 
 def test_masks_are_what_the_names_say(model: UniversalModel) -> None:
@@ -39,13 +46,27 @@ def test_masks_are_what_the_names_say(model: UniversalModel) -> None:
     holes = cases["random-0"]["attention_mask"]
     assert (np.diff(holes, axis=1) > 0).any(), "a mask that is 0 and then 1 again"
     padded = cases["padded"]
-    # a third of the first row, less of the later ones
-    assert padded["attention_mask"].sum(1).tolist() == [8, 9, 10]
-    for row, length in enumerate([8, 9, 10]):
+    # a third of the first row, less of the second, and the third is not there
+    assert padded["attention_mask"].sum(1).tolist() == [8, 9, 0]
+    for row, length in enumerate([8, 9, 0]):
         assert padded["attention_mask"][row, :length].all()
         assert not padded["input_ids"][row, length:].any()
     assert not np.array_equal(cases["random-0"]["input_ids"], cases["random-1"]["input_ids"])
     assert {0, 1} == set(cases["random-0"]["token_type_ids"].flatten())
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.sampled_from(["token", "first_token"]))
+def test_every_row_of_a_mask_has_what_it_needs_and_hides_something(batch: int, sequence: int, need: RowNeed) -> None:
+    tokens = ("batch", "sequence")
+    ids, mask = (TensorSpec(name, "int64", tokens, pad=0, high=2) for name in ("ids", "mask"))
+    inputs = (ids, replace(mask, row_needs=need))
+    signature = Signature(inputs, (TensorSpec("y", "float32", tokens),), 9, "mask")
+    cases = {case.name: case for case in parity_cases(signature, Bucket(batch, sequence), None)}
+    for case in cases.values():
+        assert InputChecker(inputs).shape_of(case.request).sequence == sequence
+    for name in ("random-0", "random-1"):
+        hides = (cases[name].feeds["mask"] == 0).any(axis=1)
+        assert hides.all() == (sequence > 1)
 
 
 def test_text_is_read_by_the_models_own_tokenizer(model: UniversalModel) -> None:

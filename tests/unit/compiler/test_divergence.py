@@ -8,7 +8,7 @@ import pytest
 from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.divergence import first_divergence
 from nestforge.compiler.parity import tolerance_for
-from nestforge.compiler.reference import pass_of
+from nestforge.compiler.reference import Reference
 from nestforge.compiler.template import emit
 from nestforge.elastic import Submodel
 from nestforge.runtime.manifest import WEIGHTS_NAME
@@ -16,16 +16,20 @@ from tiny_compile import BUCKET
 
 
 def diverges_at(builder: EngineBuilder, submodel: Submodel, case: int = 0) -> str:
-    module = builder.universal.narrow(submodel)
+    return divergence_of(builder, submodel, builder.references.of(submodel), case)
+
+
+def divergence_of(builder: EngineBuilder, submodel: Submodel, reference: Reference, case: int) -> str:
     template = builder.templates.of(builder.universal.spec.universal(), BUCKET)
+    given = builder.cases[BUCKET][case]
     return first_divergence(
         emit(template, builder.store, submodel),
         template.module_outputs,
-        module,
-        builder.cases[BUCKET][case].feeds,
+        reference,
+        given,
         tolerance_for("fp32", 2),
         builder.stage.folder,
-        pass_of(builder.universal.source.family, module, None, {}),
+        reference.bound(given.feeds, None, {}),
     )
 
 
@@ -82,16 +86,6 @@ def test_values_that_are_not_finite_diverge(builder: EngineBuilder) -> None:
 
 def test_the_reference_is_left_as_it_was(builder: EngineBuilder, tmp_path: Path) -> None:
     submodel = builder.universal.spec.parse("ffn16-heads1")
-    module = builder.universal.narrow(submodel)
-    feeds = builder.cases[BUCKET][0].feeds
-    template = builder.templates.of(builder.universal.spec.universal(), BUCKET)
-    first_divergence(
-        emit(template, builder.store, submodel),
-        template.module_outputs,
-        module,
-        feeds,
-        tolerance_for("fp32", 2),
-        builder.stage.folder,
-        pass_of(builder.universal.source.family, module, None, {}),
-    )
-    assert not any(part._forward_hooks for part in module.modules())
+    reference = builder.references.of(submodel)
+    divergence_of(builder, submodel, reference, 0)
+    assert not any(part._forward_hooks for module in (reference.module, reference.wide) for part in module.modules())

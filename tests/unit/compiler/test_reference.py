@@ -17,7 +17,7 @@ from nestforge.compiler import build_engine
 from nestforge.compiler.build_engine import EngineBuilder
 from nestforge.compiler.cases import Case
 from nestforge.compiler.parity import compare
-from nestforge.compiler.reference import reference_outputs, replayed
+from nestforge.compiler.reference import exact_outputs, replayed
 from nestforge.compiler.staging import Stage
 from nestforge.compiler.template import Template, emit
 from nestforge.compiler.templates import Templates
@@ -162,8 +162,7 @@ def test_a_near_tie_that_falls_otherwise_is_no_error(builder: EngineBuilder, mon
     # By values alone the engine would be refused: another token was computed.
     cases = builder.cases[BUCKET]
     found = builder.run(entry, [case.feeds for case in cases])
-    names = [spec.name for spec in builder.universal.source.signature.outputs]
-    alone = reference_outputs(builder.universal.module, names, cases)
+    alone = exact_outputs(builder.references.of(builder.universal.spec.universal()), cases)
     assert not all(compare(alone, found, ["twins"], builder.tolerance(entry)))
 
 
@@ -223,9 +222,9 @@ def test_routes_of_another_count_are_refused(builder: EngineBuilder) -> None:
     cases = builder.cases[BUCKET][:1]
     found = builder.run(entry, [case.feeds for case in cases])
     fewer = [{**arrays, "routes.1": arrays["routes.1"][:, :, :2].copy()} for arrays in found]
-    family, module = builder.universal.source.family, builder.universal.module
+    reference = builder.references.of(builder.universal.spec.universal())
     with pytest.raises(ParityError, match=r"routes\.1: expected int64 \[1, 4, 3\], got int64 \[1, 4, 2\]"):
-        replayed(family, module, ["a", "b"], cases, entry.decisions, fewer, builder.tolerance(entry))
+        replayed(reference, cases, entry.decisions, fewer, builder.tolerance(entry).atol)
 
 
 def test_a_written_bundle_keeps_the_rule(builder: EngineBuilder, routed: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
 from nestforge.runtime.inputs import InputChecker, cut_back
-from nestforge.runtime.manifest import TensorSpec
+from nestforge.runtime.manifest import RowNeed, TensorSpec
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"), pad=9, high=10)
 FLAGS = TensorSpec("flags", "bool", ("batch",), pad=1)
@@ -143,3 +143,42 @@ def test_cutting_back_undoes_filling(batch: int, sequence: int, rows: int, steps
     assert full.shape == (*(bucket.batch, bucket.sequence), 2)
     assert np.array_equal(back, array)
     assert back.base is None
+
+
+def _masked(need: RowNeed) -> InputChecker:
+    tokens = ("batch", "sequence")
+    ids = TensorSpec("ids", "int64", tokens, pad=0, high=9)
+    return InputChecker((ids, TensorSpec("mask", "int64", tokens, pad=0, high=2, row_needs=need)))
+
+
+@pytest.mark.parametrize(
+    ("need", "rows", "message"),
+    [
+        ("token", [[1, 1], [0, 1]], None),
+        (
+            "token",
+            [[1, 0], [0, 0], [0, 0]],
+            r"^input mask: row 1 has no token: its mask is 0 throughout, ",
+        ),
+        ("first_token", [[1, 1], [1, 0]], None),
+        ("first_token", [[1, 1], [0, 1]], r"^input mask: row 1 does not begin with a token: .*; pad on the right$"),
+    ],
+)
+def test_a_row_without_what_it_needs_is_refused_by_its_number(
+    need: RowNeed, rows: list[list[int]], message: str | None
+) -> None:
+    checker, mask = _masked(need), np.array(rows)
+    feeds = {"ids": np.ones_like(mask), "mask": mask}
+    for _ in range(2):  # shapes are remembered, values are not
+        if message is None:
+            assert checker.shape_of(feeds) == Bucket(len(rows), 2)
+        else:
+            with pytest.raises(InputError, match=message):
+                checker.shape_of(feeds)
+
+
+def test_rows_that_fill_a_bucket_need_nothing() -> None:
+    checker, ones = _masked("token"), np.ones((1, 2), np.int64)
+    feeds = {"ids": ones, "mask": ones}
+    assert checker.shape_of(feeds) == Bucket(1, 2)
+    assert checker.filled(feeds, Bucket(3, 4))["mask"].tolist() == [[1, 1, 0, 0], [0] * 4, [0] * 4]

@@ -1,0 +1,80 @@
+"""A model in float64: what its rounding in float32 is measured against.
+
+Models ask for float32 by name here and there (norms, softmax, rotary angles). What depends on a weight stays in float64
+there; what depends on none, such as a table of rotary angles or a mixing matrix, is as much given as a weight is, and
+keeps the float32 numbers that the model, and so an engine, computes with.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+def widened(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy with float64 parameters, twice the bytes of the weights, on the same buffers. Run it ``in_float64``."""
+    memo: dict[int, object] = {id(buffer): buffer for buffer in module.buffers()}
+    for parameter in module.parameters():
+        memo[id(parameter)] = torch.nn.Parameter(parameter.data.double(), requires_grad=False)
+    return copy.deepcopy(module, memo)
+
+
+def nudged(module: torch.nn.Module, seed: int) -> torch.nn.Module:
+    """A copy of a float32 ``module`` on the same buffers: an eighth of its weights is moved by one unit in the last
+    place, in the mean what rounding each of them once does."""
+    generator = torch.Generator().manual_seed(seed)
+    memo: dict[int, object] = {id(buffer): buffer for buffer in module.buffers()}
+    for parameter in module.parameters():
+        data = parameter.data
+        chance = torch.rand(data.shape, generator=generator)
+        ends = torch.where(chance < 1 / 16, -torch.inf, torch.inf)
+        moved = torch.where((chance < 1 / 8) & (data != 0), torch.nextafter(data, ends), data)
+        memo[id(parameter)] = torch.nn.Parameter(moved, requires_grad=False)
+    return copy.deepcopy(module, memo)
+
+
+def float64_inputs(feeds: Mapping[str, np.ndarray]) -> tuple[torch.Tensor, ...]:
+    """A ``widened`` module's inputs, by position."""
+    given = (torch.from_numpy(np.asarray(array)) for array in feeds.values())
+    return tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in given)
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Where a ``widened`` module runs: nothing that depends on a weight is narrowed to float32."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of plain numbers, such as the lowest finite one of the weights' type
+    try:
+        with _Wide(), torch.no_grad():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Every operation that takes a float64 tensor takes its float32 ones as float64, and returns no float32."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if not func._schema.is_mutable and any(_is(torch.float64, leaf) for leaf in tree_leaves((args, named))):
+            args, named = tree_map(_wide, (args, named))
+            if named.get("dtype") is torch.float32:
+                named["dtype"] = torch.float64
+        return func(*args, **named)
+
+
+def _wide(leaf: Any) -> Any:
+    return leaf.double() if _is(torch.float32, leaf) else leaf
+
+
+def _is(dtype: torch.dtype, leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dtype is dtype
