@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gate_faults import FAULTS, Subject, gains, rows, subject, subjects
+from gate_faults import FAULTS, Subject, findings, gains, subject, subjects
 from nestforge.compiler.cases import Case
 from nestforge.compiler.reference import replayed
 from nestforge.elastic import Bucket
@@ -20,10 +19,9 @@ from tiny_models import save_tiny_encoder
 @pytest.mark.parametrize("name", ["bert, gains x3", "electra, unit embeddings", "cost-eff, heads x1000"])
 def test_a_model_that_amplifies_rounding_passes_and_every_fault_of_it_is_found(name: str, tmp_path: Path) -> None:
     ((_, one),) = subjects(tmp_path, [name])
-    found: Mapping[str, Mapping[str, str]] = {row["fault"]: row for row in rows(name, one)}
-    assert found["none"]["new rule"] == "passes"
-    assert set(found) == {"none", *FAULTS}
-    assert all(row["new rule"] == "refused" for fault, row in found.items() if fault != "none")
+    found = findings(one)
+    assert found["none"].new == "passes"
+    assert {fault: found[fault].new for fault in FAULTS} == dict.fromkeys(FAULTS, "refused")
 
 
 def test_what_float32_cannot_compute_is_refused_by_name(tmp_path: Path) -> None:
