@@ -123,7 +123,7 @@ def subject(folder: Path, model: Path, bucket: Bucket, edit: Callable[[Universal
         edit(universal)
     profile = board(buckets=[bucket.label], budgets={"full": {}})
     whole = universal.spec.universal()
-    template = Templates(universal, Stage(folder / "trace"), profile).traced(whole, bucket, None)
+    template = Templates(universal, Stage(folder / "trace", folder / "trace work"), profile).traced(whole, bucket, None)
     builder = builder_in(folder / "stage", universal, template, profile)
     engine, cases = builder.emit("engine", "engine.onnx", whole, bucket), list(builder.cases[bucket])
     found = builder.run(engine.entry, [case.feeds for case in cases])
