@@ -57,7 +57,8 @@ class GatedDecoderFamily(Family):
         has_text = (checkpoint.folder / "tokenizer.json").is_file()
         modules = self.sentence_modules(checkpoint)
         # What pools tokens must know them, wherever the padding is.
-        mask = None if modules is None else TensorSpec("attention_mask", "int64", tokens, pad=0, high=2)
+        stated = TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="token")
+        mask = None if modules is None else stated
         name = mask.name if mask else None
         text = TextEntry("tokenizer.json", ids.name, name, None, None) if has_text else None
         inputs = (ids,) if mask is None else (ids, mask)

@@ -21,7 +21,7 @@ def with_modules(signature: Signature, checkpoint: Checkpoint, modules: Sentence
     if modules is None:
         return signature
     mask = next(spec for spec in signature.inputs if spec.name == signature.mask)
-    pooling = replace(mask, name=POOLING_MASK)
+    pooling = replace(mask, name=POOLING_MASK, row_needs=None)  # of a prompt alone it leaves nothing
     inputs = (*signature.inputs, *([pooling] if modules.leaves_prompt_out else []))
     outputs = (*signature.outputs, TensorSpec(EMBEDDING, "float32", ("batch", modules.width)))
     text = signature.text

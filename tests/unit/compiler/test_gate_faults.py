@@ -8,27 +8,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gate_faults import FAULTS, Subject, findings, gains, subject, subjects
+from gate_faults import FAULTS, Subject, findings, subject, subjects
 from nestforge.compiler.cases import Case
 from nestforge.compiler.reference import replayed
 from nestforge.elastic import Bucket
-from tiny_compile import save_tiniest
-from tiny_models import save_tiny_encoder
+from nestforge.exporters.universal import UniversalModel
+from tiny_compile import BUCKET, save_tiniest
 
 
 @pytest.mark.parametrize("name", ["bert, gains x3", "electra, unit embeddings", "cost-eff, heads x1000"])
 def test_a_model_that_amplifies_rounding_passes_and_every_fault_of_it_is_found(name: str, tmp_path: Path) -> None:
-    ((_, one),) = subjects(tmp_path, [name])
+    every = subjects(tmp_path, [name])
+    _, one = next(every)  # whose folder is there as long as ``every`` waits
     found = findings(one)
     assert found["none"].new == "passes"
     assert {fault: found[fault].new for fault in FAULTS} == dict.fromkeys(FAULTS, "refused")
 
 
 def test_what_float32_cannot_compute_is_refused_by_name(tmp_path: Path) -> None:
-    """Scores so large that rounding decides which of them wins."""
-    model = save_tiny_encoder(tmp_path / "bert", hidden_size=64, num_hidden_layers=6)
-    one = subject(tmp_path, model, Bucket(2, 16), gains(12))
-    assert one.judged(one.outputs()).unprovable
+    """Embeddings so far from 0 that what their norm leaves of them is below their last digit."""
+
+    def move_away(universal: UniversalModel) -> None:
+        universal.parameters()["embeddings.position_embeddings.weight"].data += 1e6
+
+    one = subject(tmp_path, save_tiniest(tmp_path / "bert"), BUCKET, move_away)
+    judgement = one.judged(one.outputs())
+    assert judgement.unprovable
+    assert judgement.broken is not None
+    assert "this model needs more than float32" in judgement.broken.describe()
 
 
 @pytest.mark.parametrize("decoder", [False, True], ids=["encoder", "decoder"])
