@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
-from onnxscript.optimizer import fold_constants, optimize_ir
+from onnxscript.optimizer import fold_constants
 
 from ..elastic import Bucket, ElasticSpec, Submodel
 from ..errors import SliceError
@@ -26,6 +26,7 @@ from .encodings import stored_stack, table_name
 from .passes.drop_open_masks import drop_open_masks
 from .passes.fold_tables import fold_tables
 from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
+from .passes.general_optimizer import optimize
 from .passes.linear_to_gemm import linear_to_gemm
 from .passes.merge_reshapes import merge_reshapes
 from .passes.rows_as_weights import rows_as_weights
@@ -82,8 +83,8 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
     """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external."""
     model = traced.model
     with weights_as_inputs(model, parameters):
-        _fold(model)  # the optimiser's time grows with the square of the nodes, and most make constants
-        optimize_ir(model, output_size_limit=_FOLDED)  # shape arithmetic is folded, tables are not
+        _fold(model)  # most nodes make constants, which the optimiser need not see
+        optimize(model, _FOLDED)  # shape arithmetic is folded, tables are not
     linear_to_gemm(model, transposed_parameters(spec))  # the layout that makes a slice a prefix
     returned = _returned_values(model, traced.module_outputs)
     drop_open_masks(model)  # what is added to scores hides something
