@@ -17,9 +17,7 @@ _ROUNDS = 2
 _RULES = rewriter.RewritePass(
     [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule.name != "SlicesSplit"]  # no public list of them
 )
-_UNUSED = ir.passes.Sequential(
-    common.RemoveUnusedNodesPass(), common.RemoveUnusedFunctionsPass(), common.RemoveUnusedOpsetsPass()
-)
+_UNUSED = ir.passes.Sequential(common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass())
 _MERGE = ir.passes.Sequential(
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
     common.LiftSubgraphInitializersToMainGraphPass(),
