@@ -56,8 +56,8 @@ class GatedDecoderFamily(Family):
         ids = TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=vocabulary)
         has_text = (checkpoint.folder / "tokenizer.json").is_file()
         modules = self.sentence_modules(checkpoint)
-        # What pools tokens must know them, wherever the padding is.
-        stated = TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="token")
+        # What pools tokens must know them. A position before the first token would see none.
+        stated = TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="first_token")
         mask = None if modules is None else stated
         name = mask.name if mask else None
         text = TextEntry("tokenizer.json", ids.name, name, None, None) if has_text else None

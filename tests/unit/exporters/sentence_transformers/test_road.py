@@ -8,6 +8,7 @@ import nestforge
 import numpy as np
 import pytest
 import torch
+from gated_decoders import save_text_decoder
 from nestforge.errors import InputError
 from nestforge.runtime.retrieval import Index
 from sentence_folders import HIDDEN, TEXTS, Layout, their_vectors
@@ -35,6 +36,15 @@ LAYOUTS = [
             m.Dense(HIDDEN, 8, use_residual=True),
         ],
         config={"truncate_dim": 5},
+    ),
+    *(
+        Layout(
+            f"{model_type}, padded on the {side}",
+            lambda m: [m.Pooling(HIDDEN, ("lasttoken", "weightedmean")), m.Dense(2 * HIDDEN, 8), m.Normalize()],
+            save=lambda folder, model_type=model_type: save_text_decoder(folder, model_type),
+            tokenizer={"padding_side": side},
+        )
+        for model_type, side in (("qwen3", "left"), ("llama", "right"))
     ),
     Layout("prompt not pooled", lambda m: [m.Pooling(HIDDEN, ("mean", "max"), include_prompt=False)], config=PROMPTS),
 ]
