@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,7 @@ def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
 
     Raises CheckpointError for a missing, damaged or refused (pickle) file.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # of a name that the system refuses, too
         raise CheckpointError(f"{folder}: no such folder; expected config.json and model.safetensors in it")
     config = read_json(folder / "config.json")
     files = _weight_files(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def load_profile(name_or_path: str | Path) -> DeviceProfile:
         path = _BUILTIN / f"{name_or_path}.yaml"
     else:
         path = Path(name_or_path)
-        if not path.is_file():
+        if not os.path.isfile(path):
             hint = nearest(str(name_or_path), builtin_profiles())
             known = f" Built in are {', '.join(builtin_profiles())}" if "did you mean" in hint else ""
             raise ProfileError(f"profile {str(name_or_path)!r}: neither a file nor a built-in profile{hint}{known}")

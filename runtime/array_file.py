@@ -15,7 +15,7 @@ from ..errors import InputError
 from .arrays import Array
 from .inputs import InputChecker
 from .manifest import TensorSpec
-from .npz import read_npz
+from .npz import open_regular, read_npz
 
 # Of a file, and of what an NPZ file unpacks to.
 MAX_BYTES = 256 * 2**20
@@ -76,7 +76,7 @@ def checked_labels(path: Path, labels: Array, rows: int, classes: int) -> Array:
 
 def file_sha256(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """SHA-256 of a file of at most ``max_bytes``. Raises InputError for one that is larger or cannot be read."""
-    with opened(path), path.open("rb") as file:
+    with opened(path), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise InputError(f"{path}: {size} bytes, more than the {max_bytes} allowed; some thousand rows are enough")

@@ -81,7 +81,7 @@ def open_bundle(path: str | os.PathLike[str], check: Check = "fast") -> Bundle:
     if check not in ("fast", "full"):
         raise ValueError(f"check: expected 'fast' or 'full', got {check!r}")
     folder = Path(path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # of a name that the system refuses, too
         raise BundleFormatError(f"bundle {path}: not a folder; expected one that `nestforge compile` wrote")
     folder = folder.resolve()
     opened: dict[str, FileIdentity] = {}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import zipfile
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +16,7 @@ from .arrays import Array
 
 def read_npz(path: Path, max_bytes: int) -> dict[str, Array]:
     """The arrays of an NPZ file, of up to ``max_bytes`` unpacked. Raises InputError for anything else."""
-    try:
-        file = path.open("rb")
-    except OSError as failure:
-        raise InputError(f"{path}: cannot be read ({failure.strerror or failure})") from failure
-    with file:
+    with open_regular(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 unpacked = sum(entry.file_size for entry in archive.infolist())
@@ -32,6 +31,18 @@ def read_npz(path: Path, max_bytes: int) -> dict[str, Array]:
     if unpacked > max_bytes:
         raise InputError(f"{path}: unpacks to {unpacked} bytes, more than the {max_bytes} allowed; send fewer rows")
     raise _refusal(path)  # other files among the arrays, which numpy hands out as bytes
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Opens a file whose end is known. Raises InputError for what cannot be read, and for devices, which have none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe is not waited for
+    except OSError as failure:
+        raise InputError(f"{path}: cannot be read ({failure.strerror or failure})") from failure
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path}: expected a file, not a folder, a pipe or a device")
+    return os.fdopen(descriptor, "rb")
 
 
 def _refusal(path: Path) -> InputError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def command(
     configuration that nobody has trained yet. Of a bundle: submodels, engines, files, parity. A folder with a
     manifest.json is a bundle. --profile, --bucket, --levels and --exits are for models.
     """
-    if (model_or_bundle / MANIFEST_NAME).exists():
+    if os.path.exists(model_or_bundle / MANIFEST_NAME):
         if buckets or levels or exits or ctx.get_parameter_source("profile") is not ParameterSource.DEFAULT:
             raise click.UsageError("--profile, --bucket, --levels and --exits are for models; a bundle's are fixed")
         bundle = open_bundle(model_or_bundle)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import zipfile
 from pathlib import Path
@@ -71,4 +72,17 @@ def test_no_pickle_is_loaded(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert refused(tmp_path / "a.npz") == "cannot be read (No such file or directory)"
-    assert refused(tmp_path) == "cannot be read (Is a directory)"
+    assert refused(tmp_path) == "expected a file, not a folder, a pipe or a device"
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "long", "folder"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    """A device has no end, and a pipe may have no writer."""
+    path = {"device": Path("/dev/full"), "long": tmp_path / ("x" * 5000)}.get(kind, tmp_path / "it")
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+    with pytest.raises(InputError, match=r"a pipe or a device$|cannot be read \(File name too long\)"):
+        read_npz(path, 10)

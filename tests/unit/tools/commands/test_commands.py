@@ -328,3 +328,28 @@ def test_run_within_a_deadline(compiled: Any) -> None:
     assert error_of(*text, "--deadline-ms", "1e-6").startswith("no submodel answers 1x5 with deadline_ms <= 1e-06 (")
     assert nestforge(*text, "--deadline-ms", "5", "--latency-ms", "5").exit_code == 2
     assert data["best"] is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "LONG", "--text", "hello"),
+        ("inspect", "LONG"),
+        ("verify", "LONG"),
+        ("bench", "LONG"),
+        ("plan", "LONG"),
+        ("plan", "BUNDLE", "--profile", "LONG"),
+        ("compile", "LONG", "--output", "out"),
+        ("run", "BUNDLE", "--text", "hello", "--output", "LONG"),
+        ("run", "BUNDLE", "--text", "hello", "--output", "/proc/x/y"),
+        ("run", "BUNDLE", "--inputs", "LONG"),
+        ("run", "BUNDLE", "--inputs", "/dev/full"),
+        ("run", "BUNDLE", "--text", "hello", "--budget", "LONG"),
+        ("run", "BUNDLE", "--text", "hello", "--submodel", "LONG"),
+        ("profile", "--output", "/proc/x/y"),
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_names_that_no_file_has_are_one_short_line(compiled: Any, arguments: tuple[str, ...]) -> None:
+    given = {"LONG": "x" * 5000, "BUNDLE": str(compiled.bundle)}
+    assert len(error_of(*(given.get(argument, argument) for argument in arguments))) < 3000
