@@ -5,6 +5,7 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.nestforge-dev
+DOCS_SETUP := $(VENV)/.nestforge-docs
 # Of its own: onnxruntime and onnxruntime-gpu are one Python package.
 GPU_VENV := .venv-gpu
 GPU_SETUP := $(GPU_VENV)/.nestforge-dev
@@ -12,11 +13,11 @@ CHECKPOINT := $(VENV)/.nestforge-checkpoint
 HOSTILE_MINUTES := 60
 HOSTILE_SEED := 0
 TRAINED := demo/exits/slender/model.safetensors
-# The repository root is the package, so mypy finds it under its name through a link, whatever the clone is called.
-MYPY_LINK := .cache/mypy/nestforge
+# The repository root is the package: mypy and the documentation find it under its name through a link.
+PACKAGE_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench demo demo-exits demo-matformer demo-mixer wheel clean distclean
+.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench docs demo demo-exits demo-matformer demo-mixer wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,7 +49,7 @@ lint: $(SETUP)  ## ruff: rules and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-typecheck: $(SETUP) $(MYPY_LINK)  ## mypy --strict over the package
+typecheck: $(SETUP) $(PACKAGE_LINK)  ## mypy --strict over the package
 	$(BIN)/mypy
 
 format: $(SETUP)  ## rewrite the sources as ruff wants them
@@ -57,6 +58,9 @@ format: $(SETUP)  ## rewrite the sources as ruff wants them
 
 bench: $(SETUP) $(CHECKPOINT) $(TRAINED)  ## run the benchmarks of tools/bench and print one table; fails if a bar is missed
 	$(BIN)/python -m nestforge.tools.bench
+
+docs: $(DOCS_SETUP) $(PACKAGE_LINK)  ## build/site, the documentation as a website; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 wheel: $(SETUP)  ## dist/nestforge-*.whl
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
@@ -75,6 +79,10 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,compile,dev]'
 	touch $@
 
+$(DOCS_SETUP): pyproject.toml constraints.txt | $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
 $(GPU_SETUP): pyproject.toml constraints.txt
 	test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
 	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cuda,compile,dev]'
@@ -87,6 +95,6 @@ $(CHECKPOINT): constraints.txt | $(SETUP)
 $(TRAINED): | $(SETUP) $(CHECKPOINT)
 	$(BIN)/python -m nestforge.tools.train.exits
 
-$(MYPY_LINK):
+$(PACKAGE_LINK):
 	mkdir -p $(@D)
 	ln -sfn ../.. $@

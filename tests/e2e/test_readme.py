@@ -1,18 +1,16 @@
-"""What README.md promises is run: make targets exist, nestforge commands and Python work on a tiny model."""
+"""What README.md, the tutorial and the task pages promise is run: make targets exist, commands and Python work."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from cost_eff_models import save_tiny
+from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.nest import nest
 from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import BudgetSpec
@@ -23,10 +21,19 @@ from tiny_models import add_pooling, corpus, save_tiny_encoder
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
-SHELL = [text.splitlines() for language, text in BLOCKS if not language]
-PYTHON = [text for language, text in BLOCKS if language == "python"]
-NESTFORGE = [[line for line in block if line.startswith("nestforge ")] for block in SHELL]
+# Commands stand in blocks without a language in the README, and in blocks of `sh` in the other pages.
+PAGES = {"README.md": "", "docs/tutorial.md": "sh"}
+PAGES |= {str(page.relative_to(ROOT)): "sh" for page in sorted((ROOT / "docs" / "tasks").glob("*.md"))}
+
+
+def blocks(page: str, wanted: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [text for language, text in found if language == wanted]
+
+
+def commands(page: str) -> list[str]:
+    lines = "".join(blocks(page, PAGES[page])).splitlines()
+    return [line for line in lines if line.startswith("nestforge ")]
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +44,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def exit_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    folder = save_tiny(tmp_path_factory.mktemp("readme") / "exits", {"max_position_embeddings": 128})
-    shutil.copy(tiny_model / "tokenizer.json", folder)
-    return folder
-
-
 @pytest.fixture
-def workplace(tmp_path: Path, tiny_model: Path, exit_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def workplace(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A folder to run in, and what stands for the names that the README uses."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -61,12 +61,8 @@ def workplace(tmp_path: Path, tiny_model: Path, exit_model: Path, monkeypatch: p
     (tmp_path / "tiny.yaml").write_text(dump_profile(profile))
     texts = corpus(tmp_path / "calibration.txt").read_text()
     (tmp_path / "corpus.txt").write_text(texts)
-    lines = texts.splitlines()[:60]
-    rows = [{"text": " ".join(line.split()[:8]), "label": number % 3} for number, line in enumerate(lines)]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
         "MODEL": str(tiny_model),
-        "EXIT_MODEL": str(exit_model),
         "path/to/checkpoint": str(tiny_model),
         "host-cpu": "tiny.yaml",
     }
@@ -93,20 +89,22 @@ def test_linked_files_exist() -> None:
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
 
 
-@pytest.mark.parametrize("lines", [lines for lines in NESTFORGE if lines], ids=lambda lines: lines[0])
-def test_commands(lines: list[str], workplace: dict[str, str]) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_commands(page: str, workplace: dict[str, str]) -> None:
     runner = CliRunner()
-    for line in lines:
+    for line in commands(page):
         arguments = [workplace.get(word, word) for word in shlex.split(line, comments=True)[1:]]
         result = runner.invoke(main, arguments, catch_exceptions=False)
         assert result.exit_code == 0, f"{line}\n{result.output}"
         assert result.stdout
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=lambda code: code.split()[1])
-def test_python(code: str, workplace: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python(page: str, workplace: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    if "nestforge.compile" not in (text := "".join(blocks(page, "python"))):
+        compile_bundle(workplace["MODEL"], profile="tiny.yaml", output="my.bundle")
     for name, real in workplace.items():
-        code = code.replace(f'"{name}"', repr(real))
+        text = text.replace(f'"{name}"', repr(real))
     inputs = {name: np.ones((1, 9), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
-    exec(compile(code, "README.md", "exec"), {"inputs": inputs})  # noqa: S102  (the text is our own)
-    assert "sentence_embedding" in capsys.readouterr().out
+    exec(compile(text, page, "exec"), {"inputs": inputs})  # noqa: S102  (the text is our own)
+    assert "ffn" in capsys.readouterr().out
