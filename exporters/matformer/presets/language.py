@@ -20,7 +20,7 @@ def _matlm(width: int) -> MatformerConfig:
         max_position_embeddings=1024,
         activation="gelu",  # the paper names GELU and squared ReLU, and not which of them it used
         tie_word_embeddings=True,
-        # Positions, biases and norm weights follow from the paper's parameter counts (docs/decisions/0015).
+        # Positions, biases and norm weights follow from the paper's parameter counts (docs/decisions/0018).
         position="relative_bias",
         bias=True,
         norm_weights=True,
