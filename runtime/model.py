@@ -376,7 +376,8 @@ class ElasticModel:
         with self._encoder_lock:
             encoder = self._encoder
         before = encoder.entry.prompt(prompt, prompt_name)
-        return encoder.encode(texts, self._dispatcher.longest_sequence(len(texts), request), truncate, before), before
+        longest = self._dispatcher.longest_sequence(max(1, len(texts)), request)  # no text is refused by the encoder
+        return encoder.encode(texts, longest, truncate, before), before
 
     @cached_property
     def _encoder(self) -> TextEncoder:

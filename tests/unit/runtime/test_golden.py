@@ -15,7 +15,7 @@ from nestforge.runtime.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
-VERSIONS = [1, 2, 3, 4, 5]
+VERSIONS = [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -77,6 +77,7 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
         3: {"next_tokens": "logits"},
         4: {"tokens": "logits"},
         5: {"embedding": "sentence_embedding"},
+        6: {"embedding": "sentence_embedding"},
     }
 
 
@@ -114,3 +115,16 @@ def test_what_a_bundle_says_of_its_precisions() -> None:
     assert small.weight_bytes < 0.4 * whole.weight_bytes
     older = nestforge.open_bundle(GOLDEN / "bundle-v4").manifest
     assert {engine.precision for engine in older.engines} == {"fp32"}, "what older schemas do not say"
+
+
+def test_what_a_bundle_says_of_texts_and_of_its_order() -> None:
+    manifest = nestforge.open_bundle(GOLDEN / "bundle-v6").manifest
+    text = manifest.text
+    assert text is not None
+    assert (text.lowercase, text.max_tokens, text.default_prompt, text.pooled) == (True, 14, "query", "pooling_mask")
+    assert text.prompts == {"query": "time budget ", "passage": "a "}
+    assert manifest.ranking.order_file == "ranking.safetensors"
+    older = nestforge.open_bundle(GOLDEN / "bundle-v5").manifest
+    assert older.text is not None
+    assert (older.text.lowercase, older.text.max_tokens, older.text.prompts) == (False, None, None)
+    assert older.ranking.order_file is None

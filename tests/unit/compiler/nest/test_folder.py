@@ -76,7 +76,7 @@ def test_a_weight_is_written_back_under_the_name_that_the_files_give_it(tmp_path
         parameter.data += 1
     refuse_unwritable(universal)
     (tmp_path / "out").mkdir()
-    write_folder(universal, {"ffn": (0.5, 1.0)}, {}, Stage(tmp_path / "out"))
+    write_folder(universal, {"ffn": (0.5, 1.0)}, {}, Stage(tmp_path / "out", tmp_path))
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert written.keys() == stored.keys()
     assert all(torch.equal(written[name], tensor + 1) for name, tensor in stored.items())

@@ -113,7 +113,7 @@ def test_what_an_index_holds_does_not_speak_to_the_terminal(compiled: Any, index
     hostile.save(tmp_path / "i.index")
     shown = nestforge("search", compiled.bundle, tmp_path / "i.index", "--query", TEXTS[0], "--k", "1").stdout
     assert "\x1b" not in shown
-    assert f"\ufffd]0;owned\ufffd\ufffd31m{TEXTS[0]}" in shown
+    assert rf"\x1b]0;owned\x1b\x9b31m{TEXTS[0]}" in shown
 
 
 def test_search_compares_every_submodel(compiled: Any, index: Path, tmp_path: Path) -> None:
