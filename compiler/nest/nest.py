@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,8 @@ def _nested(
         universal = load_universal(source)
         refuse_unwritable(universal)
     with clock("rank"):  # the important neurons first, so that even the untrained prefix is the best of its size
-        rank_axes(universal, corpus, stage, clock)
+        # The folder is in the new order itself, so what was permuted is not part of it.
+        rank_axes(universal, corpus, replace(stage, folder=stage.work), clock)
     teacher = copy.deepcopy(universal.module)
     held_out = TextBatches.of(source, corpus.held_out)
     with clock("measure"):

@@ -38,6 +38,12 @@ def index(case: Case, content: Any) -> None:
     (case.model / "model.safetensors.index.json").write_text(json.dumps(content))
 
 
+def plain(case: Case) -> None:
+    """Without the modules of sentence-transformers, which loads the base model whatever class is named."""
+    (case.model / "modules.json").unlink(missing_ok=True)
+    shutil.rmtree(case.model / "1_Pooling", ignore_errors=True)
+
+
 MODELS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = {
     "no folder": (
         lambda c: shutil.rmtree(c.model),
@@ -129,11 +135,15 @@ MODELS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = 
         r"model_type None is not supported; supported are",
     ),
     "unknown class": (
-        lambda c: c.config(architectures=["BertForPretending"]),
+        lambda c: (plain(c), c.config(architectures=["BertForPretending"])),
         CheckpointError,
         r"architecture 'BertForPretending' is not supported; supported are BertModel, BertForSequenceClassification, ",
     ),
-    "architectures is a number": (lambda c: c.config(architectures=5), CheckpointError, r"architecture '5' is not"),
+    "architectures is a number": (
+        lambda c: (plain(c), c.config(architectures=5)),
+        CheckpointError,
+        r"architecture '5' is not",
+    ),
     "layers do not fit": (
         lambda c: c.config(num_hidden_layers=3),
         CheckpointError,

@@ -14,7 +14,7 @@ from cost_eff_models import save_tiny as save_tiny_exits
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.nest import distill as distill_module
 from nestforge.compiler.nest.nest import NestReport, nest
-from nestforge.errors import CheckpointError, InputError, NestforgeError, OutputError, PlanError
+from nestforge.errors import BundleCorruptError, CheckpointError, NestforgeError, OutputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.bundle import open_bundle
@@ -198,7 +198,11 @@ def with_a_foreign_tokenizer(folder: Path) -> None:
         (nested_already, CheckpointError, "nested already, as its config.json says; compile it as it is"),
         (without_tokenizer, CheckpointError, "no tokenizer.json, so the text file cannot be read by this model"),
         (with_exits, CheckpointError, "a model with exits cannot be nested here; expected one that answers once"),
-        (with_a_foreign_tokenizer, InputError, "expected 0..63; do they come from this bundle's own tokenizer?"),
+        (
+            with_a_foreign_tokenizer,
+            BundleCorruptError,
+            "which takes 0..63; use the tokenizer that belongs to this model",
+        ),
     ],
 )
 def test_models_that_cannot_be_nested(
