@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from ..errors import BundleCorruptError
 from ..strict import parse_json
@@ -56,12 +56,10 @@ class MappedStore:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        # With the last engine that maps it. In __del__, which runs while weak references still find the object, another
+        # engine could take it over with its descriptor closed.
+        finalize(self, os.close, self._descriptor).atexit = False
         self.identity = FileIdentity.of(os.fstat(self._descriptor))
-
-    def __del__(self) -> None:
-        """With the last engine that maps it."""
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
 
     def require_unchanged(self) -> None:
         """Raises BundleCorruptError for a store that was written to since it was opened. Takes a microsecond."""
