@@ -79,7 +79,8 @@ class Worker:
         self._process.stdin.flush()
         self._done += 1
         begun: dict[str, Any] = {}
-        limit = monotonic() + _LONGER.get(self._driver, HUNG_SECONDS)
+        usual = _LONGER.get(self._driver, HUNG_SECONDS)
+        limit = monotonic() + usual
         while True:
             line = self._line(limit)
             if line is None:
@@ -90,7 +91,7 @@ class Worker:
             if "outcome" in data:
                 return Result(**data)
             begun = data  # said before the input is used, so that a crash has a name
-            limit = monotonic() + (data["seconds"] or HUNG_SECONDS)
+            limit = monotonic() + (data["seconds"] or usual)
 
     def _line(self, limit: float) -> bytes | None:
         """The next line of the worker: None when there is none in time, empty when it has died."""
