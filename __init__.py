@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from .compiler.compile import compile_bundle as compile
     from .compiler.nest.nest import nest
     from .runtime.answer import Answer
-    from .runtime.bundle import Bundle, open_bundle
+    from .runtime.bundle.open_bundle import Bundle, open_bundle
+    from .runtime.engines.contract.threads import use_process_wide_threads
     from .runtime.model import ElasticModel, load
-    from .runtime.threads import use_process_wide_threads
 
 __version__ = "0.1.0"
 
@@ -34,13 +34,13 @@ __all__ = [
 
 _HOMES = {
     "Answer": ("runtime.answer", "Answer"),
-    "Bundle": ("runtime.bundle", "Bundle"),
+    "Bundle": ("runtime.bundle.open_bundle", "Bundle"),
     "ElasticModel": ("runtime.model", "ElasticModel"),
     "compile": ("compiler.compile", "compile_bundle"),
     "load": ("runtime.model", "load"),
     "nest": ("compiler.nest.nest", "nest"),
-    "open_bundle": ("runtime.bundle", "open_bundle"),
-    "use_process_wide_threads": ("runtime.threads", "use_process_wide_threads"),
+    "open_bundle": ("runtime.bundle.open_bundle", "open_bundle"),
+    "use_process_wide_threads": ("runtime.engines.contract.threads", "use_process_wide_threads"),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from ..elastic import Bucket, Submodel
 from ..errors import BuildError, InputError, ParityError, PlanError
-from ..exporters.checkpoint import sha256_of
+from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.published_slice import read_slice
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
@@ -18,33 +18,40 @@ from ..profiles.device_profile import BudgetSpec, DeviceProfile, LadderShape, pr
 from ..profiles.load_profile import load_profile
 from ..profiles.precision import Precision, precision_problem
 from ..profiles.probe_host import is_this_host
-from ..runtime.bundle import Bundle, open_bundle
-from ..runtime.manifest import WEIGHTS_NAME, EngineEntry
-from ..runtime.tensorrt_here import tensorrt_problem
+from ..runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ..runtime.bundle.open_bundle import Bundle, open_bundle
+from ..runtime.engines.tensorrt.available import tensorrt_problem
 from ..strict import unstructure
-from .assignments import read_assignment
-from .build_engine import EngineBuilder
-from .build_segments import build_segments
-from .cases import parity_cases
-from .clock import Clock, Progress, silent
-from .corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
-from .ladder import in_every_precision, ladder
-from .levels import Level
-from .levels import levels as make_levels
-from .measure_latency import fit_rungs, measure_engines
-from .plan import Plan, make_plan
-from .precision.host_graphs import for_backend, is_twin, on_host
-from .prove import prove
-from .quality import measure_quality
-from .rank_axes import rank_axes, text_encoder
-from .reference import References, exact_outputs
-from .staging import Stage, publish, staged
-from .store import read_store, write_store
-from .templates import Templates
+from .build.build_engine import EngineBuilder
+from .build.build_segments import build_segments
+from .build.measure_latency import fit_rungs, measure_engines
+from .build.quality import measure_quality
+from .build.templates import Templates
+from .build.yardstick import calibrated, require_examples, yardstick
+from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
+from .examples.rank_axes import rank_axes, text_encoder
+from .graph.precision.proof_graphs import for_backend, is_twin, on_host
+from .graph.store import read_store, write_store
+from .parity.cases import parity_cases
+from .parity.prove import prove
+from .parity.reference import References, exact_outputs
+from .planning.assignments import read_assignment
+from .planning.ladder import in_every_precision, ladder
+from .planning.levels import Level
+from .planning.levels import levels as make_levels
+from .planning.plan import Plan, make_plan
+from .publish.write_bundle import (
+    complete,
+    draft_bundle,
+    source_entries,
+    tool_versions,
+    write_build_record,
+    write_manifest,
+)
 from .tensorrt.build_bundle import build_plans
 from .verify import verify_engines
-from .write_bundle import complete, draft_bundle, source_entries, tool_versions, write_build_record, write_manifest
-from .yardstick import calibrated, require_examples, yardstick
+from .work.clock import Clock, Progress, silent
+from .work.staging import Stage, publish, staged
 
 Include = Literal["budgets", "levels", "ladder"]
 

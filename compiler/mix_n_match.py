@@ -13,15 +13,15 @@ from ..errors import PlanError
 from ..exporters.source import ModelSource
 from ..exporters.universal import load_universal
 from ..profiles.device_profile import LIMITS, BudgetSpec, DeviceProfile
-from .clock import Clock, Progress, silent
-from .corpus import read_corpus
-from .held_out_loss import HeldOutLoss
-from .ladder import SHAPES
-from .levels import Level
-from .plan import Plan, figures_of, make_plan
-from .rank_axes import rank_axes
-from .search_assignments import Found, Sizes, search_assignments
-from .staging import Stage
+from .examples.corpus import read_corpus
+from .examples.held_out_loss import HeldOutLoss
+from .examples.rank_axes import rank_axes
+from .planning.ladder import SHAPES
+from .planning.levels import Level
+from .planning.plan import Plan, figures_of, make_plan
+from .planning.search_assignments import Found, Sizes, search_assignments
+from .work.clock import Clock, Progress, silent
+from .work.staging import Stage
 
 # Candidates of the search are of the size of the ladder's rung, give or take this share, and within the budget.
 WITHIN = 0.02

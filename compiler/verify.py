@@ -14,20 +14,20 @@ from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.device_profile import profile_precisions
-from ..runtime.bundle import Bundle
-from ..runtime.manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
+from ..runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
+from ..runtime.bundle.open_bundle import Bundle
+from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.model import ElasticModel
-from ..runtime.threads import threads_or_default
 from ..runtime.verify_bytes import verify_bytes
-from .cases import Case, parity_cases
-from .clock import Clock, Progress, silent
-from .parity import Arrays
-from .precision.host_graphs import host_bundle
-from .rank_axes import text_encoder
-from .reference import Reference, References, replayed
-from .store import recover_order
-from .verdict import EngineVerdict, tolerance_of, verdict_of
-from .verify_segments import verify_segments
+from .examples.rank_axes import text_encoder
+from .graph.precision.proof_graphs import host_bundle
+from .graph.store import recover_order
+from .parity.cases import Case, parity_cases
+from .parity.compare import Arrays
+from .parity.engine_verdict import EngineVerdict, tolerance_of, verdict_of
+from .parity.reference import Reference, References, replayed
+from .parity.verify_segments import verify_segments
+from .work.clock import Clock, Progress, silent
 
 
 @dataclass(frozen=True)

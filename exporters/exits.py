@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
 from ..errors import PlanError
-from ..runtime.manifest import ExitsEntry
+from ..runtime.bundle.manifest import ExitsEntry
 from ..workload import Op
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..elastic import Bucket, ElasticSpec, Submodel
 from ..errors import CheckpointError, ExportError, UnsupportedModelError
-from ..runtime.manifest import DecisionEntry, Proof, TensorSpec, TextEntry
+from ..runtime.bundle.manifest import DecisionEntry, Proof, TensorSpec, TextEntry
 from ..workload import Op
-from .checkpoint import MODULES_FILE, Checkpoint
+from .checkpoints.checkpoint import MODULES_FILE, Checkpoint
 from .exits import Exits
 from .parameter_groups import is_table
 from .sentence_transformers.read_modules import SentenceModules
@@ -206,10 +206,12 @@ class Family(ABC):
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Every family, found by looking into ``families/``: a module there that defines ``FAMILY`` is enough."""
+    """Every family, found by looking into the rooms of ``families/``: a module there whose name ends with ``family``
+    and that defines ``FAMILY`` is enough."""
     package = import_module(".families", __package__)
-    modules = (import_module(f"{package.__name__}.{info.name}") for info in iter_modules(package.__path__))
-    return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
+    rooms = [import_module(f"{package.__name__}.{info.name}") for info in iter_modules(package.__path__)]
+    names = [f"{room.__name__}.{info.name}" for room in rooms for info in iter_modules(room.__path__)]
+    return tuple(import_module(name).FAMILY for name in names if name.endswith("family"))
 
 
 def family_of(checkpoint: Checkpoint) -> Family:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..strict import nearest
-from .checkpoint import Checkpoint
+from .checkpoints.checkpoint import Checkpoint
 from .family import families
 
 PREFIX = "preset:"

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from ..elastic import BITS, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
-from .checkpoint import TensorHeader
+from .checkpoints.checkpoint import TensorHeader
 from .sentence_transformers.read_modules import HEAD, name_in_file
 from .source import ModelSource, open_source
 

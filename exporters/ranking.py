@@ -16,7 +16,7 @@ import torch
 
 from ..elastic import Order, PrefixSlice
 from ..errors import CheckpointError
-from ..runtime.manifest import Ranking
+from ..runtime.bundle.manifest import Ranking
 from .universal import PREFIX, UniversalModel
 
 Scores = Mapping[str, torch.Tensor]

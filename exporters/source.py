@@ -12,7 +12,7 @@ from ..elastic import BITS, DEPTH, Axis, Bucket, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
 from ..profiles.precision import Precision, precision_of, widths_of
 from ..workload import Op
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoints.checkpoint import Checkpoint, open_checkpoint
 from .exits import Exits, chosen_exits
 from .family import Family, Signature, family_of
 from .parameter_groups import ParameterGroups, parameter_groups

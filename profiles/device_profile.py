@@ -21,7 +21,7 @@ from .tensorrt_options import TensorRTOptions
 # 1: first published schema.
 SCHEMA_VERSION = 1
 
-# Which layers a rung of the promotion ladder promotes first; compiler/ladder.py defines them.
+# Which layers a rung of the promotion ladder promotes first; compiler/planning/ladder.py defines them.
 LadderShape = Literal["increasing", "decreasing", "up-down", "down-up"]
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..elastic import Bucket
-from .arrays import Array
+from .engines.contract.residency import Residency
 from .exits.policy import ExitPolicy
-from .residency import Residency
+from .inputs.arrays import Array
 
 
 @dataclass(frozen=True)

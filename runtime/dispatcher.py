@@ -16,10 +16,10 @@ import numpy as np
 from ..elastic import Bucket
 from ..errors import InputError, SelectionError
 from ..strict import nearest
+from .bundle.manifest import EngineEntry, Latency, Manifest, SubmodelEntry
+from .engines.contract.residency import Residency
 from .in_flight import Ahead
-from .limits import positive_limit
-from .manifest import EngineEntry, Latency, Manifest, SubmodelEntry
-from .residency import Residency
+from .inputs.limits import positive_limit
 
 _REMEMBERED = 4096
 _LISTED = 8

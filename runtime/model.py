@@ -16,22 +16,22 @@ from ..elastic import Bucket
 from ..errors import InputError, SelectionError
 from ..profiles.probe_host import probe_host
 from .answer import Answer, ExitRows, Padding, Timings
-from .arrays import Array
-from .bundle import Bundle, Check, open_bundle
+from .bundle.manifest import TextEntry
+from .bundle.open_bundle import Bundle, Check, open_bundle
 from .dispatcher import Choice, Dispatcher, Request
-from .engine_needs import residencies_for
-from .engine_pool import EnginePool
+from .engines.contract.residency import RESIDENCIES, Residency
+from .engines.contract.threads import threads_or_default
+from .engines.host_latencies import measured_elsewhere
+from .engines.needs import residencies_for
+from .engines.onnxruntime_gpu.provider import Provider, provider_named
+from .engines.pool import EnginePool
+from .engines.runner import runnable_engines
 from .exits.choice import OFF, AskedExits, ExitChoice, ExitChooser
 from .exits.drift import Drift
-from .host_latencies import measured_elsewhere
 from .in_flight import Ahead, InFlight
-from .inputs import InputChecker, cut_back
-from .manifest import TextEntry
-from .onnxruntime_gpu_provider import Provider, provider_named
-from .residency import RESIDENCIES, Residency
-from .runner import runnable_engines
-from .text import Encoded, TextEncoder
-from .threads import threads_or_default
+from .inputs.arrays import Array
+from .inputs.check_inputs import InputChecker, cut_back
+from .inputs.text import Encoded, TextEncoder
 
 # Texts whose tokens are counted at a time.
 _COUNTED = 256

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from .bundle import Bundle, open_bundle
+from .bundle.open_bundle import Bundle, open_bundle
+from .bundle.plan_index import read_plan, read_plans
 from .exits.calibration import read_calibration
-from .plan_index import read_plan, read_plans
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..runtime.answer import Answer
-from ..runtime.arrays import Array
-from ..runtime.bundle import Bundle
-from ..runtime.consistency.roles import compared_outputs
-from ..runtime.text import open_tokenizer
+from ..runtime.bundle.open_bundle import Bundle
+from ..runtime.bundle.roles import compared_outputs
+from ..runtime.inputs.arrays import Array
+from ..runtime.inputs.text import open_tokenizer
 
 _BEST = 3
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from ..errors import SelectionError
 from ..profiles.device_profile import read_profile
 from ..profiles.probe_host import is_this_host
-from ..runtime.bundle import Bundle
-from ..runtime.engine_needs import engine_needs
-from ..runtime.feeds import random_feeds
-from ..runtime.manifest import EngineEntry
-from ..runtime.mapped_cache import drop_mapped, is_mapped
-from ..runtime.measure import LatencyStats, MemoryUse, measure, memory_use
-from ..runtime.onnxruntime_gpu_provider import Provider
-from ..runtime.runner import RESIDENCIES, Residency, runnable_engines, runner_for
-from ..runtime.threads import threads_or_default
+from ..runtime.bundle.manifest import EngineEntry
+from ..runtime.bundle.open_bundle import Bundle
+from ..runtime.engines.contract.threads import threads_or_default
+from ..runtime.engines.measure import LatencyStats, MemoryUse, measure, memory_use
+from ..runtime.engines.needs import engine_needs
+from ..runtime.engines.onnxruntime.mapped_cache import drop_mapped, is_mapped
+from ..runtime.engines.onnxruntime_gpu.provider import Provider
+from ..runtime.engines.runner import RESIDENCIES, Residency, runnable_engines, runner_for
+from ..runtime.inputs.feeds import random_feeds
 from .console import Progress
 
 _SECONDS = 1.0  # of timed runs per engine and residency

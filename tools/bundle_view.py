@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from ..runtime.bundle import Bundle
-from ..runtime.engine_details import common_details, detail_tables
-from ..runtime.plan_index import read_plans
-from ..runtime.tables import bundle_facts, engine_table, submodel_table
+from ..runtime.bundle.engine_details import common_details, detail_tables
+from ..runtime.bundle.open_bundle import Bundle
+from ..runtime.bundle.plan_index import read_plans
+from ..runtime.bundle.tables import bundle_facts, engine_table, submodel_table
 from .console import print_facts, print_table, say
 
 

@@ -88,7 +88,7 @@ def resumable(output: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from ..compiler.staging import is_resumable
+        from ..compiler.work.staging import is_resumable
 
         hint = ["the same command goes on where this one was"] if is_resumable(output) else []
         raise KeyboardInterrupt(*hint) from None

@@ -13,7 +13,7 @@ from ..profiles.device_profile import DeviceProfile
 from .console import print_table
 
 if TYPE_CHECKING:
-    from ..compiler.forms import Formed
+    from ..compiler.planning.variants import Formed
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def form_views(source: Formed, submodels: Iterable[Submodel], device: DeviceProf
 
     Raises PlanError for a form that the profile asks for and that does not exist.
     """
-    from ..compiler.forms import chosen_forms
+    from ..compiler.planning.variants import chosen_forms
 
     return tuple(
         FormView(submodel.id, bucket.label, forms)

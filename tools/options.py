@@ -11,7 +11,7 @@ from ..elastic import Bucket
 from ..errors import ProfileError
 from ..profiles.device_profile import BudgetSpec, LadderShape, parse_budget
 from ..profiles.precision import PRECISIONS, Precision
-from ..runtime.onnxruntime_gpu_provider import PROVIDERS
+from ..runtime.engines.onnxruntime_gpu.provider import PROVIDERS
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 

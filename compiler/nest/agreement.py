@@ -10,7 +10,7 @@ from ...elastic import Submodel
 from ...exporters.family import Signature
 from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel
-from ..clock import Clock
+from ..work.clock import Clock
 from .texts import TextBatches
 
 _BATCH = 25

@@ -12,9 +12,9 @@ import torch
 from ...errors import CheckpointError
 from ...exporters.sentence_transformers.read_modules import HEAD
 from ...exporters.universal import UniversalModel
-from ..clock import Clock
-from ..levels import Level
-from ..staging import Stage
+from ..planning.levels import Level
+from ..work.clock import Clock
+from ..work.staging import Stage
 from .difference import difference
 from .texts import TextBatches
 from .training_state import load_state, save_state

@@ -12,12 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from ...errors import CheckpointError
-from ...exporters.checkpoint import Checkpoint
+from ...exporters.checkpoints.checkpoint import Checkpoint
 from ...exporters.sentence_transformers.read_modules import SentenceModules
 from ...exporters.universal import PREFIX, UniversalModel
-from ...runtime.seal import to_json
+from ...runtime.bundle.seal import to_json
 from ...strict import unstructure
-from ..staging import Stage, write_synced
+from ..work.staging import Stage, write_synced
 from .distill import trainable
 
 RECORD_NAME = "nest.json"

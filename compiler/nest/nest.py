@@ -14,13 +14,13 @@ from ...errors import CheckpointError, PlanError
 from ...exporters.source import ModelSource, open_source
 from ...exporters.universal import load_universal
 from ...strict import structure, unstructure
-from ..clock import Clock, Progress, silent
-from ..corpus import Corpus, read_corpus
-from ..levels import RANKED_FRACTIONS, Level
-from ..levels import levels as make_levels
-from ..rank_axes import rank_axes
-from ..staging import Stage, staged
-from ..write_bundle import source_entries, tool_versions
+from ..examples.corpus import Corpus, read_corpus
+from ..examples.rank_axes import rank_axes
+from ..planning.levels import RANKED_FRACTIONS, Level
+from ..planning.levels import levels as make_levels
+from ..publish.write_bundle import source_entries, tool_versions
+from ..work.clock import Clock, Progress, silent
+from ..work.staging import Stage, staged
 from .agreement import embeddings, mean_cosines
 from .distill import Effort, Taught, distill
 from .folder import refuse_unwritable, write_folder

@@ -14,9 +14,9 @@ from ...errors import CheckpointError
 from ...exporters.family import Signature
 from ...exporters.source import ModelSource
 from ...runtime.consistency.texts import MAX_TEXT_BYTES, keyed_texts
-from ...runtime.inputs import InputChecker
-from ...runtime.text import TextEncoder
-from ..corpus import split_parts
+from ...runtime.inputs.check_inputs import InputChecker
+from ...runtime.inputs.text import TextEncoder
+from ..examples.corpus import split_parts
 
 # Tokens of a text that are used; longer texts cost time quadratically and teach little more.
 LONGEST = 64

@@ -17,9 +17,9 @@ import onnx
 from ...errors import BuildError, BundleCorruptError
 from ...file_lock import alone
 from ...profiles.tensorrt_options import TensorRTOptions
-from ...runtime.bundle import Bundle, open_bundle
-from ...runtime.manifest import EngineEntry
-from ...runtime.plan_index import (
+from ...runtime.bundle.manifest import EngineEntry
+from ...runtime.bundle.open_bundle import Bundle, open_bundle
+from ...runtime.bundle.plan_index import (
     PLAN_SUFFIX,
     Gpu,
     PlanEntry,
@@ -31,10 +31,10 @@ from ...runtime.plan_index import (
     with_plan,
     write_plans,
 )
-from ...runtime.tensorrt_here import require_tensorrt
+from ...runtime.engines.tensorrt.available import require_tensorrt
 from ...whole_file import write_whole
-from ..clock import Progress, silent
-from ..precision.host_graphs import host_bundle
+from ..graph.precision.proof_graphs import host_bundle
+from ..work.clock import Progress, silent
 from .graphs import require_supported
 from .trtexec import profile_options
 
@@ -61,7 +61,7 @@ def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPla
     bundle = open_bundle(path, check="full")
     engines = plan_engines(bundle)
     require_tensorrt(f"bundle {bundle.path}")
-    from ...runtime.tensorrt_engine import this_gpu
+    from ...runtime.engines.tensorrt.engine import this_gpu
 
     gpu, options = this_gpu(), profile_options(bundle.manifest)
     built: list[BuiltPlan] = []
@@ -102,7 +102,7 @@ def _kept(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOption
 def _built(
     bundle: Bundle, here: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptions, progress: Progress
 ) -> PlanEntry:
-    from ...runtime.tensorrt_runner import TensorRTRunner
+    from ...runtime.engines.tensorrt.runner import TensorRTRunner
     from .build_plan import build_plan
     from .check_plan import check_plan
     from .layers import read_layers

@@ -15,10 +15,10 @@ import tensorrt as trt
 from ...elastic import Bucket
 from ...errors import BuildError
 from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
-from ...runtime.manifest import TensorSpec
-from ...runtime.plan_index import Gpu
-from ...runtime.tensorrt_engine import Log
-from ..clock import Progress
+from ...runtime.bundle.manifest import TensorSpec
+from ...runtime.bundle.plan_index import Gpu
+from ...runtime.engines.tensorrt.engine import Log
+from ..work.clock import Progress
 from .profile_shapes import profile_shapes
 from .progress import Phases
 from .timing_cache import timing_cache, timing_cache_file

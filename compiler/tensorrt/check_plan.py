@@ -15,14 +15,14 @@ import numpy as np
 from ...elastic import Bucket
 from ...errors import BuildError, ParityError
 from ...profiles.precision import INTEGERS
-from ...runtime.arrays import Array
-from ...runtime.bundle import Bundle
-from ...runtime.feeds import random_feeds
-from ...runtime.manifest import EngineEntry, ParityOutput, TensorSpec
-from ...runtime.plan_index import PlanParity
-from ...runtime.runner import Runner
-from ...runtime.threads import threads_or_default
-from ..parity import Rounding, Tolerance, compare, judged
+from ...runtime.bundle.manifest import EngineEntry, ParityOutput, TensorSpec
+from ...runtime.bundle.open_bundle import Bundle
+from ...runtime.bundle.plan_index import PlanParity
+from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.engines.runner import Runner
+from ...runtime.inputs.arrays import Array
+from ...runtime.inputs.feeds import random_feeds
+from ..parity.compare import Rounding, Tolerance, compare, judged
 
 _CASES = 4
 # Plan and graph round the same activations by the same scales; what lies between two integers may fall to either, and
@@ -43,7 +43,7 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
         raise BuildError(f"engine {engine.id}: a plan is checked against ONNX Runtime here; install onnxruntime")
     import onnxruntime
 
-    from ...runtime.onnxruntime_runner import OnnxRuntimeRunner
+    from ...runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 
     assert engine.parity is not None, "a manifest has no engine without a receipt"
     receipt = engine.parity

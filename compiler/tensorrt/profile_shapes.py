@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ...elastic import Bucket
 from ...errors import BuildError
-from ...runtime.manifest import TensorSpec
+from ...runtime.bundle.manifest import TensorSpec
 
 # How TensorRT writes a dimension that is not known.
 _OPEN = -1

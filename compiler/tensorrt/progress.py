@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..clock import Progress
+from ..work.clock import Progress
 
 
 class Phases:

@@ -15,8 +15,8 @@ from pathlib import Path
 import tensorrt as trt
 
 from ...file_lock import alone
-from ...runtime.plan_index import Gpu
-from ...runtime.private_files import private_folder
+from ...runtime.bundle.plan_index import Gpu
+from ...runtime.bundle.private_files import private_folder
 from ...whole_file import write_whole
 
 

@@ -10,8 +10,8 @@ import shlex
 
 from ...errors import BuildError
 from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
-from ...runtime.manifest import Manifest
-from ...runtime.plan_index import PLAN_SUFFIX
+from ...runtime.bundle.manifest import Manifest
+from ...runtime.bundle.plan_index import PLAN_SUFFIX
 from ...strict import structure
 
 _LEVELS: dict[HardwareCompatibility, str] = {

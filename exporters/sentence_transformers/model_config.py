@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import CheckpointError
 from ...strict import nearest, structure
-from ..checkpoint import read_json
+from ..checkpoints.checkpoint import read_json
 
 _FILE = "config_sentence_transformers.json"
 _MODEL_TYPE = "SentenceTransformer"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import CheckpointError
 from ...strict import structure
-from ..checkpoint import read_json
+from ..checkpoints.checkpoint import read_json
 from .modules import POOLING_MODES, SENTENCE, TOKENS, Dense, LayerNorm, Module, Normalize, Pooling, PoolingMode, Value
 
 # Flags of older configs, in the order in which their results are joined.

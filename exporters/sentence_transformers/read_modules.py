@@ -15,7 +15,7 @@ from ...elastic import Bucket
 from ...errors import CheckpointError
 from ...strict import structure
 from ...workload import Op
-from ..checkpoint import MODULES_FILE, Checkpoint, TensorHeader, read_headers, read_json_list
+from ..checkpoints.checkpoint import MODULES_FILE, Checkpoint, TensorHeader, read_headers, read_json_list
 from .model_config import read_model_config
 from .modules import SENTENCE, TOKENS, Module, Pooling, Shape, Value
 from .read_module import KINDS, read_module

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from ...runtime.manifest import TextEntry
+from ...runtime.bundle.manifest import TextEntry
 from ...strict import structure
-from ..checkpoint import Checkpoint, read_json
+from ..checkpoints.checkpoint import Checkpoint, read_json
 from .model_config import read_model_config
 from .modules import TOKENS
 

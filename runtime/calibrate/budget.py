@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ...errors import SelectionError
 from ...strict import nearest
 from ..exits.calibration import Costs
-from ..limits import positive_limit
+from ..inputs.limits import positive_limit
 
 LATENCIES = ("mean_latency_ms", "p50_latency_ms", "p95_latency_ms", "p99_latency_ms")
 METRICS = (*LATENCIES, "mean_flops")

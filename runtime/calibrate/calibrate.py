@@ -12,15 +12,15 @@ import numpy as np
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
 from ...profiles.probe_host import probe_host
-from ..arrays import Array
-from ..bundle import Bundle
-from ..engine_pool import EnginePool
+from ..bundle.manifest import ExitsEntry
+from ..bundle.open_bundle import Bundle
+from ..engines.contract.residency import Residency
+from ..engines.contract.threads import threads_or_default
+from ..engines.pool import EnginePool
+from ..engines.runner import runnable_engines
 from ..exits.calibration import CalibratedPolicy, Figures, QualityKind, check_name
 from ..exits.policy import Compare, ExitPolicy, Rule
-from ..manifest import ExitsEntry
-from ..residency import Residency
-from ..runner import runnable_engines
-from ..threads import threads_or_default
+from ..inputs.arrays import Array
 from .budget import ExitBudget
 from .curve import Observed, batch_max
 from .data import LEAST_ROWS_TO_SPLIT, LabelledData, read_data, split

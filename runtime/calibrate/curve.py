@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ..arrays import Array
 from ..exits.calibration import Costs, Figures
 from ..exits.policy import Compare
+from ..inputs.arrays import Array
 
 CLOSED = -1.0
 

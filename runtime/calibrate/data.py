@@ -11,10 +11,10 @@ import numpy as np
 
 from ...errors import InputError
 from ...strict import parse_json
-from ..array_file import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, file_sha256, opened, read_array_file
-from ..arrays import Array
-from ..bundle import Bundle
-from ..text import TextEncoder
+from ..bundle.open_bundle import Bundle
+from ..inputs.array_file import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, file_sha256, opened, read_array_file
+from ..inputs.arrays import Array
+from ..inputs.text import TextEncoder
 
 _HELD_OUT_ONE_IN = 3
 LEAST_ROWS_TO_SPLIT = 50

@@ -14,8 +14,8 @@ from functools import cached_property, partial
 import numpy as np
 
 from ...errors import SelectionError
-from ..arrays import Array
 from ..exits.policy import ExitPolicy
+from ..inputs.arrays import Array
 from .budget import ExitBudget
 from .curve import Observed, SegmentCosts, latency_figure
 from .measure import ExitBench, Progress, measured_figure, spread, time_in_turns

@@ -14,16 +14,16 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import InputError
-from ..arrays import Array
-from ..bundle import Bundle
+from ..bundle.manifest import EngineEntry
+from ..bundle.open_bundle import Bundle
 from ..dispatcher import Dispatcher, Request
-from ..engine_pool import EnginePool
+from ..engines.host_latencies import latencies_here
+from ..engines.pool import EnginePool
 from ..exits.calibration import Costs
 from ..exits.chain import ExitChain, SegmentRun
 from ..exits.policy import ExitPolicy, closed
-from ..host_latencies import latencies_here
-from ..inputs import InputChecker, cut_back
-from ..manifest import EngineEntry
+from ..inputs.arrays import Array
+from ..inputs.check_inputs import InputChecker, cut_back
 from .budget import LATENCIES
 from .curve import SegmentCosts, latency_figure, monotone
 from .data import LabelledData

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays import Array
 from ..exits.calibration import CurvePoint
+from ..inputs.arrays import Array
 from .budget import ExitBudget
 from .curve import CLOSED, Observed, SegmentCosts, thresholds_between
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import InputError
-from ..array_file import LABELS, checked_labels, read_array_file
-from ..manifest import Manifest
-from .roles import Interface, label_classes
+from ..bundle.manifest import Manifest
+from ..bundle.roles import Interface, label_classes
+from ..inputs.array_file import LABELS, checked_labels, read_array_file
 from .samples import ArraySamples
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Array
+from ..inputs.arrays import Array
 
 
 def log_softmax(logits: Array) -> Array:

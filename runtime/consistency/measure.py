@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from ...elastic import Bucket
-from ..bundle import Bundle
-from ..inputs import cut_back
-from ..manifest import EngineEntry, Quality
-from ..runner import runner_for
-from .roles import compared_outputs, ids_input
+from ..bundle.manifest import EngineEntry, Quality
+from ..bundle.open_bundle import Bundle
+from ..bundle.roles import compared_outputs, ids_input
+from ..engines.runner import runner_for
+from ..inputs.check_inputs import cut_back
 from .samples import Batch, Samples
 from .tallies import Tally, tally_for
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
 from ...profiles.precision import Precision
-from ..bundle import Bundle
-from ..manifest import EngineEntry, SubmodelEntry
-from ..runner import runnable_engines
-from ..text import TextEncoder
-from ..threads import threads_or_default
+from ..bundle.manifest import EngineEntry, SubmodelEntry
+from ..bundle.open_bundle import Bundle
+from ..bundle.roles import compared_outputs
+from ..engines.contract.threads import threads_or_default
+from ..engines.runner import runnable_engines
+from ..inputs.text import TextEncoder
 from .array_samples import different_rows, read_array_samples
 from .measure import measure
-from .roles import compared_outputs
 from .samples import Samples, TextSamples
 from .texts import keyed_texts
 

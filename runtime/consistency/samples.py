@@ -13,11 +13,11 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import InputError
-from ..arrays import Array
-from ..inputs import InputChecker
-from ..manifest import Manifest, TensorSpec
-from ..text import Encoded, TextEncoder
-from .roles import ids_input, mask_input
+from ..bundle.manifest import Manifest, TensorSpec
+from ..bundle.roles import ids_input, mask_input
+from ..inputs.arrays import Array
+from ..inputs.check_inputs import InputChecker
+from ..inputs.text import Encoded, TextEncoder
 
 
 @dataclass(frozen=True, eq=False)

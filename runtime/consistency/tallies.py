@@ -8,10 +8,10 @@ from typing import Protocol
 import numpy as np
 
 from ...errors import InputError
-from ..arrays import Array
-from ..manifest import Role, TensorSpec
+from ..bundle.figures import NEIGHBOURS
+from ..bundle.manifest import Role, TensorSpec
+from ..inputs.arrays import Array
 from .distributions import kl_divergence, log_softmax, negative_log_likelihood, prefix_length, same_choice
-from .figures import NEIGHBOURS
 from .samples import Batch
 from .vectors import mean_cosine, recall_at
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Array
+from ..inputs.arrays import Array
 
 # Scores of this many rows against all others are held at once.
 _ROWS = 256

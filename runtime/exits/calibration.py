@@ -15,9 +15,9 @@ from typing import Literal
 from ...errors import BundleCorruptError, BundleFormatError, SelectionError
 from ...file_lock import alone
 from ...strict import structure, unstructure
-from ..bundle import Bundle
-from ..device_files import DEVICE_SCHEMA_VERSION, read_device_file, write_device_file
-from ..manifest import CALIBRATION_NAME
+from ..bundle.device_files import DEVICE_SCHEMA_VERSION, read_device_file, write_device_file
+from ..bundle.manifest import CALIBRATION_NAME
+from ..bundle.open_bundle import Bundle
 from .policy import Compare, ExitPolicy, Rule
 
 QualityKind = Literal["accuracy", "agreement_with_last_exit"]

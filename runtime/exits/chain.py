@@ -18,11 +18,11 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
-from ..arrays import Array
-from ..bundle import Bundle
-from ..engine_pool import EnginePool
-from ..inputs import InputChecker
-from ..manifest import EngineEntry, Latency
+from ..bundle.manifest import EngineEntry, Latency
+from ..bundle.open_bundle import Bundle
+from ..engines.pool import EnginePool
+from ..inputs.arrays import Array
+from ..inputs.check_inputs import InputChecker
 from .cover import Cover, Covers
 from .device_workspace import DeviceWorkspace
 from .policy import ExitPolicy, check_count

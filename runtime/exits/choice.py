@@ -10,10 +10,10 @@ from numbers import Real
 import numpy as np
 
 from ...errors import SelectionError
-from ..bundle import Bundle
-from ..engine_pool import EnginePool
-from ..host_latencies import latencies_here
-from ..manifest import CALIBRATION_NAME, ExitsEntry
+from ..bundle.manifest import CALIBRATION_NAME, ExitsEntry
+from ..bundle.open_bundle import Bundle
+from ..engines.host_latencies import latencies_here
+from ..engines.pool import EnginePool
 from .calibration import CalibratedPolicy, read_calibration
 from .chain import ExitChain
 from .drift import Drift

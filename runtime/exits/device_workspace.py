@@ -16,10 +16,10 @@ from typing import cast
 import numpy as np
 
 from ...elastic import Bucket
-from ..arrays import Array
-from ..device import Device, DeviceArray
-from ..manifest import ExitsEntry, SegmentEntry, TensorSpec
-from ..runner import DeviceCall, DeviceRunner, Runner
+from ..bundle.manifest import ExitsEntry, SegmentEntry, TensorSpec
+from ..device.device import Device, DeviceArray
+from ..engines.runner import DeviceCall, DeviceRunner, Runner
+from ..inputs.arrays import Array
 from .cover import Cover
 from .row_moves import Move, side_by_side, to_front
 from .steps import Step, Steps

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays import Array
+from ..inputs.arrays import Array
 
 # Of rows that still come from the calibration's distribution, one comparison in a thousand is called drift. Exits are
 # few and discrete, for which the test is on the safe side: it cries wolf less often than that.

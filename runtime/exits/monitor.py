@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from ..arrays import Array
+from ..inputs.arrays import Array
 from .calibration import CalibratedPolicy
 from .drift import Drift, ExitDrift
 

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from ...errors import SelectionError
-from ..arrays import Array
+from ..inputs.arrays import Array
 
 Compare = Literal["<", "<="]
 Rule = Literal["per_row", "batch_max"]

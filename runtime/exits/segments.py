@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ...elastic import DEPTH, Bucket
 from ...errors import SelectionError
-from ..bundle import Bundle
-from ..engine_pool import EnginePool
-from ..manifest import EngineEntry, ExitsEntry, Latency, SegmentEntry
-from ..runner import Runner
+from ..bundle.manifest import EngineEntry, ExitsEntry, Latency, SegmentEntry
+from ..bundle.open_bundle import Bundle
+from ..engines.pool import EnginePool
+from ..engines.runner import Runner
 from .cover import Covers
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from ..arrays import Array
-from ..runner import DeviceCall
+from ..engines.runner import DeviceCall
+from ..inputs.arrays import Array
 
 _REMEMBERED = 512
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import InputError
-from ..arrays import Array
-from ..manifest import ExitsEntry, SegmentEntry, TensorSpec
-from ..runner import Runner
+from ..bundle.manifest import ExitsEntry, SegmentEntry, TensorSpec
+from ..engines.runner import Runner
+from ..inputs.arrays import Array
 from .cover import Cover
 from .steps import Step, Steps
 

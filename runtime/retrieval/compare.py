@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import InputError
-from ..arrays import Array
-from ..manifest import SubmodelEntry
+from ..bundle.manifest import SubmodelEntry
+from ..inputs.arrays import Array
 from ..model import ElasticModel
 from .encode import Encoded, Progress, encode
 from .identity import embedding_output

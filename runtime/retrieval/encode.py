@@ -9,10 +9,10 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
-from ..arrays import Array
+from ..bundle.manifest import EngineEntry, TensorSpec
 from ..dispatcher import Request
 from ..exits.choice import OFF
-from ..manifest import EngineEntry, TensorSpec
+from ..inputs.arrays import Array
 from ..model import ElasticModel
 from .identity import covered
 from .nearest import unit

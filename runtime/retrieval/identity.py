@@ -14,8 +14,8 @@ from typing import Literal
 
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
-from ..bundle import Bundle
-from ..manifest import WEIGHTS_NAME, EngineEntry, FileEntry, Manifest, ParityReceipt, SubmodelEntry, TensorSpec
+from ..bundle.manifest import WEIGHTS_NAME, EngineEntry, FileEntry, Manifest, ParityReceipt, SubmodelEntry, TensorSpec
+from ..bundle.open_bundle import Bundle
 
 # 1 (2026-11): first published schema. 2 (2026-11): the prompt; reads 1, which had none.
 INDEX_SCHEMA_VERSION = 2

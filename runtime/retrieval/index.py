@@ -12,9 +12,9 @@ from typing import Self
 import numpy as np
 
 from ...errors import InputError, SelectionError
-from ..arrays import Array
-from ..bundle import Bundle
+from ..bundle.open_bundle import Bundle
 from ..dispatcher import Request
+from ..inputs.arrays import Array
 from ..model import ElasticModel
 from .encode import Progress, encode, encode_in_time
 from .identity import (

@@ -14,8 +14,8 @@ import numpy as np
 from ...errors import InputError
 from ...strict import parse_json, structure, unstructure
 from ...whole_file import write_whole
-from ..arrays import Array
-from ..npz import read_npz
+from ..inputs.arrays import Array
+from ..inputs.npz import read_npz
 from .identity import INDEX_SCHEMA_VERSION, IndexIdentity, identity_problems
 
 # An index is held in memory whole.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import InputError
-from ..arrays import Array
+from ..inputs.arrays import Array
 
 # Scores held at a time (float32) and values of a block that is scored again in float64: 64 MB each.
 _SCORES = 2**24

@@ -9,8 +9,8 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import InputError
-from ..arrays import Array
-from ..inputs import InputChecker
+from ..inputs.arrays import Array
+from ..inputs.check_inputs import InputChecker
 from ..model import ElasticModel
 
 Corpus = Sequence[str] | Mapping[str, Array]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from nestforge.compiler.compile import compile_bundle
 from nestforge.profiles.load_profile import dump_profile
-from refused_compile import Case
-from tiny_compile import board, save_tiniest
-from tiny_models import add_pooling, corpus
+from support.refused_compile import Case
+from support.tiny_compile import board, save_tiniest
+from support.tiny_models import add_pooling, corpus
 
 
 @dataclass(frozen=True)

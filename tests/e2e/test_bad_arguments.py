@@ -8,21 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nestforge.compiler import templates as templates_module
+from nestforge.compiler.build import templates as templates_module
 from nestforge.elastic import Bucket
-from nestforge.errors import (
-    BundleCorruptError,
-    CheckpointError,
-    ExportError,
-    InputError,
-    NestforgeError,
-    PlanError,
-)
+from nestforge.errors import BundleCorruptError, CheckpointError, ExportError, InputError, NestforgeError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from refused_compile import Case
-from tiny_compile import save_tiniest, template_of
-from tiny_models import word_tokenizer
+from support.refused_compile import Case
+from support.tiny_compile import save_tiniest, template_of
+from support.tiny_models import word_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import pytest
 from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError, ExportError, NestforgeError, PlanError
-from refused_compile import Case
-from tiny_compile import board
-from tiny_mixer import save_tiny_mixer
+from support.refused_compile import Case
+from support.tiny_compile import board
+from support.tiny_mixer import save_tiny_mixer
 
 BUCKET = Bucket(1, 16)
 ROUTER = "layers.1.moe.router.weight"

@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from nestforge.errors import (
-    CheckpointError,
-    NestforgeError,
-    UnsupportedModelError,
-)
+from nestforge.errors import CheckpointError, NestforgeError, UnsupportedModelError
 from nestforge.tools.cli import main
-from refused_compile import Case
+from support.refused_compile import Case
 
 FFN = "encoder.layer.0.output.dense.weight"
 

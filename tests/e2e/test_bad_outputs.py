@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nestforge.compiler import templates as templates_module
+from nestforge.compiler.build import templates as templates_module
 from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import Bucket
-from nestforge.errors import (
-    OutputError,
-)
+from nestforge.errors import OutputError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from refused_compile import Case
-from tiny_compile import template_of
+from support.refused_compile import Case
+from support.tiny_compile import template_of
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import yaml
-from nestforge.errors import (
-    BuildError,
-    NestforgeError,
-    PlanError,
-    ProfileError,
-)
+from nestforge.errors import BuildError, NestforgeError, PlanError, ProfileError
 from nestforge.profiles.device_profile import profile_data
-from refused_compile import Case
-from tiny_compile import board
+from support.refused_compile import Case
+from support.tiny_compile import board
 
 PROFILES: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = {
     "unknown name": (

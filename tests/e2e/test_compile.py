@@ -20,10 +20,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from nestforge.compiler import build_engine, compile, measure_latency, rank_axes, template
-from nestforge.compiler import templates as templates_module
+from nestforge.compiler import compile
+from nestforge.compiler.build import build_engine, measure_latency
+from nestforge.compiler.build import templates as templates_module
 from nestforge.compiler.compile import compile_bundle
-from nestforge.compiler.store import read_store, recover_order
+from nestforge.compiler.examples import rank_axes
+from nestforge.compiler.graph import template
+from nestforge.compiler.graph.store import read_store, recover_order
 from nestforge.compiler.verify import verify_bundle
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, OutputError, ParityError, SliceError
@@ -31,10 +34,10 @@ from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.profiles.probe_host import _fingerprint, probe_host
-from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.feeds import random_feeds
-from nestforge.runtime.measure import LatencyStats
-from tiny_compile import BUCKET, board, template_of
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.engines.measure import LatencyStats
+from nestforge.runtime.inputs.feeds import random_feeds
+from support.tiny_compile import BUCKET, board, template_of
 
 # What may differ between two compiles of the same inputs.
 RECORDS = {"build.json", "report.md"}
@@ -177,7 +180,7 @@ def test_a_nested_model_keeps_its_order_and_uses_its_own_levels(model: Path, tmp
 _KILLED = """
 import json, os, signal, sys
 sys.path.insert(0, sys.argv[1])
-import tiny_compile
+from support import tiny_compile
 from nestforge.compiler.compile import compile_bundle
 
 def progress(*event):

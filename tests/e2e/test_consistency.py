@@ -11,17 +11,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 from nestforge.compiler.compile import compile_bundle
-from nestforge.compiler.corpus import read_array_corpus, read_corpus
+from nestforge.compiler.examples.corpus import read_array_corpus, read_corpus
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.manifest import Manifest, Quality
-from nestforge.runtime.text import TextEncoder
+from nestforge.runtime.bundle.manifest import Manifest, Quality
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.tools.cli import main
-from tiny_compile import board
-from tiny_language import save_tiny_matlm
-from tiny_models import corpus
-from tiny_vision import CLASSES, save_tiny_matvit
+from support.tiny_compile import board
+from support.tiny_language import save_tiny_matlm
+from support.tiny_models import corpus
+from support.tiny_vision import CLASSES, save_tiny_matvit
 
 BUCKET = 12  # tokens
 

@@ -12,23 +12,23 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from nestforge.compiler import compile as compile_module
-from nestforge.compiler import store
 from nestforge.compiler.compile import compile_bundle
-from nestforge.compiler.precision import cpu_kernels
-from nestforge.compiler.precision.host_graphs import host_bundle
+from nestforge.compiler.graph import store
+from nestforge.compiler.graph.precision import cpu_kernels
+from nestforge.compiler.graph.precision.proof_graphs import host_bundle
 from nestforge.compiler.tensorrt.check_plan import check_plan
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BuildError, ParityError, PlanError
 from nestforge.exporters.source import ModelSource
 from nestforge.profiles.load_profile import dump_profile
-from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.model import load
-from nestforge.runtime.onnxruntime_runner import OnnxRuntimeRunner
 from nestforge.tools.cli import main
 from safetensors import safe_open
-from tiny_compile import board, save_tiniest
-from tiny_mixer import save_tiny_mixer
+from support.tiny_compile import board, save_tiniest
+from support.tiny_mixer import save_tiny_mixer
 
 # One 4-layer model wide enough for integers: at least 32 inputs and 16 outputs.
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import InputError
-from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.retrieval import Index, compare_submodels
-from tiny_compile import save_tiniest
-from tiny_models import add_pooling
+from support.tiny_compile import save_tiniest
+from support.tiny_models import add_pooling
 
 TEXTS = ["the quick fox", "a lazy dog", "the budget of a model", "run the engine", "shape and time", "compile a test"]
 

@@ -15,13 +15,13 @@ import nestforge
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from fake_tensorrt import World, host_with_gpu
 from nestforge.compiler.tensorrt.trtexec import trtexec_command
 from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.tools.cli import main
-from sealing import edit_sealed, reseal
-from tiny_compile import save_tiniest
-from tiny_models import add_pooling
+from support.fake_tensorrt import World, host_with_gpu
+from support.sealing import edit_sealed, reseal
+from support.tiny_compile import save_tiniest
+from support.tiny_models import add_pooling
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 HERE = "tensorrt is not installed; install nestforge[tensorrt]"

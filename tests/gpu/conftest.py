@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_here import Results, gpu_problem
-from gpu_stand_in import CapturingSession, Gpu, provider_on
 from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import Bucket
-from nestforge.runtime import onnxruntime_gpu_runner
-from nestforge.runtime.bundle import Bundle, open_bundle
-from nestforge.runtime.onnxruntime_gpu_provider import Provider, provider_named
-from tiny_compile import board
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
+from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider, provider_named
+from support.gpu_here import Results, gpu_problem
+from support.gpu_stand_in import CapturingSession, Gpu, provider_on
+from support.tiny_compile import board
 
 HERE = Path(__file__).parent
 _results = Results()
@@ -108,7 +108,7 @@ def wide(wide_model: Path) -> Bundle:
 @pytest.fixture(scope="session")
 def leaver_model(tmp_path_factory: pytest.TempPathFactory, rehearsed: bool) -> Path:
     """A multi-exit encoder of 12 layers of hidden 768, FFN 1024, exits after layers 4, 8 and 12; random."""
-    from cost_eff_models import published, random_weights, save_folder, save_tiny, shapes_of
+    from support.cost_eff_models import published, random_weights, save_folder, save_tiny, shapes_of
 
     folder = tmp_path_factory.mktemp("leaver") / "m"
     if rehearsed:

@@ -6,14 +6,14 @@ import threading
 
 import numpy as np
 import pytest
-from gpu_here import Results, on
 from nestforge.elastic import Bucket
-from nestforge.runtime import onnxruntime_gpu_runner
-from nestforge.runtime.bundle import Bundle
+from nestforge.runtime.bundle.open_bundle import Bundle
+from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
+from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.exits.policy import ExitPolicy
-from nestforge.runtime.feeds import random_feeds
+from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.runtime.model import load
-from nestforge.runtime.onnxruntime_gpu_provider import Provider
+from support.gpu_here import Results, on
 
 
 @pytest.mark.parametrize("most", [64, 3])

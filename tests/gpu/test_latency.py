@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_here import WITHOUT_TF32, Results, milliseconds, needs_torch_cuda, on
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle import Bundle
+from nestforge.runtime.bundle.manifest import EngineEntry
+from nestforge.runtime.bundle.open_bundle import Bundle
+from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
+from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
+from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.exits.policy import ExitPolicy
-from nestforge.runtime.feeds import random_feeds
-from nestforge.runtime.manifest import EngineEntry
-from nestforge.runtime.onnxruntime_gpu_provider import Provider
-from nestforge.runtime.onnxruntime_gpu_runner import OnnxRuntimeGpuRunner
-from nestforge.runtime.runner import runner_for
+from nestforge.runtime.inputs.feeds import random_feeds
+from support.gpu_here import WITHOUT_TF32, Results, milliseconds, needs_torch_cuda, on
 
 
 def whole(bundle: Bundle, bucket: Bucket) -> EngineEntry:

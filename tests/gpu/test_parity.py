@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from cost_eff_models import save_tiny
-from gated_decoders import save_decoder
-from gpu_here import Results, verified_on
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import VerifyReport, verify_bundle
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleIncompatibleError
-from nestforge.runtime.onnxruntime_gpu_provider import Provider
-from tiny_compile import board
-from tiny_language import save_tiny_matlm
-from tiny_mixer import save_tiny_mixer
-from tiny_models import save_tiny_encoder
-from tiny_vision import save_tiny_matvit, save_tiny_vit
+from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
+from support.cost_eff_models import save_tiny
+from support.gated_decoders import save_decoder
+from support.gpu_here import Results, verified_on
+from support.tiny_compile import board
+from support.tiny_language import save_tiny_matlm
+from support.tiny_mixer import save_tiny_mixer
+from support.tiny_models import save_tiny_encoder
+from support.tiny_vision import save_tiny_matvit, save_tiny_vit
 
 TOKENS, IMAGES = [Bucket(1, 8), Bucket(2, 16)], [Bucket(1, 1), Bucket(4, 1)]
 FAMILIES: dict[str, tuple[Callable[[Path], Path], Sequence[Bucket]]] = {

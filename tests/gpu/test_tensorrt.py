@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from cost_eff_models import save_tiny
-from gpu_here import Results, milliseconds, needs_tensorrt
 from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleIncompatibleError
-from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.exits.policy import ExitPolicy
-from nestforge.runtime.feeds import random_feeds
+from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.runtime.model import load
-from nestforge.runtime.onnxruntime_gpu_provider import Provider
 from nestforge.tools.cli import main
-from tiny_compile import board
-from tiny_models import save_tiny_encoder
+from support.cost_eff_models import save_tiny
+from support.gpu_here import Results, milliseconds, needs_tensorrt
+from support.tiny_compile import board
+from support.tiny_models import save_tiny_encoder
 
 pytestmark = pytest.mark.needs_gpu
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gpu_here import Results
-from nestforge.runtime.bundle import Bundle
-from nestforge.runtime.feeds import random_feeds
-from nestforge.runtime.onnxruntime_gpu_provider import Provider
-from nestforge.runtime.onnxruntime_gpu_runner import OnnxRuntimeGpuRunner
+from nestforge.runtime.bundle.open_bundle import Bundle
+from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
+from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
+from nestforge.runtime.inputs.feeds import random_feeds
+from support.gpu_here import Results
 
 
 @pytest.mark.parametrize("which", ["first", "last"])

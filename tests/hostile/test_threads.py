@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nestforge.runtime import engine_pool
-from nestforge.runtime.onnxruntime_runner import OnnxRuntimeRunner
+from nestforge.runtime.engines import pool as engine_pool
+from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 
 from hostile import threads
 from hostile.drive import drive

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from tiny_models import save_tiny_encoder
+from support.tiny_models import save_tiny_encoder
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from killed import die, killed
 from nestforge.errors import OutputError
 from nestforge.whole_file import folder_beside, require_new, write_whole
+from support.killed import die, killed
 
 
 def write_new(stream: IO[bytes]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from ... import load
-from ...runtime.feeds import random_feeds
+from ...runtime.inputs.feeds import random_feeds
 from .harness import Row, milliseconds
 from .subjects import CORES, minilm_bundle
 

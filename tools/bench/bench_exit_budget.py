@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 
 from ... import load
-from ...runtime.arrays import Array
-from ...runtime.bundle import Bundle
+from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.calibrate.measure import measured_figure, spread, time_in_turns
 from ...runtime.exits.choice import OFF, AskedExits
 from ...runtime.exits.policy import ExitPolicy
+from ...runtime.inputs.arrays import Array
 from ...runtime.model import ElasticModel
 from .exit_subject import calibrated, exits_bundle, unseen
 from .harness import Row

@@ -6,7 +6,7 @@ from ... import load
 from ...elastic import Bucket
 from ...runtime.exits.choice import OFF
 from ...runtime.exits.policy import closed
-from ...runtime.feeds import random_feeds
+from ...runtime.inputs.feeds import random_feeds
 from ...runtime.model import ElasticModel
 from .exit_subject import BATCHES, EXITS, LONGEST, exits_bundle
 from .harness import Row, interleaved, ratio

@@ -9,12 +9,12 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from ...runtime.arrays import Array
-from ...runtime.engine_pool import EnginePool
+from ...runtime.bundle.manifest import EngineEntry
+from ...runtime.engines.pool import EnginePool
 from ...runtime.exits.chain import ExitChain
 from ...runtime.exits.cover import Cover
 from ...runtime.exits.workspace import Workspace
-from ...runtime.manifest import EngineEntry
+from ...runtime.inputs.arrays import Array
 from .exit_subject import deepest, exits_bundle, half_the_flops, requests
 from .harness import Row, milliseconds
 from .subjects import CORES

@@ -7,9 +7,9 @@ from functools import partial
 from statistics import median
 
 from ... import load
-from ...runtime.arrays import Array
 from ...runtime.exits.choice import OFF
 from ...runtime.exits.policy import ExitPolicy
+from ...runtime.inputs.arrays import Array
 from ...runtime.model import ElasticModel
 from .exit_subject import BATCHES, exits_bundle, half_the_flops, requests
 from .harness import Row, milliseconds

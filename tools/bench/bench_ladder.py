@@ -10,13 +10,13 @@ from time import perf_counter
 import torch
 
 from ...compiler.compile import compile_bundle
-from ...exporters.matformer.config import MatformerConfig
-from ...exporters.matformer.folder import save_model
-from ...exporters.matformer.language_model import MatformerLM
+from ...exporters.families.matformer.architecture.config import MatformerConfig
+from ...exporters.families.matformer.folder import save_model
+from ...exporters.families.matformer.model.language_model import MatformerLM
 from ...profiles.device_profile import BudgetSpec
 from ...profiles.load_profile import load_profile
-from ...runtime.bundle import open_bundle
-from ...runtime.manifest import WEIGHTS_NAME
+from ...runtime.bundle.manifest import WEIGHTS_NAME
+from ...runtime.bundle.open_bundle import open_bundle
 from .harness import Row
 from .subjects import BUCKET
 

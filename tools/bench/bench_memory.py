@@ -6,18 +6,18 @@ import json
 import subprocess
 import sys
 
-from ...runtime.bundle import open_bundle
-from ...runtime.measure import memory_use
+from ...runtime.bundle.open_bundle import open_bundle
+from ...runtime.engines.measure import memory_use
 from .harness import Row
 from .subjects import CORES, bert_base, bert_base_bundle
 
 _ALONE = """
 import json, sys
 from pathlib import Path
-from nestforge.runtime.measure import _memory_of_this_process
+from nestforge.runtime.engines.measure import _memory_of_this_process
 from nestforge.tools.bench.subjects import default_session
-from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.feeds import random_feeds
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.tools.bench.subjects import BUCKET
 feeds = random_feeds(open_bundle(sys.argv[2]).manifest.inputs, BUCKET)
 before = _memory_of_this_process()

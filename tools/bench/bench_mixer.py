@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx
 
 from ...elastic import Bucket
-from ...exporters.sparse_mixer.folder import load_model
-from ...runtime.bundle import Bundle, open_bundle
-from ...runtime.manifest import WEIGHTS_NAME, EngineEntry
+from ...exporters.families.sparse_mixer.folder import load_model
+from ...runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ...runtime.bundle.open_bundle import Bundle, open_bundle
 from .harness import Row, interleaved, ratio
 from .mixer_subjects import EIGHT, ONE, mixer_bundle, mixer_folder, peer_bundle
 from .subjects import CORES, eager_call, packed

@@ -13,7 +13,7 @@ from ...exporters.source import open_source
 from ...exporters.universal import load_universal
 from ...profiles.device_profile import BudgetSpec
 from ...profiles.precision import Precision
-from ...runtime.bundle import Bundle, open_bundle
+from ...runtime.bundle.open_bundle import Bundle, open_bundle
 from ..demo.checkpoint import demo_checkpoint
 from ..demo.corpus import write_corpus
 from .harness import Row, interleaved, ratio

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from statistics import median
 
-from ...compiler.cost_model import fit_correction, predict
-from ...compiler.measure_latency import rungs_to_measure
+from ...compiler.build.measure_latency import rungs_to_measure
+from ...compiler.planning.cost_model import fit_correction, predict
 from ...exporters.source import open_source
 from ...profiles.probe_host import host_profile
-from ...runtime.bundle import Bundle, open_bundle
-from ...runtime.feeds import random_feeds
-from ...runtime.measure import measure
-from ...runtime.runner import runner_for
+from ...runtime.bundle.open_bundle import Bundle, open_bundle
+from ...runtime.engines.measure import measure
+from ...runtime.engines.runner import runner_for
+from ...runtime.inputs.feeds import random_feeds
 from ..demo.checkpoint import demo_checkpoint
 from .harness import Row
 from .subjects import CORES, minilm_bundle

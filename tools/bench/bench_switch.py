@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from ... import load
-from ...runtime.feeds import random_feeds
+from ...runtime.inputs.feeds import random_feeds
 from .harness import Row, milliseconds
 from .subjects import CORES, tiny_bundle
 

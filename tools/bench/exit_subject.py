@@ -13,13 +13,13 @@ from ...compiler.compile import compile_bundle
 from ...elastic import Bucket
 from ...errors import CheckpointError
 from ...profiles.load_profile import load_profile
-from ...runtime.bundle import Bundle, open_bundle
+from ...runtime.bundle.manifest import EngineEntry
+from ...runtime.bundle.open_bundle import Bundle, open_bundle
 from ...runtime.calibrate.budget import parse_budget
 from ...runtime.calibrate.calibrate import calibrate
 from ...runtime.calibrate.data import read_data, split
 from ...runtime.exits.calibration import CalibratedPolicy
-from ...runtime.manifest import EngineEntry
-from ...runtime.text import TextEncoder
+from ...runtime.inputs.text import TextEncoder
 from ..demo.exit_report import read_texts
 from ..demo.exits import FOLDER
 from ..demo.steps import is_made_from

@@ -13,18 +13,18 @@ import onnxruntime
 import torch
 
 from ...compiler.compile import compile_bundle
-from ...compiler.store import Store, read_store, write_store
-from ...compiler.template import Template, emit, load_template, save_template, traced_template
+from ...compiler.graph.store import Store, read_store, write_store
+from ...compiler.graph.template import Template, emit, load_template, save_template, traced_template
 from ...elastic import Bucket
 from ...exporters.source import open_source
 from ...exporters.universal import UniversalModel, load_universal
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.load_profile import load_profile
 from ...profiles.probe_host import probe_host
-from ...runtime.bundle import open_bundle
-from ...runtime.feeds import random_feeds
-from ...runtime.manifest import WEIGHTS_NAME
-from ...runtime.runner import Runner, runner_for
+from ...runtime.bundle.manifest import WEIGHTS_NAME
+from ...runtime.bundle.open_bundle import open_bundle
+from ...runtime.engines.runner import Runner, runner_for
+from ...runtime.inputs.feeds import random_feeds
 from ..demo.checkpoint import demo_checkpoint
 
 BUCKET = Bucket(1, 128)

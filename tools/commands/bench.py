@@ -29,8 +29,8 @@ def command(bundle: Path, submodels: tuple[str, ...], provider: str, as_json: bo
     process: private belongs to it alone; resident also counts mapped pages, which other processes share and the
     system may drop. With --provider it is what the engine adds to the GPU's.
     """
-    from ...runtime.bundle import open_bundle
-    from ...runtime.onnxruntime_gpu_provider import provider_named
+    from ...runtime.bundle.open_bundle import open_bundle
+    from ...runtime.engines.onnxruntime_gpu.provider import provider_named
     from ..bundle_bench import bench_bundle
 
     ran_on = provider_named(provider)

@@ -76,11 +76,11 @@ def command(
     About one row in three is held out and only checks the result. Without labels, quality is agreement with the last
     exit. The policy is kept in the bundle's calibration.json.
     """
-    from ...runtime.bundle import open_bundle
+    from ...runtime.bundle.manifest import CALIBRATION_NAME
+    from ...runtime.bundle.open_bundle import open_bundle
     from ...runtime.calibrate.budget import parse_budget
     from ...runtime.calibrate.calibrate import calibrate
     from ...runtime.exits.calibration import keep_policy, read_calibration
-    from ...runtime.manifest import CALIBRATION_NAME
     from ..exit_plot import FORMATS, plot_exits
 
     if plot is not None and plot.suffix.lower() not in FORMATS:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...elastic import Bucket
-from ...runtime.bundle import open_bundle
+from ...runtime.bundle.open_bundle import open_bundle
 from ..bundle_view import bundle_data, print_submodels
 from ..console import print_json, resumable, say, working
 from ..options import (

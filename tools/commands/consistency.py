@@ -39,7 +39,7 @@ def command(bundle: Path, text: Path | None, data: Path | None, submodels: tuple
     Runs the deployed engines on this host, without torch. Which figures there are follows from what the model
     returns: an embedding, classes, or tokens.
     """
-    from ...runtime.bundle import open_bundle
+    from ...runtime.bundle.open_bundle import open_bundle
     from ...runtime.consistency.report import check_consistency
 
     if (text is None) == (data is None):
@@ -54,7 +54,7 @@ def command(bundle: Path, text: Path | None, data: Path | None, submodels: tuple
 
 
 def _print(found: Consistency) -> None:
-    from ...runtime.consistency.figures import FIGURES, cell, heading, present
+    from ...runtime.bundle.figures import FIGURES, cell, heading, present
 
     given = f"{found.samples}" if found.samples == found.given else f"{found.samples} of {found.given}, spread over all"
     cut = f", {found.truncated} cut to {found.bucket.sequence} tokens" if found.truncated else ""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from ...runtime.residency import RESIDENCIES, Residency
+from ...runtime.engines.contract.residency import RESIDENCIES, Residency
 from ...whole_file import require_new
 from ..console import print_facts, print_json, working
 from ..options import bundle_argument, json_option, prompt_name_option, prompt_option, refuse_prompts
@@ -58,7 +58,7 @@ def command(
 
     The index belongs to this bundle's weights; it is refused by any other universal model.
     """
-    from ...runtime.array_file import read_array_file
+    from ...runtime.inputs.array_file import read_array_file
     from ...runtime.model import load
     from ...runtime.retrieval import Index
     from ...runtime.retrieval.index_file import MAX_BYTES

@@ -13,9 +13,9 @@ from ...elastic import Axis, Bucket
 from ...profiles.load_profile import load_profile
 from ...profiles.precision import Precision
 from ...profiles.probe_host import HOST_PROFILE_NAME
-from ...runtime.bundle import open_bundle
-from ...runtime.manifest import MANIFEST_NAME
-from ...runtime.tables import describe_axes
+from ...runtime.bundle.manifest import MANIFEST_NAME
+from ...runtime.bundle.open_bundle import open_bundle
+from ...runtime.bundle.tables import describe_axes
 from ...workload import macs
 from ..bundle_view import bundle_data, print_bundle
 from ..console import print_facts, print_json, print_table, say, working
@@ -118,8 +118,8 @@ def view_model(
 
     Raises CheckpointError, UnsupportedModelError, ProfileError, ExportError or PlanError.
     """
-    from ...compiler.forms import formed_workload
-    from ...compiler.levels import levels
+    from ...compiler.planning.levels import levels
+    from ...compiler.planning.variants import formed_workload
     from ...exporters.source import open_source
 
     source = open_source(folder, exits)

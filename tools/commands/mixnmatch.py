@@ -60,8 +60,8 @@ def command(
     an evolutionary search finds. In PyTorch; nothing is compiled. The search chooses on half of the held-out texts, and
     the table shows the loss on the other half.
     """
-    from ...compiler.levels import levels as make_levels
     from ...compiler.mix_n_match import compare_assignments
+    from ...compiler.planning.levels import levels as make_levels
     from ...exporters.source import open_source
 
     source = open_source(model)

@@ -30,7 +30,7 @@ from ..options import (
 )
 
 if TYPE_CHECKING:
-    from ...compiler.plan import Plan
+    from ...compiler.planning.plan import Plan
     from ...profiles.device_profile import BudgetSpec, LadderShape
     from ...profiles.precision import Precision
 
@@ -74,9 +74,9 @@ def command(
     Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
     the profile's figures; a compile on the target itself corrects them by measuring.
     """
-    from ...compiler.assignments import read_assignment
-    from ...compiler.levels import levels as make_levels
-    from ...compiler.plan import make_plan
+    from ...compiler.planning.assignments import read_assignment
+    from ...compiler.planning.levels import levels as make_levels
+    from ...compiler.planning.plan import make_plan
     from ...exporters.source import open_source
 
     source = open_source(model, exits)

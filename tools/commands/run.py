@@ -9,20 +9,13 @@ import click
 import numpy as np
 
 from ...runtime.answer import Answer, ExitRows
-from ...runtime.array_file import MAX_BYTES
-from ...runtime.npz import read_npz
-from ...runtime.residency import RESIDENCIES, Residency
+from ...runtime.engines.contract.residency import RESIDENCIES, Residency
+from ...runtime.inputs.array_file import MAX_BYTES
+from ...runtime.inputs.npz import read_npz
 from ...whole_file import require_new, write_whole
 from ..best_answers import Best, best_answers
 from ..console import print_facts, print_json, print_table
-from ..options import (
-    bundle_argument,
-    json_option,
-    prompt_name_option,
-    prompt_option,
-    provider_option,
-    refuse_prompts,
-)
+from ..options import bundle_argument, json_option, prompt_name_option, prompt_option, provider_option, refuse_prompts
 
 _SHOWN = 6  # first values of each output
 

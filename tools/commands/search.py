@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ...runtime.residency import RESIDENCIES, Residency
+from ...runtime.engines.contract.residency import RESIDENCIES, Residency
 from ..console import print_facts, print_json, print_table, say, working
 from ..options import bundle_argument, json_option, prompt_name_option, prompt_option, refuse_prompts
 from ..text_lines import read_text_lines
 
 if TYPE_CHECKING:
-    from ...runtime.arrays import Array
+    from ...runtime.inputs.arrays import Array
     from ...runtime.model import ElasticModel
     from ...runtime.retrieval import Comparison, Found
     from ...runtime.retrieval.rows import Corpus
@@ -127,7 +127,7 @@ def _queries(
     model: ElasticModel, texts: tuple[str, ...], file: Path | None, data: Path | None
 ) -> tuple[Corpus, Array | None]:
     """The queries, and their labels if they have any."""
-    from ...runtime.array_file import read_array_file
+    from ...runtime.inputs.array_file import read_array_file
 
     if data is not None:
         read = read_array_file(data, model.bundle.manifest.inputs)

@@ -12,7 +12,7 @@ from ..console import print_json, print_table, say, working
 from ..options import bundle_argument, json_option
 
 if TYPE_CHECKING:
-    from ...compiler.verdict import EngineVerdict
+    from ...compiler.parity.engine_verdict import EngineVerdict
 
 EXAMPLES = "\b\nExamples:\n  nestforge verify my.bundle\n  nestforge verify my.bundle --against MODEL --json"
 

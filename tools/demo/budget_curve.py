@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ...runtime.bundle import Bundle
+from ...runtime.bundle.figures import cell, heading
+from ...runtime.bundle.manifest import EngineEntry
+from ...runtime.bundle.open_bundle import Bundle
+from ...runtime.bundle.tables import Table
 from ...runtime.calibrate.measure import time_in_turns
-from ...runtime.consistency.figures import cell, heading
 from ...runtime.consistency.report import Consistency
-from ...runtime.feeds import random_feeds
-from ...runtime.manifest import EngineEntry
-from ...runtime.runner import runner_for
-from ...runtime.tables import Table
-from ...runtime.threads import threads_or_default
+from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.engines.runner import runner_for
+from ...runtime.inputs.feeds import random_feeds
 from ..console import working
 
 _RUNS = 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ...compiler.report import markdown
+from ...compiler.publish.report import markdown
 from ..console import print_table
 from .exit_report import exit_report, read_texts
 from .steps import compile_once, demonstrate, nestforge, run

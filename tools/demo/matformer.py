@@ -9,12 +9,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ...compiler.report import markdown
+from ...compiler.publish.report import markdown
 from ...errors import OutputError
 from ...profiles.device_profile import BudgetSpec
 from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
-from ...runtime.bundle import open_bundle
+from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.consistency.report import check_consistency
 from ..console import print_table, working
 from .budget_curve import BudgetPoint, budget_points, draw_curves, points_table

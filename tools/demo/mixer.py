@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
-from ...compiler.report import markdown
+from ...compiler.publish.report import markdown
 from ...elastic import Bucket
-from ...runtime.bundle import Bundle, open_bundle
-from ...runtime.tables import Table
+from ...runtime.bundle.open_bundle import Bundle, open_bundle
+from ...runtime.bundle.tables import Table
 from ..console import print_table, working
 from ..train.sparse_mixer.recipe import MODELS
 from ..train.sparse_mixer.training import TEST_NAME, VALIDATION_NAME

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sealing
 from click.testing import CliRunner
-from exit_bundles import requests, write_exits_bundle, write_exits_manifest
-from exit_rows import write_arrays
-from nestforge.runtime.manifest import CALIBRATION_NAME, MANIFEST_NAME
+from nestforge.runtime.bundle.manifest import CALIBRATION_NAME, MANIFEST_NAME
 from nestforge.tools.cli import main
-from refusals import refused
+from support import sealing
+from support.exit_bundles import requests, write_exits_bundle, write_exits_manifest
+from support.exit_rows import write_arrays
+from support.refusals import refused
 
 BUDGET = "mean_flops<=3500"
 

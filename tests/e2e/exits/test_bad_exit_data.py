@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exit_rows import make_rows, write_arrays
-from refusals import refused
+from support.exit_rows import make_rows, write_arrays
+from support.refusals import refused
 
 BUDGET = "mean_flops<=3500"
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from cost_eff_models import save_tiny
-from refusals import refused
+from support.cost_eff_models import save_tiny
+from support.refusals import refused
 
 
 class Folder:

@@ -10,11 +10,11 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
-from exit_bundles import requests, write_exits_manifest
-from exit_rows import write_arrays
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle import open_bundle
-from refusals import refused
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from support.exit_bundles import requests, write_exits_manifest
+from support.exit_rows import write_arrays
+from support.refusals import refused
 
 BUDGET = "mean_flops<=3500"
 

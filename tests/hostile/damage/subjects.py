@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from exit_policies import policy
-from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.bundle.manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, SCHEMA_VERSION, SEALED_SINCE
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.bundle.seal import SEAL, sealed_json, to_json
 from nestforge.runtime.exits.calibration import keep_policy
-from nestforge.runtime.manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, SCHEMA_VERSION, SEALED_SINCE
-from nestforge.runtime.seal import SEAL, sealed_json, to_json
 from nestforge.strict import unstructure
+from support.exit_policies import policy
 
 from .changes import ChangeOf, damaged_bytes, damaged_framed_json, damaged_json, damaged_lines
 from .npz_changes import damaged_npz
@@ -197,8 +197,8 @@ class TokenizerSubject(Subject):
         self.files = {"tokenizer.json": (folder / "tokenizer.json").read_bytes()}
 
     def use(self, folder: Path, way: str) -> object:
-        from nestforge.runtime.manifest import TensorSpec, TextEntry
-        from nestforge.runtime.text import TextEncoder
+        from nestforge.runtime.bundle.manifest import TensorSpec, TextEntry
+        from nestforge.runtime.inputs.text import TextEncoder
 
         tokens = ("batch", "sequence")
         inputs = [TensorSpec(name, "int64", tokens, pad=0) for name in ("ids", "mask", "types")]
@@ -224,9 +224,9 @@ class ArraysSubject(Subject):
         self.files = {"rows.npz": target.getvalue()}
 
     def use(self, folder: Path, way: str) -> object:
-        from nestforge.runtime.array_file import MAX_BYTES, checked_labels, read_array_file
-        from nestforge.runtime.manifest import TensorSpec
-        from nestforge.runtime.npz import read_npz
+        from nestforge.runtime.bundle.manifest import TensorSpec
+        from nestforge.runtime.inputs.array_file import MAX_BYTES, checked_labels, read_array_file
+        from nestforge.runtime.inputs.npz import read_npz
 
         read_npz(folder / "rows.npz", MAX_BYTES)
         inputs = [TensorSpec(name, "int64", ("batch", "sequence"), pad=0, high=9) for name in ("ids", "mask")]

@@ -55,7 +55,7 @@ def _bytes_below(name: str) -> Callable[[Path], Mapping[str, object]]:
 
 def _bundle_in(name: str) -> Callable[[Path], Mapping[str, object]]:
     def content(folder: Path) -> Mapping[str, object]:
-        from nestforge.runtime.bundle import open_bundle
+        from nestforge.runtime.bundle.open_bundle import open_bundle
 
         if (folder / name).exists():
             open_bundle(folder / name, check="full")  # its build record too, whose bytes are those of a run
@@ -76,7 +76,7 @@ def _arrays_in(name: str) -> Callable[[Path], Mapping[str, object]]:
 
 def _stage(folder: Path) -> None:
     """A compile's end, and its beginning, with next to nothing between."""
-    from nestforge.compiler.staging import staged, write_synced
+    from nestforge.compiler.work.staging import staged, write_synced
 
     with staged(folder / "made" / "out", {"job": "stage"}) as stage:
         if stage.is_published:
@@ -88,8 +88,8 @@ def _stage(folder: Path) -> None:
 
 
 def _prepare_calibration(folder: Path) -> None:
-    from exit_bundles import write_exits_bundle
-    from exit_rows import timed_once, write_arrays
+    from support.exit_bundles import write_exits_bundle
+    from support.exit_rows import timed_once, write_arrays
 
     bundle, rows = write_exits_bundle(folder / "exits.bundle"), write_arrays(folder / "rows.npz", 90)
     with timed_once():
@@ -98,7 +98,7 @@ def _prepare_calibration(folder: Path) -> None:
 
 def _calibrate(folder: Path) -> None:
     """The second policy of a bundle is kept beside the first."""
-    from nestforge.runtime.bundle import open_bundle
+    from nestforge.runtime.bundle.open_bundle import open_bundle
     from nestforge.runtime.exits.calibration import keep_policy, read_calibration
 
     bundle = open_bundle(folder / "exits.bundle")
@@ -143,7 +143,7 @@ def _profile(folder: Path) -> None:
 
 def _key(folder: Path) -> None:
     """The key by which a host knows its own plans: made once, the same from then on."""
-    from nestforge.runtime.private_files import plan_key
+    from nestforge.runtime.bundle.private_files import plan_key
 
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     assert len(plan_key()) == 32
@@ -156,8 +156,8 @@ def _key_content(folder: Path) -> Mapping[str, object]:
 
 def _prepare_model(folder: Path) -> None:
     from nestforge.profiles.load_profile import dump_profile
-    from tiny_compile import board, save_tiniest
-    from tiny_models import add_pooling, corpus
+    from support.tiny_compile import board, save_tiniest
+    from support.tiny_models import add_pooling, corpus
 
     add_pooling(save_tiniest(folder / "model"))
     corpus(folder / "texts.txt")
@@ -205,20 +205,20 @@ def _nest(folder: Path) -> None:
 
 _COMPILER = (
     "nestforge.compiler.compile",
-    "nestforge.exporters.families.bert",
+    "nestforge.exporters.families.bert.family",
     "torch.onnx._internal.exporter._core",
     "transformers.models.bert.modeling_bert",
     "tiny_compile",
 )
 # Quick ones first, each of some milliseconds; the last four take seconds each.
 JOBS = (
-    Job("stage", _nothing, _stage, _bytes_below("made/out"), ("nestforge.compiler.staging",)),
+    Job("stage", _nothing, _stage, _bytes_below("made/out"), ("nestforge.compiler.work.staging",)),
     Job("calibrate", _prepare_calibration, _calibrate, _bytes_below("exits.bundle/calibration.json")),
     Job("index", _prepare_golden, _index, _arrays_in("made.index"), ("nestforge.runtime.retrieval",)),
     Job("run", _prepare_golden, _run, _arrays_in("answer.npz"), ("nestforge.runtime.model",)),
     Job("mapped", _prepare_golden, _mapped, _mapped_content, ("nestforge.runtime.model",)),
     Job("profile", _nothing, _profile, _bytes_below("host.yaml"), ("nestforge.profiles.probe_host",)),
-    Job("key", _nothing, _key, _key_content, ("nestforge.runtime.private_files",)),
+    Job("key", _nothing, _key, _key_content, ("nestforge.runtime.bundle.private_files",)),
     Job("publish", _prepare_publishing, _compile, _bundle_in("out.bundle"), _COMPILER),
     Job("compile", _prepare_model, _compile, _bundle_in("out.bundle"), _COMPILER),
     Job(

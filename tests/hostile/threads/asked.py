@@ -12,8 +12,8 @@ import numpy as np
 from nestforge.elastic import Bucket
 from nestforge.errors import NestforgeError, SelectionError
 from nestforge.runtime.answer import Answer
-from nestforge.runtime.bundle import Bundle
-from nestforge.runtime.feeds import random_feeds
+from nestforge.runtime.bundle.open_bundle import Bundle
+from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.runtime.model import ElasticModel
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "nest", "of", "models", "unheard"]

@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nestforge.compiler.build_engine import EngineBuilder
-from nestforge.compiler.template import Template
+from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.compiler.graph.template import Template
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from tiny_compile import board, builder_in, save_tiniest, template_of
-from tiny_models import add_pooling
+from support.tiny_compile import board, builder_in, save_tiniest, template_of
+from support.tiny_models import add_pooling
 
 
 @pytest.fixture(scope="session")

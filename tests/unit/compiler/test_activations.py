@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
-from nestforge.compiler.template import make_template
+from nestforge.compiler.graph.template import make_template
 from nestforge.elastic import Axis, Bucket, ElasticSpec, PrefixSlice
 from nestforge.exporters.family import Signature
-from nestforge.exporters.trace import trace
-from nestforge.exporters.transformers_config import LEARNED
-from nestforge.runtime.manifest import TensorSpec
+from nestforge.exporters.hugging_face.transformers_config import LEARNED
+from nestforge.exporters.tracing.trace import trace
+from nestforge.runtime.bundle.manifest import TensorSpec
 from transformers.activations import ACT2CLS, ACT2FN
 
 NAMES = sorted(ACT2CLS.keys() - set(LEARNED))

@@ -9,22 +9,22 @@ import nestforge
 import numpy as np
 import pytest
 import torch
+from nestforge.compiler.build.templates import TemplateKey
 from nestforge.compiler.compile import compile_bundle
-from nestforge.compiler.store import recover_order
-from nestforge.compiler.templates import TemplateKey
+from nestforge.compiler.graph.store import recover_order
 from nestforge.elastic import Bucket
 from nestforge.errors import SelectionError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.tables import submodel_table
 from nestforge.runtime.consistency.report import check_consistency
-from nestforge.runtime.manifest import WEIGHTS_NAME
-from nestforge.runtime.tables import submodel_table
-from nestforge.runtime.text import TextEncoder
-from tiny_compile import board
-from tiny_mixer import save_tiny_mixer
-from tiny_models import WORDS
+from nestforge.runtime.inputs.text import TextEncoder
+from support.tiny_compile import board
+from support.tiny_mixer import save_tiny_mixer
+from support.tiny_models import WORDS
 
 WHOLE = "moe.capacity_factor100-moe.group_size4096-moe.experts4-sequence16"
 HALF = WHOLE.replace("factor100", "factor50")
@@ -154,7 +154,7 @@ def test_the_table_of_submodels_has_the_latency_of_each_at_its_own_shape(bundle:
 
 
 def test_buckets_that_a_submodel_has_as_one_are_one_template(universal: UniversalModel) -> None:
-    from nestforge.compiler.templates import Templates
+    from nestforge.compiler.build.templates import Templates
 
     no_stage: Any = None  # nothing is traced
     templates = Templates(universal, no_stage, board())

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gate_faults import FAULTS, Subject, findings, subject, subjects
-from nestforge.compiler.cases import Case
-from nestforge.compiler.reference import replayed
+from nestforge.compiler.parity.cases import Case
+from nestforge.compiler.parity.reference import replayed
 from nestforge.elastic import Bucket
 from nestforge.exporters.universal import UniversalModel
-from tiny_compile import BUCKET, save_tiniest
+from support.gate_faults import FAULTS, Subject, findings, subject, subjects
+from support.tiny_compile import BUCKET, save_tiniest
 
 
 @pytest.mark.parametrize("name", ["bert, gains x3", "electra, unit embeddings", "cost-eff, heads x1000"])

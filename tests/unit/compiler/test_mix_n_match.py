@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 from nestforge.compiler import mix_n_match as module
-from nestforge.compiler.levels import Level, levels
 from nestforge.compiler.mix_n_match import Comparison, compare_assignments
+from nestforge.compiler.planning.levels import Level, levels
 from nestforge.elastic import Submodel
 from nestforge.errors import PlanError
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.profiles.device_profile import DeviceProfile, parse_budget
 from nestforge.strict import unstructure
-from tiny_compile import board
-from tiny_models import corpus
+from support.tiny_compile import board
+from support.tiny_models import corpus
 
 
 class FrontHeavy:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from nestforge.compiler.build_engine import EngineBuilder
+from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, CheckpointError
-from sealing import reseal
-from tiny_compile import save_tiniest, write_levels
-from tiny_models import add_pooling
+from support.sealing import reseal
+from support.tiny_compile import save_tiniest, write_levels
+from support.tiny_models import add_pooling
 
 
 @pytest.fixture

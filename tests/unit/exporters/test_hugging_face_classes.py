@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from gated_decoders import edit_config
-from hugging_face_classes import (
+from nestforge.elastic import Bucket
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import UniversalModel, load_universal
+from support.gated_decoders import edit_config
+from support.hugging_face_classes import (
     DECODER_CLASSES,
     ENCODER_CLASSES,
     VISION_CLASSES,
     rename,
     save_class,
 )
-from nestforge.elastic import Bucket
-from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
 
 BUCKET = Bucket(2, 8)
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from cost_eff_models import save_tiny
 from nestforge.errors import CheckpointError
-from nestforge.exporters.matformer.config import MatformerConfig
-from nestforge.exporters.matformer.folder import save_model
-from nestforge.exporters.matformer.language_model import MatformerLM
+from nestforge.exporters.families.matformer.architecture.config import MatformerConfig
+from nestforge.exporters.families.matformer.folder import save_model
+from nestforge.exporters.families.matformer.model.language_model import MatformerLM
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.source import ModelSource, open_source
 from safetensors.torch import load_file, save_file
-from tiny_matlm import matlm_config, save_tiny_matlm, tiny_matlm
-from tiny_models import save_tiny_encoder
-from tiny_vision import cut_ffn, edit_config, save_tiny_vit
+from support.cost_eff_models import save_tiny
+from support.tiny_matlm import matlm_config, save_tiny_matlm, tiny_matlm
+from support.tiny_models import save_tiny_encoder
+from support.tiny_vision import cut_ffn, edit_config, save_tiny_vit
 
 WIDTHS = (16, 64, 40)
 UP = "layers.2.ffn.up.weight"

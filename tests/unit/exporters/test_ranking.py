@@ -8,7 +8,7 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.ranking import magnitude_scores, rank, taylor_scores
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from tiny_mixer import save_tiny_mixer
+from support.tiny_mixer import save_tiny_mixer
 
 
 def _batches(count: int = 3) -> list[tuple[torch.Tensor, ...]]:

@@ -7,15 +7,15 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.compiler.levels import levels
-from nestforge.compiler.plan import make_plan
+from nestforge.compiler.planning.levels import levels
+from nestforge.compiler.planning.plan import make_plan
 from nestforge.elastic import Bucket
 from nestforge.errors import ProfileError
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.profiles import load_profile as module
 from nestforge.profiles.device_profile import SCHEMA_VERSION, BudgetSpec, DeviceProfile, Rates, read_profile
 from nestforge.profiles.load_profile import MAX_YAML_BYTES, builtin_profiles, dump_profile, load_profile
-from tiny_models import save_tiny_encoder
+from support.tiny_models import save_tiny_encoder
 
 FILES = sorted((Path(module.__file__).parent / "builtin").glob("*.yaml"))
 

@@ -2,14 +2,7 @@ from __future__ import annotations
 
 import pytest
 from nestforge.elastic import BITS, Axis, Submodel
-from nestforge.profiles.precision import (
-    BITS_OF,
-    PRECISIONS,
-    RUN_BY,
-    precision_of,
-    precision_problem,
-    widths_of,
-)
+from nestforge.profiles.precision import BITS_OF, PRECISIONS, RUN_BY, precision_of, precision_problem, widths_of
 
 FFN = Axis("layers.0.ffn", 8)
 

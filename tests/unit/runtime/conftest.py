@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from exit_bundles import write_exits_bundle
 from nestforge.elastic import Axis, Bucket
 from nestforge.profiles.probe_host import probe_host
-from nestforge.runtime.manifest import (
+from nestforge.runtime.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
     SEALED_SINCE,
@@ -36,11 +35,12 @@ from nestforge.runtime.manifest import (
     TensorSpec,
     TextEntry,
 )
-from nestforge.runtime.seal import sealed_json, to_json
+from nestforge.runtime.bundle.seal import sealed_json, to_json
 from nestforge.strict import unstructure
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from safetensors.numpy import save_file
+from support.exit_bundles import write_exits_bundle
 
 VOCABULARY, HIDDEN, FFN = 16, 16, 32
 PARAMETERS = (VOCABULARY + 1) * HIDDEN  # that do not shrink

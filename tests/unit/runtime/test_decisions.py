@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.errors import BundleCorruptError, BundleFormatError, InputError
-from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.feeds import random_feeds
-from nestforge.runtime.read_manifest import read_manifest
-from nestforge.runtime.residency import RESIDENCIES, Residency
-from nestforge.runtime.runner import runner_for
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.bundle.read_manifest import read_manifest
+from nestforge.runtime.engines.contract.residency import RESIDENCIES, Residency
+from nestforge.runtime.engines.runner import runner_for
+from nestforge.runtime.inputs.feeds import random_feeds
 
 EditManifest = Callable[[Path, Callable[[dict[str, Any]], object]], None]
 Reference = Callable[..., dict[str, Any]]

@@ -33,7 +33,7 @@ import nestforge, numpy as np
 with nestforge.load(sys.argv[1], check="full", preload=True) as model:
     assert model("a nest of models", latency_ms=5).outputs
     assert model({"input_ids": np.zeros((1, 3), np.int64), "attention_mask": np.ones((1, 3), np.int64)}).padding
-from nestforge.runtime.measure import memory_use, measure
+from nestforge.runtime.engines.measure import memory_use, measure
 """,
     "compare": """
 import pathlib, tempfile, nestforge

@@ -13,11 +13,11 @@ import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
 from nestforge.profiles.probe_host import probe_host
-from nestforge.runtime import engine_pool
 from nestforge.runtime import model as model_module
 from nestforge.runtime.answer import Padding
-from nestforge.runtime.inputs import InputChecker
-from nestforge.runtime.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.engines import pool as engine_pool
+from nestforge.runtime.inputs.check_inputs import InputChecker
 
 Feeds = Callable[..., dict[str, Any]]
 Reference = Callable[..., dict[str, Any]]

@@ -14,11 +14,10 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
-from exit_bundles import every_exit, exits_manifest, requests, write_exits_manifest
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
 from nestforge.runtime.answer import Padding
-from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import (
     CalibratedPolicy,
     Costs,
@@ -29,6 +28,7 @@ from nestforge.runtime.exits.calibration import (
 )
 from nestforge.runtime.exits.policy import ExitPolicy, closed
 from nestforge.strict import unstructure
+from support.exit_bundles import every_exit, exits_manifest, requests, write_exits_manifest
 
 FEEDS = requests([16, 3, 9, 16, 5, 2], seed=1)
 
@@ -167,7 +167,7 @@ def test_steps_that_were_cut_are_said(exits_bundle: Path) -> None:
 
 
 def test_a_latency_limit_takes_the_whole_engine_unless_exits_are_asked_for(own: Path) -> None:
-    from nestforge.runtime.manifest import Latency
+    from nestforge.runtime.bundle.manifest import Latency
 
     bundle = open_bundle(own)
     latencies = [Latency(engine.id, 0.5) for engine in bundle.manifest.engines if engine.segment is None]

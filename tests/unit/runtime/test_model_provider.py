@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_provider import host_provider
 from nestforge.errors import BundleIncompatibleError, InputError, SelectionError
 from nestforge.runtime import model as module
-from nestforge.runtime.device import HostDevice
+from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.model import load
+from support.host_provider import host_provider
 
 Feeds = Callable[..., dict[str, Any]]
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]

@@ -12,10 +12,10 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.errors import BundleCorruptError
-from nestforge.runtime.manifest import WEIGHTS_NAME
-from nestforge.runtime.runner import runner_for
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.engines.runner import runner_for
 from safetensors.numpy import load_file, save_file
-from sealing import reseal
+from support.sealing import reseal
 
 Feeds = Callable[..., dict[str, Any]]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import nestforge
 import pytest
-from exit_bundles import write_exits_manifest
-from exit_policies import policy
 from nestforge.errors import BundleCorruptError, BundleError
-from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.bundle.manifest import BUILD_NAME, CALIBRATION_NAME, MANIFEST_NAME, REPORT_NAME
+from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import empty_calibration, read_calibration, write_calibration
-from nestforge.runtime.manifest import BUILD_NAME, CALIBRATION_NAME, MANIFEST_NAME, REPORT_NAME
 from nestforge.runtime.verify_bytes import verify_bytes
-from sealing import edit_sealed
+from support.exit_bundles import write_exits_manifest
+from support.exit_policies import policy
+from support.sealing import edit_sealed
 
 
 @pytest.fixture

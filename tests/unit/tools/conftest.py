@@ -10,7 +10,7 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import BudgetSpec
 from nestforge.profiles.load_profile import dump_profile, load_profile
-from tiny_models import add_pooling, corpus, save_tiny_encoder
+from support.tiny_models import add_pooling, corpus, save_tiny_encoder
 
 
 @dataclass(frozen=True)

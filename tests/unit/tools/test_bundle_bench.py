@@ -4,15 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from exit_bundles import write_exits_bundle
 from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import profile_data
 from nestforge.profiles.load_profile import load_profile
-from nestforge.runtime.bundle import Bundle, open_bundle
-from nestforge.runtime.manifest import EngineEntry
-from nestforge.runtime.measure import LatencyStats
-from nestforge.runtime.residency import Residency
+from nestforge.runtime.bundle.manifest import EngineEntry
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.engines.contract.residency import Residency
+from nestforge.runtime.engines.measure import LatencyStats
 from nestforge.tools import bundle_bench
+from support.exit_bundles import write_exits_bundle
 
 
 def test_a_segment_is_measured_on_its_own_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ....exporters.cost_eff.model import CostEffModel
+from ....exporters.families.cost_eff.model import CostEffModel
 
 
 class _ScaledGradient(torch.autograd.Function):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ....exporters.cost_eff.entropy import entropy
-from ....exporters.cost_eff.model import CostEffModel
+from ....exporters.families.cost_eff.entropy import entropy
+from ....exporters.families.cost_eff.model import CostEffModel
 from .batches import Rows
 from .losses import forward
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ....exporters.cost_eff.model import CostEffModel
+from ....exporters.families.cost_eff.model import CostEffModel
 from ..optimiser import decay_groups, linear_schedule
 from .batches import Batch
 from .equilibrium import dropout, gradient_equilibrium

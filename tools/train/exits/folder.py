@@ -9,11 +9,11 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from ....exporters.checkpoint import open_checkpoint
-from ....exporters.cost_eff.architecture import Architecture
-from ....exporters.cost_eff.model import CostEffModel
-from ....exporters.cost_eff.read_architecture import read_architecture
-from ....exporters.cost_eff.sidecar import SCHEMA_VERSION, SIDECAR_NAME, EmbeddingSpec, Sidecar
+from ....exporters.checkpoints.checkpoint import open_checkpoint
+from ....exporters.families.cost_eff.architecture import Architecture
+from ....exporters.families.cost_eff.model import CostEffModel
+from ....exporters.families.cost_eff.read_architecture import read_architecture
+from ....exporters.families.cost_eff.sidecar import SCHEMA_VERSION, SIDECAR_NAME, EmbeddingSpec, Sidecar
 from ....strict import unstructure
 
 _WEIGHTS = "model.safetensors"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ....exporters.cost_eff.model import CostEffModel
+from ....exporters.families.cost_eff.model import CostEffModel
 from .batches import Batch
 from .losses import label_loss
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from ....exporters.cost_eff.model import CostEffModel
+from ....exporters.families.cost_eff.model import CostEffModel
 from .batches import Batch
 
 

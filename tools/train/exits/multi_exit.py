@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file
 
 from ....errors import CheckpointError
-from ....exporters.checkpoint import Checkpoint
-from ....exporters.cost_eff.architecture import Architecture, Widths
-from ....exporters.cost_eff.model import CostEffModel
-from ....exporters.cost_eff.sidecar import ExitSpec
+from ....exporters.checkpoints.checkpoint import Checkpoint
+from ....exporters.families.cost_eff.architecture import Architecture, Widths
+from ....exporters.families.cost_eff.model import CostEffModel
+from ....exporters.families.cost_eff.sidecar import ExitSpec
 
 _EXIT_SPREAD = 0.02  # BERT's initial spread of a classifier
 _UNUSED = ("pooler.", "embeddings.position_ids")

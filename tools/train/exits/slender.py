@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ....exporters.cost_eff.architecture import Widths
-from ....exporters.cost_eff.model import CostEffModel
-from ....exporters.cost_eff.tsvd import factorise
+from ....exporters.families.cost_eff.architecture import Widths
+from ....exporters.families.cost_eff.model import CostEffModel
+from ....exporters.families.cost_eff.tsvd import factorise
 from .importance import Importance
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....exporters.checkpoint import sha256_of
+from ....exporters.checkpoints.checkpoint import sha256_of
 from ...console import Progress
 from ..side_by_side import one_thread
 from ..stages import Record, Stages, replace_file

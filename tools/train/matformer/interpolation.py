@@ -6,9 +6,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from ....compiler.ladder import ladder
-from ....compiler.levels import levels
-from ....exporters.matformer.folder import load_model
+from ....compiler.planning.ladder import ladder
+from ....compiler.planning.levels import levels
+from ....exporters.families.matformer.folder import load_model
 from ....exporters.source import open_source
 from ..stages import Record
 from .fit import quality

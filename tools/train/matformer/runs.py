@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from ....exporters.matformer.config import NestedConfig
-from ....exporters.matformer.folder import save_model
+from ....exporters.families.matformer.architecture.config import NestedConfig
+from ....exporters.families.matformer.folder import save_model
 from ..optimiser import parameters_of
 from ..side_by_side import one_thread, side_by_side
 from ..stages import Record, replace_folder

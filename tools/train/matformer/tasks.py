@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
-from ....exporters.matformer.config import MatformerConfig, MatformerVitConfig, NestedConfig
-from ....exporters.matformer.language_model import MatformerLM
-from ....exporters.matformer.vision_model import MatformerViT
+from ....exporters.families.matformer.architecture.config import MatformerConfig, MatformerVitConfig, NestedConfig
+from ....exporters.families.matformer.model.language_model import MatformerLM
+from ....exporters.families.matformer.model.vision_model import MatformerViT
 from ..byte_tokenizer import byte_tokenizer
 from .data import Data
 from .digits import read_digits

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.nn import functional
 
-from ....exporters.sparse_mixer.encoder import SparseMixer
-from ....exporters.sparse_mixer.losses import routing_loss
-from ....exporters.sparse_mixer.router import DROPPED, Routes
+from ....exporters.families.sparse_mixer.model.encoder import SparseMixer
+from ....exporters.families.sparse_mixer.model.losses import routing_loss
+from ....exporters.families.sparse_mixer.model.router import DROPPED, Routes
 from ..optimiser import decay_groups, linear_schedule
 from ..stages import Record
 from .masked_bytes import MaskedRows

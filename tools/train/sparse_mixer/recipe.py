@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ....exporters.sparse_mixer.config import SparseMixerConfig
+from ....exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from ....exporters.sparse_mixer.encoder import SparseMixer
-from ....exporters.sparse_mixer.folder import save_model
-from ....exporters.sparse_mixer.moe import MoE
+from ....exporters.families.sparse_mixer.folder import save_model
+from ....exporters.families.sparse_mixer.model.encoder import SparseMixer
+from ....exporters.families.sparse_mixer.model.moe import MoE
 from ..byte_tokenizer import byte_tokenizer
 from ..optimiser import parameters_of
 from ..side_by_side import one_thread

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from ....exporters.matformer.attention import NestedAttention
-from ....exporters.sparse_mixer.encoder import DenseFFN, Embeddings, MaskedLmHead, SparseMixer
-from ....exporters.sparse_mixer.mixing import LinearMixing
-from ....exporters.sparse_mixer.moe import Experts
+from ....exporters.families.sparse_mixer.model.encoder import DenseFFN, Embeddings, MaskedLmHead, SparseMixer
+from ....exporters.families.sparse_mixer.model.mixing import LinearMixing
+from ....exporters.families.sparse_mixer.model.moe import Experts
+from ....exporters.modules.attention import NestedAttention
 
 _TABLES = 0.02
 # What a sublayer adds to its input is smaller than that.

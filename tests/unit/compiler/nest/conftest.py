@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from nestforge.compiler.corpus import Corpus, read_corpus
+from nestforge.compiler.examples.corpus import Corpus, read_corpus
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from tiny_models import add_pooling, corpus, save_tiny_encoder
+from support.tiny_models import add_pooling, corpus, save_tiny_encoder
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from nestforge.compiler.clock import Clock, silent
 from nestforge.compiler.nest.agreement import embeddings, mean_cosines
 from nestforge.compiler.nest.texts import TextBatches
+from nestforge.compiler.work.clock import Clock, silent
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from tiny_models import save_tiny_encoder
+from support.tiny_models import save_tiny_encoder
 
 from .conftest import Ordinary
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from nestforge.compiler.clock import Clock, silent
-from nestforge.compiler.levels import levels
 from nestforge.compiler.nest.distill import Effort, _drawn, distill, trainable
 from nestforge.compiler.nest.texts import TextBatches, training_texts
-from nestforge.compiler.staging import Stage
+from nestforge.compiler.planning.levels import levels
+from nestforge.compiler.work.clock import Clock, silent
+from nestforge.compiler.work.staging import Stage
 
 from .conftest import Ordinary
 

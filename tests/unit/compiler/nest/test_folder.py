@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from nestforge.compiler.nest.folder import refuse_unwritable, write_folder
-from nestforge.compiler.staging import Stage
+from nestforge.compiler.work.staging import Stage
 from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from safetensors.torch import load_file, save_file
-from tiny_models import add_pooling, save_tiny_encoder
+from support.tiny_models import add_pooling, save_tiny_encoder
 
 from .conftest import Ordinary
 

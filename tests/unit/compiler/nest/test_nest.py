@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from cost_eff_models import save_tiny as save_tiny_exits
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.nest import distill as distill_module
 from nestforge.compiler.nest.nest import NestReport, nest
 from nestforge.errors import BundleCorruptError, CheckpointError, NestforgeError, OutputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.bundle.open_bundle import open_bundle
 from safetensors.torch import load_file, save_file
-from tiny_compile import board
-from tiny_models import save_tiny_encoder
+from support.cost_eff_models import save_tiny as save_tiny_exits
+from support.tiny_compile import board
+from support.tiny_models import save_tiny_encoder
 
 from .conftest import Ordinary
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.compiler.corpus import read_corpus
+from nestforge.compiler.examples.corpus import read_corpus
 from nestforge.compiler.nest.texts import LONGEST, TextBatches, _epoch, training_texts
 from nestforge.errors import InputError
-from tiny_models import corpus
+from support.tiny_models import corpus
 
 from .conftest import Ordinary
 

@@ -4,7 +4,7 @@ import torch
 from nestforge.compiler.nest.distill import trainable
 from nestforge.compiler.nest.watched import NestedPasses, blocks_of, run
 from nestforge.elastic import Bucket
-from nestforge.runtime.feeds import random_feeds
+from nestforge.runtime.inputs.feeds import random_feeds
 
 from .conftest import Ordinary
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_tensorrt import World, host_with_gpu
-from nestforge.compiler.template import Template
+from nestforge.compiler.graph.template import Template
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from tiny_compile import board, builder_in, write_levels
+from support.fake_tensorrt import World, host_with_gpu
+from support.tiny_compile import board, builder_in, write_levels
 
 
 @pytest.fixture

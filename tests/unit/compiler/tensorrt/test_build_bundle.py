@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from fake_tensorrt import World
 from nestforge.compiler.tensorrt.build_bundle import build_plans
 from nestforge.compiler.tensorrt.graphs import require_supported
 from nestforge.errors import BuildError, BundleCorruptError, BundleIncompatibleError, NestforgeError, ParityError
-from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.feeds import random_feeds
-from nestforge.runtime.onnxruntime_runner import OnnxRuntimeRunner
-from nestforge.runtime.plan_index import read_plans
-from sealing import reseal
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.bundle.plan_index import read_plans
+from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
+from nestforge.runtime.inputs.feeds import random_feeds
+from support.fake_tensorrt import World
+from support.sealing import reseal
 
 GPU = "Fake GPU (compute capability 8.7, TensorRT 10.3.0)"
 
@@ -33,7 +33,7 @@ def with_options(folder: Path, **options: Any) -> Path:
 
 
 def test_every_engine_gets_a_plan_that_equals_its_graph(compiled: Path, world: World) -> None:
-    from nestforge.runtime.tensorrt_runner import TensorRTRunner
+    from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
 
     files = {path.name: path.read_bytes() for path in compiled.iterdir()}
     stages: list[tuple[str, int, int]] = []

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nestforge.compiler.precision.host_graphs import on_host
+from nestforge.compiler.graph.precision.proof_graphs import on_host
 from nestforge.compiler.tensorrt.check_plan import check_plan
 from nestforge.errors import ParityError
-from nestforge.runtime.arrays import Array
-from nestforge.runtime.bundle import Bundle, open_bundle
-from nestforge.runtime.manifest import EngineEntry
-from nestforge.runtime.onnxruntime_runner import OnnxRuntimeRunner
+from nestforge.runtime.bundle.manifest import EngineEntry
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
+from nestforge.runtime.inputs.arrays import Array
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "bundle-v4"
 

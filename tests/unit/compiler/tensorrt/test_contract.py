@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorrt_api import RECORDS, ROOT, importers, surface_of, touched, write_stubs
+from support.tensorrt_api import RECORDS, ROOT, importers, surface_of, touched, write_stubs
 
 RECORDED = {path.stem: json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))}
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVIDIA's bindings exist for Linux")
@@ -133,8 +133,8 @@ def test_every_level_of_compatibility_exists_or_is_refused_by_name(installed: di
 
 
 def test_types_of_tensors_are_those_of_the_bindings(installed: dict[str, Any]) -> None:
-    from nestforge.runtime.manifest import DTYPES as in_manifest
-    from nestforge.runtime.tensorrt_layout import DTYPES
+    from nestforge.runtime.bundle.manifest import DTYPES as in_manifest
+    from nestforge.runtime.engines.tensorrt.layout import DTYPES
 
     assert tuple(DTYPES) == in_manifest
     for name in DTYPES.values():
@@ -167,7 +167,7 @@ def test_cuda_has_what_we_use() -> None:
 def test_without_a_gpu_cuda_says_so_in_one_line() -> None:
     from cuda.bindings import runtime as cudart
     from nestforge.errors import BundleError
-    from nestforge.runtime.cuda_memory import checked, use_device
+    from nestforge.runtime.device.cuda_memory import checked, use_device
 
     if cudart.cudaGetDeviceCount()[1]:
         pytest.skip("this host has a GPU")

@@ -14,8 +14,8 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
 from safetensors.torch import save_file
-from tiny_compile import save_tiniest
-from tiny_vision import save_tiny_vit
+from support.tiny_compile import save_tiniest
+from support.tiny_vision import save_tiny_vit
 
 HIDDEN = 16
 POOLING = {"embedding_dimension": HIDDEN, "pooling_mode": "mean"}

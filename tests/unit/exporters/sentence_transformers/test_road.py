@@ -8,11 +8,11 @@ import nestforge
 import numpy as np
 import pytest
 import torch
-from gated_decoders import save_text_decoder
 from nestforge.errors import InputError
 from nestforge.runtime.retrieval import Index
-from sentence_folders import HIDDEN, TEXTS, Layout, their_vectors
-from tiny_compile import board
+from support.gated_decoders import save_text_decoder
+from support.sentence_folders import HIDDEN, TEXTS, Layout, their_vectors
+from support.tiny_compile import board
 
 PROMPTS = {"prompts": {"query": "time budget ", "passage": "a "}, "default_prompt_name": "query"}
 LAYOUTS = [

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gated_decoders import save_text_decoder
-from nestforge.compiler.rank_axes import text_encoder
+from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.exporters.sentence_transformers.head import DenseModule
 from nestforge.exporters.sentence_transformers.modules import POOLING_MODES, SENTENCE, Dense
 from nestforge.exporters.sentence_transformers.read_module import ACTIVATIONS
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from sentence_folders import HIDDEN, TEXTS, TINY, Layout, classes, edit, their_vectors
-from tiny_models import save_tiny_encoder
+from support.gated_decoders import save_text_decoder
+from support.sentence_folders import HIDDEN, TEXTS, TINY, Layout, classes, edit, their_vectors
+from support.tiny_models import save_tiny_encoder
 
 PROMPTS = {"prompts": {"query": "time budget ", "passage": "a ", "none": None}}
 

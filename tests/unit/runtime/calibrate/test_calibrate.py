@@ -12,11 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exit_bundles import every_exit
-from exit_rows import make_rows, write_arrays, write_text_bundle, write_texts
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.arrays import Array
-from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.calibrate import calibrate as calibrate_exits
 from nestforge.runtime.calibrate import fit as fit_exits
 from nestforge.runtime.calibrate import measure as measure_exits
@@ -26,6 +23,9 @@ from nestforge.runtime.calibrate.curve import Observed, SegmentCosts
 from nestforge.runtime.calibrate.fit import Fitter
 from nestforge.runtime.exits.calibration import CalibratedPolicy
 from nestforge.runtime.exits.policy import ExitPolicy
+from nestforge.runtime.inputs.arrays import Array
+from support.exit_bundles import every_exit
+from support.exit_rows import make_rows, write_arrays, write_text_bundle, write_texts
 
 ROWS = 150
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.runtime.arrays import Array
 from nestforge.runtime.calibrate.curve import (
     CLOSED,
     Observed,
@@ -20,6 +19,7 @@ from nestforge.runtime.calibrate.curve import (
     thresholds_between,
 )
 from nestforge.runtime.exits.policy import ExitPolicy
+from nestforge.runtime.inputs.arrays import Array
 
 CLASSES = 3
 

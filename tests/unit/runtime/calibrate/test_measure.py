@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exit_bundles import every_exit, write_exits_bundle
-from exit_rows import LONGEST, make_rows, write_arrays
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.calibrate.curve import Observed
 from nestforge.runtime.calibrate.data import LabelledData, read_data
 from nestforge.runtime.calibrate.measure import ExitBench, costs_of, measured_figure, spread, time_in_turns
-from nestforge.runtime.engine_pool import EnginePool
+from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits.policy import ExitPolicy
+from support.exit_bundles import every_exit, write_exits_bundle
+from support.exit_rows import LONGEST, make_rows, write_arrays
 
 ROWS = 60
 

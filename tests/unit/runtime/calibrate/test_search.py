@@ -7,14 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.runtime.calibrate.budget import ExitBudget
 from nestforge.runtime.calibrate.curve import CLOSED, Observed, SegmentCosts
-from nestforge.runtime.calibrate.search import (
-    Problem,
-    best_within,
-    curve,
-    everyone_first,
-    global_thresholds,
-    search,
-)
+from nestforge.runtime.calibrate.search import Problem, best_within, curve, everyone_first, global_thresholds, search
 
 CLASSES = 3
 METRICS = ["mean_flops", "mean_latency_ms", "p95_latency_ms"]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.manifest import EngineEntry, Quality
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.consistency import measure as module
 from nestforge.runtime.consistency.measure import measure
 from nestforge.runtime.consistency.samples import ArraySamples
 from nestforge.runtime.consistency.vectors import mean_cosine, recall_at
-from nestforge.runtime.manifest import EngineEntry, Quality
 
 BUCKET = Bucket(2, 16)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.consistency import report as module
 from nestforge.runtime.consistency.report import check_consistency
 

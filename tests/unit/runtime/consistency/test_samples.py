@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
-from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.manifest import Manifest, TensorSpec
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.roles import Interface
 from nestforge.runtime.consistency.array_samples import different_rows, read_array_samples
-from nestforge.runtime.consistency.roles import Interface
 from nestforge.runtime.consistency.samples import ArraySamples, TextSamples, text_at_bucket
-from nestforge.runtime.manifest import Manifest, TensorSpec
-from nestforge.runtime.text import TextEncoder
+from nestforge.runtime.inputs.text import TextEncoder
 
 TEXTS = ("a nest", "of", "a nest of models of a nest of models")
 PIXELS = TensorSpec("pixels", "float32", ("batch", 2, 2))

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.errors import InputError
+from nestforge.runtime.bundle.manifest import Role, TensorSpec
 from nestforge.runtime.consistency import tallies as module
 from nestforge.runtime.consistency.samples import Batch
 from nestforge.runtime.consistency.tallies import DistributionTally, Tally, VectorTally, tally_for
-from nestforge.runtime.manifest import Role, TensorSpec
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"), pad=0, high=2)
 TOKENS = TensorSpec("logits", "float32", ("batch", "sequence", 2))

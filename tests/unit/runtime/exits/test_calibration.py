@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exit_policies import policy
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError, SelectionError
-from nestforge.runtime.bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.manifest import CALIBRATION_NAME
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.exits.calibration import (
     Calibration,
     check_name,
@@ -21,8 +21,8 @@ from nestforge.runtime.exits.calibration import (
     write_calibration,
 )
 from nestforge.runtime.exits.policy import ExitPolicy
-from nestforge.runtime.manifest import CALIBRATION_NAME
-from sealing import edit_sealed
+from support.exit_policies import policy
+from support.sealing import edit_sealed
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exit_bundles import BUCKETS, LAYERS, every_exit, requests, write_exits_bundle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleError, InputError, SelectionError
-from nestforge.runtime.bundle import Bundle, open_bundle
-from nestforge.runtime.engine_pool import EnginePool
+from nestforge.runtime.bundle.manifest import Latency
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits.chain import ChainRun, ExitChain, SegmentRun
 from nestforge.runtime.exits.policy import ExitPolicy, closed
-from nestforge.runtime.manifest import Latency
+from support.exit_bundles import BUCKETS, LAYERS, every_exit, requests, write_exits_bundle
 
 LEVELS = [-1.0, 0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875]  # of the engines' entropies; and closed
 

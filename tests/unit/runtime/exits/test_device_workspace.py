@@ -12,25 +12,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_exits_bundle
-from fake_tensorrt import World, host_with_gpu, list_plans
-from gpu_stand_in import CapturingSession, Gpu, provider_on
-from host_provider import host_provider
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleError
-from nestforge.runtime import onnxruntime_gpu_runner
-from nestforge.runtime.bundle import Bundle, open_bundle
-from nestforge.runtime.device import HostDevice
-from nestforge.runtime.engine_pool import EnginePool
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.device.device import HostDevice
+from nestforge.runtime.engines.contract.residency import Residency
+from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
+from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits import steps
 from nestforge.runtime.exits.chain import ExitChain, SegmentRun
 from nestforge.runtime.exits.cover import Cover
 from nestforge.runtime.exits.device_workspace import DeviceWorkspace
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.model import ElasticModel
-from nestforge.runtime.residency import Residency
+from support.exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_exits_bundle
+from support.fake_tensorrt import World, host_with_gpu, list_plans
+from support.gpu_stand_in import CapturingSession, Gpu, provider_on
+from support.host_provider import host_provider
 
 THRESHOLDS = st.tuples(*(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.875]) for _ in LAYERS[:-1]))
 LENGTHS = st.lists(st.integers(1, 16), min_size=1, max_size=8)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from exit_bundles import HIDDEN, exits_entry
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
 from nestforge.runtime.exits.cover import Cover
 from nestforge.runtime.exits.workspace import Workspace
+from support.exit_bundles import HIDDEN, exits_entry
 
 
 def cover(rows: int, sequence: int) -> Cover:

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import Bucket
-from nestforge.exporters.sparse_mixer.moe import MoE
-from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.manifest import WEIGHTS_NAME
+from nestforge.exporters.families.sparse_mixer.model.moe import MoE
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.tools.bench.bench_mixer import bytes_of_one, engine_of
 from nestforge.tools.bench.bench_moe import EveryExpert, Routed
-from tiny_compile import board
-from tiny_mixer import mixer_config, save_tiny_mixer, tiny_mixer
+from support.tiny_compile import board
+from support.tiny_mixer import mixer_config, save_tiny_mixer, tiny_mixer
 
 FORMS = {"moe.dispatch": "gather", "moe.products": "per_expert", "moe.combine": "scatter"}
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from fake_tensorrt import World, installed
 from nestforge.errors import BuildError
 from nestforge.tools.commands.build import command
-from sealing import reseal
+from support.fake_tensorrt import World, installed
+from support.sealing import reseal
 
 if TYPE_CHECKING:
     from ..conftest import Compiled

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from exit_bundles import write_exits_bundle
-from exit_rows import timed_once, write_arrays
-from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.bundle.manifest import CALIBRATION_NAME
+from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import read_calibration
-from nestforge.runtime.manifest import CALIBRATION_NAME
 from nestforge.tools import exit_plot
 from nestforge.tools.cli import main
+from support.exit_bundles import write_exits_bundle
+from support.exit_rows import timed_once, write_arrays
 
 BUDGET = "mean_flops<=3500"
 # What only a compiling machine has; importing any of it fails here.

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from cost_eff_models import save_tiny as save_tiny_exits
 from nestforge.compiler import compile as compile_module
 from nestforge.compiler import verify as verify_module
 from nestforge.compiler.verify import EngineVerdict, VerifyReport
 from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import profile_data
 from nestforge.profiles.load_profile import load_profile
-from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.manifest import SCHEMA_VERSION, ParityOutput
-from nestforge.runtime.mapped_cache import is_mapped
-from nestforge.runtime.measure import LatencyStats, MemoryUse
-from nestforge.runtime.runner import runner_for
+from nestforge.runtime.bundle.manifest import SCHEMA_VERSION, ParityOutput
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.engines.measure import LatencyStats, MemoryUse
+from nestforge.runtime.engines.onnxruntime.mapped_cache import is_mapped
+from nestforge.runtime.engines.runner import runner_for
 from nestforge.tools import bundle_bench
 from nestforge.tools.cli import main
+from support.cost_eff_models import save_tiny as save_tiny_exits
 
 
 def nestforge(*arguments: str | Path) -> Result:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.tools.cli import main
-from sealing import edit_manifest, edit_sealed
+from support.sealing import edit_manifest, edit_sealed
 
 
 def consistency(*arguments: str | Path) -> Result:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from nestforge.exporters.source import open_source
-from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.tools.cli import main
 from safetensors.torch import load_file, save_file
-from tiny_language import save_sure_matlm
-from tiny_models import corpus
+from support.tiny_language import save_sure_matlm
+from support.tiny_models import corpus
 
 
 def nestforge(*arguments: str | Path) -> Result:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from nestforge.compiler.nest import nest as nest_module
 from nestforge.tools.cli import main
-from tiny_models import add_pooling, corpus, save_tiny_encoder
+from support.tiny_models import add_pooling, corpus, save_tiny_encoder
 
 
 @pytest.fixture(scope="module")

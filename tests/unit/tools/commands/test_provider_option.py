@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from exit_bundles import requests, write_exits_bundle
-from host_provider import host_provider
 from nestforge.elastic import Bucket
-from nestforge.runtime import model, onnxruntime_gpu_provider
-from nestforge.runtime.npz import read_npz
+from nestforge.runtime import model
+from nestforge.runtime.engines.onnxruntime_gpu import provider as onnxruntime_gpu_provider
+from nestforge.runtime.inputs.npz import read_npz
 from nestforge.tools import bundle_bench
 from nestforge.tools.cli import main
+from support.exit_bundles import requests, write_exits_bundle
+from support.host_provider import host_provider
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.runtime.bundle import open_bundle
-from nestforge.runtime.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.retrieval import Index
 from nestforge.tools.cli import main
-from tiny_models import WORDS
+from support.tiny_models import WORDS
 
 TEXTS = [f"the {a} {b}" for a in WORDS[2:8] for b in WORDS[8:12]]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from exit_bundles import every_exit, requests, write_exits_bundle
 from nestforge.tools.cli import main
+from support.exit_bundles import every_exit, requests, write_exits_bundle
 
 FEEDS = requests([3, 16, 7])
 

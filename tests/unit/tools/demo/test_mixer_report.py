@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
-from nestforge.runtime.bundle import open_bundle
+from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.tools.demo.mixer_report import HiddenTokens, dropped_share, measure_engines, read_hidden_tokens
 from scipy.special import log_softmax
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nestforge.exporters.cost_eff.architecture import Architecture, Widths
-from nestforge.exporters.cost_eff.model import CostEffModel
-from nestforge.exporters.cost_eff.sidecar import ExitSpec
+from nestforge.exporters.families.cost_eff.architecture import Architecture, Widths
+from nestforge.exporters.families.cost_eff.model import CostEffModel
+from nestforge.exporters.families.cost_eff.sidecar import ExitSpec
 from nestforge.tools.train.exits.batches import Batch, Rows
 
 DEPTH, HEADS, HEAD_SIZE, FFN, CLASSES = 3, 4, 4, 12, 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from nestforge.exporters.cost_eff.model import CostEffModel
+from nestforge.exporters.families.cost_eff.model import CostEffModel
 from nestforge.tools.train.exits.batches import Batch
 from nestforge.tools.train.exits.equilibrium import dropout, gradient_equilibrium, scaled_gradient
 from nestforge.tools.train.exits.losses import forward, label_loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from nestforge.exporters.cost_eff.model import CostEffModel
+from nestforge.exporters.families.cost_eff.model import CostEffModel
 from nestforge.tools.train.exits.batches import Rows
 from nestforge.tools.train.exits.evaluate import exit_quality, majority
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nestforge.exporters.cost_eff.model import CostEffModel
+from nestforge.exporters.families.cost_eff.model import CostEffModel
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.tools.train.exits.batches import Batch

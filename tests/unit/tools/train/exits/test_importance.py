@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from nestforge.exporters.cost_eff.model import CostEffModel
+from nestforge.exporters.families.cost_eff.model import CostEffModel
 from nestforge.tools.train.exits.batches import Batch, Rows
 from nestforge.tools.train.exits.importance import taylor_importance
 from nestforge.tools.train.exits.losses import label_loss

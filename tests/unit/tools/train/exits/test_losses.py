@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from nestforge.exporters.cost_eff.model import CostEffModel
+from nestforge.exporters.families.cost_eff.model import CostEffModel
 from nestforge.tools.train.exits.batches import Batch, Rows
 from nestforge.tools.train.exits.losses import Distillation, Pass, feature_loss, forward, label_loss, prediction_loss
 from torch.nn import functional

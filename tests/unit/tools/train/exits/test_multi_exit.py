@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from nestforge.errors import CheckpointError
-from nestforge.exporters.checkpoint import open_checkpoint
+from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
 from nestforge.tools.train.exits.multi_exit import multi_exit_model
-from tiny_models import save_tiny_encoder
+from support.tiny_models import save_tiny_encoder
 
 INPUTS = torch.tensor([[2, 7, 9, 3], [2, 5, 3, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.exporters.cost_eff.architecture import Widths
-from nestforge.exporters.cost_eff.model import CostEffModel
+from nestforge.exporters.families.cost_eff.architecture import Widths
+from nestforge.exporters.families.cost_eff.model import CostEffModel
 from nestforge.tools.train.exits.batches import Batch
 from nestforge.tools.train.exits.importance import Importance
 from nestforge.tools.train.exits.losses import forward

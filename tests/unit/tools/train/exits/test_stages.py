@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from nestforge.errors import CheckpointError
-from nestforge.exporters.checkpoint import sha256_of
+from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.exporters.source import open_source
 from nestforge.tools.train.exits import __main__ as command
 from nestforge.tools.train.exits.docstrings import Source
@@ -18,7 +18,7 @@ from nestforge.tools.train.exits.recipe import Recipe
 from nestforge.tools.train.exits.slender import Target
 from nestforge.tools.train.exits.stages import Training
 from nestforge.tools.train.exits.texts import PARTS, Limits
-from tiny_models import WORDS, save_tiny_encoder
+from support.tiny_models import WORDS, save_tiny_encoder
 
 RECIPE = Recipe(
     limits=Limits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nestforge.exporters.matformer.config import MatformerConfig, MatformerVitConfig
+from nestforge.exporters.families.matformer.architecture.config import MatformerConfig, MatformerVitConfig
 from nestforge.tools.train.matformer.recipe import Recipe
 from nestforge.tools.train.matformer.tasks import DigitsTask, LanguageTask, Task
 

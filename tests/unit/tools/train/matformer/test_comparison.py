@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from nestforge.exporters.checkpoint import sha256_of
+from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.tools.train.matformer.comparison import Training, compared
 from nestforge.tools.train.matformer.tasks import LanguageTask, Task
 from nestforge.tools.train.stages import Record

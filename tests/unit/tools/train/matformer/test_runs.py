@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nestforge.exporters.matformer.folder import load_model
+from nestforge.exporters.families.matformer.folder import load_model
 from nestforge.exporters.source import open_source
 from nestforge.tools.train.matformer.fit import quality
 from nestforge.tools.train.matformer.runs import Run, baseline_config, train, train_all

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nestforge.exporters.sparse_mixer.config import SparseMixerConfig
+from nestforge.exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
 from nestforge.tools.train.sparse_mixer.masked_bytes import MaskedBytes
 from nestforge.tools.train.sparse_mixer.recipe import Recipe, Subject
 from nestforge.tools.train.sparse_mixer.runs import Trainer

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from nestforge.exporters.sparse_mixer.config import SparseMixerConfig
-from nestforge.exporters.sparse_mixer.encoder import SparseMixer
-from nestforge.exporters.sparse_mixer.losses import BALANCE_WEIGHT, Z_WEIGHT, balance_loss, z_loss
-from nestforge.exporters.sparse_mixer.router import Routes
+from nestforge.exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
+from nestforge.exporters.families.sparse_mixer.model.encoder import SparseMixer
+from nestforge.exporters.families.sparse_mixer.model.losses import BALANCE_WEIGHT, Z_WEIGHT, balance_loss, z_loss
+from nestforge.exporters.families.sparse_mixer.model.router import Routes
 from nestforge.tools.train.sparse_mixer.fit import answers, dropped_share, fit, loss, quality
 from nestforge.tools.train.sparse_mixer.masked_bytes import MaskedBytes
 from nestforge.tools.train.sparse_mixer.recipe import Recipe

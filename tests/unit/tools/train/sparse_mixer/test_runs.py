@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nestforge.exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
+from nestforge.exporters.families.sparse_mixer.folder import load_model
+from nestforge.exporters.families.sparse_mixer.model.encoder import SparseMixer
 from nestforge.exporters.source import open_source
-from nestforge.exporters.sparse_mixer.config import SparseMixerConfig
-from nestforge.exporters.sparse_mixer.encoder import SparseMixer
-from nestforge.exporters.sparse_mixer.folder import load_model
 from nestforge.tools.train.sparse_mixer.fit import quality
 from nestforge.tools.train.sparse_mixer.recipe import Subject
 from nestforge.tools.train.sparse_mixer.runs import Run, Trainer, budgets

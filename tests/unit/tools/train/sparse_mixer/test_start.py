@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from nestforge.exporters.sparse_mixer.config import SparseMixerConfig
-from nestforge.exporters.sparse_mixer.encoder import SparseMixer
+from nestforge.exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
+from nestforge.exporters.families.sparse_mixer.model.encoder import SparseMixer
 from nestforge.tools.train.sparse_mixer.start import draw_start
 
 

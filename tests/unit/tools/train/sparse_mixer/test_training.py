@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nestforge.exporters.checkpoint import sha256_of
+from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.tools.train.sparse_mixer.recipe import Subject
 from nestforge.tools.train.sparse_mixer.runs import Trainer
 from nestforge.tools.train.sparse_mixer.training import Training

@@ -1,0 +1,1 @@
+"""Engines emitted, proven and measured."""

@@ -1,0 +1,148 @@
+"""Latencies measured on this host: of a few rungs, to correct predictions, and of every engine, for the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from ...elastic import Bucket, Submodel
+from ...profiles.precision import BITS_OF, Precision, precision_of
+from ...profiles.probe_host import is_this_host
+from ...runtime.bundle.manifest import EngineEntry, Latency
+from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.engines.measure import measure
+from ...runtime.engines.runner import Residency, runner_for
+from ...runtime.inputs.feeds import random_feeds
+from ..planning.cost_model import Cost, fit_correction, predict
+from ..planning.plan import Corrections
+from ..planning.variants import formed_workload
+from ..work.clock import Clock
+from .build_engine import EngineBuilder
+
+# Spread over the ladder; the correction has three factors, so four rungs leave it one to disagree with.
+_RUNGS = 4
+_ROUNDS = 3
+_ROUND_SECONDS = 0.3
+# Whole engines that are open at once while they are measured: each owns a packed copy of its weights.
+_GROUP = 4
+# What the runtime chooses while memory lasts.
+_RESIDENCY: Residency = "packed"
+
+
+def fit_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], clock: Clock) -> Corrections:
+    """Corrections per bucket and precision, from some of ``rungs`` built and measured here; empty for a profile of
+    another device.
+
+    A rung of another sequence is measured at the shape that it has in the place of the bucket.
+    """
+    if not is_this_host(builder.profile):
+        return {}
+    picked, profile = [rungs[index] for index in rungs_to_measure(len(rungs))], builder.profile
+    pairs = [(bucket, precision) for bucket in profile.buckets for precision in profile.precisions]
+    corrections = {}
+    for bucket, precision in clock.each(pairs):
+        own = [rung.at_bits(BITS_OF[precision]) for rung in picked]
+        costs = [_cost(builder, rung, rung.at(bucket)) for rung in own]
+        corrections[bucket, precision] = fit_correction(costs, _measured_rungs(builder, own, bucket, precision))
+    return corrections
+
+
+def rungs_to_measure(count: int) -> list[int]:
+    """Which of ``count`` rungs are measured: the ends and some between, evenly."""
+    return sorted({round(index * (count - 1) / (_RUNGS - 1)) for index in range(_RUNGS)})
+
+
+def measure_engines(
+    builder: EngineBuilder, engines: Sequence[EngineEntry], corrections: Corrections, clock: Clock
+) -> tuple[Latency, ...]:
+    """Predicted latency of every engine, and beside it the measured one if the profile is of this host.
+
+    Engines of one file are one engine, measured once.
+    """
+    measured: dict[str, list[float]] = {}
+    if is_this_host(builder.profile):
+        for group in clock.each(_groups(engines)):
+            stats = builder.stage.once_json(f"latency-{group[0].file}.json", partial(_best_of_rounds, builder, group))
+            measured |= {engine.file: pair for engine, pair in zip(group, stats, strict=True)}
+    return tuple(
+        Latency(
+            engine=engine.id,
+            predicted_ms=_predicted(builder, engine, corrections),
+            measured_p50_ms=measured[engine.file][0] if measured else None,
+            measured_p95_ms=measured[engine.file][1] if measured else None,
+            residency=_RESIDENCY if measured else None,
+        )
+        for engine in engines
+    )
+
+
+def _groups(engines: Sequence[EngineEntry]) -> list[list[EngineEntry]]:
+    """Engines that are measured in turns: all buckets of a segment, since the chain weighs those against each other."""
+    files = list({engine.file: engine for engine in engines}.values())
+    wholes = [engine for engine in files if engine.segment is None]
+    groups = [wholes[start : start + _GROUP] for start in range(0, len(wholes), _GROUP)]
+    segments: dict[str, list[EngineEntry]] = {}
+    for engine in files:
+        if engine.segment is not None:
+            segments.setdefault(engine.file.removesuffix(f".{engine.bucket.label}.onnx"), []).append(engine)
+    return [*groups, *segments.values()]
+
+
+def _predicted(builder: EngineBuilder, engine: EngineEntry, corrections: Corrections) -> float:
+    """Milliseconds, corrected where rungs were measured."""
+    source = builder.universal.source
+    submodel = source.spec.parse(engine.submodel)
+    cost = _cost(builder, submodel, engine.bucket, engine.segment)
+    if not corrections:
+        return cost.predicted_ms
+    # The first bucket of the profile that the submodel has as this one.
+    measured = next(bucket for bucket in builder.profile.buckets if submodel.at(bucket) == engine.bucket)
+    return corrections[measured, engine.precision].corrected_ms(cost)
+
+
+def _cost(builder: EngineBuilder, submodel: Submodel, bucket: Bucket, segment: str | None = None) -> Cost:
+    """Of the engine of ``submodel`` at ``bucket``, or of one segment of it."""
+    source, profile = builder.universal.source, builder.profile
+    if segment is None or source.exits is None:
+        ops = formed_workload(source, submodel, bucket, profile)
+    else:
+        names = [entry.name for entry in source.exits.entry.segments]
+        ops = source.exits.workload(submodel, bucket, names.index(segment))
+    return predict(ops, profile, precision_of(submodel, profile.precisions))
+
+
+def _measured_rungs(
+    builder: EngineBuilder, rungs: Sequence[Submodel], bucket: Bucket, precision: Precision
+) -> list[float]:
+    """Latency of each rung in milliseconds; an interrupted compile measures once, so that its plan stays the same."""
+
+    def measure_now() -> list[float]:
+        engines = [builder.build(rung, rung.at(bucket)) for rung in rungs]
+        return [p50 for p50, _ in _best_of_rounds(builder, engines)]
+
+    times: list[float] = builder.stage.once_json(f"rungs-{bucket.label}-{precision}.json", measure_now)
+    return times
+
+
+def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> list[tuple[float, float]]:
+    """Median and 95th percentile in milliseconds of each engine in its best of several rounds, all engines in turn.
+
+    Another program's burst then spoils a round of some engines, not the proportions between them.
+    """
+    with ExitStack() as stack:
+        runners = [
+            stack.enter_context(runner_for(builder.draft, engine, _RESIDENCY, threads_or_default(None)))
+            for engine in engines
+        ]
+        interface = builder.draft.manifest.interface
+        feeds = [random_feeds(interface(engine.segment)[0], engine.bucket) for engine in engines]
+        rounds = [
+            [
+                measure(runner, feed, min_runs=10, max_seconds=_ROUND_SECONDS)
+                for runner, feed in zip(runners, feeds, strict=True)
+            ]
+            for _ in range(_ROUNDS)
+        ]
+    best = [min(stats, key=lambda s: s.p50) for stats in zip(*rounds, strict=True)]
+    return [(stats.p50, stats.p95) for stats in best]

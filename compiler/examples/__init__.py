@@ -1,0 +1,1 @@
+"""Examples of the user's: what they rank and show."""

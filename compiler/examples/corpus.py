@@ -1,0 +1,85 @@
+"""The user's data, texts or arrays: part calibrates the ranking, the rest is held out to show quality."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...errors import CheckpointError, InputError
+from ...exporters.source import ModelSource
+from ...runtime.bundle.roles import Interface
+from ...runtime.consistency.array_samples import different_rows, read_array_samples
+from ...runtime.consistency.samples import ArraySamples
+from ...runtime.consistency.texts import MAX_TEXT_BYTES, keyed_texts
+from ...strict import unstructure
+
+CALIBRATION = 128
+HELD_OUT = 200
+_MINIMUM = 20
+_HELD_OUT_ONE_IN = 5
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """One text per line; no text is in both parts."""
+
+    calibration: tuple[str, ...]
+    held_out: tuple[str, ...]
+
+    @property
+    def key(self) -> Any:
+        """What an interrupted compile must share with the one that goes on."""
+        return unstructure(self)
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayCorpus:
+    """Rows of arrays; no row is in both parts. Labels, where there are any, judge the held-out part alone."""
+
+    calibration: ArraySamples
+    held_out: ArraySamples
+
+    @property
+    def key(self) -> Any:
+        """What an interrupted compile must share with the one that goes on."""
+        return [self.calibration.sha256, self.held_out.sha256]
+
+
+def read_corpus(path: Path) -> Corpus:
+    """Reads a UTF-8 file with one text per line; blank and repeated lines are dropped.
+
+    A text's own hash decides its part (about one in five is held out), so adding lines moves no other. Of each part
+    the texts with the smallest hashes are used, a sample spread over the whole file.
+    Raises CheckpointError for a missing, oversized or undecodable file, or too few texts.
+    """
+    keyed = keyed_texts(path, CheckpointError, MAX_TEXT_BYTES)
+    calibration, held_out = split_parts(keyed)
+    if min(len(held_out), len(calibration)) < _MINIMUM:
+        raise CheckpointError(f"{path}: {len(keyed)} different texts; expected at least {10 * _MINIMUM}, one per line")
+    return Corpus(tuple(calibration[:CALIBRATION]), tuple(held_out[:HELD_OUT]))
+
+
+def read_array_corpus(path: Path, source: ModelSource) -> ArrayCorpus:
+    """Reads an NPZ file with an array per input, rows first, and perhaps ``labels``; equal rows count once.
+
+    A row's own hash decides its part as a text's does. Raises InputError for a file that does not fit the model, or
+    with too few different rows.
+    """
+    signature, exits = source.signature, source.exits
+    interface = Interface(signature.inputs, signature.outputs, signature.text, exits.entry if exits else None)
+    samples = read_array_samples(path, interface)
+    rows = different_rows(samples)
+    calibration, held_out = split_parts(rows)
+    if min(len(held_out), len(calibration)) < _MINIMUM:
+        raise InputError(f"{path}: {len(rows)} different rows; expected at least {10 * _MINIMUM}")
+    return ArrayCorpus(samples.take(calibration[:CALIBRATION]), samples.take(held_out[:HELD_OUT]))
+
+
+def split_parts(keyed: Sequence[tuple[bytes, T]]) -> tuple[list[T], list[T]]:
+    """What may calibrate or train, and what is held out: each item's own key decides."""
+    held_out = [item for key, item in keyed if key[-1] % _HELD_OUT_ONE_IN == 0]
+    return [item for key, item in keyed if key[-1] % _HELD_OUT_ONE_IN], held_out

@@ -1,0 +1,110 @@
+"""The ranking stage: which importance, from which data, remembered for a resumed compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from ...elastic import Bucket
+from ...errors import CheckpointError, InputError
+from ...exporters.ranking import Places, Scores, magnitude_scores, rank, taylor_scores
+from ...exporters.universal import UniversalModel
+from ...runtime.bundle.manifest import RANKING_NAME, Ranking
+from ...runtime.inputs.arrays import Array
+from ...runtime.inputs.check_inputs import InputChecker
+from ...runtime.inputs.text import TextEncoder
+from ..graph.store import save_tensors
+from ..work.clock import Clock
+from ..work.staging import Stage
+from .corpus import ArrayCorpus, Corpus
+from .order_file import permuted, save_orders
+
+# Long texts cost time quadratically and change the order little.
+_LONGEST = 64
+_BATCH = 16
+
+
+def text_encoder(model: UniversalModel) -> TextEncoder | None:
+    """The checkpoint's own tokenizer, or None if the folder has none."""
+    signature = model.source.signature
+    if signature.text is None:
+        return None
+    return TextEncoder(model.source.checkpoint.folder / signature.text.file, signature.text, signature.inputs)
+
+
+def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage: Stage, clock: Clock) -> Ranking:
+    """Orders the model's axes in place: not at all if it was trained nested or no axis has weights, by first-order
+    Taylor importance on the calibration texts or rows if there are any, else by weight magnitude.
+
+    What was permuted is written into the bundle (order_file.py).
+    Raises CheckpointError if texts are given and the model has no tokenizer, InputError if texts or rows do not fit it.
+    """
+    if isinstance(corpus, Corpus) and text_encoder(model) is None:
+        raise CheckpointError(
+            f"{model.source.checkpoint.folder}: no tokenizer.json, so the text file cannot be read by this model"
+        )
+    if model.spec.trained_nested or not model.spec.orders:
+        return Ranking("none")
+    ranking, places = _ranked(model, corpus, stage, clock)
+    moved = permuted(places)
+    if not moved:
+        return ranking
+    stage.once(stage.folder / RANKING_NAME, partial(save_orders, moved, model.spec))
+    return replace(ranking, order_file=RANKING_NAME)
+
+
+def _ranked(
+    model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage: Stage, clock: Clock
+) -> tuple[Ranking, Places]:
+    if corpus is None:
+        return rank(model, magnitude_scores(model), "magnitude")
+    scores = load_file(
+        stage.once(stage.work / "scores.safetensors", partial(_save_taylor_scores, model, corpus, clock))
+    )
+    if isinstance(corpus, Corpus):
+        return rank(model, scores, "taylor", corpus.calibration)
+    ranking, places = rank(model, scores, "taylor")
+    return replace(ranking, data_sha256=corpus.calibration.sha256, samples=corpus.calibration.size), places
+
+
+def _save_taylor_scores(model: UniversalModel, corpus: Corpus | ArrayCorpus, clock: Clock, path: Path) -> None:
+    save_tensors({name: scores.numpy() for name, scores in _taylor_scores(model, corpus, clock).items()}, path)
+
+
+def _taylor_scores(model: UniversalModel, corpus: Corpus | ArrayCorpus, clock: Clock) -> Scores:
+    signature, checker = model.source.signature, InputChecker(model.source.signature.inputs)
+    batches = []
+    for feeds in _text_batches(model, corpus) if isinstance(corpus, Corpus) else _row_batches(corpus):
+        shape = checker.shape_of(feeds)
+        if signature.max_sequence is not None and shape.sequence > signature.max_sequence:
+            raise InputError(
+                f"rows have {shape.sequence} positions, the model takes at most {signature.max_sequence}; cut them"
+            )
+        if signature.max_sequence is not None and signature.bound is not None:
+            feeds = checker.filled(feeds, Bucket(shape.batch, signature.max_sequence))
+        batches.append(tuple(torch.from_numpy(feeds[spec.name]) for spec in signature.inputs))
+    return taylor_scores(model, batches, clock.tick)
+
+
+def _text_batches(model: UniversalModel, corpus: Corpus) -> Iterator[Mapping[str, Array]]:
+    encoder = text_encoder(model)
+    assert encoder is not None
+    signature = model.source.signature
+    longest = min(_LONGEST, signature.max_sequence or _LONGEST)
+    if signature.bound is not None and signature.max_sequence is not None:
+        longest = signature.max_sequence  # what a text is cut to saves nothing: all are filled up
+    # Neighbours of like length need little padding.
+    texts = sorted(corpus.calibration, key=len)
+    for start in range(0, len(texts), _BATCH):
+        yield encoder.encode(texts[start : start + _BATCH], longest, truncate=True).feeds
+
+
+def _row_batches(corpus: ArrayCorpus) -> Iterator[Mapping[str, Array]]:
+    data = corpus.calibration
+    for start in range(0, data.size, _BATCH):
+        yield data.take(range(start, min(start + _BATCH, data.size))).feeds

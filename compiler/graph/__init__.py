@@ -1,0 +1,1 @@
+"""Graphs: templates, the weight store, passes, precisions."""

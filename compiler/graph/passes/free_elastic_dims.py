@@ -1,0 +1,235 @@
+"""Frees every Reshape from the universal model's widths, so that a submodel differs in initializer extents alone.
+
+Elastic dimensions are followed from the weights through the graph. A dimension is a product of factors, slowest first:
+a number, or an axis: the output of a query projection is ``(heads * 32)``, after the split ``heads, 32``. A Reshape
+regroups the factors, and its one elastic target dimension becomes ``-1``.
+
+Requires: static shapes; linear layers as Gemm; prefix slices along dimension 0 of each stored weight.
+Ensures: no constant in the graph repeats an elastic extent. Raises SliceError naming the first node it cannot follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import onnx_ir as ir
+
+from ....elastic import Axis
+from ....errors import SliceError
+from .constants import int64_constant
+from .elementwise import ELEMENTWISE
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """A factor of a dimension that shrinks with ``axis``."""
+
+    axis: Axis
+
+
+Factor = int | Elastic
+Dim = tuple[Factor, ...]
+Dims = tuple[Dim, ...]
+
+
+def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
+    """Follows the elastic dimensions from ``seeds`` (initializer name to its dimension 0) and frees the Reshapes."""
+    known: dict[ir.Value, Dims] = {}
+    for name, first in seeds.items():
+        if name in model.graph.initializers:
+            value = model.graph.initializers[name]
+            known[value] = (first, *_dims(value, {})[1:])
+    changed = False
+    for node in model.graph:
+        if not any(value in known for value in node.inputs if value is not None):
+            continue
+        rule = _RULES.get(node.op_type)
+        if rule is None:
+            raise _error(node, f"no rule for {node.op_type} on an elastic dimension")
+        dims = rule(node, [_dims(value, known) for value in node.inputs])
+        changed |= node.op_type == "Reshape"
+        if any(_is_elastic(dim) for dim in dims):
+            for output in node.outputs:
+                known[output] = _at_extents(output, dims)
+                if output.is_graph_output():
+                    raise _error(node, "an output of the model would shrink")
+    return changed
+
+
+def _at_extents(output: ir.Value, dims: Dims) -> Dims:
+    """``dims`` with the output's own extents where they are not elastic: what a Split or a Slice changes."""
+    if output.shape is None or len(output.shape) != len(dims):
+        return dims
+    extents = output.shape.numpy()
+    return tuple(dim if _is_elastic(dim) else (int(extent),) for dim, extent in zip(dims, extents, strict=True))
+
+
+def _dims(value: ir.Value | None, known: Mapping[ir.Value, Dims]) -> Dims:
+    if value is None:
+        return ()
+    if value in known:
+        return known[value]
+    if value.shape is None:
+        raise SliceError(f"value {value.name}: its shape is unknown")
+    return tuple((int(extent),) for extent in value.shape.numpy())
+
+
+def _is_elastic(dim: Dim) -> bool:
+    return any(isinstance(factor, Elastic) for factor in dim)
+
+
+def _extent(dim: Iterable[Factor]) -> int:
+    return prod(factor.axis.size if isinstance(factor, Elastic) else factor for factor in dim)
+
+
+def _elementwise(node: ir.Node, inputs: list[Dims]) -> Dims:
+    rank = max(len(dims) for dims in inputs)
+    padded = [((1,),) * (rank - len(dims)) + dims for dims in inputs]
+    return tuple(_broadcast(node, dims) for dims in zip(*padded, strict=True))
+
+
+def _broadcast(node: ir.Node, dims: Iterable[Dim]) -> Dim:
+    wide = [dim for dim in dims if _extent(dim) != 1 or _is_elastic(dim)]
+    if any(_is_elastic(dim) for dim in wide) and len(set(wide)) > 1:
+        raise _error(node, "an elastic dimension meets one that does not shrink with it")
+    return wide[0] if wide else (1,)
+
+
+def _gemm(node: ir.Node, inputs: list[Dims]) -> Dims:
+    a, b = inputs[0], inputs[1]
+    if node.attributes.get_int("transB", 0):
+        b = (b[1], b[0])
+    if node.attributes.get_int("transA", 0):
+        a = (a[1], a[0])
+    _contract(node, a[1], b[0])
+    return _elementwise(node, [(a[0], b[1]), *inputs[2:]])
+
+
+def _matmul(node: ir.Node, inputs: list[Dims]) -> Dims:
+    a, b = inputs
+    if len(a) < 2 or len(b) < 2:
+        raise _error(node, "MatMul with a vector")
+    _contract(node, a[-1], b[-2])
+    return (*_elementwise(node, [a[:-2], b[:-2]]), a[-2], b[-1])
+
+
+def _contract(node: ir.Node, left: Dim, right: Dim) -> None:
+    if left != right and (_is_elastic(left) or _is_elastic(right)):
+        raise _error(node, "the two sides of a product do not shrink together")
+
+
+def _transpose(node: ir.Node, inputs: list[Dims]) -> Dims:
+    permutation = node.attributes.get_ints("perm") or tuple(reversed(range(len(inputs[0]))))
+    return tuple(inputs[0][index] for index in permutation)
+
+
+def _last_axis_whole(node: ir.Node, inputs: list[Dims]) -> Dims:
+    axis = node.attributes.get_int("axis", -1)
+    reduced = inputs[0][axis:] if node.op_type == "LayerNormalization" else (inputs[0][axis],)
+    if any(_is_elastic(dim) for dim in reduced):
+        raise _error(node, f"{node.op_type} over an elastic dimension")
+    return inputs[0]
+
+
+def _split(node: ir.Node, inputs: list[Dims]) -> Dims:
+    if _is_elastic(inputs[0][node.attributes.get_int("axis", 0)]):
+        raise _error(node, "a Split of an elastic dimension")
+    return inputs[0]
+
+
+def _slice(node: ir.Node, inputs: list[Dims]) -> Dims:
+    tensor = ir.convenience.get_const_tensor(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else None
+    if tensor is None:
+        raise _error(node, "the axes of a Slice are not constant")
+    if any(_is_elastic(inputs[0][int(axis)]) for axis in tensor.numpy()):
+        raise _error(node, "a Slice of an elastic dimension")
+    return inputs[0]
+
+
+def _gather(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Steps looked up along a dimension that does not shrink, by indices that do not either."""
+    data, indices = inputs
+    axis = node.attributes.get_int("axis", 0) % len(data)
+    if _is_elastic(data[axis]) or any(_is_elastic(dim) for dim in indices):
+        raise _error(node, "a Gather from, or by, an elastic dimension")
+    return (*data[:axis], *indices, *data[axis + 1 :])
+
+
+def _concat(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Joined along a dimension that does not shrink; of the others, all inputs shrink alike."""
+    axis = node.attributes.get_int("axis", 0) % len(inputs[0])
+    for index, dims in enumerate(zip(*inputs, strict=True)):
+        elastic = any(_is_elastic(dim) for dim in dims)
+        if elastic and (index == axis or len(set(dims)) > 1):
+            raise _error(node, "a Concat of dimensions that do not shrink together")
+    return inputs[0]
+
+
+def _mean(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """A mean over an elastic dimension divides by the extent that it finds; a sum's divisor may be a constant."""
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    axes = ir.convenience.get_const_tensor(given) if given is not None else None
+    if axes is None:
+        raise _error(node, "the axes of a mean are not constant")
+    reduced = {int(axis) % len(inputs[0]) for axis in axes.numpy().tolist()}
+    if node.attributes.get_int("keepdims", 1):
+        return tuple((1,) if index in reduced else dim for index, dim in enumerate(inputs[0]))
+    return tuple(dim for index, dim in enumerate(inputs[0]) if index not in reduced)
+
+
+def _reshape(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Regroups the factors into the output's extents and frees the one elastic dimension of the target."""
+    output = node.outputs[0]
+    constant = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+    if constant is None or output.shape is None:
+        raise _error(node, "the target of a Reshape is not constant")
+    factors: list[Factor] = [factor for dim in inputs[0] for factor in dim if factor != 1]
+    dims = tuple(_take(node, factors, int(extent)) for extent in output.shape.numpy())
+    elastic = [index for index, dim in enumerate(dims) if _is_elastic(dim)]
+    if len(elastic) > 1:
+        raise _error(node, "a Reshape target with two elastic dimensions")
+    target = [_extent(dim) for dim in dims]
+    for index in elastic:
+        target[index] = -1
+    shape = int64_constant(target)
+    node.prepend(shape)
+    node.replace_input_with(1, shape.outputs[0])
+    return dims
+
+
+def _take(node: ir.Node, factors: list[Factor], extent: int) -> Dim:
+    """Takes factors from the front whose product is ``extent``; a number may be split, an axis may not."""
+    taken: list[Factor] = []
+    while _extent(taken) != extent:
+        needed, rest = divmod(extent, _extent(taken))
+        if rest or not factors:
+            raise _error(node, f"a Reshape that cuts through an elastic dimension at extent {extent}")
+        factor = factors.pop(0)
+        size = _extent((factor,))
+        if size > needed and isinstance(factor, int) and size % needed == 0:
+            factors.insert(0, size // needed)
+            factor = needed
+        taken.append(factor)
+    return tuple(taken) or (1,)
+
+
+def _error(node: ir.Node, problem: str) -> SliceError:
+    return SliceError(f"node {node.outputs[0].name} ({node.op_type}): {problem}")
+
+
+_RULES: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Transpose": _transpose,
+    "Softmax": _last_axis_whole,
+    "LayerNormalization": _last_axis_whole,
+    "ReduceMean": _mean,
+    "Reshape": _reshape,
+    "Split": _split,
+    "Slice": _slice,
+    "Gather": _gather,
+    "Concat": _concat,
+}

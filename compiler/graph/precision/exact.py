@@ -1,0 +1,62 @@
+"""An integer engine without the rounding of its activations: what is left must equal PyTorch as float32 does.
+
+Rounding activations moves an answer by more than most faults would, so that no comparison of the engine itself can tell
+a dropped bias from it. This graph reads the same integer weights and has every other node of the engine; given the
+numbers that those integers stand for, a PyTorch module computes the same to the last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx
+import torch
+
+from ....exporters.universal import UniversalModel
+from ..encodings import INT4, INT8, decoded, split_encoding
+from ..passes.linear_to_gemm import TRANSPOSED
+from .edit import Edit
+
+_QUANTISE = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+
+
+def exact(graph: bytes) -> bytes:
+    """The emitted integer engine ``graph`` with its products in float32, over the same bytes of the store."""
+    edit = Edit(onnx.ModelProto.FromString(graph))
+    producers = {name: node for node in edit.source for name in node.output}
+
+    def before(name: str) -> str:
+        """The value that ``name`` was rounded from."""
+        node = producers.get(name)
+        while node is not None and node.op_type in _QUANTISE | {"DequantizeLinear"} and node.input[0] in producers:
+            name, node = node.input[0], producers.get(node.input[0])
+        return node.input[0] if node is not None and node.op_type in _QUANTISE else name
+
+    for node in edit.source:
+        if node.op_type == "QGemm":
+            (trans_b,) = (attribute.i for attribute in node.attribute if attribute.name == "transB")
+            weight = edit.add("DequantizeLinear", [*node.input[3:6]], axis=0 if trans_b else 1)
+            edit.add("Gemm", [before(node.input[0]), weight], node.output, transB=trans_b)
+            continue
+        for attribute in node.attribute:
+            if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
+                attribute.i = 0  # products of float32
+        if node.op_type == "Gemm":
+            node.input[0] = before(node.input[0])
+        edit.nodes.append(node)
+    raw: bytes = edit.done().SerializeToString(deterministic=True)
+    return raw
+
+
+def with_stored_weights(model: UniversalModel, names: Collection[str]) -> UniversalModel:
+    """``model`` with the numbers that the tensors ``names`` of the store stand for; integers differ from its own."""
+    parameters, values = model.parameters(), dict[str, torch.Tensor]()
+    for name in names:
+        plain, encoding = split_encoding(name)
+        if encoding in (INT8, INT4):
+            parameter, transposed = plain.removesuffix(TRANSPOSED), plain.endswith(TRANSPOSED)
+            data = parameters[parameter].detach().numpy()
+            array = decoded(data.T if transposed else data, name)
+            values[parameter] = torch.from_numpy(np.ascontiguousarray(array.T if transposed else array))
+    return model.with_parameters(values)

@@ -1,0 +1,184 @@
+"""The weight store: one plain ``weights.safetensors`` that every engine names as its external data.
+
+Each tensor is stored once, with its elastic dimension first, so that a submodel's weights are byte prefixes. Beside the
+weights lie the tables of the graphs: constants that no engine should hold for itself, or compute. A tensor that engines
+of several precisions read stands there once in each (encodings.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import safetensors.numpy
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ...elastic import ElasticSpec, PrefixSlice, Submodel
+from ...errors import CheckpointError
+from ...exporters.universal import UniversalModel
+from .encodings import BF16, FP16, INT4, INT8, PER_OUTPUT, encode, split_encoding
+from .passes.linear_to_gemm import TRANSPOSED
+
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of the store: ``offset`` in the file, full ``shape``, and the slice of dimension 0 if it has one."""
+
+    offset: int
+    shape: tuple[int, ...]
+    itemsize: int
+    cut: PrefixSlice | None
+
+    def view_shape(self, submodel: Submodel) -> tuple[int, ...]:
+        """Shape of the view in ``submodel``."""
+        return self.shape if self.cut is None else (submodel[self.cut.axis] * self.cut.unit, *self.shape[1:])
+
+    def length(self, submodel: Submodel) -> int:
+        """Bytes of the view, from ``offset``."""
+        return prod(self.view_shape(submodel)) * self.itemsize
+
+    def row(self, number: int) -> StoredTensor:
+        """Row ``number`` of dimension 0, as a tensor of its own; not of a transposed one."""
+        shape = self.shape[1:]
+        return StoredTensor(self.offset + number * prod(shape) * self.itemsize, shape, self.itemsize, None)
+
+
+Store = Mapping[str, StoredTensor]
+
+
+@cache
+def transposed_parameters(spec: ElasticSpec) -> frozenset[str]:
+    """Parameters stored as their transpose: those whose only slice is along dimension 1."""
+    return frozenset(cut.parameter for cut in spec.slices if cut.dim == 1 and len(spec.slices_of(cut.parameter)) == 1)
+
+
+def unshared_parameters(spec: ElasticSpec) -> set[str]:
+    """Parameters with no prefix layout (sliced in two dimensions): no view exists for them."""
+    return {cut.parameter for cut in spec.slices if len(spec.slices_of(cut.parameter)) > 1}
+
+
+def stored_name(parameter: str, spec: ElasticSpec) -> str:
+    """The name of a parameter in the store: transposed tensors carry the suffix ``.T``."""
+    return parameter + (TRANSPOSED if parameter in transposed_parameters(spec) else "")
+
+
+def write_store(model: UniversalModel, names: Collection[str], tables: Mapping[str, np.ndarray], path: Path) -> None:
+    """Writes the tensors ``names`` of the universal model (a parameter, or that with ``.T``, encoded or not), and
+    ``tables``."""
+    parameters = model.parameters()
+    save_tensors({**{name: _laid_out(parameters, name) for name in sorted(names)}, **tables}, path)
+
+
+def _laid_out(parameters: Mapping[str, torch.nn.Parameter], name: str) -> np.ndarray:
+    """The tensor ``name`` of the store, made from the parameter."""
+    plain, _ = split_encoding(name)
+    data = parameters[plain.removesuffix(TRANSPOSED)].detach().numpy()
+    return encode(np.ascontiguousarray(data.T if plain.endswith(TRANSPOSED) else data), name)
+
+
+def save_tensors(
+    tensors: Mapping[str, np.ndarray], path: Path, header: Mapping[str, str] = MappingProxyType({"format": "nestforge"})
+) -> None:
+    """Writes a safetensors file, with ``header`` beside its tensors, and waits until it has reached the disk. Raises
+    OSError as every other write does."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        safetensors.numpy.save_file(dict(tensors), path, metadata=dict(header))
+        path.chmod(mode)  # safetensors leaves a file that no other user may read, whatever the umask
+    except SafetensorError as failure:  # keeps the system's error only in its text
+        number = _SYSTEM_ERROR.search(str(failure))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from failure
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def read_store(path: Path, spec: ElasticSpec) -> Store:
+    """The index of a weight store."""
+    with path.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(header_bytes))
+    base = 8 + header_bytes
+    return dict(_stored(base, header, spec))
+
+
+def _stored(
+    base: int, header: Mapping[str, dict[str, list[int]]], spec: ElasticSpec
+) -> Iterable[tuple[str, StoredTensor]]:
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            shape = tuple(entry["shape"])
+            yield name, StoredTensor(base + begin, shape, (end - begin) // max(prod(shape), 1), _cut(name, spec))
+
+
+def _cut(name: str, spec: ElasticSpec) -> PrefixSlice | None:
+    """The slice of dimension 0 of a stored tensor."""
+    plain, encoding = split_encoding(name)
+    if encoding in PER_OUTPUT and plain.endswith(TRANSPOSED):
+        return None  # a scale for every output, and the inputs shrink
+    cuts = spec.slices_of(plain.removesuffix(TRANSPOSED))
+    return cuts[0] if cuts else None
+
+
+def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
+    """The permutation of every order that turns ``model``'s weights into the store's, found by their bytes.
+
+    Raises CheckpointError if a step of the store is not a step of the model: it was made from other weights.
+    """
+    parameters, orders, unshared = model.parameters(), {}, unshared_parameters(model.spec)
+    with safe_open(path, framework="np") as file:
+        names = frozenset(file.keys())
+        for order in model.spec.orders:
+            cuts = [cut for cut in (*order.slices, *order.followers) if cut.parameter not in unshared]
+            try:
+                stored = [(_name_in(names, cut.parameter, model.spec), cut) for cut in cuts]
+            except StopIteration:
+                raise _other_model(model, f"weights of {order.name} have other names in {path}") from None
+            ours = _step_keys((_laid_out(parameters, name), name, cut) for name, cut in stored)
+            theirs = _step_keys((file.get_tensor(name), name, cut) for name, cut in stored)
+            places: dict[bytes, list[int]] = {}
+            for place, key in enumerate(ours):
+                places.setdefault(key, []).append(place)
+            try:
+                orders[order.name] = torch.tensor([places[key].pop(0) for key in theirs])
+            except (KeyError, IndexError):
+                raise _other_model(model, f"weights of {order.name} are not those in {path}") from None
+    return orders
+
+
+def _other_model(model: UniversalModel, problem: str) -> CheckpointError:
+    return CheckpointError(f"{model.source.checkpoint.folder}: {problem}; the bundle was made from another model")
+
+
+def _name_in(names: Collection[str], parameter: str, spec: ElasticSpec) -> str:
+    """The stored tensor that holds the weights of ``parameter``. Raises StopIteration if there is none."""
+    stored = stored_name(parameter, spec)
+    return next(stored + held for held in ("", FP16, BF16, INT8, INT4) if stored + held in names)
+
+
+def _step_keys(tensors: Iterable[tuple[np.ndarray, str, PrefixSlice]]) -> list[bytes]:
+    """One hash per step, over its blocks in every tensor, given as the store lays it out, with its name there."""
+    turned = ((a.T if split_encoding(name)[0].endswith(TRANSPOSED) else a, cut) for a, name, cut in tensors)
+    blocks = [_steps(array, cut) for array, cut in turned]
+    return [hashlib.sha256(b"".join(row.tobytes() for row in rows)).digest() for rows in zip(*blocks, strict=True)]
+
+
+def _steps(array: np.ndarray, cut: PrefixSlice) -> np.ndarray:
+    """The steps of an axis in front: ``[n, unit, ...]``."""
+    steps = np.moveaxis(array, cut.dim, 0)
+    return steps.reshape(-1, cut.unit, *steps.shape[1:])

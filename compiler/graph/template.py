@@ -1,0 +1,271 @@
+"""Trace once, slice many: a template graph, and the emission of any submodel from it in milliseconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+import torch
+from onnxscript.optimizer import fold_constants
+
+from ...elastic import Bucket, ElasticSpec, Submodel
+from ...errors import SliceError
+from ...exporters.tracing.trace import Interface, Trace, trace
+from ...exporters.universal import UniversalModel
+from ...profiles.precision import Precision
+from ...runtime.bundle.manifest import WEIGHTS_NAME
+from ..work.staging import write_synced
+from .encodings import stored_stack, table_name
+from .passes.drop_open_masks import drop_open_masks
+from .passes.fold_tables import fold_tables
+from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
+from .passes.general_optimizer import optimize
+from .passes.linear_to_gemm import linear_to_gemm
+from .passes.merge_reshapes import merge_reshapes
+from .passes.rows_as_weights import rows_as_weights
+from .passes.shorten_names import shorten_names
+from .passes.simplify_attention import simplify_attention
+from .passes.weights_as_inputs import weights_as_inputs
+from .precision.cpu_kernels import fix_extents
+from .store import Store, StoredTensor, stored_name, transposed_parameters, unshared_parameters
+
+_FACTS = "nestforge.template"
+# Elements. Larger constants, such as a causal mask or the matrices of a transform, are tables: they go to the weight
+# store, or every engine would hold its own copy.
+_FOLDED = 64
+_LIFT = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
+
+
+@dataclass(frozen=True)
+class Template:
+    """The ONNX graph of a universal model, or of a segment of it, at one bucket; weights named but not held.
+
+    ``slice_problem`` says why submodels cannot be emitted from it, or is None. ``module_outputs`` maps a module of the
+    PyTorch model to the value it returns, for those that survived the passes. ``tables`` are its large constants, each
+    named by its content. ``precision`` is that of its products: a graph is traced in fp32, and others derived from it
+    (precision/derive.py).
+    """
+
+    bucket: Bucket
+    proto: onnx.ModelProto
+    module_outputs: dict[str, str]
+    slice_problem: str | None
+    tables: Mapping[str, np.ndarray] = field(default_factory=dict)
+    precision: Precision = "fp32"
+
+    @cached_property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the weight store's tensors that are made of parameters."""
+        return tuple(dict.fromkeys(stored_stack(name)[0] for name in self.external if name not in self.tables))
+
+    @cached_property
+    def external(self) -> tuple[str, ...]:
+        """Names of the initializers that are read from the weight store: parameters, rows of them, and tables."""
+        tensors = self.proto.graph.initializer
+        return tuple(tensor.name for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+    @cached_property
+    def private_bytes(self) -> int:
+        """Bytes of constants that every engine keeps for itself."""
+        tensors = self.proto.graph.initializer
+        return sum(len(t.raw_data) for t in tensors if t.data_location != onnx.TensorProto.EXTERNAL)
+
+
+def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: Collection[str]) -> Template:
+    """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external."""
+    model = traced.model
+    with weights_as_inputs(model, parameters):
+        _fold(model)  # most nodes make constants, which the optimiser need not see
+        optimize(model, _FOLDED)  # shape arithmetic is folded, tables are not
+    linear_to_gemm(model, transposed_parameters(spec))  # the layout that makes a slice a prefix
+    returned = _returned_values(model, traced.module_outputs)
+    drop_open_masks(model)  # what is added to scores hides something
+    simplify_attention(model)  # no detours around queries, keys and probabilities
+    merge_reshapes(model)  # layers meet without detours
+    problem = None
+    try:
+        free_elastic_dims(model, _seeds(spec))  # a submodel differs in extents alone
+    except SliceError as failure:
+        problem = str(failure)
+    rows = rows_as_weights(model, parameters)  # a row of stacked weights is a view of them
+    with weights_as_inputs(model, {*parameters, *(stored_name(name, spec) for name in parameters), *rows}):
+        _tidy(model)  # unused nodes out, duplicates merged, no traces of this machine in metadata
+        if fold_tables(model):  # no engine computes a constant
+            _tidy(model)
+    stored = {stored_name(name, spec) for name in parameters} | rows
+    tables = _named_tables(model, stored)
+    shorten_names(model, {*stored, *tables})  # engines are many, names in none of them
+    left = {value: value.name or "" for node in model.graph for value in node.outputs}
+    kept = {module: left[value] for module, value in returned.items() if value in left}
+    shareable = stored - unshared_parameters(spec)
+    return Template(bucket, _without_weights(model, {*shareable, *tables}), kept, problem, tables)
+
+
+def traced_template(
+    model: UniversalModel, module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: int
+) -> Template:
+    """Traces ``module`` (the universal model's, one narrowed from it, or a segment) and makes a template of it."""
+    traced = trace(module, interface, bucket, opset)
+    return make_template(traced, model.spec, bucket, set(model.parameters()))
+
+
+def save_template(template: Template, path: Path) -> None:
+    """Writes a template as an ONNX file with its own facts as metadata, and beside it the tables that it names."""
+    for name, table in template.tables.items():
+        data = BytesIO()
+        np.save(data, table)  # into a file numpy itself would write, whose error does not say that the disk is full
+        write_synced(_table_file(path, name), data.getbuffer())
+    proto = onnx.ModelProto()
+    proto.CopyFrom(template.proto)
+    facts = {
+        "bucket": template.bucket.label,
+        "modules": template.module_outputs,
+        "problem": template.slice_problem,
+        "tables": sorted(template.tables),
+    }
+    proto.metadata_props.add(key=_FACTS, value=json.dumps(facts, sort_keys=True))
+    write_synced(path, proto.SerializeToString(deterministic=True))
+
+
+def load_template(path: Path) -> Template:
+    """Reads what ``save_template`` wrote."""
+    proto = onnx.ModelProto.FromString(path.read_bytes())
+    facts = json.loads(proto.metadata_props[0].value)
+    del proto.metadata_props[:]
+    tables = {name: np.load(_table_file(path, name), mmap_mode="r") for name in facts["tables"]}
+    return Template(Bucket.parse(facts["bucket"]), proto, facts["modules"], facts["problem"], tables)
+
+
+def emit(template: Template, store: Store, submodel: Submodel) -> bytes:
+    """The ONNX file of ``submodel``: the template with its initializers bound to views of the weight store.
+
+    A table that the store does not have, of a submodel that was traced by itself, is held in the file.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(template.proto)
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        if tensor.name in template.tables and tensor.name not in store:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(template.tables[tensor.name], tensor.name))
+            continue
+        stored = _stored(store, tensor.name)
+        tensor.dims[:] = stored.view_shape(submodel)
+        place = {"location": WEIGHTS_NAME, "offset": str(stored.offset), "length": str(stored.length(submodel))}
+        for key, value in place.items():
+            tensor.external_data.add(key=key, value=value)
+    fix_extents(model)
+    raw: bytes = model.SerializeToString(deterministic=True)
+    return raw
+
+
+def weight_bytes(template: Template, store: Store, submodel: Submodel) -> int:
+    """Bytes of the weight store that the engine of ``submodel`` reads."""
+    return sum(
+        _stored(store, name).length(submodel)
+        for name in template.external
+        if name in store or name not in template.tables
+    )
+
+
+def private_bytes(template: Template, store: Store) -> int:
+    """Bytes that the engine's own file holds, which no other engine shares."""
+    return template.private_bytes + sum(table.nbytes for name, table in template.tables.items() if name not in store)
+
+
+def _stored(store: Store, name: str) -> StoredTensor:
+    """The tensor ``name`` of the store, or the row of one that it stands for."""
+    stack, row = stored_stack(name)
+    return store[stack] if row is None else store[stack].row(row)
+
+
+def _returned_values(model: ir.Model, module_outputs: Mapping[str, str]) -> dict[str, ir.Value]:
+    """Per module the value with its numbers, before any Reshape: later passes move and remove those."""
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    returned = {module: values[name] for module, name in module_outputs.items() if name in values}
+    for module, value in returned.items():
+        while (producer := value.producer()) and producer.op_type == "Reshape" and producer.inputs[0]:
+            value = producer.inputs[0]
+        returned[module] = value
+    return returned
+
+
+def _seeds(spec: ElasticSpec) -> dict[str, Dim]:
+    """Dimension 0 of every elastic weight, as factors; a graph of one structure has what choices slice at its size."""
+    unshared = unshared_parameters(spec)
+    if unshared:
+        raise SliceError(f"parameter {sorted(unshared)[0]} is sliced in two dimensions, so no prefix view exists")
+    axes = {axis.name: axis for axis in spec.axes}
+    return {
+        stored_name(cut.parameter, spec): (Elastic(axes[cut.axis]), *((cut.unit,) if cut.unit != 1 else ()))
+        for cut in spec.slices
+        if axes[cut.axis].choices is None
+    }
+
+
+def _named_tables(model: ir.Model, weights: Collection[str]) -> dict[str, np.ndarray]:
+    """The large constants of a graph, which get the names of their contents: what is equal is one table."""
+    named: dict[str, ir.Value] = {}
+    tables: dict[str, np.ndarray] = {}
+    for name, value in list(model.graph.initializers.items()):
+        if name in weights or value.const_value is None or value.const_value.size <= _FOLDED:
+            continue
+        array = np.ascontiguousarray(value.const_value.numpy())
+        table = table_name(array)
+        if table in named:
+            ir.convenience.replace_all_uses_with(value, named[table])
+            del model.graph.initializers[name]
+        else:
+            named[table], tables[table] = value, array
+    for table, value in named.items():
+        value.name = table
+    return tables
+
+
+def _table_file(template: Path, table: str) -> Path:
+    return template.parent / f"{table}.npy"
+
+
+def _fold(model: ir.Model) -> None:
+    fold_constants(model, output_size_limit=_FOLDED)
+    ir.passes.Sequential(_LIFT, common.RemoveUnusedNodesPass())(model)
+
+
+def _tidy(model: ir.Model) -> None:
+    ir.passes.Sequential(
+        _LIFT,
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.NameFixPass(),
+        common.ClearMetadataAndDocStringPass(),
+    )(model)
+
+
+def _without_weights(model: ir.Model, weights: Collection[str]) -> onnx.ModelProto:
+    """Serializes the graph with each weight as an external tensor that has no place yet.
+
+    Intermediate shapes are left out: they are the universal model's, and a submodel's follow from its weights.
+    """
+    for name in weights:
+        value = model.graph.initializers.get(name)
+        if value is not None and value.const_value is not None:
+            tensor = value.const_value
+            value.const_value = ir.ExternalTensor(
+                WEIGHTS_NAME, None, None, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=""
+            )
+    model.producer_name, model.producer_version = "nestforge", None
+    proto = ir.to_proto(model)
+    del proto.graph.value_info[:]
+    for tensor in proto.graph.initializer:
+        tensor.ClearField("external_data")
+    return proto

@@ -1,0 +1,1 @@
+"""The gate: cases, references, comparison, verdicts, proofs."""

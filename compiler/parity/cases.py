@@ -1,0 +1,92 @@
+"""Inputs for the parity gate: random values under several seeds, whole and padded rows, real text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...elastic import Bucket
+from ...exporters.family import Signature
+from ...runtime.bundle.manifest import TensorSpec
+from ...runtime.consistency.samples import text_at_bucket
+from ...runtime.inputs.feeds import random_feeds
+from ...runtime.inputs.text import TextEncoder
+
+# Everyday text in several scripts, so that a real tokenizer is exercised even where the user gives no corpus.
+_SENTENCES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Wie spät ist es? Der letzte Zug fährt um 23:41 Uhr von Gleis 7 ab.",
+    "def parity(a, b): return abs(a - b) <= 1e-5  # compare two engines",
+    "北京的秋天很美，很多人去香山看红叶。",
+    "Une requête peut dire ce qu'elle peut dépenser : mémoire, temps ou énergie.",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs at a bucket, by input name, in the signature's order.
+
+    ``rows`` are those of the request (None: all); what follows them is how the runtime fills a bucket, and nobody reads
+    its answers.
+    """
+
+    name: str
+    feeds: Mapping[str, np.ndarray]
+    rows: int | None = None
+
+    @property
+    def request(self) -> dict[str, np.ndarray]:
+        """The inputs as they are sent, before the runtime fills the bucket."""
+        if self.rows is None:
+            return dict(self.feeds)
+        return {name: np.ascontiguousarray(array[: self.rows]) for name, array in self.feeds.items()}
+
+    def read(self, outputs: Mapping[str, np.ndarray], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+        """Those of the ``outputs`` that ``specs`` describe, without the rows that filled the bucket."""
+        by_row = {spec.name: spec.dims[:1] == ("batch",) for spec in specs if spec.name in outputs}
+        return {name: outputs[name][: self.rows] if cut else outputs[name] for name, cut in by_row.items()}
+
+
+def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | None) -> list[Case]:
+    """The cases of one bucket: two fully random (masks with holes), one whole, one padded, one of real text.
+
+    Every row has a token, since without one no answer is defined (``TensorSpec.row_needs``). The padded case has rows
+    that end early and lacks its last row: what fills it must not reach the others.
+    """
+    cases = [Case(f"random-{seed}", random_feeds(signature.inputs, bucket, seed)) for seed in (0, 1)]
+    whole = [_whole(signature, random_feeds(signature.inputs, bucket, seed)) for seed in (2, 3)]
+    has_sequence = any("sequence" in spec.dims for spec in signature.inputs)
+    lacks_row = bucket.batch > 1 and all(spec.pad is not None for spec in signature.inputs)
+    if has_sequence:
+        cases.append(Case("whole", whole[0]))
+    if has_sequence or lacks_row:
+        padded, rows = _padded(signature, bucket, whole[1]), bucket.batch - 1 if lacks_row else None
+        cases.append(Case("padded", padded if rows is None else _without_last_row(signature, padded), rows))
+    if encoder is not None:
+        texts = [_SENTENCES[row % len(_SENTENCES)] for row in range(bucket.batch)]
+        cases.append(Case("text", text_at_bucket(encoder, signature.inputs, texts, bucket)[0]))
+    return cases
+
+
+def _whole(signature: Signature, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every position counts."""
+    return {name: np.ones_like(array) if name == signature.mask else array for name, array in feeds.items()}
+
+
+def _padded(signature: Signature, bucket: Bucket, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Fills the tail of every row with padding: a third of the first row, less of the later ones."""
+    for spec in signature.inputs:
+        if spec.pad is not None and spec.dims[:2] == ("batch", "sequence"):
+            for row in range(bucket.batch):
+                feeds[spec.name][row, max(1, bucket.sequence - max(1, bucket.sequence // (3 + row))) :] = spec.pad
+    return feeds
+
+
+def _without_last_row(signature: Signature, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As a request of one row less arrives at the engine."""
+    for spec in signature.inputs:
+        if spec.dims[:1] == ("batch",):
+            feeds[spec.name][-1] = spec.pad
+    return feeds

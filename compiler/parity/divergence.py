@@ -1,0 +1,99 @@
+"""Names the first module at which an engine leaves the PyTorch submodel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+
+from ...exporters.universal import PREFIX
+from .cases import Case
+from .compare import Tolerance, rounding, within
+from .reference import Reference
+
+NOWHERE = "no module alone breaks the rule; rounding grows over the whole depth"
+
+
+def first_divergence(
+    graph: bytes,
+    modules: Mapping[str, str],
+    reference: Reference,
+    case: Case,
+    limit: Tolerance,
+    folder: Path,
+    run: Callable[[torch.nn.Module], object],
+) -> str:
+    """``encoder.layer.3.output.dense (max abs 0.31)``: the first module, in graph order, whose output breaks the rule.
+
+    ``run`` makes a pass of a module of ``reference`` on ``case`` (``Reference.bound``); ``graph`` is an engine as this
+    host runs it, here with the values that ``modules`` return (``Template.module_outputs``) as outputs. ``folder``
+    holds the weight store. NOWHERE if none does.
+    """
+    batch = max(len(array) for array in case.feeds.values())
+    expected, float32 = _module_values(reference.wide, run), _module_values(reference.module, run)
+    for name, value in _graph_values(graph, modules, case.feeds, folder).items():
+        if name not in expected or expected[name].size != value.size:
+            continue
+        values = [expected[name], float32[name], value.reshape(expected[name].shape)]
+        if case.rows is not None and len(values[0]) == batch:
+            values = [array[: case.rows] for array in values]  # nobody reads what follows
+        exact, own, found = values
+        if not within(exact, found, limit, rounding(exact, own)):
+            return f"{name} (max abs {float(np.abs(exact - found).max()):.3g})"
+    return NOWHERE
+
+
+def _module_values(module: torch.nn.Module, run: Callable[[torch.nn.Module], object]) -> dict[str, np.ndarray]:
+    """The first output of every submodule."""
+    values: dict[str, np.ndarray] = {}
+
+    def keep(name: str, output: object) -> None:
+        first = next(iter(output.values()), None) if isinstance(output, Mapping) else output
+        first = first[0] if isinstance(first, (tuple, list)) and first else first
+        if isinstance(first, torch.Tensor) and first.is_floating_point():
+            values[name] = first.detach().numpy().copy()
+
+    hooks = [
+        part.register_forward_hook(lambda _m, _i, output, name=name: keep(name.removeprefix(PREFIX), output))
+        for name, part in module.named_modules()
+        if name
+    ]
+    try:
+        run(module)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return values
+
+
+def _graph_values(
+    graph: bytes, modules: Mapping[str, str], feeds: Mapping[str, np.ndarray], folder: Path
+) -> dict[str, np.ndarray]:
+    """The value of every module that the graph still has, in the order in which the graph computes them."""
+    model = onnx.shape_inference.infer_shapes(onnx.ModelProto.FromString(graph))
+    known = (*model.graph.value_info, *model.graph.output)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in known}
+    named: dict[str, list[str]] = {}
+    for module, value in modules.items():
+        named.setdefault(value, []).append(module)
+    # Behind operators that inference does not know, such as integer kernels, what a module returns is float32.
+    types = {name: kinds.get(name, onnx.TensorProto.FLOAT) for node in model.graph.node for name in node.output}
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+    wanted = [name for name, kind in types.items() if name in named and kind in floats]
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, types[name], None) for name in wanted)
+    path = folder / "divergence.onnx"
+    path.write_bytes(model.SerializeToString())
+    try:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        arrays = session.run(wanted, dict(feeds))
+    finally:
+        path.unlink()
+    # Where several modules return the same value, the innermost (longest) name says most.
+    return {max(named[name], key=len): array for name, array in zip(wanted, arrays, strict=True)}

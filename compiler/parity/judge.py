@@ -1,0 +1,80 @@
+"""One engine's outputs against their reference: what the gate, the exact proof of integers and `verify` ask alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...profiles.precision import Precision
+from ...runtime.bundle.manifest import ParityDecision, ParityOutput, TensorSpec
+from .cases import Case
+from .compare import Arrays, Comparison, Tolerance, compare, judged
+from .reference import BrokenDecision, Replayed
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What is known of the outputs: their ``specs``, those that are ``computed`` from another one, and the input that
+    masks positions."""
+
+    specs: Sequence[TensorSpec]
+    computed: Collection[str] = ()
+    mask: str | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Figures by output and decision; ``broken`` is what breaks the rule, if anything does."""
+
+    outputs: tuple[ParityOutput, ...]
+    decisions: tuple[ParityDecision, ...] | None
+    broken: Comparison | BrokenDecision | None
+
+    @property
+    def unprovable(self) -> bool:
+        return isinstance(self.broken, Comparison) and self.broken.unprovable
+
+
+def judge(
+    reference: Replayed,
+    found: Sequence[Arrays],
+    cases: Sequence[Case],
+    interface: Interface,
+    precision: Precision,
+    limit: Tolerance,
+) -> Judgement:
+    """The outputs ``found`` of an engine in ``precision`` on ``cases``, by the rules of parity.py and reference.py.
+
+    Where they break a limit, PyTorch's own rounding is measured again, in more passes, before that is believed.
+    """
+    got = [case.read(arrays, interface.specs) for case, arrays in zip(cases, found, strict=True)]
+    once = _judge(reference, got, cases, interface, precision, limit)
+    if once.broken is None or once.unprovable or reference.again is None:
+        return once
+    return _judge(reference.again(), got, cases, interface, precision, limit)
+
+
+def _judge(
+    reference: Replayed,
+    got: Sequence[Arrays],
+    cases: Sequence[Case],
+    interface: Interface,
+    precision: Precision,
+    limit: Tolerance,
+) -> Judgement:
+    masks = [_mask(case, interface.mask) for case in cases]
+    wanted, given = (
+        [judged(arrays, interface.specs, precision, mask) for arrays, mask in zip(outputs, masks, strict=True)]
+        for outputs in (reference.outputs, got)
+    )
+    names = [case.name for case in cases]
+    comparisons = compare(wanted, given, names, limit, reference.roundings, interface.computed)
+    broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
+    return Judgement(tuple(comparison.output for comparison in comparisons), reference.decisions, broken)
+
+
+def _mask(case: Case, name: str | None) -> np.ndarray | None:
+    mask = case.feeds.get(name) if name is not None else None
+    return mask if mask is None else mask[: case.rows]

@@ -1,0 +1,40 @@
+"""Acceptance suites that no engine's receipt shows: what loading kept, what slicing keeps, where rows leave a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...elastic import Bucket, Submodel
+from ...errors import ParityError
+from ...exporters.universal import UniversalModel
+from ...runtime.bundle.manifest import Proof
+from ...runtime.bundle.open_bundle import Bundle
+from ..work.clock import Clock
+from .cases import Case
+from .compare import tolerance_for
+from .prove_exits import prove_exits
+from .prove_slices import prove_slice
+from .reference import References
+
+
+def prove(
+    universal: UniversalModel,
+    bundle: Bundle,
+    chosen: Sequence[Submodel],
+    cases: Mapping[Bucket, Sequence[Case]],
+    references: References,
+    clock: Clock,
+) -> tuple[Proof, ...]:
+    """Every suite on the engines of ``bundle``, which answer through the runtime. Raises ParityError if one fails."""
+    whole = universal.spec.universal()
+    smallest = min(engine.bucket for engine in bundle.manifest.engines if engine.submodel == whole.id)
+    proofs = list(universal.source.family.prove_load(universal.source.checkpoint, cases[smallest][0].feeds))
+    for submodel in clock.each(chosen):
+        limit = tolerance_for(universal.source.precision(submodel), universal.spec.depth)
+        if submodel.bits in (None, whole.bits):  # a slice of PyTorch's weights, whatever engines make of them
+            proofs += prove_slice(universal, submodel, references, cases[submodel.at(smallest)], limit)
+        proofs += prove_exits(universal, bundle, submodel, references, cases, limit)
+    for proof in proofs:
+        if not proof.worst <= proof.limit:  # NaN fails too
+            raise ParityError(f"{proof.suite} suite, {proof.subject}: {proof.worst:.3g}, allowed {proof.limit:.3g}")
+    return tuple(proofs)

@@ -1,0 +1,219 @@
+"""What an engine must equal: a pass of the PyTorch submodel in float64, with the engine's decisions where it makes any.
+
+Where a model routes tokens to experts, a score that differs in its last bit may send a token elsewhere, and what
+follows differs by far more than rounding though nothing is wrong. So the PyTorch submodel takes the engine's decisions
+in place of its own, and judges each by the scores that it has itself at that place, behind the same decisions.
+
+Rule: no decision is worse than PyTorch's own by more than ``atol``, in units of the score that decides, which is what
+rounding may move such a score by; and given the engine's decisions, its outputs keep the rule of parity.py. A wrong
+route breaks the first part, an expert that computes something else or is added wrongly the second.
+
+Beside it stands what PyTorch's own float32 is off by, which widens the rule where a model amplifies rounding. One pass
+may be lucky: where an engine fails by it, more are made, of modules with weights moved by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+
+from ...elastic import Submodel
+from ...errors import ParityError
+from ...exporters.family import Family, Judged
+from ...exporters.universal import UniversalModel
+from ...runtime.bundle.manifest import DecisionEntry, ParityDecision, TensorSpec
+from .cases import Case
+from .compare import Arrays, Rounding, Roundings, Tolerance, rounding
+from .compare import widened as widened_limit
+from .float64 import float64_inputs, in_float64, nudged, widened
+
+# Passes with moved weights, where one does not explain what an engine is off by.
+_MORE = 7
+
+
+class Reference:
+    """A PyTorch ``module`` (float32) whose outputs are ``specs``, and ``wide``, a float64 copy made when first used."""
+
+    def __init__(self, family: Family, module: torch.nn.Module, specs: Sequence[TensorSpec]) -> None:
+        self.family, self.module, self.specs = family, module, tuple(specs)
+
+    @cached_property
+    def wide(self) -> torch.nn.Module:
+        return widened(self.module)
+
+    def viewed(self, view: Callable[[torch.nn.Module], torch.nn.Module], specs: Sequence[TensorSpec]) -> Reference:
+        """The reference of another module on the same weights, such as one that returns every exit's answer."""
+        other = Reference(self.family, view(self.module), specs)
+        other.__dict__["wide"] = view(self.wide)
+        return other
+
+    def run(
+        self, module: torch.nn.Module, feeds: Arrays, decisions: Sequence[DecisionEntry] | None, found: Arrays
+    ) -> tuple[tuple[torch.Tensor, ...], Mapping[str, Judged]]:
+        """Outputs of ``module``, and its judgements of the ``decisions`` that an engine took (``found``, by name)."""
+        is_wide = module is self.wide
+        inputs = float64_inputs(feeds) if is_wide else tuple(map(torch.from_numpy, feeds.values()))
+        with in_float64() if is_wide else nullcontext(), torch.no_grad():
+            if not decisions:
+                return tuple(module(*inputs)), {}
+            given = {entry.name: torch.from_numpy(found[entry.name]) for entry in decisions}
+            replay = self.family.replay(module, inputs, given)
+            return replay.outputs, replay.decisions
+
+    def bound(
+        self, feeds: Arrays, decisions: Sequence[DecisionEntry] | None, found: Arrays
+    ) -> Callable[[torch.nn.Module], object]:
+        """``run`` on these inputs, for a module."""
+        return lambda module: self.run(module, feeds, decisions, found)
+
+
+class References:
+    """The references of a universal model's submodels, one at a time: each holds twice its weights."""
+
+    def __init__(self, universal: UniversalModel) -> None:
+        self._universal = universal
+        self._last: tuple[Submodel, Reference] | None = None
+
+    def of(self, submodel: Submodel) -> Reference:
+        if self._last is None or self._last[0] != submodel:
+            self._last = None  # before the next is made
+            source = self._universal.source
+            module = self._universal.narrow(submodel)
+            self._last = submodel, Reference(source.family, module, source.signature.outputs)
+        return self._last[1]
+
+
+@dataclass(frozen=True)
+class BrokenDecision:
+    """A decision that is further from PyTorch's own than the rule allows; ``where`` says which and by how much."""
+
+    failed_case: str
+    where: str
+
+    def describe(self) -> str:
+        return self.where
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A PyTorch module on every case with an engine's decisions: its outputs by name (float64), what its own float32 is
+    off by, and what it says of the decisions. ``again`` is the same with more passes of float32 behind it."""
+
+    outputs: Sequence[Arrays]
+    roundings: Sequence[Roundings]
+    decisions: tuple[ParityDecision, ...] | None = None
+    broken: BrokenDecision | None = None
+    again: Callable[[], Replayed] | None = None
+
+    def of(self, names: Mapping[str, str]) -> Replayed:
+        """With the outputs ``names`` alone, each under the name that it is mapped to."""
+        more = self.again
+        return replace(
+            self,
+            outputs=[{new: arrays[name] for name, new in names.items()} for arrays in self.outputs],
+            roundings=[{new: own[name] for name, new in names.items()} for own in self.roundings],
+            again=None if more is None else lambda: more().of(names),
+        )
+
+
+def rule_of(limit: Tolerance, decisions: Sequence[DecisionEntry] | None) -> str:
+    """The rule of the gate in words."""
+    if not decisions:
+        return limit.rule
+    return f"decisions within {limit.atol:.3g} of PyTorch's own by score; with them given, {limit.rule}"
+
+
+def replayed(
+    reference: Reference,
+    cases: Sequence[Case],
+    decisions: Sequence[DecisionEntry] | None = None,
+    found: Sequence[Arrays] = (),
+    atol: float = 0.0,
+) -> Replayed:
+    """``reference`` on ``cases`` with the ``decisions`` that an engine took (``found``, by name and case), whose
+    margins ``atol`` judges; by itself where engines take none.
+
+    Raises ParityError for a decision that no model of these shapes can make.
+    """
+    names = [entry.name for entry in decisions or ()]
+    taken = found if decisions else [{} for _ in cases]
+    outputs: list[Arrays] = []
+    verdicts: list[Mapping[str, Judged]] = []
+    for case, arrays in zip(cases, taken, strict=True):
+        try:
+            tensors, judged = reference.run(reference.wide, case.feeds, decisions, arrays)
+        except ParityError as failure:
+            raise ParityError(f"case {case.name}: {failure}") from failure
+        outputs.append(_read(reference, case, tensors))
+        verdicts.append(judged)
+
+    def with_passes(modules: Sequence[Callable[[], torch.nn.Module]], so_far: Sequence[Roundings]) -> Replayed:
+        worst = list(so_far)
+        for make in modules:
+            module = make()
+            for number, (case, arrays) in enumerate(zip(cases, taken, strict=True)):
+                tensors, judged = reference.run(module, case.feeds, decisions, arrays)
+                own = {name: rounding(outputs[number][name], a) for name, a in _read(reference, case, tensors).items()}
+                own |= {name: _of_margins(verdicts[number][name], verdict) for name, verdict in judged.items()}
+                worst[number] = {name: one.worst(worst[number].get(name, Rounding())) for name, one in own.items()}
+        broken = [
+            _broken(name, case.name, verdict[name], atol, own[name])
+            for case, verdict, own in zip(cases, verdicts, worst, strict=True)
+            for name in names
+        ]
+        return Replayed(
+            outputs,
+            worst,
+            tuple(_total(name, [verdict[name] for verdict in verdicts]) for name in names) or None,
+            next((one for one in broken if one is not None), None),
+        )
+
+    first = with_passes([lambda: reference.module], [{} for _ in cases])
+    more = [partial(nudged, reference.module, seed) for seed in range(_MORE)]
+    return replace(first, again=lambda: with_passes(more, first.roundings))
+
+
+def exact_outputs(reference: Reference, cases: Sequence[Case]) -> list[Arrays]:
+    """Outputs of ``reference`` by itself, rounded to float32, one mapping per case."""
+    passes = ((case, reference.run(reference.wide, case.feeds, None, {})[0]) for case in cases)
+    return [
+        {name: array.astype(np.float32) for name, array in _read(reference, case, tensors).items()}
+        for case, tensors in passes
+    ]
+
+
+def _read(reference: Reference, case: Case, tensors: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
+    named = {spec.name: tensor.numpy() for spec, tensor in zip(reference.specs, tensors, strict=True)}
+    return case.read(named, reference.specs)
+
+
+def _of_margins(exact: Judged, float32: Judged) -> Rounding:
+    """What rounding moves the margin of a decision by, which is what it moves scores by."""
+    off = abs(exact.margin - float32.margin)
+    return Rounding(off, off)
+
+
+def _broken(name: str, case: str, verdict: Judged, atol: float, own: Rounding) -> BrokenDecision | None:
+    allowed = widened_limit(atol, own.max_abs)
+    if verdict.margin <= allowed < np.inf:  # written so that a margin that is no number breaks the rule
+        return None
+    worse = f"worse than PyTorch's own by {verdict.margin:.3g}, allowed {allowed:.3g}"
+    return BrokenDecision(case, f"decision {name}, case {case}: {verdict.where}; {worse}")
+
+
+def _total(name: str, verdicts: Sequence[Judged]) -> ParityDecision:
+    shares: Mapping[str, float] = {
+        share: float(np.mean([verdict.shares[share] for verdict in verdicts])) for share in verdicts[0].shares
+    }
+    return ParityDecision(
+        name,
+        sum(verdict.made for verdict in verdicts),
+        sum(verdict.differing for verdict in verdicts),
+        max(verdict.margin for verdict in verdicts),
+        shares,
+    )

@@ -1,0 +1,70 @@
+"""The segments of a written bundle, as the runtime chains them, against one uncut pass of the PyTorch submodel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...elastic import Bucket, Submodel
+from ...exporters.universal import UniversalModel
+from ...runtime.bundle.open_bundle import Bundle
+from ...runtime.engines.contract.residency import Residency
+from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.engines.pool import EnginePool
+from ...runtime.exits.chain import ExitChain, SegmentRun
+from ...runtime.exits.policy import closed
+from ..build.build_segments import by_segment
+from .cases import Case
+from .engine_verdict import EngineVerdict, verdict_of
+from .reference import Reference, Replayed
+
+
+def verify_segments(
+    bundle: Bundle,
+    universal: UniversalModel,
+    module: Reference,
+    submodel: Submodel,
+    bucket: Bucket,
+    cases: Sequence[Case],
+) -> list[EngineVerdict]:
+    """One verdict per segment of ``submodel``, whose reference is ``module``, at ``bucket``, with every exit closed;
+    packed, as users run them."""
+    engines = {
+        engine.segment: engine
+        for engine in bundle.manifest.engines
+        if engine.submodel == submodel.id and engine.bucket == bucket and engine.segment is not None
+    }
+    exits = universal.source.exits
+    if exits is None or not engines:
+        return []
+    entry = exits.entry
+    found: list[list[dict[str, np.ndarray]]] = [[] for _ in engines]
+
+    def keep(run: SegmentRun) -> None:
+        arrays = {entry.logits: run.logits.copy(), entry.entropy: run.entropy.copy()}
+        if run.state is not None:
+            arrays[entry.state_out] = run.state.copy()
+        found[run.exit_index].append(arrays)
+
+    here = replace(bundle, manifest=replace(bundle.manifest, engines=tuple(engines.values())))  # no other bucket helps
+    residencies: dict[str, Residency] = {engine.id: "packed" for engine in engines.values()}
+    pool = EnginePool(here, residencies, threads_or_default(None))
+    try:
+        chain = ExitChain(here, submodel.id, pool, ())
+        for case in cases:
+            chain.run(case.request, closed(len(engines)), keep)
+    finally:
+        pool.close()
+    assert submodel.depth is not None
+    reference = by_segment(exits, module, submodel.depth, cases)
+    return [
+        verdict_of(bundle, universal, engine, cases, _fetched(reference[index], found[index]), found[index])
+        for index, engine in enumerate(engines.values())
+    ]
+
+
+def _fetched(reference: Replayed, found: Sequence[dict[str, np.ndarray]]) -> Replayed:
+    """The reference outputs that the chain fetched: the state behind a submodel's last exit is read by nobody."""
+    return reference.of({name: name for name in found[0]})

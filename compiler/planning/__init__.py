@@ -1,0 +1,1 @@
+"""Which submodels a device gets, before anything is traced."""

@@ -1,0 +1,1 @@
+"""The bundle as it is written."""

@@ -1,0 +1,171 @@
+"""The manifest, the build record and its rendering, as docs/bundle-format.md specifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from ...elastic import Submodel
+from ...exporters.checkpoints.checkpoint import sha256_of
+from ...exporters.source import ModelSource
+from ...profiles.device_profile import DeviceProfile, profile_data
+from ...profiles.probe_host import probe_host
+from ...runtime.bundle.manifest import (
+    BUILD_NAME,
+    MANIFEST_NAME,
+    REPORT_NAME,
+    SCHEMA_VERSION,
+    UNLISTED,
+    BudgetEntry,
+    BuildRecord,
+    EngineEntry,
+    FileEntry,
+    Latency,
+    Manifest,
+    Proof,
+    Provenance,
+    Quality,
+    Ranking,
+    SubmodelEntry,
+)
+from ...runtime.bundle.open_bundle import Bundle
+from ...runtime.bundle.seal import sealed_json, to_json
+from ...strict import unstructure
+from ..graph.precision.proof_graphs import is_twin
+from ..planning.plan import Candidate, Plan
+from ..tensorrt.trtexec import build_commands
+from ..work.staging import Stage, write_synced
+from .report import render_report
+
+_TOOLS = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
+
+
+def tool_versions() -> dict[str, str]:
+    """Versions of everything that shapes a bundle's bytes."""
+    # Several distributions bring ONNX Runtime, so the module is asked.
+    own = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
+    return {**own, **{name: metadata.version(name) for name in _TOOLS}}
+
+
+def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:
+    """The checkpoint's files, by path inside its folder."""
+    folder = source.checkpoint.folder
+    return tuple(
+        FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
+        for path in source.source_files()
+    )
+
+
+def draft_bundle(
+    stage: Stage, source: ModelSource, ranking: Ranking, profile: DeviceProfile, options: Mapping[str, Any]
+) -> Bundle:
+    """The bundle in the staging folder before it has engines: what runners need to open one."""
+    signature = source.signature
+    if signature.text is not None:
+        tokenizer = source.checkpoint.folder / signature.text.file
+        stage.once(stage.folder / signature.text.file, partial(_copy, tokenizer))
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        name=source.name,
+        family=source.family.name,
+        axes=source.spec.axes,
+        trained_nested=source.spec.trained_nested,
+        ranking=ranking,
+        submodels=(),
+        engines=(),
+        budgets=(),
+        inputs=signature.inputs,
+        outputs=signature.outputs,
+        files=(),
+        provenance=Provenance(tool_versions(), source_entries(source), profile_data(profile), options),
+        text=signature.text,
+        exits=source.exits.entry if source.exits else None,
+    )
+    return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, ()))
+
+
+def complete(
+    draft: Bundle,
+    plan: Plan,
+    chosen: Sequence[Submodel],
+    engines: Sequence[EngineEntry],
+    quality: Mapping[str, Quality],
+    latencies: Sequence[Latency],
+) -> Bundle:
+    """The draft with its submodels, engines and budgets: everything but the files, so that it can answer."""
+    candidates = {candidate.id: candidate for candidate in plan.candidates}
+    reads = {engine.submodel: engine.weight_bytes for engine in engines if engine.segment is None}
+    submodels = tuple(
+        SubmodelEntry(c.id, c.labels, c.values, c.parameters, _weight_bytes(c, reads.get(c.id)), quality.get(c.id))
+        for c in (candidates[submodel.id] for submodel in chosen)
+    )
+    manifest = replace(
+        draft.manifest,
+        submodels=submodels,
+        engines=tuple(engines),
+        budgets=tuple(BudgetEntry(b.name, b.limits, b.submodel, b.reason) for b in plan.budgets),
+        notes=plan.notes,
+    )
+    return replace(draft, manifest=manifest, build=replace(draft.build, latencies=tuple(latencies)))
+
+
+def _weight_bytes(candidate: Candidate, read: int | None) -> int:
+    """What its engines read, where that is known better than it was planned."""
+    return candidate.weight_bytes if candidate.precision == "fp32" or read is None else read
+
+
+def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:
+    """Writes the manifest of a completed bundle; files of engines that it does not list are removed first."""
+    listed = {engine.file for engine in completed.manifest.engines}
+    for path in stage.folder.glob("*.onnx"):
+        if path.name not in listed and not is_twin(path.name):  # rungs that were built only to be measured
+            path.unlink()
+    paths = sorted(path for path in stage.folder.iterdir() if path.is_file() and _listed(path.name))
+    manifest = replace(
+        completed.manifest,
+        files=tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in paths),
+        proofs=tuple(proofs),
+    )
+    write_synced(stage.folder / MANIFEST_NAME, to_json(unstructure(manifest)))
+    return manifest
+
+
+def write_build_record(
+    stage: Stage,
+    manifest: Manifest,
+    command: Sequence[str],
+    seconds: Mapping[str, float],
+    latencies: Sequence[Latency],
+) -> None:
+    """Writes what differs between two compiles of the same inputs: the build record and its rendering."""
+    record = BuildRecord(
+        schema_version=SCHEMA_VERSION,
+        manifest_sha256=hashlib.sha256((stage.folder / MANIFEST_NAME).read_bytes()).hexdigest(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=tuple(command),
+        host=asdict(probe_host()),
+        seconds=dict(seconds),
+        latencies=tuple(latencies),
+        build=build_commands(manifest) or None,
+    )
+    report = render_report(manifest, record).encode()
+    write_synced(stage.folder / REPORT_NAME, report)
+    sealed = replace(record, report_sha256=hashlib.sha256(report).hexdigest())
+    write_synced(stage.folder / BUILD_NAME, sealed_json(unstructure(sealed)))
+
+
+def _copy(source: Path, target: Path) -> None:
+    write_synced(target, source.read_bytes())
+
+
+def _listed(name: str) -> bool:
+    return name not in UNLISTED and not name.startswith(".") and not is_twin(name)

@@ -1,0 +1,1 @@
+"""The working folder and the clock of a long job."""

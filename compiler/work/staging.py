@@ -1,0 +1,219 @@
+"""Where a job works until it may publish: ``OUTPUT.partial``, whose folder ``output`` becomes ``OUTPUT`` at the end.
+
+An interrupted job leaves its staging folder; the same command finds it by its key and goes on, wherever it was stopped:
+while it works, between any two steps of publishing, or while it removes what is no longer needed. A failed one leaves
+nothing. Each result is written beside and renamed, so what exists is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from ... import file_lock
+from ...errors import NestforgeError, OutputError
+from ...runtime.bundle.seal import to_json
+from ...whole_file import sync_folder
+
+_KEY = "key.json"
+_LOCK = ".lock"
+# safetensors writes into a file of the second form, which a killed process leaves.
+_UNFINISHED = ("*.writing", ".tmp*")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNWRITABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG),
+    *(errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP),
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The staging folders of one job: ``folder`` becomes the output, ``work`` is thrown away.
+
+    ``is_published``: an earlier run published the output, and was stopped before it had ended.
+    """
+
+    folder: Path
+    work: Path
+    is_published: bool = False
+
+    def once(self, path: Path, produce: Callable[[Path], None]) -> Path:
+        """``path``, produced now unless an earlier run finished it."""
+        if not path.exists():
+            beside = path.with_name(path.name + ".writing")
+            produce(beside)
+            beside.rename(path)
+        return path
+
+    def once_json(self, name: str, produce: Callable[[], Any]) -> Any:
+        """A JSON result kept in ``work``, computed now unless an earlier run finished it."""
+        return json.loads(self.once(self.work / name, lambda p: write_synced(p, to_json(produce()))).read_bytes())
+
+
+def write_synced(path: Path, data: bytes | memoryview) -> None:
+    """Writes a file and waits until it has reached the disk."""
+    with path.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def staged(output: Path, key: Mapping[str, Any]) -> Iterator[Stage]:
+    """A stage beside ``output``, published when the block ends without an error, unless the block has done so itself.
+
+    Raises OutputError if ``output`` exists, cannot be written, or another job works on it. Where an earlier run of the
+    same ``key`` made the output that exists, and did not end, the stage says so instead.
+    """
+    if not output.name:
+        raise OutputError(f"output {str(output)!r}: expected the name of a folder to make")
+    root = _root(output)
+    with _disk_errors(output, every=True):
+        lock = _locked(root, output)
+    with lock:
+        with _disk_errors(output, every=True):
+            stage = _prepared(root, output, to_json(key))
+        try:
+            with _disk_errors(output):
+                yield stage
+            if not stage.is_published:
+                publish(stage, output)
+        except (NestforgeError, OSError):
+            _discard(root)
+            raise
+        with contextlib.suppress(OSError):  # the output is there, and that is what was asked for
+            _remove(root)
+
+
+def publish(stage: Stage, output: Path) -> None:
+    """Gives the stage's folder its name, in one step; nothing where that is done. Raises OutputError."""
+    if not stage.folder.exists():
+        return
+    with _disk_errors(output, every=True):
+        for folder in (stage.folder, *(path for path in stage.folder.rglob("*") if path.is_dir())):
+            sync_folder(folder)
+        stage.folder.rename(output)
+        sync_folder(output.parent)
+
+
+def is_resumable(output: Path) -> bool:
+    """Whether a job for ``output`` was stopped after it had begun to work."""
+    try:
+        return (_root(output) / "work" / _KEY).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _root(output: Path) -> Path:
+    return output.with_name(output.name + ".partial")
+
+
+def _locked(root: Path, output: Path) -> IO[str]:
+    """The lock of the staging folder, which is made if it is missing; an output that exists gets none."""
+    if os.path.lexists(output) and not root.exists():
+        raise _exists(output)
+    if root.is_symlink() or (root.exists() and not _is_staging(root)):
+        raise OutputError(f"{root}: not a folder that a compile left; remove it or choose another --output")
+    root.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context((root / _LOCK).open("w"))
+            file_lock.take(lock.fileno())
+            held = os.path.samestat(os.fstat(lock.fileno()), (root / _LOCK).stat())
+        except (BlockingIOError, FileNotFoundError):  # the second: it ended just now, and took its folder away
+            held = False
+        if not held:
+            raise OutputError(f"{root}: another compile is working on this output")
+        stack.pop_all()
+    return lock
+
+
+def _is_staging(root: Path) -> bool:
+    """Whether clearing ``root`` cannot take a user's own files."""
+    return root.is_dir() and ((root / _LOCK).is_file() or not any(root.iterdir()))
+
+
+def _prepared(root: Path, output: Path, key: bytes) -> Stage:
+    """The stage of an earlier run with this key, or an empty one."""
+    stage = Stage(root / "output", root / "work")
+    known = stage.work / _KEY
+    is_same = known.is_file() and known.read_bytes() == key
+    if os.path.lexists(output):
+        if not stage.folder.exists():  # it was published; or there was no stage before
+            if is_same:
+                return replace(stage, is_published=True)
+            _remove(root)
+        raise _exists(output)
+    if not (is_same and stage.folder.is_dir()):
+        try:
+            known.unlink(missing_ok=True)  # from here on nothing is taken for resumable
+            _remove_all_but_the_lock(root)
+            stage.folder.mkdir()
+            stage.work.mkdir()
+            write_synced(known, key)
+        except OSError:
+            _discard(root)
+            raise
+    for place in (stage.folder, stage.work):
+        for pattern in _UNFINISHED:
+            for unfinished in place.glob(pattern):
+                unfinished.unlink()
+    return stage
+
+
+def _discard(root: Path) -> None:
+    """Removes a staging folder with its work, as far as the system lets us."""
+    with contextlib.suppress(OSError):
+        (root / "work" / _KEY).unlink(missing_ok=True)  # half of it must not be taken for resumable
+        _remove(root)
+
+
+def _remove(root: Path) -> None:
+    """Removes a staging folder; whatever is left of it, if that is interrupted, is known for one."""
+    _remove_all_but_the_lock(root)
+    (root / _LOCK).unlink()
+    root.rmdir()
+
+
+def _remove_all_but_the_lock(root: Path) -> None:
+    work = root / "work"
+    kept = {root / _LOCK, work}
+    for entry in (*root.iterdir(), *(work.iterdir() if work.is_dir() else ())):
+        if entry not in kept and entry != work / _KEY:
+            _remove_entry(entry)
+    if work.is_dir():
+        shutil.rmtree(work)  # the key last: until then the same command knows what it had published
+
+
+def _remove_entry(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
+
+
+def _exists(output: Path) -> OutputError:
+    return OutputError(f"{output}: exists already; choose another --output or remove it")
+
+
+@contextmanager
+def _disk_errors(output: Path, every: bool = False) -> Iterator[None]:
+    """Turns what the disk of ``output`` refuses into OutputError, and with ``every`` any other error of the system."""
+    try:
+        yield
+    except OSError as failure:
+        if failure.errno in _FULL:
+            published = "" if os.path.lexists(output) else "; nothing was published"
+            raise OutputError(f"{output}: the disk is full{published}") from failure
+        ours = failure.filename is None or str(failure.filename).startswith(str(output.parent))
+        if every or (failure.errno in _UNWRITABLE and ours):
+            raise OutputError(f"{output}: cannot be written ({failure.strerror or failure})") from failure
+        raise

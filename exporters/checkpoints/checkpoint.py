@@ -1,0 +1,178 @@
+"""A checkpoint on disk, read without torch: configuration, tensor headers, hashes. Nothing here loads weights."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from ...errors import CheckpointError
+from ...outside import library_errors
+from ...strict import parse_json
+
+MAX_CONFIG_BYTES = 8 * 2**20
+# By it sentence-transformers says which modules run behind the model (exporters/sentence_transformers/).
+MODULES_FILE = "modules.json"
+_MOST_LETTERS = 120
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """Shape and storage type of one tensor, as its safetensors header states them."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    file: str
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A Hugging Face style folder: ``config.json`` and safetensors weights, in one file or sharded with an index.
+
+    A model that is not trained yet has no ``tensors``; ``missing`` then says why, in one line. Its ``folder`` need not
+    exist.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorHeader]
+    missing: str | None = None
+
+    @property
+    def has_weights(self) -> bool:
+        return self.missing is None
+
+    def require_weights(self) -> None:
+        """Raises CheckpointError for a model that is not trained yet."""
+        if self.missing is not None:
+            raise CheckpointError(self.missing)
+
+    @property
+    def name(self) -> str:
+        """The last part of what ``config.json`` calls the model, else the folder's name; always one short line."""
+        stated = self.config.get("_name_or_path")
+        name = stated.rstrip("/").rpartition("/")[2] if isinstance(stated, str) else ""
+        return name if name.isprintable() and 0 < len(name) <= _MOST_LETTERS else self.folder.resolve().name
+
+    @property
+    def has_modules(self) -> bool:
+        """Whether this is a folder of sentence-transformers."""
+        return (self.folder / MODULES_FILE).is_file()
+
+    @property
+    def architecture(self) -> str | None:
+        """Name of the model class that ``config.json`` states, or None: sentence-transformers takes the base model,
+        whatever class was saved."""
+        named = None if self.has_modules else self.config.get("architectures")
+        return str(named[0] if isinstance(named, list) else named) if named else None
+
+    def source_files(self) -> list[Path]:
+        """The files of the folder itself that say what the model is, sorted by name (those of modules beside it are
+        read by exporters/sentence_transformers/). Raises CheckpointError without weights."""
+        self.require_weights()
+        weights = {self.folder / header.file for header in self.tensors.values()}
+        return sorted(path for path in {*weights, *self.folder.glob("*.json")} if path.is_file())
+
+
+def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
+    """Reads the headers of the checkpoint in ``folder``; where ``untrained``, ``config.json`` alone is enough.
+
+    Raises CheckpointError for a missing, damaged or refused (pickle) file.
+    """
+    if not os.path.isdir(folder):  # of a name that the system refuses, too
+        raise CheckpointError(f"{folder}: no such folder; expected config.json and model.safetensors in it")
+    config = read_json(folder / "config.json")
+    files = _weight_files(folder)
+    if not files:
+        missing = (
+            f"{folder / 'model.safetensors'}: no such file; expected it or model.safetensors.index.json with its shards"
+        )
+        if not untrained:
+            raise CheckpointError(missing)
+        return Checkpoint(folder, config, {}, missing)
+    tensors: dict[str, TensorHeader] = {}
+    for path in files:
+        tensors.update(read_headers(path, path.name))
+    return Checkpoint(folder, config, tensors)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a small JSON object. Raises CheckpointError if it is missing, oversized or not an object."""
+    data = _read_json(path)
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    return data
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """Reads a small JSON list. Raises CheckpointError if it is missing, oversized or not a list."""
+    data = _read_json(path)
+    if not isinstance(data, list):
+        raise CheckpointError(f"{path}: expected a JSON list, got {type(data).__name__}")
+    return data
+
+
+def _read_json(path: Path) -> object:
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise CheckpointError(f"{path}: {path.stat().st_size} bytes, more than the {MAX_CONFIG_BYTES} allowed")
+        return parse_json(path.read_bytes(), strict=False)
+    except FileNotFoundError as failure:
+        raise CheckpointError(f"{path}: no such file; a model folder needs it") from failure
+    except OSError as failure:
+        raise CheckpointError(f"{path}: cannot be read ({failure.strerror})") from failure
+    except ValueError as failure:
+        raise CheckpointError(f"{path}: not JSON ({failure})") from failure
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index}: expected a weight_map of tensor names to files")
+        names = sorted({str(name) for name in weight_map.values()})
+        for name in names:
+            if Path(name).name != name:
+                raise CheckpointError(f"{index}: shard {name!r} leaves the model folder; expected a plain file name")
+            if not (folder / name).is_file():
+                raise CheckpointError(f"{folder / name}: no such file; {index.name} lists it")
+        return [folder / name for name in names]
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise CheckpointError(
+            f"{folder / pickles[0]}: pickled weights are refused since loading them can run code; convert once with "
+            f"transformers: AutoModel.from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER)"
+        )
+    return []
+
+
+def read_headers(path: Path, file: str) -> dict[str, TensorHeader]:
+    """The headers of one safetensors file, which the checkpoint calls ``file``. Raises CheckpointError for damage."""
+    with (
+        library_errors(lambda said: CheckpointError(f"{path}: not a whole safetensors file ({said}); fetch it again")),
+        safe_open(path, framework="numpy") as opened,
+    ):
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (not a dict)
+        return {name: TensorHeader(tuple(part.get_shape()), part.get_dtype(), file) for name, part in slices.items()}

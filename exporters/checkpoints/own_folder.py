@@ -1,0 +1,63 @@
+"""A model of ours as a folder of ``config.json`` and ``model.safetensors``: written by training, read by families."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ...errors import CheckpointError
+from .checkpoint import Checkpoint
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+class Configuration(Protocol):
+    """What a model is made from; ``to_json`` gives the object that ``config.json`` holds."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def save_model(
+    module: torch.nn.Module, config: Configuration, folder: Path, extra_files: Mapping[str, str | bytes] | None = None
+) -> Path:
+    """Writes ``config.json``, ``model.safetensors`` and ``extra_files`` (name to content) into ``folder``; returns it.
+
+    Parameters are stored in float32 under the module's own names.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
+    for name, content in (extra_files or {}).items():
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    weights = {name: value.detach().to("cpu", torch.float32) for name, value in module.named_parameters()}
+    save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
+    return folder
+
+
+def with_weights(module: M, checkpoint: Checkpoint) -> M:
+    """``module`` (built on the meta device) with the checkpoint's weights: float32, eval mode, without gradients.
+
+    Raises CheckpointError if a tensor is missing, has another shape or is not finite.
+    """
+    checkpoint.require_weights()
+    weights: dict[str, Any] = {}
+    for name, parameter in module.named_parameters():
+        header = checkpoint.tensors.get(name)
+        if header is None:
+            raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing from the weights")
+        if header.shape != tuple(parameter.shape):
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {name} has shape {list(header.shape)}; expected "
+                f"{list(parameter.shape)} as config.json says"
+            )
+        with safe_open(checkpoint.folder / header.file, framework="pt") as file:
+            weights[name] = file.get_tensor(name).to(torch.float32)
+        if not torch.isfinite(weights[name]).all():
+            raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds NaN or infinite values")
+    module.load_state_dict(weights, assign=True)
+    return module.eval().requires_grad_(False)

@@ -1,0 +1,91 @@
+"""A multi-exit model cut at its exits: names and shapes of every segment, its costs, and its modules in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ....elastic import Bucket, Submodel
+from ....runtime.bundle.manifest import ExitsEntry, GateEntry, SegmentEntry, TensorSpec
+from ....workload import Op
+from ...exits import Exits
+from .architecture import Architecture
+from .forward_ops import segment_ops
+from .sidecar import Sidecar
+
+if TYPE_CHECKING:
+    import torch
+
+STATE_IN, STATE_OUT, LOGITS, ENTROPY = "state", "next_state", "logits", "entropy"
+
+
+def answer_specs(architecture: Architecture) -> tuple[TensorSpec, ...]:
+    """What an exit returns: logits, and their entropy where it is defined."""
+    logits = TensorSpec(LOGITS, "float32", ("batch", architecture.exits.classes))
+    return (logits, TensorSpec(ENTROPY, "float32", ("batch",))) if architecture.has_entropy else (logits,)
+
+
+class CostEffExits(Exits):
+    """Cut at the exits after ``layers``, at least two of them."""
+
+    def __init__(
+        self, architecture: Architecture, sidecar: Sidecar, inputs: Sequence[TensorSpec], layers: tuple[int, ...]
+    ) -> None:
+        self._architecture = architecture
+        self._layers = layers
+        self._entry = ExitsEntry(
+            segments=tuple(self._segments(inputs)),
+            classes=architecture.exits.classes,
+            logits=LOGITS,
+            entropy=ENTROPY,
+            state_in=STATE_IN,
+            state_out=STATE_OUT,
+            mask="attention_mask",
+            trims=architecture.exits.pool != "mean_with_padding",
+            gate=self._gate(sidecar),
+        )
+
+    @property
+    def entry(self) -> ExitsEntry:
+        return self._entry
+
+    def workload(self, submodel: Submodel, bucket: Bucket, segment: int) -> list[Op]:
+        return segment_ops(
+            self._architecture, submodel, bucket, self._span(segment), self._layers[segment : segment + 1]
+        )
+
+    def segment(self, module: torch.nn.Module, segment: int) -> torch.nn.Module:
+        from .model import inner_model
+        from .segment_modules import FirstSegment, LaterSegment
+
+        first, last = self._span(segment)
+        passes_on = segment < len(self._layers) - 1
+        kind = LaterSegment if segment else FirstSegment
+        return kind(inner_model(module), first, last, passes_on).eval()
+
+    def every_exit(self, module: torch.nn.Module) -> torch.nn.Module:
+        from .model import inner_model
+        from .segment_modules import EveryExit
+
+        model = inner_model(module)
+        layers = [layer for layer in self._layers if layer <= model.depth]
+        return EveryExit(model, layers, self._layers[-1]).eval()
+
+    def _span(self, segment: int) -> tuple[int, int]:
+        return (0, *self._layers)[segment], self._layers[segment]
+
+    def _segments(self, inputs: Sequence[TensorSpec]) -> Iterator[SegmentEntry]:
+        mask = next(spec for spec in inputs if spec.name == "attention_mask")
+        state = ("batch", "sequence", self._architecture.hidden)
+        taken = tuple(inputs)
+        for layer in self._layers:
+            passed = (TensorSpec(STATE_OUT, "float32", state),) if layer != self._layers[-1] else ()
+            yield SegmentEntry(f"to{layer}", layer, taken, (*passed, *answer_specs(self._architecture)))
+            taken = (TensorSpec(STATE_IN, "float32", state), mask)
+
+    def _gate(self, sidecar: Sidecar) -> GateEntry | None:
+        """The model's own thresholds, of the exits that are used."""
+        if sidecar.gate is None or sidecar.thresholds is None:
+            return None
+        thresholds = dict(zip(sidecar.exits.layers, sidecar.thresholds, strict=False))
+        return GateEntry(sidecar.gate.compare, tuple(float(thresholds[layer]) for layer in self._layers[:-1]))

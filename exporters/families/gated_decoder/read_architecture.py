@@ -1,0 +1,212 @@
+"""Reads a gated decoder's ``config.json`` strictly, and holds the weights against it (no torch here)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+from ....errors import CheckpointError
+from ....strict import structure
+from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.elastic_config import read_widths
+from ...checkpoints.stored_tensors import compare_with_headers
+from ...hugging_face.tensor_names import parameter_names
+from ...hugging_face.transformers_config import read_classes, read_pad, refuse_unhonoured
+from .architecture import DecoderArchitecture
+from .gemma3n import Gemma3nParts
+from .layouts import LAYOUTS, TOKEN, DecoderHead, Layout
+
+# Positions whose frequencies depend on how long the sequence is: a static shape, which padding fills, would fix them.
+_LENGTH_DEPENDENT = {"dynamic", "longrope", "su"}
+# Tensors that published folders carry and no module has.
+_UNUSED = re.compile(r".*\.rotary_emb\.inv_freq")
+# Of the classes that are read, all of them linear layers.
+_HEADS = re.compile(r"(lm_head|score|qa_outputs)\.(?:weight|bias)")
+_SHARED_KEYS = re.compile(r"(?:\w+\.)?layers\.(\d{1,9})\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
+# Under these names transformers keeps the text part of a multimodal Gemma 3n, and saves it again.
+_TEXT_PART = "model.language_model."
+# The per-layer widths are counted through before any tensor is looked at.
+_MOST_LAYERS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stated:
+    """The keys that determine the graph, with the defaults that all model types share."""
+
+    vocab_size: int = field(metadata={"min": 1})
+    hidden_size: int = field(metadata={"min": 1})
+    num_hidden_layers: int = field(metadata={"min": 1})
+    num_attention_heads: int = field(metadata={"min": 1})
+    max_position_embeddings: int = field(metadata={"min": 1})
+    num_key_value_heads: int | None = field(default=None, metadata={"min": 1})
+    head_dim: int | None = field(default=None, metadata={"min": 1})
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    use_bidirectional_attention: bool | None = None
+    is_causal: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gemma3nStated:
+    """The keys that Gemma 3n adds, with the defaults of its class."""
+
+    altup_num_inputs: int = field(default=4, metadata={"min": 2})
+    vocab_size_per_layer_input: int = field(default=262_144, metadata={"min": 1})
+    hidden_size_per_layer_input: int = field(default=256, metadata={"min": 1})
+    laurel_rank: int = field(default=64, metadata={"min": 1})
+    num_kv_shared_layers: int = field(default=15, metadata={"min": 0})
+    activation_sparsity_pattern: tuple[float, ...] | None = None
+
+
+def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
+    """The architecture of the model in ``checkpoint``, whose weights may be absent altogether.
+
+    Raises CheckpointError for what config.json lacks or gets wrong, for what a static graph cannot keep, and for a
+    tensor that is missing, misfits or has no place.
+    """
+    config, layout = checkpoint.config, LAYOUTS[checkpoint.config["model_type"]]
+    refuse_unhonoured(checkpoint)
+    head = _head(checkpoint, layout)
+    stated = structure(_Stated, _keys(_Stated, {**layout.defaults, **config}), _where(checkpoint), CheckpointError)
+    for problem in _refusals(config, stated, masked=checkpoint.has_modules):
+        raise _misfit(checkpoint, problem)
+    heads, pad = stated.num_attention_heads, read_pad(checkpoint, stated.vocab_size, layout.pad)
+    if head is not None and head.last and pad is None:
+        raise _misfit(checkpoint, f"pad_token_id: {checkpoint.architecture} finds the end of a text by it; set it")
+    classes = read_classes(checkpoint)
+    if head is not None and head.classes not in (None, classes):
+        problem = f"num_labels: expected {head.classes} for {checkpoint.architecture}, got {classes}"
+        raise _misfit(checkpoint, problem)
+    architecture = DecoderArchitecture(
+        head=head,
+        classes=classes,
+        vocabulary=stated.vocab_size,
+        hidden=stated.hidden_size,
+        heads=heads,
+        kv_heads=stated.num_key_value_heads or heads,
+        head_dim=stated.head_dim or stated.hidden_size // heads,
+        widths=read_widths(checkpoint, stated.num_hidden_layers),
+        positions=stated.max_position_embeddings,
+        pad=pad or 0,
+        tied=stated.tie_word_embeddings,
+        qkv_bias=layout.qkv_bias or (layout.reads_attention_bias and stated.attention_bias),
+        output_bias=layout.reads_attention_bias and stated.attention_bias,
+        ffn_bias=layout.reads_mlp_bias and stated.mlp_bias,
+        head_norms=layout.head_norms,
+        norms_around=layout.norms_around,
+        score_cap=layout.caps and stated.attn_logit_softcapping is not None,
+        logit_cap=layout.caps and stated.final_logit_softcapping is not None,
+        gemma3n=_gemma3n(checkpoint, stated.num_hidden_layers) if layout.gemma3n else None,
+    )
+    if checkpoint.has_weights:
+        names, unused = _names(checkpoint, architecture), partial(_is_unused, architecture=architecture)
+        compare_with_headers(checkpoint, architecture.parameter_shapes, names, unused)
+    return architecture
+
+
+def _keys(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(cls)}
+    return {key: value for key, value in config.items() if key in names}
+
+
+def _refusals(config: Mapping[str, Any], stated: _Stated, masked: bool) -> Iterator[str]:
+    """``masked``: the model takes a mask, which hides padding from positions that see later ones."""
+    heads, pairs = stated.num_attention_heads, stated.num_key_value_heads or stated.num_attention_heads
+    if stated.num_hidden_layers > _MOST_LAYERS:
+        yield f"num_hidden_layers: expected at most {_MOST_LAYERS}, got {stated.num_hidden_layers}"
+    if heads % pairs:
+        yield f"num_key_value_heads: {heads} heads cannot share {pairs} pairs of keys and values"
+    if (stated.use_bidirectional_attention or not stated.is_causal) and not masked:
+        key = "is_causal" if not stated.is_causal else "use_bidirectional_attention"
+        yield (
+            f"{key}: positions that see later ones are not supported; this model takes no mask, so the padding behind "
+            "a text would change its answer"
+        )
+    for kind in sorted(_position_kinds(config) & _LENGTH_DEPENDENT):
+        yield (
+            f"rotary positions of type {kind!r} change with the length of the sequence, so the padding up to a bucket "
+            "would change the answer; not supported"
+        )
+
+
+def _position_kinds(config: Mapping[str, Any]) -> set[str]:
+    """Types of rotary positions, under their present name or the earlier ones, for all layers or by layer type."""
+    kinds = set()
+    for key in ("rope_parameters", "rope_scaling"):
+        table = config.get(key)
+        tables = [table, *table.values()] if isinstance(table, Mapping) else []
+        for entry in tables:
+            if isinstance(entry, Mapping):
+                kinds |= {str(entry[name]) for name in ("rope_type", "type") if name in entry}
+    return kinds
+
+
+def _gemma3n(checkpoint: Checkpoint, layers: int) -> Gemma3nParts:
+    stated = structure(_Gemma3nStated, _keys(_Gemma3nStated, checkpoint.config), _where(checkpoint), CheckpointError)
+    if stated.num_kv_shared_layers >= layers:
+        shared = stated.num_kv_shared_layers
+        raise _misfit(checkpoint, f"num_kv_shared_layers: expected fewer than the {layers} layers, got {shared}")
+    pattern = stated.activation_sparsity_pattern
+    if pattern is None:  # the class's own default
+        pattern = tuple(0.95 if layers > 10 and layer < 10 else 0.0 for layer in range(layers))
+    if len(pattern) != layers:
+        problem = f"activation_sparsity_pattern: expected {layers} numbers, one per layer, got {len(pattern)}"
+        raise _misfit(checkpoint, problem)
+    return Gemma3nParts(
+        streams=stated.altup_num_inputs,
+        layer_vocabulary=stated.vocab_size_per_layer_input,
+        layer_hidden=stated.hidden_size_per_layer_input,
+        laurel_rank=stated.laurel_rank,
+        shared_layers=stated.num_kv_shared_layers,
+        sparse=tuple(share > 0 for share in pattern),
+    )
+
+
+def names_in_files(checkpoint: Checkpoint) -> dict[str, str]:
+    """Every tensor of the folder, by the name that the module gives the parameter."""
+    return _names(checkpoint, read_architecture(checkpoint))
+
+
+def _names(checkpoint: Checkpoint, architecture: DecoderArchitecture) -> dict[str, str]:
+    # The text part of a multimodal Gemma 3n has names of its own.
+    renamed = ((_TEXT_PART, "model."),) if architecture.gemma3n is not None else ()
+    prefix = architecture.head.prefix if architecture.head is not None else "model"
+    return parameter_names(checkpoint, architecture.parameter_shapes, prefix, renamed)
+
+
+def _head(checkpoint: Checkpoint, layout: Layout) -> DecoderHead | None:
+    """The head of the class that config.json names; without a name it is the base model, as for transformers."""
+    name = checkpoint.architecture or next(iter(layout.classes))
+    if name not in layout.classes:
+        raise _misfit(checkpoint, f"architectures: expected one of {', '.join(layout.classes)}, got {name:.80}")
+    head = layout.classes[name]
+    if head == TOKEN and checkpoint.config.get("token_classification_bias") is False:
+        return replace(head, bias=False)
+    return head
+
+
+def _is_unused(name: str, architecture: DecoderArchitecture) -> bool:
+    """A head of another class or a copy of the tied one, constants of old files, or keys and values of a layer that
+    reads another's."""
+    head = _HEADS.fullmatch(name)
+    if head is not None:
+        own = architecture.head is not None and architecture.head.module == head[1]
+        return not own or (architecture.tied and name == "lm_head.weight")
+    if _UNUSED.fullmatch(name):
+        return True
+    shared = _SHARED_KEYS.fullmatch(name)
+    return shared is not None and not architecture.has_keys(int(shared[1]))
+
+
+def _where(checkpoint: Checkpoint) -> str:
+    return str(checkpoint.folder / "config.json")
+
+
+def _misfit(checkpoint: Checkpoint, problem: str) -> CheckpointError:
+    return CheckpointError(f"{_where(checkpoint)}: {problem}")

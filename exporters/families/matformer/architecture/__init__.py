@@ -1,0 +1,1 @@
+"""What config.json says, and what follows from it without torch."""

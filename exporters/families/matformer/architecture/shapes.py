@@ -1,0 +1,112 @@
+"""Every parameter of a MatFormer model, and which of them shrink with what: known from its configuration alone.
+
+Linear weights are ``[out, in]``, as torch stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .....elastic import Axis, ElasticSpec, PrefixSlice
+from .....errors import CheckpointError
+from ....checkpoints.checkpoint import Checkpoint
+from ....checkpoints.stored_tensors import compare_with_headers
+from .config import RELATIVE_BUCKETS, MatformerConfig, MatformerVitConfig, NestedConfig
+
+Shape = tuple[int, ...]
+
+
+def language_model_shapes(config: MatformerConfig) -> dict[str, Shape]:
+    """Parameters of ``MatformerLM``; ``lm_head.weight`` only where it is not the embedding."""
+    d = config.hidden_size
+    shapes: dict[str, Shape] = {"embed_tokens.weight": (config.vocab_size, d)}
+    for layer in range(config.num_hidden_layers):
+        at = f"layers.{layer}"
+        if config.position == "relative_bias":
+            shapes[_relative_bias(at)] = (config.num_attention_heads, RELATIVE_BUCKETS)
+        if config.norm_weights:
+            shapes |= _norm(f"{at}.attention_norm", d) | _norm(f"{at}.ffn_norm", d)
+        shapes |= _layer(config, layer, config.bias)
+    if config.norm_weights:
+        shapes |= _norm("norm", d)
+    head = _linear("lm_head", d, config.vocab_size, config.bias)
+    if config.tie_word_embeddings:
+        del head["lm_head.weight"]
+    return shapes | head
+
+
+def vision_model_shapes(config: MatformerVitConfig) -> dict[str, Shape]:
+    """Parameters of ``MatformerViT``: biases and norm weights everywhere, as in the standard ViT."""
+    d, patch = config.hidden_size, config.patch_size
+    shapes: dict[str, Shape] = {
+        "patch.weight": (d, config.num_channels, patch, patch),
+        "patch.bias": (d,),
+        "cls_token": (1, 1, d),
+        "position_embedding": (1, config.patches + 1, d),
+    }
+    for layer in range(config.num_hidden_layers):
+        at = f"layers.{layer}"
+        shapes |= _norm(f"{at}.attention_norm", d) | _norm(f"{at}.ffn_norm", d) | _layer(config, layer, bias=True)
+    return shapes | _norm("norm", d) | _linear("head", d, config.num_labels, bias=True)
+
+
+def elastic_spec(config: NestedConfig, shapes: Mapping[str, Shape]) -> ElasticSpec:
+    """The axes ``layers.N.ffn`` and, with nested heads, ``layers.N.heads``, and the slices of ``shapes``."""
+    axes: list[Axis] = []
+    slices: list[PrefixSlice] = []
+    for layer, width in enumerate(config.widths):
+        at = f"layers.{layer}"
+        ffn = Axis(f"{at}.ffn", width)
+        axes.append(ffn)
+        slices += [PrefixSlice(f"{at}.ffn.up.{kind}", 0, ffn.name) for kind in ("weight", "bias")]
+        slices.append(PrefixSlice(f"{at}.ffn.down.weight", 1, ffn.name))
+        if config.nested_heads:
+            heads = Axis(f"{at}.heads", config.num_attention_heads)
+            axes.append(heads)
+            slices += [
+                PrefixSlice(f"{at}.attention.{part}.{kind}", 0, heads.name, config.head_dim)
+                for part in ("query", "key", "value")
+                for kind in ("weight", "bias")
+            ]
+            slices.append(PrefixSlice(f"{at}.attention.output.weight", 1, heads.name, config.head_dim))
+            slices.append(PrefixSlice(_relative_bias(at), 0, heads.name))
+    return ElasticSpec(
+        tuple(axes),
+        tuple(cut for cut in slices if cut.parameter in shapes),
+        config.nested,
+        depth=config.num_hidden_layers,
+        granularities=config.levels,
+    )
+
+
+def compare_weights(checkpoint: Checkpoint, config: NestedConfig, shapes: Mapping[str, Shape]) -> None:
+    """Raises CheckpointError unless the weights hold exactly ``shapes``."""
+    for layer, width in enumerate(config.widths):
+        up = checkpoint.tensors.get(f"layers.{layer}.ffn.up.weight")
+        if up is not None and up.shape and width > up.shape[0]:
+            raise CheckpointError(
+                f"{checkpoint.folder / 'config.json'}: intermediate_size: layer {layer} is {width} neurons wide, but "
+                f"the weights hold {up.shape[0]}"
+            )
+    compare_with_headers(checkpoint, shapes)
+
+
+def _layer(config: NestedConfig, layer: int, bias: bool) -> dict[str, Shape]:
+    d, at = config.hidden_size, f"layers.{layer}"
+    shapes: dict[str, Shape] = {}
+    for part in ("query", "key", "value", "output"):
+        shapes |= _linear(f"{at}.attention.{part}", d, d, bias)
+    width = config.widths[layer]
+    return shapes | _linear(f"{at}.ffn.up", d, width, bias) | _linear(f"{at}.ffn.down", width, d, bias)
+
+
+def _relative_bias(layer: str) -> str:
+    return f"{layer}.relative_bias.weight"
+
+
+def _linear(name: str, inputs: int, outputs: int, bias: bool) -> dict[str, Shape]:
+    return {f"{name}.weight": (outputs, inputs)} | ({f"{name}.bias": (outputs,)} if bias else {})
+
+
+def _norm(name: str, width: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}

@@ -1,0 +1,38 @@
+"""A MatFormer model's folder: see ``own_folder`` for what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ...checkpoints.own_folder import save_model, with_weights
+from .architecture.config import MatformerConfig, MatformerVitConfig, read_config
+
+__all__ = ["load_model", "model_of", "save_model"]
+
+
+def load_model(folder: Path) -> torch.nn.Module:
+    """The MatformerLM or MatformerViT in ``folder``, in eval mode and float32, without gradients.
+
+    Raises CheckpointError for a folder that holds neither, or whose weights are missing, misfit or not finite.
+    """
+    return model_of(open_checkpoint(folder))
+
+
+def model_of(checkpoint: Checkpoint) -> torch.nn.Module:
+    """What ``load_model`` returns, of an open checkpoint."""
+    if checkpoint.config.get("model_type") == "matformer_vit":
+        from .model.vision_model import MatformerViT
+
+        vit = read_config(checkpoint, MatformerVitConfig)
+        with torch.device("meta"):
+            vision = MatformerViT(vit)
+        return with_weights(vision, checkpoint)
+    from .model.language_model import MatformerLM
+
+    config = read_config(checkpoint, MatformerConfig)
+    with torch.device("meta"):
+        model = MatformerLM(config)
+    return with_weights(model, checkpoint)

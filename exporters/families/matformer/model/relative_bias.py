@@ -1,0 +1,46 @@
+"""Relative position biases as in T5, for a causal model: one learned number per head and bucket of distances.
+
+Keys nearer than half the buckets have one each; further ones share buckets that grow with the logarithm of the
+distance, and from ``RELATIVE_REACH`` tokens on all share the last. Stored ``[A, buckets]``, so that the first heads are
+a prefix.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+
+from ..architecture.config import RELATIVE_BUCKETS, RELATIVE_REACH
+
+
+class RelativeBias(torch.nn.Module):
+    """``weight`` [A, 32], looked up by bucket."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(heads, RELATIVE_BUCKETS))
+
+    def forward(self, buckets: torch.Tensor, heads: int | None = None) -> torch.Tensor:
+        """``buckets`` [S, S] int64 to what the first ``heads`` heads, by default all, add to their scores [A, S, S]."""
+        chosen = self.weight[:heads].index_select(1, buckets.flatten())  # [A, S * S]
+        return chosen.view(-1, *buckets.shape)
+
+
+def distance_buckets(length: int, device: torch.device) -> torch.Tensor:
+    """Bucket of every query and key, ``[S, S]`` int64; keys behind their query, which it does not see, are in 0."""
+    place = torch.arange(length, device=device)
+    distance = (place[:, None] - place[None, :]).clamp(min=0)
+    by_distance = torch.tensor([bucket_of(step) for step in range(length)], device=device)  # [S]
+    return by_distance.index_select(0, distance.flatten()).view(length, length)
+
+
+@cache
+def bucket_of(distance: int) -> int:
+    """The bucket of a key that lies ``distance`` >= 0 tokens before its query."""
+    exact = RELATIVE_BUCKETS // 2
+    if distance < exact:
+        return distance
+    share = math.log(distance / exact) / math.log(RELATIVE_REACH / exact)
+    return min(exact + int(share * (RELATIVE_BUCKETS - exact)), RELATIVE_BUCKETS - 1)

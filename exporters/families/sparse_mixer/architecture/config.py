@@ -1,0 +1,257 @@
+"""``config.json`` of Sparse Mixer encoders, read strictly (no torch here). See docs/sparse-mixer.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .....elastic import SEQUENCE
+from .....errors import CheckpointError
+from .....strict import structure, unstructure
+from ....checkpoints.checkpoint import Checkpoint
+from ....checkpoints.elastic_config import MOST_LAYERS, granularity_problem
+
+# Hartley: real minus imaginary part of the DFT with negative exponents, as the reference code has it, or plus, as the
+# paper prints it; of the 2-D DFT, or of each axis by itself. Four different functions. With positive exponents plus is
+# minus, so each kind is the paper's formula under one sign of the DFT.
+Mixing = Literal[
+    "linear",
+    "circulant",
+    "toeplitz",
+    "fourier",
+    "hartley",
+    "hartley_plus",
+    "hartley_separable",
+    "hartley_separable_plus",
+]
+# Mixing that learns nothing, to its pairs of products: with cosines and sines, or with one matrix for each axis.
+SPECTRAL: Mapping[str, int] = {
+    "fourier": 2,
+    "hartley": 2,
+    "hartley_plus": 2,
+    "hartley_separable": 1,
+    "hartley_separable_plus": 1,
+}
+# What of the transforms is there: factors of (Cs X Ch, Cs X Sh, Ss X Ch, Ss X Sh); see spectral_tables.py.
+SPECTRAL_FACTORS: Mapping[str, tuple[int, int, int, int]] = {
+    "fourier": (1, 0, 0, -1),
+    "hartley": (1, 1, 1, -1),
+    "hartley_plus": (1, -1, -1, -1),
+    "hartley_separable": (1, 1, 1, 1),
+    "hartley_separable_plus": (1, -1, -1, 1),
+}
+# Mixing whose matrices exist for every sequence up to the trained one: a function of the distance, or of the length.
+OF_ANY_LENGTH: frozenset[str] = frozenset({"toeplitz", *SPECTRAL})
+Router = Literal["experts_choose", "tokens_choose"]
+Rounding = Literal["half_even", "floor", "ceil"]
+# ``pretraining`` has both heads of the paper's training: masked tokens, and labels of the pooled first position.
+Head = Literal["none", "masked_lm", "classifier", "pretraining"]
+
+CAPACITY, GROUP, EXPERTS = "moe.capacity_factor", "moe.group_size", "moe.experts"
+# The decision of a layer of experts is called by this and its number.
+ROUTES = "routes."
+# What a lower capacity is offered as where config.json does not say, in percent of tokens / experts.
+_USUAL_CAPACITIES = (25, 50, 75, 100)
+# Said by many tools in a config.json, and nothing about the graph.
+_IGNORED = ("architectures", "_name_or_path")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseMixerConfig:
+    """An encoder whose layers mix tokens or attend, and whose feed-forward part is dense or of experts.
+
+    ``attention_layers`` and ``moe_layers`` count from 0, nearest the input, and are chosen independently.
+    ``max_position_embeddings`` is the trained sequence. ``intermediate_size`` and ``expert_intermediate_size`` are in
+    neurons, ``group_size`` in tokens, ``capacity_factor`` a share of tokens / experts; ``capacity_rounding`` and
+    ``min_capacity`` make slots of it (capacity.py). ``capacities`` (percent), ``group_sizes``, ``expert_counts`` and
+    ``sequences`` are the smaller budgets that the model is offered at.
+    """
+
+    hidden_size: int = field(metadata={"min": 1})
+    num_hidden_layers: int = field(metadata={"min": 1})
+    num_attention_heads: int = field(metadata={"min": 1})
+    intermediate_size: int = field(metadata={"min": 1})
+    vocab_size: int = field(metadata={"min": 1})
+    max_position_embeddings: int = field(metadata={"min": 1})
+    type_vocab_size: int = field(default=2, metadata={"min": 1})
+    embedding_size: int | None = field(default=None, metadata={"min": 1})
+    pad_token_id: int = field(default=0, metadata={"min": 0})
+    layer_norm_eps: float = 1e-12
+    mixing: Mixing = "linear"
+    attention_layers: tuple[int, ...] = ()
+    moe_layers: tuple[int, ...] = ()
+    num_experts: int = field(default=0, metadata={"min": 0})
+    expert_intermediate_size: int | None = field(default=None, metadata={"min": 1})
+    router: Router = "experts_choose"
+    batch_prioritized: bool = True
+    capacity_factor: float = 1.0
+    capacity_rounding: Rounding = "half_even"
+    min_capacity: int = field(default=4, metadata={"min": 0})
+    group_size: int = field(default=4096, metadata={"min": 1})
+    head: Head = "none"
+    num_labels: int | None = field(default=None, metadata={"min": 2})
+    granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
+    capacities: tuple[int, ...] | None = None
+    group_sizes: tuple[int, ...] | None = None
+    expert_counts: tuple[int, ...] | None = None
+    sequences: tuple[int, ...] | None = None
+    model_type: Literal["sparse_mixer"] = "sparse_mixer"
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embedding tables, which are projected to ``hidden_size``."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def expert_width(self) -> int:
+        """Neurons of one expert."""
+        return self.expert_intermediate_size or self.intermediate_size
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether there is a head that scores the vocabulary at every position."""
+        return self.head in ("masked_lm", "pretraining")
+
+    @property
+    def classifies(self) -> bool:
+        """Whether there is a head that scores ``num_labels`` labels of the pooled first position."""
+        return self.head in ("classifier", "pretraining")
+
+    @property
+    def pools(self) -> bool:
+        """Whether the first position is pooled."""
+        return self.head != "masked_lm"
+
+    @property
+    def trained_capacity(self) -> int:
+        """The capacity factor in percent."""
+        return round(100 * self.capacity_factor)
+
+    @property
+    def choices(self) -> dict[str, tuple[int, ...]]:
+        """Axis name to the values that it is offered at, rising to the trained one; no axis with one value alone."""
+        table: dict[str, tuple[int, ...]] = {}
+        if self.moe_layers:
+            table[CAPACITY] = _rising(self.capacities or _USUAL_CAPACITIES, self.trained_capacity)
+            table[GROUP] = _rising(self.group_sizes or (self.max_position_embeddings,), self.group_size)
+            if self.router == "experts_choose":  # elsewhere tokens would choose again: another model
+                quarters = [max(1, self.num_experts * quarter // 4) for quarter in (1, 2, 3)]
+                table[EXPERTS] = _rising(self.expert_counts or quarters, self.num_experts)
+        if self.mixing in OF_ANY_LENGTH and self.some_mix:
+            n = self.max_position_embeddings
+            table[SEQUENCE] = _rising(self.sequences or [max(1, n // part) for part in (4, 2)], n)
+        return {name: values for name, values in table.items() if len(values) > 1}
+
+    @property
+    def some_mix(self) -> bool:
+        """Whether any layer mixes, so that the model is bound to a sequence."""
+        return len(self.attention_layers) < self.num_hidden_layers
+
+    def mixes(self, layer: int) -> bool:
+        """Whether ``layer`` mixes tokens by fixed matrices; else it attends."""
+        return layer not in self.attention_layers
+
+    def routes(self, layer: int) -> bool:
+        """Whether the feed-forward part of ``layer`` is made of experts."""
+        return layer in self.moe_layers
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``config.json`` holds, which reads back as this configuration."""
+        data: dict[str, Any] = unstructure(self)
+        return data
+
+    def problem(self) -> str | None:
+        """What makes no sense among the values, as ``key: problem``, or None."""
+        if self.num_hidden_layers > MOST_LAYERS:
+            return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
+        if self.hidden_size % self.num_attention_heads:
+            return f"hidden_size: {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}"
+        for key in ("attention_layers", "moe_layers"):
+            layers = getattr(self, key)
+            if list(layers) != sorted(set(layers)) or any(not 0 <= n < self.num_hidden_layers for n in layers):
+                return f"{key}: expected rising numbers from 0 to {self.num_hidden_layers - 1}, got {_shown(layers)}"
+        if not 0 < self.layer_norm_eps < 1:
+            return f"layer_norm_eps: expected a number between 0 and 1, got {self.layer_norm_eps:g}"
+        if self.pad_token_id >= self.vocab_size:
+            return f"pad_token_id: {self.pad_token_id} is no token of {self.vocab_size}"
+        if self.classifies != (self.num_labels is not None):
+            return f"num_labels: expected with head classifier or pretraining, got {self.num_labels} with {self.head}"
+        if self.granularities is not None:
+            found = granularity_problem(self.granularities, list(self.choices))
+            if found:
+                return found
+        return self._routing_problem() or self._choices_problem()
+
+    def _routing_problem(self) -> str | None:
+        if not self.moe_layers and self.num_experts:
+            return f"num_experts: {self.num_experts} experts, but moe_layers is empty"
+        if not self.moe_layers:
+            same = self.capacity_factor == 1.0
+            return None if same else f"capacity_factor: {self.capacity_factor:g}, but moe_layers is empty"
+        if self.num_experts < 2:
+            return f"num_experts: expected at least 2 for the experts of moe_layers, got {self.num_experts}"
+        if not 0.01 <= self.capacity_factor <= self.num_experts:
+            return f"capacity_factor: expected 0.01 to {self.num_experts} (the experts), got {self.capacity_factor:g}"
+        if abs(100 * self.capacity_factor - self.trained_capacity) > 1e-9:
+            return f"capacity_factor: expected whole percents, got {self.capacity_factor!r}"
+        return None
+
+    def _choices_problem(self) -> str | None:
+        """The offered budgets rise and end at most at what was trained."""
+        limits = {
+            "capacities": self.trained_capacity,
+            "group_sizes": self.group_size,
+            "expert_counts": self.num_experts,
+            "sequences": self.max_position_embeddings,
+        }
+        for key, limit in limits.items():
+            values = getattr(self, key)
+            if values is None:
+                continue
+            if not values or list(values) != sorted(set(values)) or values[0] < 1 or values[-1] > limit:
+                return f"{key}: expected rising numbers from 1 to {limit}, as trained, got {_shown(values)}"
+            if key != "sequences" and not self.moe_layers:
+                return f"{key}: the model has no experts"
+            if key == "expert_counts" and self.router == "tokens_choose":
+                return "expert_counts: with tokens_choose a token whose expert is gone takes another: not this model"
+            if key == "sequences" and not self.some_mix:
+                return f"sequences: no layer mixes, so that every bucket up to {limit} tokens is served as it is"
+            if key == "sequences" and self.mixing not in OF_ANY_LENGTH:
+                return f"sequences: {self.mixing} mixing serves {self.max_position_embeddings} tokens alone"
+        return None
+
+
+def config_from_json(data: Mapping[str, Any], where: str) -> SparseMixerConfig:
+    """Reads ``data``; ``where`` names the document.
+
+    Raises CheckpointError for an unknown or missing key, and for values that make no model.
+    """
+    stated = {key: value for key, value in data.items() if key not in _IGNORED}
+    config = structure(SparseMixerConfig, stated, where, CheckpointError)
+    if problem := config.problem():
+        raise CheckpointError(f"{where}: {problem}")
+    return config
+
+
+def read_config(checkpoint: Checkpoint) -> SparseMixerConfig:
+    """The configuration of the model in ``checkpoint``. Raises CheckpointError as ``config_from_json`` does."""
+    return config_from_json(checkpoint.config, str(checkpoint.folder / "config.json"))
+
+
+def halves(size: int) -> tuple[int, int]:
+    """How many indices up to half of ``size`` an even and an odd function, a cosine and a sine, have values at."""
+    return size // 2 + 1, (size - 1) // 2
+
+
+def _rising(values: Sequence[int], last: int) -> tuple[int, ...]:
+    return (*sorted({value for value in values if value < last}), last)
+
+
+def _shown(values: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}]"

@@ -1,0 +1,32 @@
+"""A Sparse Mixer's folder: see ``own_folder`` for what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ...checkpoints.own_folder import save_model, with_weights
+from .architecture.config import read_config
+from .model.encoder import SparseMixer
+
+__all__ = ["load_model", "model_of", "save_model"]
+
+
+def load_model(folder: Path) -> SparseMixer:
+    """The model in ``folder``, in eval mode and float32, without gradients, its mixing matrices held.
+
+    Raises CheckpointError for another folder, or one whose weights are missing, misfit or not finite.
+    """
+    return model_of(open_checkpoint(folder))
+
+
+def model_of(checkpoint: Checkpoint) -> SparseMixer:
+    """What ``load_model`` returns, of an open checkpoint."""
+    config = read_config(checkpoint)
+    with torch.device("meta"):
+        model = SparseMixer(config)
+    model = with_weights(model, checkpoint)
+    model.hold_matrices()
+    return model

@@ -1,0 +1,83 @@
+"""A pass of a Sparse Mixer with routes that something else decided, and what its own scores say of them.
+
+Shapes as in router.py: decisions are [G, K, C] tokens (Experts Choose) or [G, T] experts (Tokens Choose).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from .....errors import ParityError
+from ....family import Judged, Replay
+from ..architecture.capacity import Routing
+from ..architecture.config import ROUTES
+from .encoder import SparseMixer
+from .margins import experts_margin, holds, tokens_margin
+from .moe import MoE
+from .router import DROPPED, Routes
+
+
+def replay(model: SparseMixer, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Replay:
+    """A pass of ``model`` with the routes ``given``, each judged by the scores behind the same routes.
+
+    ``inputs`` are ids and, where there are several, types [B, S]. Raises ParityError for routes that no model of these
+    shapes can make.
+    """
+    ids, types = inputs[0], inputs[1] if len(inputs) > 1 else None
+    layers = {number: moe for number, moe in enumerate(layer.moe for layer in model.layers) if isinstance(moe, MoE)}
+    names = {number: f"{ROUTES}{number}" for number in layers}
+    if given.keys() != set(names.values()):
+        raise ParityError(f"decisions {', '.join(sorted(given)) or 'none'}: expected {', '.join(names.values())}")
+    routing = {number: moe.routing(ids.numel()) for number, moe in layers.items()}
+    for number, name in names.items():
+        if problem := _problem(given[name], layers[number].config.router == "experts_choose", routing[number]):
+            raise ParityError(f"decision {name}: {problem}")
+    outputs, routes = model.routed(ids, types, {number: given[name] for number, name in names.items()})
+    judged = {name: _judged(number, layers[number], routes[number], routing[number]) for number, name in names.items()}
+    return Replay(outputs, judged)
+
+
+def _problem(given: torch.Tensor, experts_choose: bool, routing: Routing) -> str | None:
+    """Why no router of these shapes can decide so, or None."""
+    if experts_choose:
+        shape, least, most = [routing.groups, routing.experts, routing.capacity], 0, routing.tokens - 1
+    else:
+        shape, least, most = [routing.groups, routing.tokens], DROPPED, routing.trained_experts - 1
+    if list(given.shape) != shape or given.dtype != torch.int64:
+        return f"expected int64 {shape}, got {str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
+    for at in ((given < least) | (given > most)).nonzero().tolist():
+        return f"expected {least}..{most}, got {int(given[tuple(at)])} at {at}"
+    if experts_choose:
+        rising = given.sort(-1).values
+        for group, expert, slot in (rising[..., 1:] == rising[..., :-1]).nonzero().tolist():
+            return f"group {group}, expert {expert}: took token {int(rising[group, expert, slot])} twice"
+        return None
+    taken = holds(given, routing.trained_experts).sum(1)  # [G, E]
+    for group, expert in (taken > routing.capacity).nonzero().tolist():
+        return f"group {group}, expert {expert}: took {int(taken[group, expert])} tokens into {routing.capacity} slots"
+    return None
+
+
+def _judged(layer: int, moe: MoE, routes: Routes, routing: Routing) -> Judged:
+    chosen = routes.chosen
+    if moe.config.router == "experts_choose":
+        margin = experts_margin(routes.scores, chosen)
+        took, own = (_taken(indices, routing.tokens) for indices in (chosen, routes.own))  # [G, K, T]
+        differing, routed, kept = int((took & ~own).sum()), routing.slots, int(took.any(1).sum())
+    else:
+        margin = tokens_margin(routes.scores, chosen, routing.capacity, moe.config.batch_prioritized)
+        differing, routed = int((chosen != routes.own).sum()), int((chosen != DROPPED).sum())
+        kept = routed
+    shares = {
+        "tokens_dropped": 1 - kept / (routing.groups * routing.tokens),
+        "slots_used": routed / routing.slots,
+        "mean_gate": float(routes.gates.sum()) / max(1, routed),
+    }
+    return Judged(margin.value, f"layer {layer}, {margin.where}", chosen.numel(), differing, shares)
+
+
+def _taken(chosen: torch.Tensor, tokens: int) -> torch.Tensor:
+    """``chosen`` [G, K, C] to [G, K, T]: whether an expert took a token."""
+    return torch.zeros(*chosen.shape[:2], tokens, dtype=torch.bool).scatter(-1, chosen, True)

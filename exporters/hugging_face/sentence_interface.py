@@ -1,0 +1,31 @@
+"""Inputs and outputs of a transformer with the modules of sentence-transformers behind it (no torch here)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...runtime.bundle.manifest import TensorSpec
+from ..checkpoints.checkpoint import Checkpoint
+from ..family import Signature
+from ..sentence_transformers.read_modules import SentenceModules
+from ..sentence_transformers.text_settings import with_text_settings
+
+EMBEDDING, HIDDEN = "sentence_embedding", "last_hidden_state"
+# 1 where a token is pooled; an input where a pooling leaves the tokens of prompts out.
+POOLING_MASK = "pooling_mask"
+
+
+def with_modules(signature: Signature, checkpoint: Checkpoint, modules: SentenceModules | None) -> Signature:
+    """``signature`` of the transformer alone, which has a mask and returns its tokens, with the embedding that
+    ``modules`` make of them, and with what the folder says of texts."""
+    if modules is None:
+        return signature
+    mask = next(spec for spec in signature.inputs if spec.name == signature.mask)
+    pooling = replace(mask, name=POOLING_MASK, row_needs=None)  # of a prompt alone it leaves nothing
+    inputs = (*signature.inputs, *([pooling] if modules.leaves_prompt_out else []))
+    outputs = (*signature.outputs, TensorSpec(EMBEDDING, "float32", ("batch", modules.width)))
+    text = signature.text
+    if text is not None:
+        pooled = POOLING_MASK if modules.leaves_prompt_out else None
+        text = with_text_settings(checkpoint, replace(text, embedding=EMBEDDING), pooled)
+    return replace(signature, inputs=inputs, outputs=outputs, text=text)

@@ -1,0 +1,137 @@
+"""Loads the user's own transformers module, strictly, and gives it a positional signature for tracing."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ...errors import CheckpointError
+from ..checkpoints.checkpoint import Checkpoint
+from ..family import Signature
+from ..sentence_transformers.head import SentenceHead
+from .sentence_interface import EMBEDDING, HIDDEN, POOLING_MASK
+
+
+class TransformersModule(torch.nn.Module):
+    """Calls ``model`` by keyword and returns its outputs as a tuple, in the signature's order.
+
+    ``head`` makes the sentence embedding of the last hidden state.
+    """
+
+    def __init__(self, model: torch.nn.Module, signature: Signature, head: SentenceHead | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = tuple(spec.name for spec in signature.inputs)
+        self.outputs = tuple(spec.name for spec in signature.outputs)
+        self.mask = signature.mask
+        self.sentence_head = head
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result = self.answer(dict(zip(self.inputs, tensors, strict=True)))
+        return tuple(result[name] for name in self.outputs)
+
+    def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Everything that the model returns, by name, and the sentence embedding if there is one."""
+        own = {name: tensor for name, tensor in inputs.items() if name != POOLING_MASK}
+        result = dict(self.model(**own))
+        if self.sentence_head is not None:
+            assert self.mask is not None
+            result[EMBEDDING] = self.sentence_head(result[HIDDEN], inputs[self.mask], inputs.get(POOLING_MASK))
+        return result
+
+
+def load_transformers(
+    checkpoint: Checkpoint, without_pooler: bool, resize: Callable[[torch.nn.Module], None] | None = None
+) -> torch.nn.Module:
+    """The class that ``config.json`` names, with this checkpoint's weights, in eval mode and float32.
+
+    Where ``config.json`` lists an ``intermediate_size`` per layer, which transformers' own classes do not know, the
+    module is made with the largest of them, and ``resize`` gives every layer its own before weights are loaded.
+    Raises CheckpointError if there are no weights, or one is missing, has another shape or is not finite.
+    """
+    checkpoint.require_weights()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    name = checkpoint.architecture
+    if name is not None and not hasattr(transformers, name):
+        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r:.80}")
+    try:
+        widths = checkpoint.config.get("intermediate_size")
+        resized = resize if isinstance(widths, list) else None
+        if resized is not None:
+            assert isinstance(widths, list)
+            config = transformers.AutoConfig.for_model(**{**checkpoint.config, "intermediate_size": max(widths)})
+        else:
+            config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+        config.return_dict = True  # outputs are read by their names
+        config.use_cache = False  # one pass, whose keys and values nobody asks for
+        config.chunk_size_feed_forward = 0  # memory saved by computing the same in pieces
+        cls: Any = transformers.MODEL_MAPPING[type(config)] if name is None else getattr(transformers, name)
+        has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
+        options = {"add_pooling_layer": False} if without_pooler and has_pooler else {}
+        if resized is not None:
+            cls = _resized(cls, resized)
+        model, report = cls.from_pretrained(
+            checkpoint.folder,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    except Exception as failure:  # transformers raises many unrelated types for a config.json that makes no sense
+        raise CheckpointError(f"{checkpoint.folder}: transformers cannot load it ({_one_line(failure)})") from failure
+    _refuse_misfits(checkpoint, report)
+    _base_model_first(model)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise CheckpointError(
+                f"{checkpoint.folder}: parameter {parameter_name} of {type(model).__name__} stays "
+                f"{str(parameter.dtype).removeprefix('torch.')}; expected a model that can be loaded in float32"
+            )
+        if not torch.isfinite(parameter).all():
+            raise CheckpointError(f"{checkpoint.folder}: tensor {parameter_name} holds NaN or infinite values")
+    frozen: torch.nn.Module = model.eval().requires_grad_(False)
+    return frozen
+
+
+def _resized(cls: Any, resize: Callable[[torch.nn.Module], None]) -> Any:
+    """``cls`` whose new modules are resized. It keeps its name: by it transformers finds how weights were renamed."""
+
+    def init(self: torch.nn.Module, *args: Any, **options: Any) -> None:
+        cls.__init__(self, *args, **options)
+        resize(self)
+
+    return type(cls.__name__, (cls,), {"__init__": init, "__module__": cls.__module__})
+
+
+def _base_model_first(model: Any) -> None:
+    """A tied parameter has the first of its names. Some classes make their head first, and would name the embedding
+    after it."""
+    parts: dict[str, torch.nn.Module] = model._modules
+    if model.base_model_prefix in parts:
+        model._modules = {model.base_model_prefix: parts[model.base_model_prefix], **parts}
+
+
+def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any]) -> None:
+    for name, found, expected in sorted(report["mismatched_keys"]):
+        raise CheckpointError(
+            f"{checkpoint.folder}: tensor {name} has shape {list(found)}; config.json says {list(expected)}"
+        )
+    for name in sorted(report["missing_keys"]):
+        raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing from the weights")
+
+
+def _one_line(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:300]

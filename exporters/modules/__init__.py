@@ -1,0 +1,1 @@
+"""PyTorch modules that several families share."""

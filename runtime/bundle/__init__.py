@@ -1,0 +1,1 @@
+"""The file format: what stands in a bundle's files, read and checked."""

@@ -1,0 +1,450 @@
+"""The manifest and the build record of a bundle, as docs/bundle-format.md specifies them (read_manifest.py reads)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ...elastic import SEQUENCE, Axis, Bucket, ElasticSpec
+from ...errors import InputError, PlanError, SelectionError
+from ...profiles.precision import Precision
+from ...strict import nearest
+
+# 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
+# 3 (2026-11): figures of quality by what an output means, roles of outputs; reads 1 and 2.
+# 4 (2026-11): decisions of engines and receipts of them, facts and forms of engines; reads 1, 2 and 3.
+# 5 (2026-11): precision of engines; reads 1 to 4.
+# 6 (2026-11): seals of the files that no manifest lists (seal.py); reads 1 to 5.
+SCHEMA_VERSION = 6
+SEALED_SINCE = 6
+MANIFEST_NAME = "manifest.json"
+BUILD_NAME = "build.json"
+REPORT_NAME = "report.md"
+WEIGHTS_NAME = "weights.safetensors"
+RANKING_NAME = "ranking.safetensors"
+PLANS_NAME = "plans.json"
+CALIBRATION_NAME = "calibration.json"
+# The whole numbers that an array of each dtype holds.
+RANGES = {
+    "float32": (-(2**63), 2**63 - 1),
+    "float16": (-65504, 65504),
+    "int64": (-(2**63), 2**63 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "int8": (-128, 127),
+    "uint8": (0, 255),
+    "bool": (0, 1),
+}
+DTYPES = tuple(RANGES)
+# What an output means: a vector of the input; logits of classes; logits of the token at each position (masked language
+# models); logits of the token that follows each position (causal ones).
+Role = Literal["embedding", "classes", "tokens", "next_tokens"]
+# How an engine holds its weights, see residency.py.
+Residency = Literal["shared", "packed", "mapped"]
+# What a mask ``[B, S]`` must have in every row.
+RowNeed = Literal["token", "first_token"]
+# The hashes of these cannot stand in the manifest: it is one of them, and the others name its hash or follow it.
+UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME, CALIBRATION_NAME)
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of the bundle; ``path`` is a plain file name, without folders."""
+
+    path: str
+    bytes: int = field(metadata={"min": 0})
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of an engine.
+
+    ``dims`` names each dimension: ``batch`` and ``sequence`` follow the bucket, a number is fixed. ``pad`` is the value
+    that fills an input up to its bucket; an input without one cannot be padded. ``high`` bounds a whole-number input
+    to ``0 <= value < high``: the vocabulary size for token ids, 2 for a mask. ``role`` says what an output means, and
+    so by what measure submodels are compared (runtime/bundle/roles.py); where no output has one, shapes decide.
+    ``row_needs`` is stated of the mask that says which positions count, and says what every row must have for its
+    answer to be defined: a ``token`` somewhere (attention over nothing is no number that implementations agree on), or
+    one at the start, ``first_token``, where positions see only those before them.
+    """
+
+    name: str
+    dtype: str = field(metadata={"choices": DTYPES})
+    dims: tuple[str | int, ...]
+    pad: int | None = None
+    high: int | None = field(default=None, metadata={"min": 1})
+    role: Role | None = None
+    row_needs: RowNeed | None = None
+
+    def shape(self, bucket: Bucket) -> tuple[int, ...]:
+        """Static shape at ``bucket``."""
+        sizes = {"batch": bucket.batch, "sequence": bucket.sequence}
+        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
+
+
+@dataclass(frozen=True)
+class DecisionEntry:
+    """What an engine decides on the way, such as which tokens each expert took: whole numbers (int64) of ``shape``,
+    returned beside its outputs where they are asked for."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ParityOutput:
+    """Worst figures of one output over all parity cases.
+
+    ``float32_max_abs`` and ``float32_rms`` are what PyTorch's own float32 differs by from the reference, at most and as
+    the root of the mean square; ``max_rms`` is the latter of the engine. Receipts before schema 6 lack the three.
+    """
+
+    name: str
+    max_abs: float
+    max_rel: float
+    min_cosine: float
+    max_rms: float | None = None
+    float32_max_abs: float | None = None
+    float32_rms: float | None = None
+
+
+@dataclass(frozen=True)
+class ParityDecision:
+    """One decision of an engine over all parity cases, judged by the PyTorch submodel that was made to take it.
+
+    Of ``made`` single choices ``differing`` are not those that PyTorch would have made; ``worst_margin`` is by how much
+    the worst of them is worse, in units of the score that decides. ``shares`` are means over the cases.
+    """
+
+    name: str
+    made: int = field(metadata={"min": 0})
+    differing: int = field(metadata={"min": 0})
+    worst_margin: float = field(metadata={"min": 0})
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ParityReceipt:
+    """Proof that an engine equals the PyTorch submodel: the rule and its limits, the cases and the worst figures.
+
+    Of an engine with ``decisions`` PyTorch took the engine's; their margins are at most ``atol``.
+    """
+
+    reference: str
+    rule: str
+    atol: float
+    rtol: float
+    min_cosine: float
+    cases: tuple[str, ...]
+    outputs: tuple[ParityOutput, ...]
+    graph_sha256: str
+    weights_sha256: str
+    difference_to_universal: float | None = None
+    decisions: tuple[ParityDecision, ...] | None = None
+    rms: float | None = None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Agreement of a submodel with the universal model on ``samples`` held-out texts or rows.
+
+    ``figures`` are those of the model's outputs by name, with units and headings in runtime/bundle/figures.py;
+    ``positions`` is how many of them the figures per position rest on, None where rows have none.
+    """
+
+    samples: int = field(metadata={"min": 1})
+    figures: Mapping[str, float]
+    data_sha256: str
+    positions: int | None = field(default=None, metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class SubmodelEntry:
+    """One submodel: its axis values per kind, one per layer, and what does not depend on the bucket.
+
+    ``weight_bytes`` counts what its engines read of the weight store.
+    """
+
+    id: str
+    labels: tuple[str, ...]
+    values: Mapping[str, tuple[int, ...]]
+    parameters: int = field(metadata={"min": 0})
+    weight_bytes: int = field(metadata={"min": 0})
+    quality: Quality | None = None
+
+    @property
+    def sequence(self) -> int | None:
+        """What its engines have in the place of a bucket's sequence, of models that are another function at each."""
+        return self.values[SEQUENCE][0] if self.values.get(SEQUENCE) else None
+
+    def at(self, bucket: Bucket) -> Bucket:
+        """The bucket that this submodel has in the place of ``bucket``."""
+        return Bucket(bucket.batch, self.sequence or bucket.sequence)
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """One submodel at one bucket, or one ``segment`` of it, as a file that a backend runs, with its analytic costs.
+
+    Engines of one file are one engine: submodels that differ in depth alone share their segments. ``private_bytes`` are
+    the initializers inside the file, which no other engine shares; ``weight_bytes`` is what a segment reads of the
+    weight store, or a whole engine with tables there (any other reads its submodel's weights). ``activation_bytes``
+    estimates what a run takes beside the weights: eight times the operands of its largest product. ``slice_problem``
+    says why an engine was traced. Only an engine that is still being built has no ``parity``. ``decisions`` are what it
+    returns after its outputs, in order; ``facts`` are static numbers and rules that no shape of it shows, such as the
+    slots of an expert; ``forms`` say in which of several equal forms it computes what. Each of the three is None where
+    there is nothing to say. ``precision`` is that of its products; which values it holds in others its graph says.
+    """
+
+    id: str
+    submodel: str
+    bucket: Bucket
+    backend: Literal["onnxruntime", "tensorrt"]
+    file: str
+    emitted: Literal["sliced", "traced"]
+    private_bytes: int = field(metadata={"min": 0})
+    flops: int = field(metadata={"min": 0})
+    moved_bytes: int = field(metadata={"min": 0})
+    activation_bytes: int = field(metadata={"min": 0})
+    slice_problem: str | None = None
+    parity: ParityReceipt | None = None
+    segment: str | None = None
+    weight_bytes: int | None = field(default=None, metadata={"min": 0})
+    decisions: tuple[DecisionEntry, ...] | None = None
+    facts: Mapping[str, int | str] | None = None
+    forms: Mapping[str, str] | None = None
+    precision: Precision = "fp32"
+
+
+@dataclass(frozen=True)
+class SegmentEntry:
+    """The layers between two exits, compiled as engines of their own; ``layer`` counts the layers that have run when
+    its exit answers. A segment but the first takes the state that the one before returned."""
+
+    name: str
+    layer: int = field(metadata={"min": 1})
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class GateEntry:
+    """When a row leaves early: ``entropy compare threshold``, in nats; a threshold for every exit but the last, which
+    always answers. A negative one closes its exit."""
+
+    compare: Literal["<", "<="]
+    thresholds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ExitsEntry:
+    """The exits of a multi-exit model and the segments between them, in order; ``gate`` is the model's own, if any.
+
+    Every segment returns ``logits`` ``[B, classes]`` and ``entropy`` ``[B]`` (nats) of its exit, and all but the last
+    the state ``state_out`` ``[B, S, H]`` that the next takes as ``state_in``. ``mask`` is the input that says which
+    positions count. ``trims``: whether positions behind the longest row may be cut without changing an answer.
+    """
+
+    segments: tuple[SegmentEntry, ...]
+    classes: int = field(metadata={"min": 2})
+    logits: str
+    entropy: str
+    state_in: str
+    state_out: str
+    mask: str
+    trims: bool
+    gate: GateEntry | None = None
+
+    @property
+    def computed_from(self) -> dict[str, str]:
+        """Outputs that are computed from another one."""
+        return {self.entropy: self.logits}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One acceptance suite on one subject: how many comparisons it made, the worst figure found, and the limit kept.
+
+    ``near_ties`` lists decisions that were left out because they lie within the measured error of a threshold.
+    """
+
+    suite: Literal["load", "slice", "decision", "composition", "extremes"]
+    subject: str
+    checked: int = field(metadata={"min": 0})
+    worst: float
+    limit: float
+    near_ties: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one budget, resolved to absolute units. ``None`` is no limit."""
+
+    latency_ms: float | None = None
+    memory_mb: float | None = None
+    parameters: int | None = None
+    flops: int | None = None
+    non_embedding_parameters: int | None = None
+    ffn_parameters: int | None = None
+
+
+@dataclass(frozen=True)
+class BudgetEntry:
+    """A named budget, the submodel chosen for it, and why."""
+
+    name: str
+    limits: Limits
+    submodel: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TextEntry:
+    """How text becomes inputs: a ``tokenizers`` file and the input each field of an encoding feeds.
+
+    ``lowercase``: the tokenizer lowers a text's case first. A text of more than ``max_tokens``, those that the
+    tokenizer adds included, is too long for the model whatever its buckets. ``prompts`` are texts by name that may
+    stand before a request's; the one named ``default_prompt`` does unless the request asks for another. ``pooled`` is
+    the input that is 1 where a token takes part in the embedding, of models that leave the tokens of a prompt out.
+    """
+
+    file: str
+    ids: str
+    mask: str | None
+    type_ids: str | None
+    embedding: str | None
+    lowercase: bool = False
+    max_tokens: int | None = field(default=None, metadata={"min": 1})
+    prompts: Mapping[str, str] | None = None
+    default_prompt: str | None = None
+    pooled: str | None = None
+
+    def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
+        """The text that stands before a request's: ``prompt`` itself (empty for none), the one called ``prompt_name``,
+        else the default. Raises InputError for a name that the model does not have, or for both."""
+        known = self.prompts or {}
+        if prompt is not None and prompt_name is not None:
+            raise InputError("prompt and prompt_name: expected one of them, a text or the name of one")
+        if prompt is not None:
+            if not isinstance(prompt, str):
+                raise InputError(f"prompt: expected a text, got {prompt!r:.80}")
+            return prompt
+        name = self.default_prompt if prompt_name is None else prompt_name
+        if name is None:
+            return ""
+        if not isinstance(name, str) or name not in known:
+            raise InputError(f"prompt_name {name!r:.80}{nearest(str(name)[:80], known)}")
+        return known[name]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How the elastic axes were ordered at import, and from how many texts or rows.
+
+    ``order_file`` holds the permutations themselves, where there are any.
+    """
+
+    method: Literal["none", "magnitude", "taylor"]
+    data_sha256: str | None = None
+    samples: int | None = None
+    order_sha256: str | None = None
+    order_file: str | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the bundle comes from: enough to make it again."""
+
+    tools: Mapping[str, str]
+    source: tuple[FileEntry, ...]
+    profile: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a bundle that follows from its inputs; what was measured stands in the build record.
+
+    For a profile of the compiling host itself, measured latencies are inputs to its budgets. ``notes`` state what was
+    rounded, and what is unusual about submodels that were asked for by id.
+    """
+
+    schema_version: int
+    name: str
+    family: str
+    axes: tuple[Axis, ...]
+    trained_nested: bool
+    ranking: Ranking
+    submodels: tuple[SubmodelEntry, ...]
+    engines: tuple[EngineEntry, ...]
+    budgets: tuple[BudgetEntry, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    files: tuple[FileEntry, ...]
+    provenance: Provenance
+    text: TextEntry | None = None
+    notes: tuple[str, ...] = ()
+    exits: ExitsEntry | None = None
+    proofs: tuple[Proof, ...] = ()
+
+    def interface(self, segment: str | None) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Inputs and outputs of the engines of ``segment``, or of whole engines for None."""
+        for entry in self.exits.segments if self.exits else ():
+            if entry.name == segment:
+                return entry.inputs, entry.outputs
+        return self.inputs, self.outputs
+
+    def _completed(self, submodel_id: str) -> str:
+        """The whole id, as far as ``submodel_id`` is one."""
+        try:
+            return ElasticSpec(self.axes, ()).parse(submodel_id).id
+        except PlanError:
+            return submodel_id
+
+    def submodel(self, submodel_id: str) -> SubmodelEntry:
+        """The submodel with this label or id, of which kinds at full size may be left out.
+
+        Raises SelectionError listing what exists.
+        """
+        wanted = (submodel_id, self._completed(submodel_id))
+        for name in wanted:
+            for entry in self.submodels:
+                if name == entry.id or name in entry.labels:
+                    return entry
+        known = ", ".join(f"{e.id} ({'/'.join(e.labels)})" if e.labels else e.id for e in self.submodels)
+        raise SelectionError(f"no submodel {submodel_id!r:.80} in this bundle; it has {known}")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Predicted and measured time of one engine, in milliseconds, never mixed: the field name says which.
+
+    ``predicted_ms`` was stated before this engine was measured; for a profile of the compiling host itself it is
+    corrected by a few measured rungs.
+    """
+
+    engine: str
+    predicted_ms: float = field(metadata={"min": 0})
+    measured_p50_ms: float | None = field(default=None, metadata={"min": 0})
+    measured_p95_ms: float | None = field(default=None, metadata={"min": 0})
+    residency: Residency | None = None
+
+
+@dataclass(frozen=True)
+class BuildRecord:
+    """What differs between two compiles of the same inputs: time, host, and everything measured.
+
+    ``build`` maps the graphs of engines for TensorRT to the ``trtexec`` command that makes a plan of each.
+    ``report_sha256`` is the hash of report.md.
+    """
+
+    schema_version: int
+    manifest_sha256: str
+    created: str
+    command: tuple[str, ...]
+    host: Mapping[str, Any]
+    seconds: Mapping[str, float] = field(metadata={"min": 0})
+    latencies: tuple[Latency, ...]
+    build: Mapping[str, str] | None = None
+    report_sha256: str | None = None

@@ -1,0 +1,279 @@
+"""Reading a manifest or a build record: strict JSON of a known schema, and everything that types alone do not say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import Any
+
+from ...elastic import MAX_TOKENS, ElasticSpec
+from ...errors import BundleFormatError, PlanError
+from ...strict import parse_json, structure, unstructure
+from .check_exits import exit_problems
+from .manifest import (
+    RANGES,
+    SCHEMA_VERSION,
+    SEALED_SINCE,
+    UNLISTED,
+    BuildRecord,
+    EngineEntry,
+    Manifest,
+    Quality,
+    TensorSpec,
+)
+from .roles import role_problems
+from .seal import unsealed
+
+# A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
+MAX_JSON_BYTES = 16 * 2**20
+MAX_ELEMENTS = 2**31
+# Of one model; a submodel's id names each of them.
+MAX_KINDS = 64
+# What an older schema lacks is optional in this one; what it says otherwise, _upgraded puts in today's words.
+_READABLE = tuple(range(1, SCHEMA_VERSION + 1))
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}")
+_FIGURE = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def read_manifest(raw: bytes, where: str) -> Manifest:
+    """Parses a manifest. Raises BundleFormatError for anything this version cannot vouch for."""
+    manifest = structure(Manifest, _upgraded(_versioned_json(raw, where), where), where, BundleFormatError)
+    for problem in _problems(manifest):
+        raise BundleFormatError(f"{where}: {problem}")
+    return manifest
+
+
+def read_build_record(raw: bytes, where: str, manifest: Manifest) -> BuildRecord:
+    """Parses the build record of ``manifest``, and checks its seal where that has a schema with seals.
+
+    Raises BundleFormatError for anything this version cannot vouch for, BundleCorruptError for a wrong seal.
+    """
+    data: Any = _versioned_json(raw, where)
+    if manifest.schema_version >= SEALED_SINCE:
+        data = unsealed(raw, data, where, "fetch the bundle again, or compile it again")
+    build = structure(BuildRecord, data, where, BundleFormatError)
+    for problem in _build_problems(build, manifest):
+        raise BundleFormatError(f"{where}: {problem}")
+    return build
+
+
+def _build_problems(build: BuildRecord, manifest: Manifest) -> Iterable[str]:
+    """Latencies of engines that are none, two of one kind, and percentiles in the wrong order."""
+    if build.schema_version < SEALED_SINCE <= manifest.schema_version:
+        yield f"schema_version {build.schema_version}, the manifest has {manifest.schema_version}"
+    engines = {engine.id for engine in manifest.engines}
+    for latency in build.latencies:
+        if latency.engine not in engines:
+            yield f"latencies: engine {latency.engine[:80]!r} is not in the manifest"
+        p50, p95 = latency.measured_p50_ms, latency.measured_p95_ms
+        if p95 is not None and (p50 is None or p50 > p95):
+            yield f"latencies of engine {latency.engine}: measured_p95_ms {p95} below or without measured_p50_ms {p50}"
+    yield from _repeated("latency of", (f"{one.engine} as {one.residency}" for one in build.latencies))
+
+
+def is_plain_name(path: str) -> bool:
+    """True for a file name that cannot leave its folder on any platform."""
+    return _PLAIN_NAME.fullmatch(path) is not None
+
+
+def _problems(manifest: Manifest) -> Iterable[str]:
+    """What the types alone do not say: names confined to the folder, references that resolve, sane shapes."""
+    files = [f.path for f in manifest.files]
+    for entry in manifest.files:
+        if not is_plain_name(entry.path):
+            yield f"file {entry.path!r} may leave the bundle; expected a plain file name"
+        if entry.path in UNLISTED:
+            yield f"files lists {entry.path}, whose hash cannot stand in the manifest"
+        if not _SHA256.fullmatch(entry.sha256):
+            yield f"file {entry.path}: sha256 {entry.sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
+    # Compared without case: on some file systems two such names are one file.
+    yield from _repeated("file", (path.lower() for path in files))
+    called = ((entry.id, *(label for label in entry.labels if label != entry.id)) for entry in manifest.submodels)
+    yield from _repeated("submodel", chain.from_iterable(called))
+    yield from _repeated("engine", (entry.id for entry in manifest.engines))
+    yield from _repeated("budget", (entry.name for entry in manifest.budgets))
+    yield from _repeated("input", (entry.name for entry in manifest.inputs))
+    yield from _repeated("output", (entry.name for entry in manifest.outputs))
+    yield from _repeated("engine for", map(_place, manifest.engines))
+
+    yield from _axis_problems(manifest)
+
+    ids = {entry.id for entry in manifest.submodels}
+    for engine in manifest.engines:
+        if engine.submodel not in ids:
+            yield f"engine {engine.id}: submodel {engine.submodel!r} is not in this manifest"
+        if engine.parity is None:
+            yield f"engine {engine.id}: has no parity receipt"
+        if engine.file not in files:
+            yield f"engine {engine.id}: file {engine.file!r} is not among the files"
+        if min(engine.bucket.batch, engine.bucket.sequence) < 1 or engine.bucket.tokens > MAX_TOKENS:
+            yield f"engine {engine.id}: bucket {engine.bucket.label} is outside 1..{MAX_TOKENS} tokens"
+    for budget in manifest.budgets:
+        if budget.submodel not in ids:
+            yield f"budget {budget.name}: submodel {budget.submodel!r} is not in this manifest"
+    for submodel in manifest.submodels:
+        for figure in submodel.quality.figures if submodel.quality else ():
+            if not _FIGURE.fullmatch(figure):
+                yield f"submodel {submodel.id}: figure {figure[:80]!r}; expected a name such as mean_cosine"
+    for spec in _specs(manifest):
+        if any(d not in {"batch", "sequence"} if isinstance(d, str) else not 1 <= d <= MAX_ELEMENTS for d in spec.dims):
+            yield f"tensor {spec.name}: dims {list(spec.dims)}; expected 'batch', 'sequence' or a positive number"
+        low, high = RANGES[spec.dtype]
+        if spec.high is not None:
+            low, high = max(low, 0), min(high, spec.high - 1)
+        if spec.pad is not None and not low <= spec.pad <= high:
+            yield f"tensor {spec.name}: pad {spec.pad} is outside {low}..{high}"
+        if spec.row_needs is not None and (spec.dims != ("batch", "sequence") or spec.dtype.startswith("float")):
+            yield f"tensor {spec.name}: {spec.dtype} {list(spec.dims)} cannot have row_needs {spec.row_needs!r}"
+    if manifest.ranking.order_file not in (None, *files):
+        yield f"ranking: file {manifest.ranking.order_file!r} is not among the files"
+    if manifest.text:
+        names = {spec.name for spec in manifest.inputs}
+        if manifest.text.file not in files:
+            yield f"text: file {manifest.text.file!r} is not among the files"
+        for name in (manifest.text.ids, manifest.text.mask, manifest.text.type_ids, manifest.text.pooled):
+            if name is not None and name not in names:
+                yield f"text: {name!r} is not an input of this model"
+        default = manifest.text.default_prompt
+        if default is not None and default not in (manifest.text.prompts or {}):
+            yield f"text: default_prompt {default[:80]!r} is not among the prompts"
+    if not manifest.engines or not manifest.inputs or not manifest.outputs:
+        yield "expected at least one engine, one input and one output"
+    yield from _decision_problems(manifest)
+    yield from exit_problems(manifest)
+    yield from role_problems(manifest)
+    yield from _size_problems(manifest)
+
+
+def _size_problems(manifest: Manifest) -> Iterable[str]:
+    """Tensors that no host holds."""
+    for engine in manifest.engines:
+        for spec in chain(*manifest.interface(engine.segment)):
+            if prod(spec.shape(engine.bucket)) > MAX_ELEMENTS:
+                yield f"engine {engine.id}: tensor {spec.name} has more than {MAX_ELEMENTS} elements"
+    if manifest.exits and manifest.engines:
+        # Rows of any bucket may be laid out at the length of any other.
+        batch = max(engine.bucket.batch for engine in manifest.engines)
+        steps = max(engine.bucket.sequence for engine in manifest.engines)
+        if batch * steps > MAX_TOKENS:
+            yield f"engines: {batch} rows of {steps} steps, over all buckets, are more than {MAX_TOKENS} tokens"
+
+
+def _place(engine: EngineEntry) -> str:
+    part = engine.submodel if engine.segment is None else f"{engine.submodel}, segment {engine.segment}"
+    return f"{part} at {engine.bucket.label}, {engine.backend}"
+
+
+def _specs(manifest: Manifest) -> Iterable[TensorSpec]:
+    yield from (*manifest.inputs, *manifest.outputs)
+    for segment in manifest.exits.segments if manifest.exits else ():
+        yield from (*segment.inputs, *segment.outputs)
+
+
+def _decision_problems(manifest: Manifest) -> Iterable[str]:
+    """Decisions that no engine can return, and receipts of other ones."""
+    for engine in manifest.engines:
+        entries = engine.decisions or ()
+        if entries and engine.segment is not None:
+            yield f"engine {engine.id}: has decisions, which segments have not"
+        tensors = [spec.name for specs in manifest.interface(engine.segment) for spec in specs]
+        yield from _repeated(f"engine {engine.id}: tensor", (*dict.fromkeys(tensors), *(e.name for e in entries)))
+        for entry in entries:
+            if not entry.shape or any(not 1 <= size <= MAX_ELEMENTS for size in entry.shape):
+                yield f"engine {engine.id}: decision {entry.name}: shape {list(entry.shape)}; expected positive numbers"
+        receipts = (engine.parity.decisions if engine.parity else None) or ()
+        proven, returned = [receipt.name for receipt in receipts], [entry.name for entry in entries]
+        if proven != returned:
+            yield f"engine {engine.id}: receipt of decisions {proven[:8]}; it returns {returned[:8]}"
+        for receipt in receipts:
+            if receipt.differing > receipt.made:
+                yield f"engine {engine.id}: decision {receipt.name}: {receipt.differing} of {receipt.made} differ"
+
+
+def _axis_problems(manifest: Manifest) -> Iterable[str]:
+    """Axes that cannot be, and submodels that do not lie on them."""
+    yield from _repeated("axis", (axis.name for axis in manifest.axes))
+    for axis in manifest.axes:
+        if not 1 <= axis.size <= MAX_ELEMENTS:
+            yield f"axis {axis.name}: size {axis.size} is outside 1..{MAX_ELEMENTS}"
+        choices = axis.choices
+        if choices is not None and (
+            list(choices) != sorted(set(choices)) or choices[:1] < (1,) or choices[-1] != axis.size
+        ):
+            yield f"axis {axis.name}: choices {list(choices)[:80]}; expected rising numbers from 1 up to {axis.size}"
+    spec = ElasticSpec(manifest.axes, ())
+    if len(spec.kinds) > MAX_KINDS:
+        yield f"axes are of {len(spec.kinds)} kinds, more than the {MAX_KINDS} allowed"
+        return
+    for entry in manifest.submodels:
+        try:
+            submodel = spec.from_kinds(entry.values)
+        except PlanError as problem:
+            yield f"submodel {entry.id}: {problem}"
+            continue
+        values = {kind: tuple(widths) for kind, widths in submodel.by_kind().items()}
+        if entry.values != values:  # from_kinds completes what is left out; a manifest leaves nothing out
+            missing = next(kind for kind in values if entry.values.get(kind) != values[kind])
+            yield f"submodel {entry.id}: values of {missing}; expected one for each of {len(values[missing])} axes"
+        elif entry.id != submodel.id:
+            yield f"submodel {entry.id}: its values are those of {submodel.id}"
+
+
+def _repeated(what: str, names: Iterable[str]) -> Iterable[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"{what} {name!r} stands twice"
+        seen.add(name)
+
+
+@dataclass(frozen=True)
+class _TextQuality:
+    """Quality as schemas 1 and 2 have it: of text encoders alone."""
+
+    texts: int
+    mean_cosine: float
+    recall_at_10: float
+    data_sha256: str
+
+
+def _upgraded(data: Any, where: str) -> Any:
+    """A manifest of schema 1 or 2 with the fields that schema 3 has under other names; shape errors are left to
+    ``structure``. Raises BundleFormatError for a quality that those schemas did not have."""
+    if data["schema_version"] >= 3:
+        return data
+    ranking, submodels = data.get("ranking"), data.get("submodels")
+    if isinstance(ranking, dict) and "texts" in ranking:
+        ranking = {"samples" if key == "texts" else key: value for key, value in ranking.items()}
+    if isinstance(submodels, list):
+        submodels = [_upgraded_submodel(entry, f"{where}: submodels[{i}]") for i, entry in enumerate(submodels)]
+    given = {"ranking": ranking, "submodels": submodels}
+    return data | {key: value for key, value in given.items() if key in data}
+
+
+def _upgraded_submodel(entry: Any, where: str) -> Any:
+    if not isinstance(entry, dict) or entry.get("quality") is None:
+        return entry
+    old = structure(_TextQuality, entry["quality"], f"{where}: quality", BundleFormatError)
+    figures = {"mean_cosine": old.mean_cosine, "recall_at_10": old.recall_at_10}
+    return entry | {"quality": unstructure(Quality(old.texts, figures, old.data_sha256))}
+
+
+def _versioned_json(raw: bytes, where: str) -> object:
+    if len(raw) > MAX_JSON_BYTES:
+        raise BundleFormatError(f"{where}: {len(raw)} bytes, more than the {MAX_JSON_BYTES} allowed")
+    try:
+        data = parse_json(raw)
+    except ValueError as failure:
+        raise BundleFormatError(f"{where}: not JSON ({failure})") from failure
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version not in _READABLE:
+        raise BundleFormatError(
+            f"{where}: schema_version {str(version)[:80]!r}, expected one of {', '.join(map(str, _READABLE))}; "
+            "open it with the nestforge release that wrote it, or compile again"
+        )
+    return data

@@ -1,0 +1,141 @@
+"""What a bundle holds, as facts and tables of text: the command line prints them, report.md keeps them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...elastic import Axis
+from .figures import cell, heading, present
+from .manifest import BuildRecord, EngineEntry, Latency, Manifest
+
+# Of kinds of axes whose name does not say what they count.
+_AXIS_UNITS = {"moe.capacity_factor": " %", "moe.group_size": " tokens", "sequence": " tokens", "depth": " layers"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column headings, with units, and rows of text."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]]:
+    """Name and value of what holds for the whole bundle."""
+    total = sum(entry.bytes for entry in manifest.files)
+    host = ", ".join(str(build.host[key]) for key in ("cpu", "system") if key in build.host)
+    return [
+        ("model", f"{manifest.name} ({manifest.family})"),
+        ("axes", describe_axes(manifest.axes)),
+        ("order", _ranking(manifest)),
+        ("precision", ", ".join(dict.fromkeys(engine.precision for engine in manifest.engines))),
+        *_exit_facts(manifest),
+        *_proof_facts(manifest),
+        ("files", f"{len(manifest.files)}, {total / 1e6:.1f} MB in all"),
+        ("profile", str(manifest.provenance.profile.get("name", "-"))),
+        ("created", f"{build.created} by nestforge {manifest.provenance.tools.get('nestforge', '?')} on {host or '?'}"),
+        *((f"budget {budget.name}", f"{budget.submodel}: {budget.reason}") for budget in manifest.budgets),
+        *(("note", note) for note in manifest.notes),
+    ]
+
+
+def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
+    """One row a submodel: size, the latency of its largest bucket, and the figures of quality that the model has."""
+    wholes = [engine for engine in manifest.engines if engine.segment is None]
+    largest = max((engine.bucket for engine in wholes), key=lambda bucket: (bucket.tokens, bucket.sequence))
+    places = {entry.id: entry.at(largest) for entry in manifest.submodels}
+    engines = {engine.submodel: engine for engine in wholes if engine.bucket == places[engine.submodel]}
+    latencies = {latency.engine: latency for latency in build.latencies}
+    budgets: dict[str, list[str]] = {}
+    for budget in manifest.budgets:
+        budgets.setdefault(budget.submodel, []).append(budget.name)
+    figures = present(entry.quality.figures for entry in manifest.submodels if entry.quality)
+    rows = []
+    for entry in manifest.submodels:
+        rows.append(
+            [
+                "/".join(entry.labels) or "-",
+                entry.id,
+                f"{entry.parameters / 1e6:.2f}",
+                f"{entry.weight_bytes / 1e6:.1f}",
+                *_latency_cells(engines.get(entry.id), latencies),
+                *(cell(entry.quality.figures if entry.quality else None, name) for name in figures),
+                ", ".join(budgets.get(entry.id, [])) or "-",
+            ]
+        )
+    at = f"ms at {largest.batch}x{largest.sequence}"
+    columns = ["level", "submodel", "M params", "weights MB", f"predicted {at}", f"measured {at}"]
+    return Table([*columns, *map(heading, figures), "budgets"], rows)
+
+
+def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
+    """One row an engine: how it came about, its costs, and its parity figures (worst over outputs and cases)."""
+    latencies = {latency.engine: latency for latency in build.latencies}
+    rows = []
+    for engine in manifest.engines:
+        outputs = engine.parity.outputs if engine.parity else ()
+        rows.append(
+            [
+                engine.id,
+                engine.backend,
+                _emitted(engine),
+                f"{engine.private_bytes / 1e3:.1f}",
+                f"{engine.flops / 1e9:.3f}",
+                *_latency_cells(engine, latencies),
+                f"{max(o.max_abs for o in outputs):.1e}" if outputs else "-",
+                f"{min(o.min_cosine for o in outputs):.7f}" if outputs else "-",
+            ]
+        )
+    columns = ["engine", "backend", "emitted", "own kB", "GFLOPs", "predicted ms", "measured ms"]
+    return Table([*columns, "parity max abs", "parity cosine"], rows)
+
+
+def describe_axes(axes: Iterable[Axis]) -> str:
+    """``6 x ffn 1536, 1 x moe.capacity_factor 100 %``, or ``none``."""
+    sizes: dict[tuple[str, int], int] = {}
+    for axis in axes:
+        sizes[axis.kind, axis.size] = sizes.get((axis.kind, axis.size), 0) + 1
+    return ", ".join(f"{n} x {kind} {size}{_AXIS_UNITS.get(kind, '')}" for (kind, size), n in sizes.items()) or "none"
+
+
+def _exit_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    if manifest.exits is None:
+        return
+    layers = ", ".join(str(segment.layer) for segment in manifest.exits.segments)
+    gate = manifest.exits.gate
+    own = f"entropy {gate.compare} {', '.join(f'{t:g}' for t in gate.thresholds)}" if gate else "no gate of its own"
+    yield "exits", f"after layers {layers}, {manifest.exits.classes} classes; {own}"
+
+
+def _proof_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Per suite: on how many subjects, how many comparisons, and what was left out."""
+    for suite in dict.fromkeys(proof.suite for proof in manifest.proofs):
+        proofs = [proof for proof in manifest.proofs if proof.suite == suite]
+        worst = max(proof.worst for proof in proofs)
+        ties = sum(len(proof.near_ties) for proof in proofs)
+        left_out = f", {ties} near ties left out" if ties else ""
+        checked = sum(proof.checked for proof in proofs)
+        yield f"proof of {suite}", f"{len(proofs)} subjects, {checked} comparisons, worst {worst:.1e}{left_out}"
+
+
+def _ranking(manifest: Manifest) -> str:
+    ranking = manifest.ranking
+    if ranking.method == "none":
+        return "as stored; the model was trained nested" if manifest.trained_nested else "as stored"
+    return f"ranked by {ranking.method}" + (f" on {ranking.samples} samples" if ranking.samples else "")
+
+
+def _emitted(engine: EngineEntry) -> str:
+    """How the engine came about, and in short why it could not be sliced."""
+    return textwrap.shorten(": ".join(filter(None, [engine.emitted, engine.slice_problem])), 60, placeholder="...")
+
+
+def _latency_cells(engine: EngineEntry | None, latencies: Mapping[str, Latency]) -> tuple[str, str]:
+    """Predicted and measured p50, or dashes: neither stands in for the other."""
+    latency = latencies.get(engine.id) if engine else None
+    if latency is None:
+        return "-", "-"
+    measured = latency.measured_p50_ms
+    return f"{latency.predicted_ms:.2f}", "-" if measured is None else f"{measured:.2f}"

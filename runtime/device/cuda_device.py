@@ -1,0 +1,127 @@
+"""A GPU as a ``Device``: one stream, in which all engines of the process that share the device queue their work.
+
+So the segments of a chain follow each other without waiting, and what one engine needs for its activations another may
+use after it. ONNX Runtime's sessions are given this stream, and TensorRT's bound runs start in it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..inputs.arrays import Array
+from .cuda_memory import Stream, allocate, device_name, free, free_bytes, free_pinned, pinned, use_device
+from .shared_values import SharedValues
+from .thread import DeviceThread
+
+T = TypeVar("T")
+
+
+class CudaDevice:
+    """See ``Device``. Made by ``take_cuda_device``."""
+
+    kind = "cuda"
+
+    def __init__(self, index: int) -> None:
+        """Raises BundleError where there is no such GPU."""
+        use_device(index)
+        self.index = index
+        self.lock = threading.RLock()
+        self.name, _ = device_name(index)
+        self.stream = Stream()
+        self._thread = DeviceThread(lambda: use_device(index))
+
+    def allocate(self, size: int) -> int:
+        """See ``Device.allocate``."""
+        with self.lock:
+            use_device(self.index)
+            return allocate(size)
+
+    def free_bytes(self) -> int:
+        """See ``Device.free_bytes``."""
+        use_device(self.index)
+        return free_bytes()
+
+    def free(self, address: int) -> None:
+        """See ``Device.free``."""
+        with self.lock:
+            use_device(self.index)
+            self.stream.wait()
+            free(address)
+
+    def staging(self, size: int) -> Array:
+        """See ``Device.staging``: page-locked."""
+        with self.lock:
+            use_device(self.index)
+            return pinned(size)
+
+    def free_staging(self, staging: Array) -> None:
+        """See ``Device.free_staging``."""
+        with self.lock:
+            free_pinned(staging)
+
+    def to_device(self, address: int, source: Array) -> None:
+        """See ``Device.to_device``."""
+        with self.lock:
+            use_device(self.index)
+            self.stream.upload(address, source)
+
+    def to_host(self, target: Array, address: int) -> None:
+        """See ``Device.to_host``."""
+        with self.lock:
+            use_device(self.index)
+            self.stream.download(target, address)
+
+    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
+        """See ``Device.copy_rows``."""
+        with self.lock:
+            use_device(self.index)
+            self.stream.copy_rows(target, pitch, source, source_pitch, width, rows)
+
+    def clear_rows(self, target: int, pitch: int, width: int, rows: int) -> None:
+        """See ``Device.clear_rows``."""
+        with self.lock:
+            use_device(self.index)
+            self.stream.clear_rows(target, pitch, width, rows)
+
+    def wait(self) -> None:
+        """See ``Device.wait``."""
+        with self.lock:  # to wait for a stream while another thread captures in it breaks the capture
+            use_device(self.index)
+            self.stream.wait()
+
+    def perform(self, work: Callable[[], T]) -> T:
+        """See ``Device.perform``."""
+        with self.lock:
+            return self._thread.perform(work)
+
+    def end_capture(self) -> None:
+        """See ``Device.end_capture``.
+
+        CUDA takes the end of a capture from the thread that began it alone. And it keeps the last error of every thread
+        in each copy of its runtime, of which ONNX Runtime has one of its own: so another thread goes on.
+        """
+        with self.lock:
+            self._thread.perform(self.stream.end_capture)
+            self._thread.renew()
+
+    def release(self) -> None:
+        """See ``Device.release``."""
+        _devices.give(self.index)
+
+    def close(self) -> None:
+        """Called by the last ``release``."""
+        self._thread.close()
+        self.stream.close()
+
+
+_devices: SharedValues[int, CudaDevice] = SharedValues()
+
+
+def take_cuda_device(index: int = 0) -> CudaDevice:
+    """The device that all engines on this GPU share; every use ends with ``release``.
+
+    Raises BundleError where there is no such GPU.
+    """
+    return _devices.take(index, lambda: CudaDevice(index))

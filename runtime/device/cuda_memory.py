@@ -1,0 +1,201 @@
+"""The few calls of CUDA's runtime that an engine needs: a stream, memory on both sides, and a graph of one run.
+
+Every call is checked, and its failure is one line. Nothing is released by garbage collection: who opens, closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cuda.bindings import runtime as cudart
+
+from ...errors import BundleError, BundleIncompatibleError
+from ..inputs.arrays import Array
+
+
+def checked(what: str, result: tuple[Any, ...]) -> Any:
+    """The value that a call returned beside its error code, if any.
+
+    Raises BundleIncompatibleError where the device has too little memory, BundleError for any other failure.
+    """
+    error, *values = result
+    if error == cudart.cudaError_t.cudaSuccess:
+        return values[0] if values else None
+    text = cudart.cudaGetErrorString(error)[1]
+    reason = text.decode() if isinstance(text, bytes) else str(text)
+    if error == cudart.cudaError_t.cudaErrorMemoryAllocation:
+        raise BundleIncompatibleError(
+            f"CUDA: {what}: {reason}; close other programs on this GPU, or open fewer engines"
+        )
+    raise BundleError(f"CUDA: {what}: {reason}")
+
+
+def use_device(device: int) -> None:
+    """Makes ``device`` the calling thread's: CUDA keeps that choice per thread."""
+    checked("choosing the GPU", cudart.cudaSetDevice(device))
+
+
+def device_name(device: int) -> tuple[str, str]:
+    """Name and compute capability, such as ``8.7``."""
+    facts = checked("asking for the GPU", cudart.cudaGetDeviceProperties(device))
+    name = facts.name.decode() if isinstance(facts.name, bytes) else str(facts.name)
+    return name.rstrip("\0"), f"{facts.major}.{facts.minor}"
+
+
+def free_bytes() -> int:
+    """Free memory of the calling thread's GPU."""
+    error, free, _total = cudart.cudaMemGetInfo()
+    checked("asking for free memory", (error,))
+    return int(free)
+
+
+def allocate(size: int) -> int:
+    """The address of ``size`` bytes on the calling thread's GPU; none has the address 0."""
+    return int(checked(f"allocating {size} bytes", cudart.cudaMalloc(max(1, size))))
+
+
+def free(address: int) -> None:
+    """Gives back what ``allocate`` returned, once no queued work uses it."""
+    cudart.cudaFree(address)
+
+
+def pinned(size: int) -> Array:
+    """``size`` bytes of page-locked host memory; ``free_pinned`` gives them back."""
+    return np.asarray(_PinnedMemory(max(1, size)))[:size]
+
+
+def free_pinned(memory: Array) -> None:
+    """Gives back what ``pinned`` returned; no view of it may be used afterwards."""
+    cudart.cudaFreeHost(int(memory.ctypes.data))
+
+
+class _PinnedMemory:
+    """Page-locked host memory, as numpy reads it."""
+
+    def __init__(self, size: int) -> None:
+        self.address = int(checked(f"locking {size} bytes of host memory", cudart.cudaMallocHost(size)))
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (self.address, False)}
+
+
+class Blocks:
+    """``size`` bytes on the device and as many, page-locked, on the host; ``host`` is a view of those."""
+
+    def __init__(self, size: int) -> None:
+        self._pinned = _PinnedMemory(size)
+        try:
+            self.device = int(checked(f"allocating {size} bytes", cudart.cudaMalloc(size)))
+        except BaseException:
+            cudart.cudaFreeHost(self._pinned.address)
+            raise
+        self.host: Array = np.asarray(self._pinned)
+
+    def close(self) -> None:
+        """Frees both; no view of ``host`` may be used afterwards."""
+        cudart.cudaFree(self.device)
+        cudart.cudaFreeHost(self._pinned.address)
+
+
+class Stream:
+    """One queue of work, which waits for no other."""
+
+    def __init__(self) -> None:
+        flags = cudart.cudaStreamNonBlocking
+        self._stream = checked("opening a stream", cudart.cudaStreamCreateWithFlags(flags))
+        self.handle = int(self._stream)
+
+    def to_device(self, blocks: Blocks, size: int) -> None:
+        """Copies the first ``size`` bytes of the host's block over."""
+        kind = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
+        host = int(blocks.host.ctypes.data)
+        checked("copying inputs", cudart.cudaMemcpyAsync(blocks.device, host, size, kind, self._stream))
+
+    def to_host(self, blocks: Blocks, offset: int, size: int) -> None:
+        """Copies ``size`` bytes at ``offset`` of the device's block back."""
+        kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        host = int(blocks.host.ctypes.data) + offset
+        checked("copying outputs", cudart.cudaMemcpyAsync(host, blocks.device + offset, size, kind, self._stream))
+
+    def upload(self, address: int, source: Array) -> None:
+        """Copies a contiguous array of the host to ``address``."""
+        kind = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
+        host = int(source.ctypes.data)
+        checked("copying to the GPU", cudart.cudaMemcpyAsync(address, host, source.nbytes, kind, self._stream))
+
+    def download(self, target: Array, address: int) -> None:
+        """Copies from ``address`` into a contiguous array of the host."""
+        kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        host = int(target.ctypes.data)
+        checked("copying from the GPU", cudart.cudaMemcpyAsync(host, address, target.nbytes, kind, self._stream))
+
+    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
+        """Copies the first ``width`` bytes of ``rows`` rows that lie ``pitch`` bytes apart, within the GPU's memory."""
+        kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        copied = cudart.cudaMemcpy2DAsync(target, pitch, source, source_pitch, width, rows, kind, self._stream)
+        checked("moving rows", copied)
+
+    def clear_rows(self, target: int, pitch: int, width: int, rows: int) -> None:
+        """Sets the first ``width`` bytes of ``rows`` rows that lie ``pitch`` bytes apart to 0."""
+        checked("clearing rows", cudart.cudaMemset2DAsync(target, pitch, 0, width, rows, self._stream))
+
+    def wait(self) -> None:
+        """Until all that was queued is done. Raises BundleError if some of it failed."""
+        checked("running the engine", cudart.cudaStreamSynchronize(self._stream))
+
+    def capture(self, work: Callable[[], bool]) -> Graph | None:
+        """What ``work`` queues, as a graph, or None where it cannot be captured; nothing runs."""
+        mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        checked("starting a capture", cudart.cudaStreamBeginCapture(self._stream, mode))
+        try:
+            done = work()
+        except BundleError:
+            done = False
+        error, captured = cudart.cudaStreamEndCapture(self._stream)
+        ok = cudart.cudaError_t.cudaSuccess
+        if error != ok or not done:
+            if error == ok:
+                cudart.cudaGraphDestroy(captured)
+            cudart.cudaGetLastError()  # the refusal would else be reported by the next call
+            return None
+        error, graph = cudart.cudaGraphInstantiate(captured, 0)
+        cudart.cudaGraphDestroy(captured)
+        if error != ok:
+            cudart.cudaGetLastError()
+            return None
+        return Graph(graph, self._stream)
+
+    def end_capture(self) -> None:
+        """Ends a capture that the calling thread began here and did not finish, if there is one; it is not kept."""
+        # Called after a failure, which is what is reported: a GPU that fails here too fails in the next run.
+        ok, none = cudart.cudaError_t.cudaSuccess, cudart.cudaStreamCaptureStatus.cudaStreamCaptureStatusNone
+        error, status = cudart.cudaStreamIsCapturing(self._stream)
+        if error == ok and status != none:
+            error, captured = cudart.cudaStreamEndCapture(self._stream)  # what was invalidated ends with an error
+            if error == ok:
+                cudart.cudaGraphDestroy(captured)
+        cudart.cudaGetLastError()
+
+    def start(self, graph: Graph) -> None:
+        """Queues, here, work that was captured in another stream."""
+        checked("starting the engine's graph", cudart.cudaGraphLaunch(graph.handle, self._stream))
+
+    def close(self) -> None:
+        """Waits for the queue to run dry and gives it back."""
+        cudart.cudaStreamSynchronize(self._stream)
+        cudart.cudaStreamDestroy(self._stream)
+
+
+class Graph:
+    """Work that was captured once, started by one call."""
+
+    def __init__(self, graph: Any, stream: Any) -> None:
+        self.handle, self._stream = graph, stream
+
+    def launch(self) -> None:
+        """Queues it once, where it was captured."""
+        checked("starting the engine's graph", cudart.cudaGraphLaunch(self.handle, self._stream))
+
+    def close(self) -> None:
+        """Frees it; it must not be running."""
+        cudart.cudaGraphExecDestroy(self.handle)

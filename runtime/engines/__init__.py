@@ -1,0 +1,1 @@
+"""Engines of any backend: opened, kept, measured."""

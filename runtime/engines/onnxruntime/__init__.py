@@ -1,0 +1,1 @@
+"""Engines in ONNX Runtime on the CPU."""

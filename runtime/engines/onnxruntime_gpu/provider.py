@@ -1,0 +1,160 @@
+"""ONNX Runtime's providers for a GPU: what a host needs for one, and how a session is made to use it and nothing else.
+
+``cuda``: ONNX Runtime's own kernels. Weights are views of one store on the GPU, whatever the number of engines.
+``tensorrt``: TensorRT inside ONNX Runtime, with CUDA kernels for what it does not take. It builds an engine from each
+graph when that is first opened, which takes minutes and is kept in nestforge's private cache folder, and each of them
+owns its weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any
+
+from ....errors import BundleIncompatibleError, InputError
+from ...bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ...bundle.open_bundle import Bundle
+from ...bundle.private_files import private_folder
+from ...device.device import Device
+
+PROVIDERS = ("cpu", "cuda", "tensorrt")
+
+_CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+_INSTALL = "install nestforge[cuda] in place of nestforge[cpu]"
+
+
+@dataclass(frozen=True)
+class Provider:
+    """How engines run on one device: ``chain`` are ONNX Runtime's providers, of which each takes what those before it
+    leave. Where engines ``share`` weights, these are views of the store on the device. ``captures``: a session can
+    keep one CUDA graph for each number that runs name. ``take`` opens the device, and ``options`` are those of the
+    chain for an engine whose runs are to be captured or not."""
+
+    name: str
+    chain: tuple[str, ...]
+    shares: bool
+    captures: bool
+    take: Callable[[], Device]
+    options: Callable[[Device, bool, Path | None], list[dict[str, str]]]
+
+    def cache_folder(self, bundle: Bundle, engine: EngineEntry) -> Path | None:
+        """Where what is built for ``engine`` is kept: by its graph, its weights and whether TF32 may be used, for
+        TensorRT's own names of what it keeps follow from the graph alone. Raises OutputError."""
+        if self.shares:
+            return None
+        files: Mapping[str, str] = {entry.path: entry.sha256 for entry in bundle.manifest.files}
+        parts = (files[engine.file], files.get(WEIGHTS_NAME, ""), os.environ.get("NVIDIA_TF32_OVERRIDE", ""))
+        key = hashlib.sha256(" ".join(parts).encode()).hexdigest()
+        folder = private_folder("tensorrt-provider") / key
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+
+def provider_named(name: str) -> Provider | None:
+    """The provider ``name``, or None for ``cpu``, which has runners of its own.
+
+    Raises InputError for an unknown name, BundleIncompatibleError where this host lacks something that it needs.
+    """
+    if name not in PROVIDERS:
+        raise InputError(f"provider {name!r:.80}: expected one of {', '.join(PROVIDERS)}")
+    if name == "cpu":
+        return None
+    provider = gpu_provider(name)
+    if problem := _problem(provider.chain):
+        raise BundleIncompatibleError(f"provider {name}: {problem}")
+    _find_libraries()
+    return provider
+
+
+def gpu_provider(name: str) -> Provider:
+    """``cuda`` or ``tensorrt``, whether this host has it or not."""
+    if name == "cuda":
+        return Provider(name, (_CUDA,), shares=True, captures=True, take=_take_gpu, options=_cuda_options)
+    # Its sessions keep one graph, and start that whatever number a run names: on another binding's addresses.
+    return Provider(name, (_TENSORRT, _CUDA), shares=False, captures=False, take=_take_gpu, options=_tensorrt_options)
+
+
+def require_providers(where: str, session: Any, provider: Provider) -> None:
+    """Raises BundleIncompatibleError unless the session took exactly ``provider``'s chain.
+
+    ONNX Runtime adds its CPU provider to every session; that no work falls to it is asked for when one is opened.
+    """
+    found = [name for name in session.get_providers() if name != _CPU or _CPU in provider.chain]
+    if found != list(provider.chain):
+        raise BundleIncompatibleError(
+            f"{where}: expected {', '.join(provider.chain)}, onnxruntime took {', '.join(found) or 'the processor'}"
+        )
+
+
+def _problem(chain: tuple[str, ...]) -> str | None:
+    if util.find_spec("onnxruntime") is None:
+        return "onnxruntime is not installed; install nestforge[cuda]"
+    import onnxruntime
+
+    installed = onnxruntime.get_available_providers()
+    if missing := [name for name in chain if name not in installed]:
+        return f"onnxruntime {onnxruntime.__version__} here has {', '.join(installed)} and no {missing[0]}; {_INSTALL}"
+    try:
+        import_module("cuda.bindings.runtime")
+    except ModuleNotFoundError:
+        return "cuda.bindings is not installed; install nestforge[cuda]"
+    except (ImportError, OSError) as failure:
+        return f"cuda.bindings does not load: {' '.join(str(failure).split())[:200]}"
+    return None
+
+
+@cache
+def _find_libraries() -> None:
+    """Loads NVIDIA's libraries from their Python packages, where they are not on the system's path."""
+    import onnxruntime
+
+    if hasattr(onnxruntime, "preload_dlls"):
+        # It prints what it does not find; a session that needs it then says so.
+        with contextlib.redirect_stdout(io.StringIO()):
+            onnxruntime.preload_dlls()
+
+
+def _take_gpu() -> Device:
+    from ...device.cuda_device import take_cuda_device
+
+    return take_cuda_device()
+
+
+def _cuda_options(device: Device, capture: bool, _folder: Path | None) -> list[dict[str, str]]:
+    return [
+        {
+            **_of_stream(device),
+            "use_tf32": "0",  # beyond the tolerance of fp32, to which engines are proven
+            "arena_extend_strategy": "kSameAsRequested",
+            "enable_cuda_graph": str(int(capture)),
+        }
+    ]
+
+
+def _tensorrt_options(device: Device, _capture: bool, folder: Path | None) -> list[dict[str, str]]:
+    """It has no option for TF32, which TensorRT itself allows: only the process's NVIDIA_TF32_OVERRIDE=0 forbids it."""
+    kept = {} if folder is None else {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder)}
+    return [
+        {
+            **_of_stream(device),
+            "trt_engine_cache_enable": str(int(bool(kept))),
+            "trt_timing_cache_enable": str(int(bool(kept))),
+            **kept,
+            "trt_cuda_graph_enable": "0",
+        },
+        *_cuda_options(device, False, None),
+    ]
+
+
+def _of_stream(device: Device) -> dict[str, str]:
+    stream = getattr(device, "stream", None)
+    handle = {} if stream is None else {"has_user_compute_stream": "1", "user_compute_stream": str(stream.handle)}
+    return {"device_id": str(device.index), **handle}

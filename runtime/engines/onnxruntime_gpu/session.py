@@ -1,0 +1,81 @@
+"""Sessions of ONNX Runtime on a provider other than the processor's, whose weights are views of the device's store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from ....outside import is_of_library, said_by
+from ...device.device import Device
+from ...device.dlpack import DeviceView
+from ..onnxruntime.errors import open_error
+from .provider import Provider, require_providers
+
+# As on the processor: the compiler has folded and fused what pays. Higher levels merge weights into private copies.
+_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+# Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
+_SILENT = 4
+
+
+class GpuSession:
+    """One open session; ``views`` are its initializers by name, which it reads in place until it is closed."""
+
+    def __init__(
+        self,
+        path: Path,
+        provider: Provider,
+        device: Device,
+        views: Mapping[str, DeviceView],
+        options: list[dict[str, str]],
+    ) -> None:
+        """``path`` is absolute: ONNX Runtime then confines the weights to its folder.
+
+        Raises BundleCorruptError or BundleIncompatibleError.
+        """
+        self._device = device
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = _SILENT
+        settings.graph_optimization_level = _LEVEL
+        settings.add_session_config_entry("session.disable_prepacking", "1")
+        if "CPUExecutionProvider" not in provider.chain:
+            settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        # Options do not keep values alive, and the session reads them in place.
+        self._values = {name: onnxruntime.OrtValue.from_dlpack(view) for name, view in views.items()}
+        for name, value in self._values.items():
+            settings.add_initializer(name, value)
+        providers = list(zip(provider.chain, options, strict=True))
+        try:
+            self.session: Any = device.perform(
+                lambda: onnxruntime.InferenceSession(str(path), settings, providers=providers, enable_fallback=0)
+            )
+        except BaseException as failure:
+            if not is_of_library(failure):
+                raise
+            raise open_error(failure)(
+                f"{path}: onnxruntime {onnxruntime.__version__} ({provider.name}) cannot open it: {said_by(failure)}"
+            ) from failure
+        require_providers(str(path), self.session, provider)
+
+    def binding(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
+        """Inputs and outputs ``(name, DeviceArray)`` bound where they lie; an output without one is not computed for
+        the caller."""
+        binding = self.session.io_binding()
+        for bind, tensors in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+            for name, array in tensors:
+                kind = np.dtype(array.dtype).type
+                bind(name, self._device.kind, self._device.index, kind, list(array.shape), array.address)
+        return binding
+
+    def run(self, binding: Any, options: Any) -> None:
+        """Queues a run. Raises what ONNX Runtime does."""
+        self._device.perform(lambda: self.session.run_with_iobinding(binding, options))
+
+
+def is_short_of_memory(reason: str) -> bool:
+    """Whether CUDA, its libraries or ONNX Runtime's arena found too little memory, by their own words."""
+    words = ("out of memory", "failed to allocate memory", "alloc_failed")
+    return any(word in reason.lower() for word in words)

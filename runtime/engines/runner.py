@@ -1,0 +1,155 @@
+"""What the runtime asks of a backend: one protocol, and the door that opens an engine with the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import util
+from types import TracebackType
+from typing import Protocol, Self
+
+from ...errors import BundleIncompatibleError
+from ...profiles.precision import INTEGERS
+from ..bundle.manifest import EngineEntry
+from ..bundle.open_bundle import Bundle
+from ..device.device import Device, DeviceArray
+from ..inputs.arrays import Array
+from .contract.residency import RESIDENCIES, Residency
+from .onnxruntime_gpu.provider import Provider
+from .tensorrt.available import require_tensorrt, tensorrt_problem
+
+# A runner is opened in a residency, so callers find both here.
+__all__ = [
+    "BACKENDS",
+    "RESIDENCIES",
+    "DeviceCall",
+    "DeviceRunner",
+    "Residency",
+    "Runner",
+    "runnable_engines",
+    "runner_for",
+]
+
+BACKENDS = ("onnxruntime", "tensorrt")
+
+
+class Runner(Protocol):
+    """One engine on one backend. Entering it opens the engine; using it while inactive is an error."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
+        """Outputs in the order of ``Manifest.interface``, owned by the caller; with ``decisions`` the engine's behind
+        them, in the order of its entry.
+
+        ``feeds`` has every input of it at exactly the bucket's shape and the stated dtype. Thread-safe.
+        """
+        ...
+
+    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        """A call that runs from ``feeds`` into ``outputs``, as often as it is made, without copying either.
+
+        The arrays are C-contiguous and stay the caller's; an output without one is not fetched. One thread at a time
+        may make the call. Raises InputError for an array that does not fit, BundleError while inactive; the call too.
+        """
+        ...
+
+
+class DeviceCall(Protocol):
+    """A run of one engine on memory of the caller's, as often as the call is made; see ``DeviceRunner.bind_device``."""
+
+    def __call__(self) -> None: ...
+
+    def close(self) -> None:
+        """Gives back what the call keeps, such as a CUDA graph, once all that was queued is done; another call raises
+        BundleError. A call that is closed already, as all are with their runner, is left alone."""
+        ...
+
+
+class DeviceRunner(Runner, Protocol):
+    """A runner whose engine can read and write arrays that stay on its device."""
+
+    @property
+    def device(self) -> Device:
+        """Where it runs. Raises BundleError while inactive."""
+        ...
+
+    def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> DeviceCall:
+        """A call that queues a run from ``feeds`` into ``outputs`` on the device, and waits for nothing.
+
+        The arrays stay where they are until the call is closed, by who asked for it or with the runner; an output
+        without one is not kept. The engine may run once while it is bound, so ``feeds`` hold valid values by then. One
+        thread at a time may make the call. Raises as ``bind`` does.
+        """
+        ...
+
+
+def device_source(engine: EngineEntry, provider: Provider | None) -> Callable[[], Device] | None:
+    """Opens the device on which ``engine``'s runner is a DeviceRunner, or None where it runs on the processor."""
+    if provider is not None:
+        return provider.take
+    if engine.backend == "tensorrt":
+        from ..device.cuda_device import take_cuda_device
+
+        return take_cuda_device
+    return None
+
+
+def runnable_engines(bundle: Bundle, provider: Provider | None = None) -> tuple[EngineEntry, ...]:
+    """The engines that this host has a backend for; with a ``provider`` those whose graphs have kernels on a GPU.
+
+    Raises BundleIncompatibleError if there is none.
+    """
+    if provider is not None:
+        return _graphs_for_gpus(bundle, provider)
+    needed = {engine.backend for engine in bundle.manifest.engines}
+    problems = {backend: _problem(backend) for backend in sorted(needed)}
+    engines = tuple(engine for engine in bundle.manifest.engines if problems[engine.backend] is None)
+    if not engines:
+        missing = "; ".join(filter(None, problems.values()))
+        raise BundleIncompatibleError(f"bundle {bundle.path}: this host cannot run its engines: {missing}")
+    return engines
+
+
+def _graphs_for_gpus(bundle: Bundle, provider: Provider) -> tuple[EngineEntry, ...]:
+    """Integers for ONNX Runtime are in its processor's own operators; those for TensorRT are standard ones."""
+    everything = bundle.manifest.engines
+    engines = tuple(one for one in everything if one.backend != "onnxruntime" or one.precision not in INTEGERS)
+    if not engines:
+        found = ", ".join(sorted({engine.precision for engine in everything}))
+        raise BundleIncompatibleError(
+            f"bundle {bundle.path}: provider {provider.name} runs none of its engines, whose kernels for {found} are a "
+            "processor's; use provider cpu, or compile it with fp32 or fp16"
+        )
+    return engines
+
+
+def _problem(backend: str) -> str | None:
+    if backend == "tensorrt":
+        return tensorrt_problem()
+    return None if util.find_spec("onnxruntime") else "onnxruntime is not installed; install nestforge[cpu]"
+
+
+def runner_for(
+    bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int, provider: Provider | None = None
+) -> Runner:
+    """An inactive runner for one engine: its graph in ONNX Runtime on ``provider``, else as its backend says, on
+    ``threads`` cores; on a GPU those and ``residency`` mean nothing.
+
+    Raises BundleIncompatibleError where TensorRT is needed and missing.
+    """
+    if provider is not None:
+        from .onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
+
+        return OnnxRuntimeGpuRunner(bundle, engine, provider)
+    if engine.backend == "onnxruntime":
+        from .onnxruntime.runner import OnnxRuntimeRunner
+
+        return OnnxRuntimeRunner(bundle, engine, residency, threads)
+    require_tensorrt(f"engine {engine.id}")
+    from .tensorrt.runner import TensorRTRunner
+
+    return TensorRTRunner(bundle, engine)

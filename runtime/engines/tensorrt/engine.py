@@ -1,0 +1,98 @@
+"""A plan as TensorRT opens it: deserialised, given its weights if it has none, and described."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tensorrt as trt
+
+from ....errors import BundleIncompatibleError
+from ...bundle.plan_index import Gpu
+from ...device.cuda_memory import device_name
+from .layout import PlanTensor
+
+_MAX_TEXT = 300
+_FAILURES = (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR)
+
+
+class Log(trt.ILogger):  # type: ignore[misc]  # TensorRT ships no types
+    """Keeps what TensorRT reports as errors; nothing is printed. Several threads may report at once."""
+
+    def __init__(self) -> None:
+        trt.ILogger.__init__(self)
+        self._errors: list[str] = []
+
+    def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
+        """Called by TensorRT for every message."""
+        if severity in _FAILURES:
+            self._errors.append(" ".join(msg.split()))
+
+    def take(self) -> str:
+        """The first error since the last call, which is the cause of the others, as one line."""
+        errors, self._errors = self._errors, []
+        return errors[0][:_MAX_TEXT] if errors else "no reason given"
+
+
+def this_gpu(device: int = 0) -> Gpu:
+    """What plans that are built here are bound to. Raises BundleError where there is no GPU."""
+    name, capability = device_name(device)
+    return Gpu(name, capability, trt.__version__)
+
+
+def open_engine(where: str, plan: bytes, host_code: bool, log: Log) -> trt.ICudaEngine:
+    """Deserialises a plan whose bytes are trusted; ``host_code``: it may bring code for the processor.
+
+    Raises BundleIncompatibleError with TensorRT's reason.
+    """
+    try:
+        runtime = trt.Runtime(log)
+    except TypeError as failure:  # how the bindings report that TensorRT returned nothing
+        raise BundleIncompatibleError(f"{where}: TensorRT {trt.__version__} does not start: {log.take()}") from failure
+    runtime.engine_host_code_allowed = host_code  # version compatible plans bring their own runtime
+    engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise BundleIncompatibleError(
+            f"{where}: TensorRT {trt.__version__} cannot open this plan: {log.take()}; "
+            "run `nestforge build BUNDLE` on this device"
+        )
+    return engine
+
+
+def refit(where: str, engine: trt.ICudaEngine, graph: Path, log: Log) -> None:
+    """Gives a stripped ``engine`` the weights that ``graph`` names; TensorRT would run without, and answer nonsense.
+
+    ``graph`` is absolute, so that TensorRT finds the weight store beside it. Raises BundleIncompatibleError.
+    """
+    refitter = trt.Refitter(engine, log)
+    parser = trt.OnnxParserRefitter(refitter, log)
+    if not parser.refit_from_file(str(graph)):
+        reasons = [parser.get_error(index).desc() for index in range(parser.num_errors)]
+        reason = " ".join(reasons[0].split())[:_MAX_TEXT] if reasons else log.take()
+        raise BundleIncompatibleError(f"{where}: its weights cannot be read from {graph}: {reason}")
+    missing = refitter.get_missing_weights()
+    if missing:
+        raise BundleIncompatibleError(f"{where}: {len(missing)} weights are not in {graph}: {', '.join(missing[:3])}")
+    if not refitter.refit_cuda_engine():
+        raise BundleIncompatibleError(f"{where}: its weights cannot be set: {log.take()}")
+
+
+def tensors_of(engine: trt.ICudaEngine) -> list[PlanTensor]:
+    """Inputs and outputs as the plan states them."""
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    return [
+        PlanTensor(
+            name,
+            engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT,
+            engine.get_tensor_dtype(name).name,
+            tuple(engine.get_tensor_shape(name)),
+            engine.get_tensor_location(name) == trt.TensorLocation.DEVICE,
+        )
+        for name in names
+    ]
+
+
+def inspected(engine: trt.ICudaEngine) -> str:
+    """What TensorRT made of the graph, as the JSON of its engine inspector."""
+    inspector = engine.create_engine_inspector()
+    text: str = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    return text

@@ -1,0 +1,203 @@
+"""Engines as TensorRT plans: checked before they are opened, given their weights from the store, run in lanes.
+
+A lane (tensorrt_lane.py) serves one run at a time. There are as many as runs were ever made at once; they share the
+engine's weights, and each has memory for activations, inputs and outputs of its own, which it keeps. Runs on memory of
+the caller's, as in a chain of segments, are queued one after the other in the device's stream (tensorrt_bound.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import tensorrt as trt
+
+from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from ...bundle.manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
+from ...bundle.open_bundle import Bundle
+from ...bundle.plan_index import PlanEntry, plan_for, read_plan
+from ...device.cuda_device import CudaDevice, take_cuda_device
+from ...device.cuda_memory import free_bytes, use_device
+from ...device.device import DeviceArray
+from ...device.layout import layout_of
+from ...graphs.engine_graph import store_initializers
+from ...inputs.arrays import Array
+from .bound import BoundContext, BoundRun
+from .engine import Log, inspected, open_engine, refit, tensors_of, this_gpu
+from .execution_context import Lane
+from .layout import plan_problem
+
+
+class TensorRTRunner:
+    """One engine on one GPU; see ``DeviceRunner``. ``plan`` may be given by who has just built it."""
+
+    def __init__(self, bundle: Bundle, engine: EngineEntry, device: int = 0, plan: PlanEntry | None = None) -> None:
+        self.engine = engine
+        self._bundle, self._index, self._plan = bundle, device, plan
+        self._where = f"engine {engine.id}"
+        inputs, outputs = bundle.manifest.interface(engine.segment)
+        decisions = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.decisions or ())
+        self._layout = layout_of(inputs, (*outputs, *decisions), engine.bucket)
+        self._outputs = [spec.name for spec in outputs]
+        self._all = [*self._outputs, *(spec.name for spec in decisions)]
+        self._log = Log()
+        self._opened: trt.ICudaEngine | None = None
+        self._idle: list[Lane] = []
+        self._lock = threading.Lock()
+        self._device: CudaDevice | None = None
+        self._bound: BoundContext | None = None
+
+    def __enter__(self) -> Self:
+        """Opens the plan. Raises BundleCorruptError or BundleIncompatibleError."""
+        self._device = device = take_cuda_device(self._index)
+        try:
+            # What allocates on a GPU breaks a capture that ONNX Runtime has under way there, in any thread.
+            with device.lock:
+                use_device(self._index)
+                self._opened = opened = self._open()
+                self._idle.append(Lane(self._where, opened, self._layout))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes every lane that is idle now, and those at work as soon as they are done."""
+        with self._lock:
+            self._opened, idle, self._idle = None, self._idle, []
+            bound, self._bound = self._bound, None
+            device, self._device = self._device, None
+        if device is None:
+            return
+        with device.lock:
+            for lane in idle:
+                lane.close()
+            if bound is not None:
+                bound.close()
+        device.release()
+
+    def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
+        """See ``Runner.run``. Arrays with strides are copied first.
+
+        Raises InputError for arrays that do not fit, BundleError while inactive or where CUDA fails.
+        """
+        slots = self._layout.outputs
+        names = self._all if decisions else self._outputs
+        outputs = {name: np.empty(slots[name].shape, slots[name].dtype) for name in names}
+        feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        self._check(feeds, outputs)
+        with self._lane() as lane:
+            lane.run(feeds, outputs)
+        return list(outputs.values())
+
+    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        """See ``Runner.bind``. Values still go through page-locked memory, which the GPU reads and writes."""
+        self._check(feeds, outputs)
+        opened, _ = self._require_open()
+
+        def call() -> None:
+            if self._opened is not opened:
+                raise self._not_open()
+            with self._lane() as lane:
+                lane.run(feeds, outputs)
+
+        return call
+
+    @property
+    def device(self) -> CudaDevice:
+        """See ``DeviceRunner.device``."""
+        return self._require_open()[1]
+
+    def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> BoundRun:
+        """See ``DeviceRunner.bind_device``."""
+        if problem := self._layout.device_misfit(feeds, outputs):
+            raise InputError(f"{self._where}: {problem}")
+        device = self.device
+        with device.lock, self._lock:
+            use_device(self._index)
+            opened, _ = self._require_open()  # it may have been closed while another thread held the lock
+            if self._bound is None:
+                self._bound = BoundContext(self._where, opened, self._layout, device)
+            return self._bound.bind(feeds, outputs)
+
+    def inspect(self) -> str:
+        """What TensorRT made of the graph, as the JSON of its engine inspector. Raises BundleError while inactive."""
+        return inspected(self._require_open()[0])
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether runs start as one CUDA graph. Raises BundleError while inactive."""
+        self._require_open()
+        return all(lane.is_captured for lane in self._idle)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Device memory that one run takes beside its inputs and outputs. Raises BundleError while inactive."""
+        return int(self._require_open()[0].device_memory_size_v2)
+
+    @contextmanager
+    def _lane(self) -> Iterator[Lane]:
+        """A lane for one run; one that failed is closed, since CUDA's errors stick."""
+        use_device(self._index)
+        with self._lock:
+            opened, device = self._require_open()
+            lane = self._idle.pop() if self._idle else None
+        if lane is None:
+            with device.lock:
+                lane = Lane(self._where, opened, self._layout)
+        try:
+            yield lane
+        except BaseException:
+            with device.lock:
+                lane.close()
+            raise
+        with self._lock:
+            is_open = self._opened is opened
+            if is_open:
+                self._idle.append(lane)
+        if not is_open:
+            with device.lock:
+                lane.close()
+
+    def _check(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        if problem := self._layout.misfit(feeds, outputs):
+            raise InputError(f"{self._where}: {problem}")
+
+    def _open(self) -> trt.ICudaEngine:
+        plan = self._plan or plan_for(self._bundle, self.engine, this_gpu(self._index))
+        data = read_plan(self._bundle, plan)
+        self._require_memory(plan, len(data))
+        opened = open_engine(self._where, data, plan.options.version_compatible, self._log)
+        if plan.options.strip_weights:
+            store_initializers(self._bundle, self.engine)
+            with self._bundle.held(self.engine.file, WEIGHTS_NAME):
+                refit(self._where, opened, self._bundle.file(self.engine.file), self._log)
+        if problem := plan_problem(self._layout, tensors_of(opened)):
+            raise BundleCorruptError(f"{self._where}: {plan.file}: {problem}")
+        return opened
+
+    def _require_open(self) -> tuple[trt.ICudaEngine, CudaDevice]:
+        opened, device = self._opened, self._device
+        if opened is None or device is None:
+            raise self._not_open()
+        return opened, device
+
+    def _not_open(self) -> BundleError:
+        return BundleError(f"{self._where}: not open; run it inside its `with` block")
+
+    def _require_memory(self, plan: PlanEntry, plan_bytes: int) -> None:
+        """A lower bound: the plan or its weights, one lane's activations, inputs and outputs."""
+        weights = self.engine.weight_bytes or self._bundle.manifest.submodel(self.engine.submodel).weight_bytes
+        needed = max(plan_bytes, weights) + plan.activation_bytes + self._layout.bytes
+        free = free_bytes()
+        if needed > free:
+            raise BundleIncompatibleError(
+                f"{self._where}: needs at least {needed / 1e6:.1f} MB of the GPU's memory, {free / 1e6:.1f} MB are "
+                "free; close other programs on it, or choose a smaller submodel"
+            )

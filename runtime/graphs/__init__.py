@@ -1,0 +1,1 @@
+"""Engines' graphs and the weight store as bytes, read without onnx."""

@@ -1,0 +1,56 @@
+"""The graph of an engine before a backend opens it: the listed bytes, with weights in the bundle's store alone.
+
+Backends follow a graph to whatever file beside it an initializer names, hard links included, which no manifest lists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+
+from ...errors import BundleCorruptError
+from ..bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ..bundle.open_bundle import Bundle
+from ..bundle.regular_file import FETCH_AGAIN, identity_at, regular_file
+from .initializers import Initializer, external_initializers
+from .weight_store import tensor_spans
+
+_MAX_GRAPH_BYTES = 2**31
+
+
+def store_initializers(bundle: Bundle, engine: EngineEntry) -> tuple[Initializer, ...]:
+    """The initializers of ``engine`` that lie in the weight store, each within one of its tensors.
+
+    Raises BundleCorruptError where the graph is not the one that the manifest lists, or has data anywhere else.
+    """
+    path = bundle.file(engine.file)
+    with regular_file(path) as (file, identity):
+        if identity.size >= _MAX_GRAPH_BYTES:
+            raise BundleCorruptError(f"{path}: larger than an ONNX file can be")
+        graph = file.read(_MAX_GRAPH_BYTES)
+    expected = {entry.path: entry.sha256 for entry in bundle.manifest.files}.get(engine.file)
+    if expected is not None and engine.file not in bundle.hashed:  # an engine that is being built has no entry yet
+        digest = hashlib.sha256(graph).hexdigest()
+        if digest != expected:
+            raise BundleCorruptError(f"{path}: sha256 {digest}, expected {expected}; {FETCH_AGAIN}")
+        bundle.hashed.add(engine.file)
+    initializers = external_initializers(graph, str(path))
+    if initializers:
+        _require_tensors(bundle, initializers, str(path))
+    return initializers
+
+
+def _require_tensors(bundle: Bundle, initializers: tuple[Initializer, ...], where: str) -> None:
+    path = bundle.file(WEIGHTS_NAME)
+    identity = identity_at(path)
+    if identity is None:
+        raise BundleCorruptError(f"{path}: missing; {FETCH_AGAIN}")
+    spans = tensor_spans(path, identity)
+    begins = [begin for begin, _ in spans]
+    for one in initializers:
+        number = bisect_right(begins, one.offset) - 1
+        if number < 0 or one.offset + one.bytes > spans[number][1]:
+            raise BundleCorruptError(
+                f"{where}: initializer {one.name!r:.80}: bytes {one.offset} to {one.offset + one.bytes} are no tensor "
+                f"of {WEIGHTS_NAME}; {FETCH_AGAIN}"
+            )

@@ -1,0 +1,196 @@
+"""The initializers of an engine that lie in the weight store, read from its graph without the onnx package.
+
+An ONNX file is a protobuf message: fields of a number, a kind and a value. Of those only ``ModelProto.graph`` (7),
+``GraphProto.initializer`` (5) and the fields of ``TensorProto`` below are looked at; whatever else stands in the file
+is stepped over, once it is known to name no file. The bytes may come from anywhere, so every length is checked before
+it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from ...errors import BundleCorruptError
+from ..bundle.manifest import WEIGHTS_NAME
+
+# ``TensorProto.DataType``: name, and bytes of one element.
+_DTYPES = {
+    1: ("float32", 4),
+    2: ("uint8", 1),
+    3: ("int8", 1),
+    6: ("int32", 4),
+    7: ("int64", 8),
+    9: ("bool", 1),
+    10: ("float16", 2),
+    16: ("bfloat16", 2),
+}
+_GRAPH, _INITIALIZER = 7, 5
+_DIMS, _DATA_TYPE, _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14
+_KEY, _VALUE = 1, 2
+_EXTERNAL = 1
+_ENTRIES = ("location", "offset", "length")
+# Without this key no tensor names a file. Where it stands outside the initializers, tensors may lie at any depth:
+# constants, the graphs of branches and loops, functions.
+_NAMES_A_FILE = b"location"
+# As deep as protobuf reads.
+_MAX_DEPTH = 100
+_VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
+_MAX_VARINT = 10
+_COPIED_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """One initializer of a graph whose values are ``bytes`` bytes of the weight store, from byte ``offset`` on."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+def external_initializers(graph: bytes, where: str) -> tuple[Initializer, ...]:
+    """The initializers of an ONNX file that lie in the weight store; those inside the file are left out.
+
+    Raises BundleCorruptError for a file that is no protobuf message, for an initializer of an unknown type, in another
+    file, or whose shape and length disagree, and for any other tensor outside the file; ``where`` begins the message.
+    """
+    found = []
+    try:
+        for number, body in _fields(memoryview(graph)):
+            if number != _GRAPH or not isinstance(body, memoryview):
+                _require_inside(body)
+                continue
+            for inner, part in _fields(body):
+                if inner != _INITIALIZER or not isinstance(part, memoryview):
+                    _require_inside(part)
+                elif (initializer := _external(part)) is not None:
+                    found.append(initializer)
+    except ValueError as failure:
+        raise BundleCorruptError(f"{where}: {failure}; fetch the bundle again, or compile it again") from failure
+    return tuple(found)
+
+
+def _require_inside(part: int | memoryview) -> None:
+    """Raises ValueError for a part of the file that holds a tensor outside it.
+
+    What is a message and what a text only the schema says, so whatever reads as an entry that names a file is taken for
+    one: a ``key`` (1) of that text.
+    """
+    pending = [(part, 0)]
+    while pending:
+        outer, depth = pending.pop()
+        if not isinstance(outer, memoryview) or _NAMES_A_FILE not in bytes(outer):
+            continue
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"no ONNX file: messages lie more than {_MAX_DEPTH} deep")
+        try:
+            inner = [(number, value) for number, value in _fields(outer) if isinstance(value, memoryview)]
+        except ValueError:  # a text, or numbers
+            continue
+        if any(number == _KEY and value == _NAMES_A_FILE for number, value in inner):
+            raise ValueError("a tensor that is no initializer of the graph lies outside the file")
+        pending += [(value, depth + 1) for _, value in inner]
+
+
+def _external(tensor: memoryview) -> Initializer | None:
+    name, data_type, location, dims = "", 0, 0, []
+    entries: dict[str, str] = {}
+    written = 0
+    for number, value in _fields(tensor):
+        if isinstance(value, memoryview):
+            if number == _NAME:
+                name = _text(value)
+            elif number == _DIMS:
+                dims += [_signed(dim) for dim in _varints(value)]
+            elif number == _EXTERNAL_DATA:
+                pair = {n: _text(v) for n, v in _fields(value) if isinstance(v, memoryview) and n in (_KEY, _VALUE)}
+                entries[pair.get(_KEY, "")] = pair.get(_VALUE, "")
+                written += 1
+        elif number == _DIMS:
+            dims.append(_signed(value))
+        elif number == _DATA_TYPE:
+            data_type = value
+        elif number == _DATA_LOCATION:
+            location |= value  # whichever of several a reader takes
+    label = f"initializer {name!r:.80}"
+    if location not in (0, _EXTERNAL):
+        raise ValueError(f"{label}: data location {location}, expected 0 or {_EXTERNAL}")
+    if location != _EXTERNAL:
+        return None
+    if data_type not in _DTYPES:
+        raise ValueError(f"{label}: type {data_type} is none that a weight store holds")
+    if written != len(_ENTRIES) or entries.keys() != set(_ENTRIES):
+        found = ", ".join(map(repr, entries))[:80]
+        raise ValueError(f"{label}: external data has {found}; expected {', '.join(_ENTRIES)}, once each")
+    if entries["location"] != WEIGHTS_NAME:
+        raise ValueError(f"{label}: lies in {entries['location']!r:.80}, expected {WEIGHTS_NAME}")
+    dtype, size = _DTYPES[data_type]
+    offset, length = (_count(entries[key], f"{label}: {key}") for key in ("offset", "length"))
+    if min(dims, default=0) < 0 or prod(dims) * size != length:
+        raise ValueError(f"{label}: {length} bytes, expected those of {dtype} {dims}")
+    return Initializer(name, dtype, tuple(dims), offset, length)
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Number and value of each field: whole numbers, and the bytes of messages, texts and packed numbers."""
+    at = 0
+    # Numbers are read faster from bytes; only a message with a large tensor inside is not worth the copy.
+    data = bytes(message) if len(message) < _COPIED_BYTES else message
+    while at < len(data):
+        tag, at = _varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        if kind == _LENGTH:
+            size, at = _varint(data, at)
+        elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
+            size = 8 if kind == _EIGHT_BYTES else 4
+        else:
+            raise ValueError(f"no ONNX file: a field of kind {kind}")
+        if size > len(data) - at:
+            raise ValueError("no ONNX file: a field is longer than the file")
+        if kind == _LENGTH:
+            yield number, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
+    """The number at ``at`` and where it ends: seven bits a byte, low ones first, the eighth says that more follow."""
+    if at < len(message) and message[at] < 0x80:  # nearly all of them
+        return message[at], at + 1
+    value = 0
+    for position in range(_MAX_VARINT):
+        if at + position >= len(message):
+            raise ValueError("no ONNX file: it ends within a number")
+        byte = message[at + position]
+        value |= (byte & 0x7F) << 7 * position
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at + position + 1
+    raise ValueError("no ONNX file: a number of more than ten bytes")
+
+
+def _varints(packed: memoryview) -> Iterator[int]:
+    at = 0
+    while at < len(packed):
+        value, at = _varint(packed, at)
+        yield value
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _text(raw: memoryview) -> str:
+    return bytes(raw).decode()  # a UnicodeDecodeError is a ValueError
+
+
+def _count(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ValueError(f"{what} is {text!r:.80}, expected a whole number")
+    return int(text)

@@ -1,0 +1,81 @@
+"""The weight store of a bundle as a file: where its tensors lie, and whether it is still what engines opened."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from weakref import WeakValueDictionary, finalize
+
+from ...errors import BundleCorruptError
+from ...strict import parse_json
+from ..bundle.regular_file import FETCH_AGAIN, FileIdentity
+
+_MAX_HEADER = 100 * 2**20
+_LENGTH_BYTES = 8
+
+
+@lru_cache(maxsize=8)
+def tensor_spans(path: Path, identity: FileIdentity) -> tuple[tuple[int, int], ...]:
+    """First and last byte, exclusive, of each tensor of the safetensors file ``path``, in order.
+
+    ``identity`` is the file's, so that one that changed is read again. Raises BundleCorruptError.
+    """
+    with readable(path), path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > min(_MAX_HEADER, identity.size - _LENGTH_BYTES):
+            raise ValueError("longer than the file")
+        header = parse_json(file.read(length))
+        data = _LENGTH_BYTES + length
+        spans = []
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                if not 0 <= begin <= end <= identity.size - data:
+                    raise ValueError(f"{name}: outside the file")
+                spans.append((data + begin, data + end))
+    return tuple(sorted(spans))
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What cannot be read in the block is a damaged store. Raises BundleCorruptError."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:
+        raise BundleCorruptError(f"{path}: cannot be read as a weight store; {FETCH_AGAIN}") from failure
+
+
+class MappedStore:
+    """A store whose bytes open engines map: one that was written to would change their answers, and where one was cut
+    short a run would end the process (SIGBUS). Replacing the file by another changes nothing: this one stays."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        # With the last engine that maps it. In __del__, which runs while weak references still find the object, another
+        # engine could take it over with its descriptor closed.
+        finalize(self, os.close, self._descriptor).atexit = False
+        self.identity = FileIdentity.of(os.fstat(self._descriptor))
+
+    def require_unchanged(self) -> None:
+        """Raises BundleCorruptError for a store that was written to since it was opened. Takes a microsecond."""
+        if FileIdentity.of(os.fstat(self._descriptor)) != self.identity:
+            raise BundleCorruptError(
+                f"{self._path}: written to or cut short while engines read it; put a new bundle into a new folder, "
+                "and open it again"
+            )
+
+
+_mapped: WeakValueDictionary[FileIdentity, MappedStore] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def mapped_store(path: Path) -> MappedStore:
+    """The store at ``path``, which all engines of the process share. Raises BundleCorruptError."""
+    with readable(path), _lock:
+        opened = MappedStore(path)
+        return _mapped.setdefault(opened.identity, opened)

@@ -1,0 +1,1 @@
+"""What a request brings: arrays and texts, checked and filled."""

@@ -1,0 +1,92 @@
+"""Rows for a model in an NPZ file of any origin: an array per input, rows first, and perhaps ``labels``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import InputError
+from ..bundle.manifest import TensorSpec
+from .arrays import Array
+from .check_inputs import InputChecker
+from .npz import open_regular, read_npz
+
+# Of a file, and of what an NPZ file unpacks to.
+MAX_BYTES = 256 * 2**20
+MAX_ROWS = 50_000
+LABELS = "labels"
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayFile:
+    """``feeds`` by input name, ``[rows, ...]`` each, and what stood under ``labels``; ``sha256`` is the file's."""
+
+    feeds: Mapping[str, Array]
+    labels: Array | None
+    rows: int
+    sha256: str
+
+
+def read_array_file(
+    path: Path, inputs: Sequence[TensorSpec], max_bytes: int = MAX_BYTES, max_rows: int = MAX_ROWS
+) -> ArrayFile:
+    """Reads the rows; nothing in the file is executed.
+
+    Raises InputError for a file that cannot be read or is too large, for arrays that do not fit ``inputs``, and for
+    no rows at all or too many.
+    """
+    sha256 = file_sha256(path, max_bytes)
+    arrays = read_npz(path, max_bytes)
+    labels = arrays.pop(LABELS, None)
+    if any(not len(array) for array in arrays.values() if array.ndim):
+        raise InputError(f"{path}: has no rows")
+    try:
+        shape = InputChecker(inputs).shape_of(arrays)
+    except InputError as failure:
+        raise InputError(f"{path}: {failure}") from failure
+    check_rows(path, shape.batch, max_rows)
+    return ArrayFile(arrays, labels, shape.batch, sha256)
+
+
+def check_rows(path: Path, rows: int, max_rows: int = MAX_ROWS) -> None:
+    """Raises InputError for no rows at all, or too many."""
+    if not rows:
+        raise InputError(f"{path}: has no rows")
+    if rows > max_rows:
+        raise InputError(f"{path}: {rows} rows, more than the {max_rows} allowed; some thousand are enough")
+
+
+def checked_labels(path: Path, labels: Array, rows: int, classes: int) -> Array:
+    """Labels as int64 ``[rows]``. Raises InputError unless they are whole numbers in ``0..classes - 1``, one a row."""
+    if labels.dtype.kind not in "iu" or labels.shape != (rows,):
+        raise InputError(
+            f"{path}: {LABELS}: expected {rows} whole numbers, got {labels.dtype} of shape {list(labels.shape)}"
+        )
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        raise InputError(f"{path}: {LABELS}: row {wrong[0]} has {labels[wrong[0]]}, expected 0..{classes - 1}")
+    return labels.astype(np.int64)
+
+
+def file_sha256(path: Path, max_bytes: int = MAX_BYTES) -> str:
+    """SHA-256 of a file of at most ``max_bytes``. Raises InputError for one that is larger or cannot be read."""
+    with opened(path), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise InputError(f"{path}: {size} bytes, more than the {max_bytes} allowed; some thousand rows are enough")
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[None]:
+    """Turns what reading ``path`` may raise into an InputError."""
+    try:
+        yield
+    except OSError as failure:
+        raise InputError(f"{path}: cannot be read ({failure.strerror or failure})") from failure

@@ -1,0 +1,173 @@
+"""Checking a request's arrays against the manifest, filling them up to a bucket, and cutting outputs back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...elastic import Bucket
+from ...errors import InputError
+from ..bundle.manifest import RowNeed, TensorSpec
+from .arrays import Array
+
+_REMEMBERED = 1024
+# Up to here a Python loop over the values costs less than waking numpy's reductions.
+_SMALL = 512
+# Other subclasses of arrays compute otherwise: a masked array hides values, a matrix always has two dimensions.
+_PLAIN = frozenset({np.ndarray, np.memmap})
+_SHOWN = 80  # characters of a name, and names, in a message
+# Attention over nothing has no answer that implementations agree on.
+_LACKS: dict[RowNeed, str] = {
+    "token": "has no token: its mask is 0 throughout, expected a 1; leave the row out",
+    "first_token": "does not begin with a token: its mask starts with 0, expected 1; pad on the right",
+}
+
+
+class InputChecker:
+    """Knows the inputs of one model; built once, used for every request."""
+
+    def __init__(self, inputs: Sequence[TensorSpec]) -> None:
+        self._specs = tuple((spec, np.dtype(spec.dtype)) for spec in inputs)
+        self._bounds = tuple(
+            (spec.name, np.dtype(f"u{dtype.itemsize}"), spec.high)
+            for spec, dtype in self._specs
+            if spec.high is not None and dtype.kind in "iu"
+        )
+        self._needs = tuple((spec.name, spec.row_needs) for spec in inputs if spec.row_needs is not None)
+        self._names = {spec.name for spec in inputs}
+        self._remembered: dict[tuple[object, ...], Bucket] = {}
+        self._has_batch = any("batch" in spec.dims for spec in inputs)
+        self._has_sequence = any("sequence" in spec.dims for spec in inputs)
+
+    def shape_of(self, feeds: Mapping[str, Array]) -> Bucket:
+        """The input's own batch and sequence (1 where the model has none), after checking every array.
+
+        Raises InputError for a wrong name, type, dtype, rank or size, sizes that differ between inputs, whole
+        numbers outside ``[0, high)``, and a row whose mask has none of the tokens that it needs.
+        """
+        shape = self.sizes_of(feeds)
+        self.check_values(feeds)
+        return shape
+
+    def sizes_of(self, feeds: Mapping[str, Array]) -> Bucket:
+        """As ``shape_of``, without a look at the values, which takes time in large arrays."""
+        # After a run the caches hold weights, not code: what was checked once is recognised by type, dtype and shape.
+        if not all(type(array) in _PLAIN for array in feeds.values()):
+            return self._shape_of(feeds)  # says which is not, or that its name is wrong
+        kinds = tuple([(name, array.dtype, array.shape) for name, array in feeds.items()])
+        shape = self._remembered.get(kinds)
+        if shape is None:
+            shape = self._shape_of(feeds)
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()
+            self._remembered[kinds] = shape
+        return shape
+
+    def check_values(self, feeds: Mapping[str, Array]) -> None:
+        """Raises InputError for whole numbers outside ``[0, high)``, in arrays whose sizes are right."""
+        for name, unsigned, high in self._bounds:
+            if _exceeds(feeds[name], unsigned, high):
+                raise InputError(
+                    f"input {name}: values {feeds[name].min()}..{feeds[name].max()}, expected 0..{high - 1}; "
+                    "do they come from this bundle's own tokenizer?"
+                )
+        for name, need in self._needs:
+            row = _lacking(feeds[name], need)
+            if row is not None:
+                raise InputError(f"input {name}: row {row} {_LACKS[need]}")
+
+    def _shape_of(self, feeds: Mapping[str, Array]) -> Bucket:
+        if feeds.keys() != self._names:
+            raise InputError(f"inputs {_names(feeds)}: expected exactly {_names(self._names)}")
+        sizes: dict[str, int] = {}
+        for spec, dtype in self._specs:
+            array = feeds[spec.name]
+            if type(array) not in _PLAIN or array.dtype != dtype:
+                raise InputError(f"input {spec.name}: expected a numpy array of {spec.dtype}, got {_kind(array)}")
+            if len(array.shape) != len(spec.dims):
+                raise InputError(f"input {spec.name}: expected {_dims(spec)}, got shape {list(array.shape)}")
+            for dim, size in zip(spec.dims, array.shape, strict=True):
+                expected = dim if type(dim) is int else sizes.setdefault(str(dim), size)
+                if size != expected or not size:
+                    found = f"got shape {list(array.shape)}"
+                    where = f" ({dim} is {expected} in another input)" if size and isinstance(dim, str) else ""
+                    raise InputError(f"input {spec.name}: expected {_dims(spec)}, {found}{where}")
+        return Bucket(sizes.get("batch", 1), sizes.get("sequence", 1))
+
+    def own_shape(self, shape: Bucket, bucket: Bucket) -> Bucket:
+        """``shape`` with the bucket's size in every dimension that the inputs do not have."""
+        if self._has_batch and self._has_sequence:
+            return shape
+        return Bucket(
+            shape.batch if self._has_batch else bucket.batch, shape.sequence if self._has_sequence else bucket.sequence
+        )
+
+    def filled(self, feeds: Mapping[str, Array], bucket: Bucket) -> dict[str, Array]:
+        """Copies of ``feeds`` at ``bucket``'s shape. Raises InputError for an input that cannot be padded."""
+        full: dict[str, Array] = {}
+        for spec, dtype in self._specs:
+            array, shape = feeds[spec.name], spec.shape(bucket)
+            if array.shape == shape:
+                full[spec.name] = array
+                continue
+            if spec.pad is None:
+                raise InputError(
+                    f"input {spec.name}: cannot be padded, and shape {list(array.shape)} is not the bucket's "
+                    f"{list(shape)}; send exactly that"
+                )
+            target = np.full(shape, spec.pad, dtype)
+            target[tuple(map(slice, array.shape))] = array
+            full[spec.name] = target
+        return full
+
+
+def _exceeds(array: Array, unsigned: np.dtype[Any], high: int) -> bool:
+    """Whether a value lies outside ``[0, high)``."""
+    if array.size <= _SMALL:
+        values = array.ravel().tolist()
+        return bool(max(values) >= high or min(values) < 0)
+    return bool(array.view(unsigned).max() >= high)  # read as unsigned, a negative number is larger than any bound
+
+
+def _lacking(mask: Array, need: RowNeed) -> int | None:
+    """The first row of ``mask`` ``[B, S]`` that lacks what it needs."""
+    without = [row for row, first in enumerate(mask[:, 0].tolist()) if not first]
+    if need == "token":  # rows are nearly always padded on the right, and no other is looked through
+        without = [row for row in without if not mask[row].any()]
+    return without[0] if without else None
+
+
+def cut_back(outputs: Sequence[Array], specs: Sequence[TensorSpec], given: Bucket) -> list[Array]:
+    """Outputs without the rows and steps that padding added, as arrays of their own."""
+    return [
+        output[tuple(slice(n) for n in spec.shape(given))].copy() if _elastic(spec) else output
+        for output, spec in zip(outputs, specs, strict=True)
+    ]
+
+
+def _elastic(spec: TensorSpec) -> bool:
+    return any(isinstance(dim, str) for dim in spec.dims)
+
+
+def _dims(spec: TensorSpec) -> str:
+    return f"{spec.dtype} [{', '.join(map(str, spec.dims))}]"
+
+
+def _kind(array: object) -> str:
+    """What ``array`` is in place of what was expected, and what to do about an array that is more than one."""
+    if type(array) in _PLAIN and isinstance(array, np.ndarray):
+        return f"{array.dtype!s:.{_SHOWN}}"
+    mend = ""
+    if isinstance(array, np.ma.MaskedArray):
+        mend = ", whose mask no model sees; fill it: array.filled(value)"
+    elif isinstance(array, np.ndarray):
+        mend = "; pass numpy.asarray of it"
+    return f"{type(array).__name__:.{_SHOWN}}{mend}"
+
+
+def _names(names: Iterable[object]) -> str:
+    shown = sorted(str(name)[:_SHOWN] for name in names)
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return (", ".join(shown[:_SHOWN]) or "none") + more

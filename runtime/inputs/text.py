@@ -1,0 +1,193 @@
+"""Text to inputs with the bundle's own tokenizer file; needs the ``tokenizers`` package and no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import BundleCorruptError, InputError
+from ...outside import is_of_library, library_errors, said_by
+from ..bundle.manifest import RANGES, TensorSpec, TextEntry
+from .arrays import Array
+
+_POOLED = "pooled"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# Nothing, words and digits, and letters that few vocabularies have: where none stands for "unknown" they fail.
+_PROBES = ("", "a", "The 2 words.", "\u1234", "\U00013000 \u2603\U0001f600")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Inputs of shape ``[texts, longest text]``, the rows that were truncated, and the length of each row unpadded."""
+
+    feeds: dict[str, Array]
+    truncated: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+def open_tokenizer(file: Path) -> Any:
+    """The ``tokenizers.Tokenizer`` of a file, neither truncating nor padding. Raises BundleCorruptError."""
+    from tokenizers import Tokenizer
+
+    with library_errors(lambda said: BundleCorruptError(f"{file}: not a tokenizer file ({said})")):
+        # A tokenizer file may ask to truncate and pad; here both are the runtime's to do, and to tell.
+        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    return tokenizer
+
+
+class TextEncoder:
+    """Texts to the inputs that ``TextEntry`` names; shorter rows are filled with each input's ``pad``. Thread-safe."""
+
+    def __init__(self, tokenizer_file: Path, entry: TextEntry, inputs: Sequence[TensorSpec]) -> None:
+        """Raises BundleCorruptError if the file is not a tokenizer or one that cannot encode every text, InputError if
+        an input cannot come from text."""
+        self.entry = entry
+        fields = {entry.ids: "ids", entry.mask: "attention_mask", entry.type_ids: "type_ids", entry.pooled: _POOLED}
+        self._fields: list[tuple[TensorSpec, str]] = []
+        for spec in inputs:
+            if spec.name not in fields:
+                raise InputError(f"input {spec.name}: does not come from text; pass arrays instead")
+            self._fields.append((spec, fields[spec.name]))
+        self._file = tokenizer_file
+        self._tokenizer = open_tokenizer(tokenizer_file)
+        with library_errors(lambda said: self._broken(f"cannot encode every text ({said})")):
+            self._added: int = self._tokenizer.num_special_tokens_to_add(False)
+            if entry.lowercase:
+                _lower(self._tokenizer)
+            added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {number for number, token in added.items() if token.special}
+        for row in self._encoded(_PROBES):
+            for spec, name in self._fields:
+                values = [] if name == _POOLED else getattr(row, name)
+                if (most := max(values, default=0)) > _largest(spec):
+                    raise self._broken(f"gives {most} for {spec.name}, which takes 0..{_largest(spec)}")
+
+    def encode(self, texts: Sequence[str], longest: int, truncate: bool = False, prompt: str | None = None) -> Encoded:
+        """Inputs for ``texts``, each behind ``prompt``, or behind the model's default one for None.
+
+        A text of more tokens than ``longest`` (a bucket's), or than the model takes, is refused with InputError, or
+        truncated.
+        """
+        before = self.entry.prompt(prompt)
+        whole = _prompted(texts, before)
+        rows = self._encoded(whole)
+        most = min(longest, self.entry.max_tokens or longest)
+        too_long = tuple(i for i, row in enumerate(rows) if len(row.ids) > most)
+        if too_long and not truncate:
+            first = too_long[0]
+            tokens = f"text {first}: {len(rows[first].ids)} tokens{', the prompt included' if before else ''}"
+            if most < longest:
+                raise InputError(f"{tokens}, the model takes {most} (max_tokens); shorten it or pass truncate=True")
+            raise InputError(
+                f"{tokens}, the largest bucket takes {longest}; shorten it, pass truncate=True, or compile with a "
+                "larger bucket"
+            )
+        for row, short in zip(too_long, self._truncated([whole[row] for row in too_long], most), strict=True):
+            rows[row] = short
+        feeds = {spec.name: _matrix(self._values(rows, name, before), spec) for spec, name in self._fields}
+        return Encoded(feeds, too_long, tuple(len(row.ids) for row in rows))
+
+    def lengths(self, texts: Sequence[str], prompt: str | None = None) -> list[int]:
+        """How many tokens each text has behind ``prompt``, however long. Raises InputError."""
+        return [len(row.ids) for row in self._encoded(_prompted(texts, self.entry.prompt(prompt)))]
+
+    def _values(self, rows: Sequence[Any], name: str, prompt: str) -> list[list[int]]:
+        return self._pooled(rows, prompt) if name == _POOLED else [getattr(row, name) for row in rows]
+
+    def _pooled(self, rows: Sequence[Any], prompt: str) -> list[list[int]]:
+        """The attention mask of every row without the tokens of ``prompt``, which come first."""
+        left_out = self._tokens_of(prompt) if prompt else 0
+        pooled = [[int(place >= left_out and kept) for place, kept in enumerate(row.attention_mask)] for row in rows]
+        for number, row in enumerate(pooled):
+            if not any(row):
+                raise InputError(
+                    f"text {number}: the prompt takes all {len(row)} tokens, and the model pools those behind it; "
+                    "shorten the prompt"
+                )
+        return pooled
+
+    def _tokens_of(self, prompt: str) -> int:
+        """Tokens that ``prompt`` begins a row with: alone, without the special token that would end it."""
+        ids = self._encoded([prompt])[0].ids
+        return len(ids) - (bool(ids) and ids[-1] in self._special)
+
+    def _encoded(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Any]:
+        try:
+            rows: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        except BaseException as failure:  # panics of the tokenizer derive from it
+            if not is_of_library(failure):
+                raise
+            for row, text in enumerate(texts):
+                if _SURROGATE.search(text):  # the tokenizer takes only what UTF-8 can say
+                    raise InputError(f"text {row}: half of a surrogate pair, which is no character") from failure
+            raise self._broken(f"cannot encode every text ({said_by(failure)})") from failure
+        return rows
+
+    def _truncated(self, texts: Sequence[str], longest: int) -> list[Any]:
+        """Encodings of ``longest`` tokens, those that the tokenizer adds to each text included.
+
+        Truncation is a setting of the tokenizer that it does not keep to everywhere, and that other threads would see;
+        here it is done between its two steps.
+        """
+        if not texts:
+            return []
+        if longest < self._added:
+            raise InputError(
+                f"text: the tokenizer adds {self._added} tokens to each, and the largest bucket takes {longest}; "
+                "compile with a larger bucket"
+            )
+        rows = self._encoded(texts, add_special_tokens=False)
+        with library_errors(lambda said: self._broken(f"cannot truncate ({said})")):
+            for row in rows:
+                row.truncate(longest - self._added)
+            rows = [self._tokenizer.post_process(row) for row in rows]
+        if any(len(row.ids) > longest for row in rows):
+            raise self._broken(f"adds more tokens to a text than the {self._added} that it states")
+        return rows
+
+    def _broken(self, problem: str) -> BundleCorruptError:
+        return BundleCorruptError(f"{self._file}: {problem}; use the tokenizer that belongs to this model")
+
+
+def _prompted(texts: Sequence[str], prompt: str) -> list[str]:
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"text: expected a text or a non-empty list of texts, got {texts!r:.80}")
+    if _SURROGATE.search(prompt):
+        raise InputError("prompt: half of a surrogate pair, which is no character")
+    return [prompt + text for text in texts]
+
+
+def _lower(tokenizer: Any) -> None:
+    """Lowers the case of every text before the tokenizer's own normalizers, unless one of them does."""
+    from tokenizers import normalizers
+
+    own: Any = tokenizer.normalizer
+    several = isinstance(own, normalizers.Sequence)
+    steps = list(own) if several else [own] if own is not None else []
+    if not any(isinstance(step, normalizers.Lowercase) for step in steps):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+
+
+def _matrix(values: Sequence[Sequence[int]], spec: TensorSpec) -> Array:
+    width = max(1, *map(len, values))
+    if spec.pad is None and any(len(row) != width for row in values):
+        raise InputError(f"input {spec.name}: texts of different lengths need padding, and it cannot be padded")
+    matrix = np.full((len(values), width), spec.pad or 0, dtype=spec.dtype)
+    for number, (target, row) in enumerate(zip(matrix, values, strict=True)):
+        if (most := max(row, default=0)) > _largest(spec):
+            raise InputError(
+                f"text {number}: the tokenizer gives {most} for {spec.name}, which takes 0..{_largest(spec)}"
+            )
+        target[: len(row)] = row
+    return matrix
+
+
+def _largest(spec: TensorSpec) -> int:
+    return RANGES[spec.dtype][1] if spec.high is None else spec.high - 1

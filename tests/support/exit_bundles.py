@@ -1,0 +1,250 @@
+"""A small real bundle with exits, on whole numbers that float32 holds exactly: every answer is known to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from nestforge.elastic import Axis, Bucket
+from nestforge.profiles.probe_host import probe_host
+from nestforge.runtime.bundle.manifest import (
+    BUILD_NAME,
+    MANIFEST_NAME,
+    SEALED_SINCE,
+    WEIGHTS_NAME,
+    BudgetEntry,
+    BuildRecord,
+    EngineEntry,
+    ExitsEntry,
+    FileEntry,
+    GateEntry,
+    Latency,
+    Limits,
+    Manifest,
+    ParityReceipt,
+    Provenance,
+    Ranking,
+    SegmentEntry,
+    SubmodelEntry,
+    TensorSpec,
+)
+from nestforge.runtime.bundle.seal import sealed_json, to_json
+from nestforge.strict import unstructure
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from safetensors.numpy import save_file
+
+VOCABULARY, HIDDEN, CLASSES = 16, 4, 3
+LAYERS = (1, 2, 4)  # of the exits
+DEPTHS = (2, 4)  # of the submodels
+BUCKETS = tuple(Bucket(batch, sequence) for batch in (1, 4, 8) for sequence in (8, 16))
+GATE = GateEntry("<=", (0.25, 0.375))
+PARITY = ParityReceipt("numpy", "exact", 0.0, 0.0, 1.0, ("seed 0",), (), "0" * 64, "0" * 64)
+
+_TOKENS = ("batch", "sequence")
+_STATE = (*_TOKENS, HIDDEN)
+_MASK = TensorSpec("attention_mask", "int64", _TOKENS, pad=0, high=2)
+INPUTS = (TensorSpec("input_ids", "int64", _TOKENS, pad=0, high=VOCABULARY), _MASK)
+OUTPUTS = (TensorSpec("logits", "float32", ("batch", CLASSES)), TensorSpec("entropy", "float32", ("batch",)))
+
+
+def weights() -> dict[str, NDArray[np.float32]]:
+    rng = np.random.default_rng(3)
+    shapes = {"table": (VOCABULARY, HIDDEN)} | {f"shift.{layer}": (HIDDEN,) for layer in range(LAYERS[-1])}
+    return {name: rng.integers(0, 16, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def every_exit(ids: NDArray[Any], mask: NDArray[Any]) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """State ``[B, S, H]``, logits and entropy at every exit, by numpy.
+
+    A layer adds to each position what it has itself, the masked sum over all positions and a shift, modulo 16.
+    """
+    store = weights()
+    state = store["table"][ids] * mask[..., None]
+    found = []
+    for layer in range(LAYERS[-1]):
+        total = (state * mask[..., None]).sum(axis=1, keepdims=True)
+        state = np.mod(state + total + store[f"shift.{layer}"], 16).astype(np.float32)
+        if layer + 1 in LAYERS:
+            found.append((state, state[:, 0, :CLASSES], np.mod(state[:, 0, CLASSES], 8) / 8))
+    return found
+
+
+def requests(lengths: Sequence[int], sequence: int | None = None, seed: int = 0) -> dict[str, NDArray[np.int64]]:
+    """Random ids, one row per length, padded to ``sequence``."""
+    rng = np.random.default_rng(seed)
+    sequence = sequence or max(lengths)
+    mask = (np.arange(sequence) < np.array(lengths)[:, None]).astype(np.int64)
+    return {"input_ids": rng.integers(0, VOCABULARY, mask.shape) * mask, "attention_mask": mask}
+
+
+def exits_entry(trims: bool = True) -> ExitsEntry:
+    state = TensorSpec("next_state", "float32", _STATE)
+    taken: tuple[TensorSpec, ...] = INPUTS
+    segments = []
+    for layer in LAYERS:
+        passed = (state,) if layer != LAYERS[-1] else ()
+        segments.append(SegmentEntry(f"to{layer}", layer, taken, (*passed, *OUTPUTS)))
+        taken = (TensorSpec("state", "float32", _STATE), _MASK)
+    return ExitsEntry(
+        tuple(segments), CLASSES, "logits", "entropy", "state", "next_state", "attention_mask", trims, GATE
+    )
+
+
+def exits_manifest(buckets: Sequence[Bucket] = BUCKETS, trims: bool = True) -> Manifest:
+    """The bundle's manifest, its files not filled in yet. Submodel ``depth2`` shares its segments with ``depth4``."""
+    exits = exits_entry(trims)
+    engines = []
+    for depth in DEPTHS:
+        for bucket in buckets:
+            engines.append(_engine(f"depth{depth}", None, depth, bucket))
+            engines += [
+                _engine(f"depth{depth}", segment, segment.layer - before, bucket)
+                for before, segment in zip((0, *LAYERS), exits.segments, strict=False)
+                if segment.layer <= depth
+            ]
+    return Manifest(
+        schema_version=2,
+        name="leaver",
+        family="test",
+        axes=(Axis("depth", LAYERS[-1], LAYERS),),
+        trained_nested=False,
+        ranking=Ranking("none"),
+        submodels=tuple(
+            SubmodelEntry(f"depth{depth}", ("XL",) if depth == LAYERS[-1] else ("S",), {"depth": (depth,)}, n, 4 * n)
+            for depth in DEPTHS
+            for n in [VOCABULARY * HIDDEN + HIDDEN * depth]
+        ),
+        engines=tuple(engines),
+        budgets=(
+            BudgetEntry("quick", Limits(latency_ms=1.0), "depth4", "the largest within 1 ms"),
+            BudgetEntry("small", Limits(parameters=72), "depth2", "the largest within 72 parameters"),
+        ),
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        files=(),
+        provenance=Provenance({}, (), {}, {}),
+        exits=exits,
+    )
+
+
+def _engine(submodel: str, segment: SegmentEntry | None, layers: int, bucket: Bucket) -> EngineEntry:
+    part = f"{submodel}.{segment.name}" if segment else submodel
+    return EngineEntry(
+        id=f"{part}@{bucket.label}",
+        submodel=submodel,
+        bucket=bucket,
+        backend="onnxruntime",
+        file=f"{segment.name if segment else submodel}.{bucket.label}.onnx",
+        emitted="sliced",
+        private_bytes=16,
+        flops=100 * layers * bucket.tokens,
+        moved_bytes=1000,
+        activation_bytes=16 * bucket.tokens,
+        parity=PARITY,
+        segment=segment.name if segment else None,
+        weight_bytes=4 * HIDDEN * (layers + VOCABULARY * (segment.layer == LAYERS[0])) if segment else None,
+    )
+
+
+def write_exits_bundle(
+    folder: Path,
+    buckets: Sequence[Bucket] = BUCKETS,
+    latencies: Sequence[Latency] = (),
+    trims: bool = True,
+) -> Path:
+    """The bundle; without ``latencies`` engines cost as much as they have tokens."""
+    folder.mkdir()
+    store = folder / WEIGHTS_NAME
+    save_file(weights(), store)
+    raw = store.read_bytes()
+    (header_length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + header_length])
+    offsets = {name: 8 + header_length + entry["data_offsets"][0] for name, entry in header.items()}
+    manifest = exits_manifest(buckets, trims)
+    spans = dict(zip((f"to{layer}" for layer in LAYERS), zip((0, *LAYERS), LAYERS, strict=False), strict=True))
+    for engine in manifest.engines:
+        first, last = spans[engine.segment] if engine.segment else (0, int(engine.submodel.removeprefix("depth")))
+        (folder / engine.file).write_bytes(_graph(manifest, engine, first, last, offsets))
+    files = tuple(
+        FileEntry(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in sorted(folder.iterdir())
+    )
+    write_exits_manifest(folder, replace(manifest, files=files), latencies)
+    return folder
+
+
+def write_exits_manifest(folder: Path, manifest: object, latencies: Sequence[Latency] = ()) -> None:
+    """Writes ``manifest`` (a Manifest or plain data) and a build record that names its hash."""
+    raw = json.dumps(unstructure(manifest)).encode()
+    (folder / MANIFEST_NAME).write_bytes(raw)
+    host = asdict(probe_host())
+    digest = hashlib.sha256(raw).hexdigest()
+    version = json.loads(raw)["schema_version"]
+    record = BuildRecord(version, digest, "2026-11-21T00:00:00Z", (), host, {}, tuple(latencies))
+    write = sealed_json if version >= SEALED_SINCE else to_json
+    (folder / BUILD_NAME).write_bytes(write(unstructure(record)))
+
+
+def _graph(manifest: Manifest, engine: EngineEntry, first: int, last: int, offsets: Mapping[str, int]) -> bytes:
+    inputs, outputs = manifest.interface(engine.segment)
+    node = helper.make_node
+    nodes = [
+        node("Cast", ["attention_mask"], ["m"], to=TensorProto.FLOAT),
+        node("Unsqueeze", ["m", "last"], ["m3"]),
+    ]
+    read = {f"shift.{layer}": (HIDDEN,) for layer in range(first, last)}
+    current = "state"
+    if first == 0:
+        read["table"] = (VOCABULARY, HIDDEN)
+        nodes += [node("Gather", ["table", "input_ids"], ["words"]), node("Mul", ["words", "m3"], ["begin"])]
+        current = "begin"
+    for layer in range(first, last):
+        result = "next_state" if layer == last - 1 else f"state.{layer}"
+        nodes += [
+            node("Mul", [current, "m3"], [f"masked.{layer}"]),
+            node("ReduceSum", [f"masked.{layer}", "steps"], [f"total.{layer}"], keepdims=1),
+            node("Add", [current, f"total.{layer}"], [f"sum.{layer}"]),
+            node("Add", [f"sum.{layer}", f"shift.{layer}"], [f"shifted.{layer}"]),
+            node("Mod", [f"shifted.{layer}", "sixteen"], [result], fmod=1),
+        ]
+        current = result
+    nodes += [
+        node("Gather", [current, "zero"], ["first"], axis=1),
+        node("Split", ["first", "parts"], ["logits", "last_column"], axis=1),
+        node("Squeeze", ["last_column", "steps"], ["column"]),
+        node("Mod", ["column", "eight"], ["rest"], fmod=1),
+        node("Div", ["rest", "eight"], ["entropy"]),
+    ]
+    constants = {"last": [2], "steps": [1], "parts": [CLASSES, 1]}
+    numbers = {"sixteen": 16.0, "eight": 8.0}
+    kinds = {"int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
+    graph = helper.make_graph(
+        nodes,
+        "leaver",
+        *(
+            [helper.make_tensor_value_info(s.name, kinds[s.dtype], s.shape(engine.bucket)) for s in specs]
+            for specs in (inputs, outputs)
+        ),
+        [onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()]
+        + [onnx.numpy_helper.from_array(np.array(0, np.int64), "zero")]
+        + [onnx.numpy_helper.from_array(np.array(value, np.float32), name) for name, value in numbers.items()]
+        + [_view(name, shape, offsets) for name, shape in read.items()],
+    )
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    return bytes(model.SerializeToString())
+
+
+def _view(name: str, shape: tuple[int, ...], offsets: Mapping[str, int]) -> TensorProto:
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
+    length = 4 * int(np.prod(shape))
+    for key, value in (("location", WEIGHTS_NAME), ("offset", offsets[name]), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor

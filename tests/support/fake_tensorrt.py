@@ -1,0 +1,482 @@
+"""TensorRT and CUDA as far as the back end uses them, played on the processor: plans run in ONNX Runtime.
+
+What TensorRT really does is not in here: tests with these modules show that our side of the conversation is right,
+and tests/unit/compiler/tensorrt/test_contract.py that the real bindings know every word of it. Device memory is host
+memory, and a plan is JSON that names its graph. ``World`` holds what a test may change, and what it may ask.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import hashlib
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.plan_index import Gpu, PlanEntry, PlanParity, build_key, write_plans
+from nestforge.runtime.bundle.private_files import KEY_VARIABLE
+from support.sealing import edit_manifest
+
+_KINDS = {1: "FLOAT", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "HALF"}
+_ARRAYS = {"FLOAT": np.float32, "INT32": np.int32, "INT64": np.int64, "BOOL": np.bool_, "HALF": np.float16}
+
+
+@dataclass
+class World:
+    """One host: its GPU, its TensorRT, and what goes wrong on it. ``calls`` counts what was asked of TensorRT."""
+
+    gpu: str = "Fake GPU"
+    capability: tuple[int, int] = (8, 7)
+    version: str = "10.3.0"
+    free: int = 10**9
+    captures: bool = True
+    starts: bool = True
+    parses: bool = True
+    builds: bool = True
+    opens: bool = True
+    missing: tuple[str, ...] = ()
+    off_by: float = 0.0
+    steps: int = 3
+    calls: list[str] = field(default_factory=list)
+    allocated: dict[int, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    module: ModuleType | None = None  # ``tensorrt``, once it is installed
+
+
+Error = enum.Enum(
+    "Error", "cudaSuccess cudaErrorMemoryAllocation cudaErrorStreamCaptureUnsupported cudaErrorStreamCaptureWrongThread"
+)
+
+
+class FakeCuda(ModuleType):
+    """``cuda.bindings.runtime``."""
+
+    cudaError_t = Error
+    cudaStreamNonBlocking = 1
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2, cudaMemcpyDeviceToDevice=3)
+    cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
+    cudaStreamCaptureStatus = SimpleNamespace(cudaStreamCaptureStatusNone=0, cudaStreamCaptureStatusInvalidated=2)
+
+    def __init__(self, world: World) -> None:
+        super().__init__("cuda.bindings.runtime")
+        self.world = world
+        self.recorded: dict[int, list[Callable[[], object]]] = {}
+
+    def submit(self, stream: int, work: Callable[[], object]) -> None:
+        """Runs ``work`` now, or keeps it where ``stream`` is being captured."""
+        if stream in self.recorded:
+            self.recorded[stream].append(work)
+        else:
+            work()
+
+    def cudaGetErrorString(self, error: Error) -> tuple[Error, bytes]:
+        return Error.cudaSuccess, {Error.cudaErrorMemoryAllocation: b"out of memory"}.get(error, error.name.encode())
+
+    def cudaGetLastError(self) -> tuple[Error]:
+        return (Error.cudaSuccess,)
+
+    def cudaSetDevice(self, device: int) -> tuple[Error]:
+        return (Error.cudaSuccess,)
+
+    def cudaGetDeviceProperties(self, device: int) -> tuple[Error, Any]:
+        major, minor = self.world.capability
+        return Error.cudaSuccess, SimpleNamespace(name=self.world.gpu.encode() + b"\0", major=major, minor=minor)
+
+    def cudaMemGetInfo(self) -> tuple[Error, int, int]:
+        return Error.cudaSuccess, self.world.free, 2 * self.world.free
+
+    def cudaMalloc(self, size: int) -> tuple[Error, int | None]:
+        if size > self.world.free:
+            return Error.cudaErrorMemoryAllocation, None
+        memory = np.full(size, 0xAA, np.uint8)
+        with self.world.lock:
+            self.world.allocated[memory.ctypes.data] = memory
+        return Error.cudaSuccess, memory.ctypes.data
+
+    cudaMallocHost = cudaMalloc
+
+    def cudaFree(self, address: int) -> tuple[Error]:
+        with self.world.lock:
+            del self.world.allocated[address]
+        return (Error.cudaSuccess,)
+
+    cudaFreeHost = cudaFree
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Error, int]:
+        with self.world.lock:
+            stream = 1 + max([a for a in self.world.allocated if a < 1000], default=0)
+            self.world.allocated[stream] = "stream"
+        return Error.cudaSuccess, stream
+
+    def cudaStreamSynchronize(self, stream: int) -> tuple[Error]:
+        return (Error.cudaSuccess,)
+
+    cudaStreamDestroy = cudaFree
+
+    def cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> tuple[Error]:
+        self.submit(stream, lambda: ctypes.memmove(target, source, size))
+        return (Error.cudaSuccess,)
+
+    def cudaMemcpy2DAsync(
+        self, target: int, pitch: int, source: int, source_pitch: int, width: int, rows: int, kind: int, stream: int
+    ) -> tuple[Error]:
+        assert width <= min(pitch, source_pitch)
+        self.world.calls.append(f"copy {rows}")
+        for row in range(rows):
+            self.cudaMemcpyAsync(target + row * pitch, source + row * source_pitch, width, kind, stream)
+        return (Error.cudaSuccess,)
+
+    def cudaMemset2DAsync(
+        self, target: int, pitch: int, value: int, width: int, rows: int, stream: int
+    ) -> tuple[Error]:
+        assert width <= pitch
+        for row in range(rows):
+            self.submit(stream, lambda at=target + row * pitch: ctypes.memset(at, value, width))
+        return (Error.cudaSuccess,)
+
+    def cudaStreamIsCapturing(self, stream: int) -> tuple[Error, int]:
+        return Error.cudaSuccess, 2 if stream in self.recorded else 0
+
+    def cudaStreamBeginCapture(self, stream: int, mode: int) -> tuple[Error]:
+        self.recorded[stream] = []
+        self.capturing_thread = threading.get_ident()
+        return (Error.cudaSuccess,)
+
+    def cudaStreamEndCapture(self, stream: int) -> tuple[Error, Any]:
+        if threading.get_ident() != self.capturing_thread:
+            return Error.cudaErrorStreamCaptureWrongThread, None
+        work = self.recorded.pop(stream)
+        return (Error.cudaSuccess, work) if self.world.captures else (Error.cudaErrorStreamCaptureUnsupported, None)
+
+    def cudaGraphInstantiate(self, graph: Any, flags: int) -> tuple[Error, Any]:
+        return Error.cudaSuccess, graph
+
+    def cudaGraphDestroy(self, graph: Any) -> tuple[Error]:
+        return (Error.cudaSuccess,)
+
+    def cudaGraphLaunch(self, graph: Any, stream: int) -> tuple[Error]:
+        self.world.calls.append("graph")
+        for work in graph:
+            work()
+        return (Error.cudaSuccess,)
+
+    cudaGraphExecDestroy = cudaGraphDestroy
+
+
+class Named(enum.Enum):
+    """Enumerators that compare by identity and convert to numbers, as the bindings' do."""
+
+    def __int__(self) -> int:
+        return list(type(self)).index(self)
+
+
+class _Handle:
+    def __init__(self, **facts: Any) -> None:
+        self.__dict__.update(facts)
+
+
+def _tensors(graph: Path) -> list[Any]:
+    model = onnx.load(graph, load_external_data=False).graph
+    return [
+        _Handle(
+            name=value.name,
+            is_input=is_input,
+            dtype=_KINDS[value.type.tensor_type.elem_type],
+            shape=tuple(dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim),
+        )
+        for is_input, values in ((True, model.input), (False, model.output))
+        for value in values
+    ]
+
+
+def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
+    """``tensorrt``, on ``world``."""
+    trt = world.module = ModuleType("tensorrt")
+    severity = Named("Severity", "INTERNAL_ERROR ERROR WARNING INFO VERBOSE")
+
+    class ILogger:
+        Severity = severity
+
+    class IProgressMonitor:
+        pass
+
+    class Context:
+        def __init__(self, engine: Any) -> None:
+            self.engine, self.addresses = engine, {}
+
+        def set_tensor_address(self, name: str, memory: int) -> bool:
+            self.addresses[name] = memory
+            return True
+
+        def execute_async_v3(self, stream_handle: int) -> bool:
+            addresses = dict(self.addresses)  # a captured run keeps those that it was queued with
+            cuda.submit(stream_handle, lambda: self._execute(addresses))
+            return True
+
+        def _execute(self, addresses: dict[str, int]) -> None:
+            world.calls.append("run")
+            arrays = {t.name: _array(addresses[t.name], t) for t in self.engine.tensors}
+            session = self.engine.session()
+            found = session.run(None, {t.name: arrays[t.name] for t in self.engine.tensors if t.is_input})
+            for tensor, value in zip((t for t in self.engine.tensors if not t.is_input), found, strict=True):
+                arrays[tensor.name][...] = value + world.off_by if self.engine.has_weights else 0
+
+    class Engine:
+        device_memory_size_v2 = 4096
+
+        def __init__(self, plan: dict[str, Any]) -> None:
+            self.graph, self.has_weights = Path(plan["graph"]), not plan["stripped"]
+            self.tensors = _tensors(self.graph)
+            self.num_io_tensors = len(self.tensors)
+            self._session: Any = None
+
+        def session(self) -> Any:
+            with world.lock:
+                self._session = self._session or onnxruntime.InferenceSession(str(self.graph))
+            return self._session
+
+        def _tensor(self, name: str) -> Any:
+            return next(tensor for tensor in self.tensors if tensor.name == name)
+
+        def get_tensor_name(self, index: int) -> str:
+            return str(self.tensors[index].name)
+
+        def get_tensor_mode(self, name: str) -> Any:
+            return trt.TensorIOMode.INPUT if self._tensor(name).is_input else trt.TensorIOMode.OUTPUT
+
+        def get_tensor_dtype(self, name: str) -> Any:
+            return SimpleNamespace(name=self._tensor(name).dtype)
+
+        def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+            return tuple(self._tensor(name).shape)
+
+        def get_tensor_location(self, name: str) -> Any:
+            return trt.TensorLocation.DEVICE
+
+        def create_execution_context(self) -> Context:
+            world.calls.append("context")
+            return Context(self)
+
+        def create_engine_inspector(self) -> Any:
+            layers = [{"Name": "a", "LayerType": "gemm"}, {"Name": "b", "LayerType": "Reformat"}]
+            text = json.dumps({"Layers": layers, "Bindings": [tensor.name for tensor in self.tensors]})
+            return _Handle(get_engine_information=lambda _format: text)
+
+    class Runtime:
+        engine_host_code_allowed = False
+
+        def __init__(self, logger: Any) -> None:
+            self.logger = logger
+
+        def deserialize_cuda_engine(self, plan: bytes) -> Engine | None:
+            world.calls.append("open")
+            if not world.opens:
+                self.logger.log(severity.ERROR, "Version tag does not match.\nCurrent 1, expected 2")
+                return None
+            return Engine(json.loads(plan))
+
+    class Refitter:
+        def __init__(self, engine: Engine, logger: Any) -> None:
+            self.engine = engine
+
+        def get_missing_weights(self) -> list[str]:
+            return list(world.missing)
+
+        def refit_cuda_engine(self) -> bool:
+            world.calls.append("refit")
+            self.engine.has_weights = True
+            return True
+
+    class OnnxParserRefitter:
+        num_errors = 0
+
+        def __init__(self, refitter: Refitter, logger: Any) -> None:
+            pass
+
+        def refit_from_file(self, model: str) -> bool:
+            return Path(model).is_absolute() and Path(model).is_file()
+
+    class Builder:
+        def __init__(self, logger: Any) -> None:
+            if not world.starts:
+                logger.log(severity.ERROR, "CUDA initialization failure with error: 35")
+                raise TypeError("pybind11::init(): factory function returned nullptr")
+            self.logger = logger
+
+        def create_network(self, flags: int) -> Any:
+            assert flags == 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+            return _Handle(graph=None, num_inputs=0)
+
+        def create_builder_config(self) -> Any:
+            return Config()
+
+        def create_optimization_profile(self) -> Any:
+            shapes: dict[str, Any] = {}
+            world.config["profile"] = shapes
+            return _Handle(set_shape=lambda name, low, best, high: shapes.update({name: (low, best, high)}))
+
+        def build_serialized_network(self, network: Any, config: Any) -> bytes | None:
+            world.calls.append("build")
+            monitor = config.progress_monitor
+            monitor.phase_start("Building", None, world.steps)
+            monitor.phase_start("Tactics", "Building", 1)
+            goes_on = all(monitor.step_complete("Building", step) for step in range(world.steps))
+            monitor.phase_finish("Building")
+            if not goes_on or not world.builds:
+                self.logger.log(severity.ERROR, "Could not find any implementation for node")
+                return None
+            config.cache.entries += b"+" + Path(network.graph).name.encode()
+            return json.dumps({"graph": str(network.graph), "stripped": "STRIP_PLAN" in config.flags}).encode()
+
+    class Cache:
+        def __init__(self, entries: bytes) -> None:
+            self.entries = entries
+
+        def combine(self, others: Cache, ignore_mismatch: bool) -> bool:
+            assert not ignore_mismatch
+            self.entries += b"".join(b"+" + e for e in others.entries.split(b"+") if e and e not in self.entries)
+            return True
+
+        def serialize(self) -> bytes:
+            return self.entries
+
+    class Config:
+        def __init__(self) -> None:
+            self.flags = {"TF32"}
+            self.progress_monitor: Any = None
+            world.config.clear()
+            world.config["flags"] = self.flags
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            self.__dict__[name] = value
+            world.config[name] = value
+
+        def set_flag(self, flag: Named) -> None:
+            self.flags.add(flag.name)
+
+        def clear_flag(self, flag: Named) -> None:
+            self.flags.discard(flag.name)
+
+        def set_memory_pool_limit(self, pool: Named, pool_size: int) -> None:
+            world.config[pool.name] = pool_size
+
+        def create_timing_cache(self, serialized_timing_cache: bytes) -> Cache:
+            return Cache(serialized_timing_cache)
+
+        def set_timing_cache(self, cache: Cache, ignore_mismatch: bool) -> bool:
+            assert not ignore_mismatch
+            self.cache = cache
+            return not cache.entries.startswith(b"damaged")
+
+        def add_optimization_profile(self, profile: Any) -> int:
+            return 0
+
+    class OnnxParser:
+        def __init__(self, network: Any, logger: Any) -> None:
+            self.network = network
+            self.num_errors = 0 if world.parses else 1
+
+        def parse_from_file(self, model: str) -> bool:
+            inputs = [tensor for tensor in _tensors(Path(model)) if tensor.is_input]
+            self.network.graph, self.network.num_inputs = model, len(inputs)
+            self.network.get_input = inputs.__getitem__
+            return world.parses
+
+        def get_error(self, index: int) -> Any:
+            return _Handle(desc=lambda: "No importer registered\nfor op: Unique")
+
+    trt.__dict__.update(
+        __version__=world.version,
+        BuilderFlag=Named("BuilderFlag", "DEBUG TF32 STRIP_PLAN VERSION_COMPATIBLE"),
+        HardwareCompatibilityLevel=Named("HardwareCompatibilityLevel", "NONE AMPERE_PLUS"),
+        LayerInformationFormat=Named("LayerInformationFormat", "ONELINE JSON"),
+        MemoryPoolType=Named("MemoryPoolType", "WORKSPACE"),
+        NetworkDefinitionCreationFlag=Named("NetworkDefinitionCreationFlag", "EXPLICIT_BATCH STRONGLY_TYPED"),
+        ProfilingVerbosity=Named("ProfilingVerbosity", "LAYER_NAMES_ONLY DETAILED"),
+        TensorIOMode=Named("TensorIOMode", "NONE INPUT OUTPUT"),
+        TensorLocation=Named("TensorLocation", "DEVICE HOST"),
+        Dims=tuple,
+        **{cls.__name__: cls for cls in (ILogger, IProgressMonitor, Runtime, Refitter, OnnxParserRefitter)},
+        **{cls.__name__: cls for cls in (Builder, OnnxParser)},
+        **dict.fromkeys(("ICudaEngine", "IExecutionContext", "IHostMemory", "IBuilderConfig"), object),
+    )
+    return trt
+
+
+def _array(address: int, tensor: Any) -> np.ndarray:
+    kind = np.dtype(_ARRAYS[tensor.dtype])
+    size = int(np.prod(tensor.shape)) * kind.itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(address), kind).reshape(tensor.shape)
+
+
+# What must be imported afresh, since it keeps the modules that it found first.
+_DEVICE_MODULES = (
+    *("runtime.cuda_memory", "runtime.cuda_device", "runtime.tensorrt_engine", "runtime.tensorrt_lane"),
+    *("runtime.tensorrt_bound", "runtime.tensorrt_runner"),
+    *("compiler.tensorrt.build_plan", "compiler.tensorrt.timing_cache"),
+)
+
+
+@contextmanager
+def installed(world: World) -> Iterator[None]:
+    """Both modules stand in for the real ones; our own are imported afresh, and again afterwards."""
+    cuda = FakeCuda(world)
+    package: Any = ModuleType("cuda")
+    bindings: Any = ModuleType("cuda.bindings")
+    package.bindings, bindings.runtime = bindings, cuda
+    fakes = {"cuda": package, "cuda.bindings": bindings, "cuda.bindings.runtime": cuda}
+    fakes["tensorrt"] = make_tensorrt(world, cuda)
+    ours = [f"nestforge.{name}" for name in _DEVICE_MODULES]
+    before = {name: sys.modules.pop(name, None) for name in (*fakes, *ours)}
+    sys.modules.update(fakes)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+
+
+@contextmanager
+def host_with_gpu(cache: Path) -> Iterator[World]:
+    """A host whose stand-ins are installed and whose private files lie in ``cache``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        patch.delenv(KEY_VARIABLE, raising=False)
+        world = World()
+        with installed(world):
+            yield world
+    assert not world.allocated  # whatever a test does, nothing stays allocated
+
+
+def list_plans(bundle: Path, target: Path) -> Bundle:
+    """A copy of ``bundle`` whose engines are plans as this module builds them, all of them listed."""
+    shutil.copytree(bundle, target)
+    edit_manifest(target, lambda data: [engine.update(backend="tensorrt") for engine in data["engines"]])
+    opened, gpu, options = open_bundle(target), Gpu("Fake GPU", "8.7", "10.3.0"), TensorRTOptions()
+    plans = []
+    for engine in {engine.file: engine for engine in opened.manifest.engines}.values():
+        plan = json.dumps({"graph": str(opened.file(engine.file)), "stripped": True}).encode()
+        file = engine.file.replace(".onnx", ".plan")
+        opened.file(file).write_bytes(plan)
+        sha256, key = hashlib.sha256(plan).hexdigest(), build_key(opened, engine, gpu, options)
+        parity = PlanParity("the graph", "exact", 1, 0.0, 1.0)
+        plans.append(PlanEntry(engine.file, file, len(plan), sha256, key, gpu, options, 4096, 1.0, {"gemm": 2}, parity))
+    write_plans(opened, plans)
+    return opened

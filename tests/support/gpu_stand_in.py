@@ -1,0 +1,93 @@
+"""A GPU as ONNX Runtime's sessions see it, played on the processor: nothing here ran on one.
+
+Sessions keep CUDA graphs as ONNX Runtime's providers do: ``cuda`` one for each number that runs name, in each thread
+that runs them; ``tensorrt`` one, whatever the number. A graph starts what it was captured with, whoever asks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from nestforge.errors import BundleIncompatibleError
+from nestforge.runtime.device.device import HostDevice
+from nestforge.runtime.device.dlpack import DeviceView
+from nestforge.runtime.device.thread import DeviceThread
+from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider, gpu_provider
+from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
+from support.host_provider import host_provider
+
+T = TypeVar("T")
+
+
+class Gpu(HostDevice):
+    """The processor's memory, under the name of a GPU, with the thread that a GPU has. ``ended`` counts captures."""
+
+    kind = "cuda"
+    stream = SimpleNamespace(handle=4711)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = 0
+        self.thread = DeviceThread(lambda: None)
+
+    def perform(self, work: Callable[[], T]) -> T:
+        with self.lock:
+            return self.thread.perform(work)
+
+    def end_capture(self) -> None:
+        self.ended += 1
+
+
+def provider_on(gpu: Gpu, name: str = "cuda") -> Provider:
+    """ONNX Runtime's provider ``name``, options and all, on ``gpu``."""
+    return replace(gpu_provider(name), take=lambda: gpu)
+
+
+class CapturingSession(GpuSession):
+    """``opened`` has the options of every session; ``calls`` what this one was asked: the number of a run's graph, or
+    "none". ``refuses`` says where it fails, see the tests."""
+
+    refuses = ""
+    opened: list[dict[str, str]]
+
+    def __init__(
+        self, path: Path, provider: Provider, gpu: Gpu, views: Mapping[str, DeviceView], options: list[dict[str, str]]
+    ) -> None:
+        self.opened.append(options[0])
+        self._gpu, self._one_graph = gpu, provider.name == "tensorrt"
+        self._captures = "1" in (options[0].get("enable_cuda_graph"), options[0].get("trt_cuda_graph_enable"))
+        self.calls: list[str] = []
+        self.threads: set[int] = set()
+        self.graphs: dict[Any, tuple[Any, Any]] = {}
+        if self._captures and self.refuses == "open":
+            raise BundleIncompatibleError(f"{path}: This session cannot use the graph capture feature")
+        if self.refuses == "memory":
+            raise BundleIncompatibleError(f"{path}: CUDA failure 2: out of memory")
+        on_host = {name: replace(view, kind="cpu") for name, view in views.items()}
+        super().__init__(path, host_provider(), HostDevice(), on_host, [{}])
+
+    def run(self, binding: Any, options: Any) -> None:
+        self._gpu.perform(lambda: self._run(binding, options))
+
+    def _run(self, binding: Any, options: Any) -> None:
+        assert options.get_run_config_entry("disable_synchronize_execution_providers") == "1"
+        number = options.get_run_config_entry("gpu_graph_id") if self._captures and not self._one_graph else "none"
+        self.threads.add(threading.get_ident())
+        self.calls.append(number)
+        if self._captures and self.refuses == "run":
+            raise RuntimeError("CUDA failure 900: operation not permitted when stream is capturing")
+        if self.refuses == "memory in the first run":
+            raise RuntimeError("Failed to allocate memory for requested buffer of size 99")
+        if self._captures and number != "-1":
+            key = 0 if self._one_graph else (threading.get_ident(), number)
+            if key not in self.graphs:
+                self.graphs[key] = binding, options
+                for _ in range(2):  # before it captures
+                    self.session.run_with_iobinding(binding, options)
+            binding, options = self.graphs[key]
+        self.session.run_with_iobinding(binding, options)

@@ -1,0 +1,100 @@
+"""A tiny model on its way through the compiler: a fixed foreign profile, and an engine builder over real files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.compiler.build.measure_latency import measure_engines
+from nestforge.compiler.build.templates import TemplateKey, Templates
+from nestforge.compiler.examples.rank_axes import text_encoder
+from nestforge.compiler.graph.precision.proof_graphs import for_backend
+from nestforge.compiler.graph.store import read_store, write_store
+from nestforge.compiler.graph.template import Template, traced_template
+from nestforge.compiler.parity.cases import parity_cases
+from nestforge.compiler.parity.reference import References, exact_outputs
+from nestforge.compiler.planning.levels import levels
+from nestforge.compiler.planning.plan import make_plan
+from nestforge.compiler.publish.write_bundle import complete, draft_bundle, write_build_record, write_manifest
+from nestforge.compiler.work.clock import Clock, silent
+from nestforge.compiler.work.staging import Stage
+from nestforge.elastic import Bucket
+from nestforge.exporters.checkpoints.checkpoint import sha256_of
+from nestforge.exporters.universal import UniversalModel
+from nestforge.profiles.device_profile import DeviceProfile, read_profile
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME, Quality, Ranking
+from support.tiny_models import save_tiny_encoder
+
+torch.set_num_threads(1)  # several threads on products this small only wait for each other
+
+BUCKET = Bucket(2, 8)
+# Beside tiny_models' defaults: two layers, two heads of 8, FFN 32.
+TINY: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def save_tiniest(folder: Path, model_type: str = "bert", task: str = "Model", **overrides: Any) -> Path:
+    """The smallest checkpoint that still has two layers and two heads."""
+    return save_tiny_encoder(folder, model_type, task, **{**TINY, **overrides})
+
+
+def board(**changes: Any) -> DeviceProfile:
+    """A device that is not this host, so that nothing is measured and everything is predicted."""
+    rates = {"gemm_gflops": 10, "batched_gemm_gflops": 5, "elementwise_gb_s": 5, "bandwidth_gb_s": 5}
+    data: dict[str, Any] = {
+        "schema_version": 1,
+        "name": "board",
+        "description": "a board that does not exist",
+        "backend": "onnxruntime",
+        "cores": 1,
+        "memory_mb": 100,
+        "rates": {**rates, "op_overhead_us": 1.0},
+        "width_multiple": 8,
+        "buckets": [BUCKET.label],
+        "budgets": {"full": {}, "half": {"flops": "60 %"}},
+    }
+    return read_profile({**data, **changes}, "board")
+
+
+def template_of(universal: UniversalModel, bucket: Bucket = BUCKET) -> Template:
+    """The universal model, traced."""
+    return traced_template(universal, universal.module, universal.source.signature, bucket, 20)
+
+
+def builder_in(folder: Path, universal: UniversalModel, template: Template, profile: DeviceProfile) -> EngineBuilder:
+    """A builder whose staging folder is ``folder``: what ``compile_bundle`` has before it builds the first engine."""
+    stage = Stage(folder, folder / "work")
+    stage.work.mkdir(parents=True)
+    templates = Templates(universal, stage, profile)
+    templates.known[TemplateKey(template.bucket, universal.spec.universal().structure)] = template
+    for key in templates.keys([universal.spec.universal()], [template.bucket]):
+        templates.get(key)  # those of segments, where there are any
+    write_store(universal, templates.weights(), templates.tables(), folder / WEIGHTS_NAME)
+    cases = parity_cases(universal.source.signature, template.bucket, text_encoder(universal))
+    references = References(universal)
+    return EngineBuilder(
+        universal=universal,
+        profile=profile,
+        templates=templates,
+        store=read_store(folder / WEIGHTS_NAME, universal.spec),
+        weights_sha256=sha256_of(folder / WEIGHTS_NAME),
+        cases={template.bucket: cases},
+        universal_outputs={template.bucket: exact_outputs(references.of(universal.spec.universal()), cases)},
+        stage=stage,
+        draft=draft_bundle(stage, universal.source, Ranking("none"), profile, {}),
+    )
+
+
+def write_levels(builder: EngineBuilder, quality: dict[str, Quality] | None = None) -> Path:
+    """A whole bundle of every level at the builder's bucket, as ``compile_bundle`` writes it before it verifies."""
+    source, profile = builder.universal.source, builder.profile
+    steps = levels(source.spec, profile.levels, profile.width_multiple)
+    plan = make_plan(source, profile, levels=steps)
+    chosen = [step.submodel for step in steps]
+    engines = [builder.build(submodel, bucket) for submodel in chosen for bucket in profile.buckets]
+    latencies = measure_engines(builder, engines, {}, Clock(silent))
+    completed = complete(builder.draft, plan, chosen, engines, quality or {}, latencies)
+    manifest = write_manifest(builder.stage, for_backend(completed, profile.backend), ())
+    write_build_record(builder.stage, manifest, ["nestforge", "compile"], {"build": 1.5}, latencies)
+    return builder.stage.folder

@@ -1,0 +1,36 @@
+"""A small model's template in float32, as precisions are derived from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nestforge.compiler.graph.template import Template, traced_template
+from nestforge.elastic import Bucket
+from nestforge.exporters.source import open_source
+from nestforge.exporters.tracing.trace import Interface
+from nestforge.exporters.universal import UniversalModel, load_universal
+
+
+@dataclass(frozen=True)
+class WideTemplate:
+    """The template of ``model``, or of a segment of it; ``heads`` are the outputs that stay float32."""
+
+    model: UniversalModel
+    template: Template
+    interface: Interface
+    heads: frozenset[str]
+
+
+def wide_template(checkpoint: Path, bucket: Bucket, segment: int | None = None) -> WideTemplate:
+    """The model in folder ``checkpoint``, in the first of its forms."""
+    model = load_universal(open_source(checkpoint))
+    source, heads = model.source, frozenset[str]()
+    module, interface = model.module, source.signature
+    if segment is not None:
+        assert source.exits is not None
+        module, interface = source.exits.segment(module, segment), source.exits.entry.segments[segment]  # type: ignore[assignment]
+        heads = frozenset({source.exits.entry.logits, source.exits.entry.entropy})
+    offered = source.forms(model.spec.universal(), bucket)
+    module = source.family.lowered(module, {computed: next(iter(forms)) for computed, forms in offered.items()})
+    return WideTemplate(model, traced_template(model, module, interface, bucket, 20), interface, heads)

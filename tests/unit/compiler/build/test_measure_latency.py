@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from nestforge.compiler.build import measure_latency as module
+from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.compiler.build.measure_latency import fit_rungs, measure_engines
+from nestforge.compiler.planning.cost_model import predict
+from nestforge.compiler.planning.ladder import ladder
+from nestforge.compiler.planning.levels import levels
+from nestforge.compiler.planning.plan import make_plan
+from nestforge.compiler.work.clock import Clock, silent
+from nestforge.profiles.probe_host import _fingerprint, probe_host
+from nestforge.runtime.engines.measure import LatencyStats
+from support.tiny_compile import BUCKET
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Engines in the order in which they were measured; each takes a made-up time that follows from its name."""
+    engines: list[str] = []
+
+    def fake(runner: Any, feeds: Any, **_: Any) -> LatencyStats:
+        assert runner.residency == "packed"
+        runner.run(feeds)
+        engines.append(runner.engine.submodel)
+        p50 = len(engines) / 100 + 3.0
+        return LatencyStats(10, p50, p50 + 1, p50 + 2)
+
+    monkeypatch.setattr(module, "measure", fake)
+    return engines
+
+
+def on_this_host(builder: EngineBuilder) -> EngineBuilder:
+    return replace(builder, profile=replace(builder.profile, host=_fingerprint(probe_host())))
+
+
+def steps(builder: EngineBuilder) -> Any:
+    return levels(builder.universal.spec, None, 8)
+
+
+def rungs(builder: EngineBuilder) -> Any:
+    return ladder(steps(builder))
+
+
+def test_another_device_is_predicted_and_never_measured(builder: EngineBuilder, measured: list[str]) -> None:
+    assert fit_rungs(builder, rungs(builder), Clock(silent)) == {}
+    engines = [builder.build(builder.universal.spec.universal(), BUCKET)]
+    plan = make_plan(builder.universal.source, builder.profile, levels=steps(builder))
+    (latency,) = measure_engines(builder, engines, {}, Clock(silent))
+    assert latency.predicted_ms == plan.candidates[-1].costs[0].predicted_ms
+    assert (latency.measured_p50_ms, latency.measured_p95_ms, latency.residency) == (None, None, None)
+    assert measured == []
+
+
+def test_a_profile_of_a_host_like_this_one_is_another_device(builder: EngineBuilder, measured: list[str]) -> None:
+    other = replace(builder, profile=replace(builder.profile, host="0123456789abcdef"))
+    assert fit_rungs(other, rungs(builder), Clock(silent)) == {}
+    assert measured == []
+
+
+def test_rungs_spread_over_the_ladder_are_measured_in_turn(builder: EngineBuilder, measured: list[str]) -> None:
+    here = on_this_host(builder)
+    corrections = fit_rungs(here, rungs(builder), Clock(silent))
+    ids = [rung.id for rung in rungs(builder)]
+    assert len(ids) == 7, "3 steps between levels, 2 layers each, and the universal model"
+    picked = [ids[0], ids[2], ids[4], ids[6]]
+    assert measured == picked * 3
+    assert set(corrections) == {(BUCKET, "fp32")}
+    assert corrections[BUCKET, "fp32"].rungs == 4
+
+
+def test_the_correction_brings_predictions_to_what_was_measured(
+    builder: EngineBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a host that is three times slower than its profile says, every prediction is corrected by three."""
+    here = on_this_host(builder)
+    source = here.universal.source
+
+    def slow(runner: Any, feeds: Any, **_: Any) -> LatencyStats:
+        cost = predict(source.workload(source.spec.parse(runner.engine.submodel), BUCKET), here.profile)
+        return LatencyStats(10, 3 * cost.predicted_ms, 9.0, 9.0)
+
+    monkeypatch.setattr(module, "measure", slow)
+    correction = fit_rungs(here, rungs(builder), Clock(silent))[BUCKET, "fp32"]
+    cost = predict(source.workload(source.spec.parse("ffn12_20-heads1_2"), BUCKET), here.profile)
+    assert correction.corrected_ms(cost) == pytest.approx(3 * cost.predicted_ms, rel=1e-6)
+
+
+def test_an_interrupted_compile_does_not_measure_again(builder: EngineBuilder, measured: list[str]) -> None:
+    """It would cost time, and other figures would choose another plan than the one half built."""
+    here = on_this_host(builder)
+    corrections = fit_rungs(here, rungs(builder), Clock(silent))
+    engines = [here.build(here.universal.spec.parse(name), BUCKET) for name in ("ffn8-heads1", "ffn32-heads2")]
+    latencies = measure_engines(here, engines, corrections, Clock(silent))
+    count = len(measured)
+    for path in here.stage.folder.glob("*.onnx"):
+        path.unlink()  # as the manifest's stage does with rungs that were only measured
+    assert fit_rungs(here, rungs(builder), Clock(silent)) == corrections
+    assert measure_engines(here, engines, corrections, Clock(silent)) == latencies
+    assert len(measured) == count
+
+
+def test_predicted_and_measured_stand_side_by_side(builder: EngineBuilder, measured: list[str]) -> None:
+    here = on_this_host(builder)
+    corrections = fit_rungs(here, rungs(builder), Clock(silent))
+    plan = make_plan(here.universal.source, here.profile, levels=steps(builder), corrections=corrections)
+    engine = here.build(here.universal.spec.parse("ffn8-heads1"), BUCKET)
+    (latency,) = measure_engines(here, [engine], corrections, Clock(silent))
+    assert latency.engine == engine.id
+    assert latency.predicted_ms == plan.candidates[0].costs[0].corrected_ms
+    assert (latency.measured_p50_ms, latency.measured_p95_ms) == (3.13, 4.13)
+    assert latency.residency == "packed"

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from nestforge.compiler.graph.passes.drop_open_masks import drop_open_masks
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+# Two layers' scores and one mask of positions, as transformers' vision encoders trace.
+MASKED = """
+<ir_version: 10, opset_import: ["" : 20]>
+attention (float[2, 3, 5, 5] first, float[2, 3, 5, 5] second) => (float[2, 3, 5, 5] y, float[2, 3, 5, 5] z)
+<int64 start = {0}, int64 stop = {5}, int64 step = {1}, int64[3] axes = {0, 1, 2}, int64 least = {LEAST},
+ int64[4] whole = {2, 1, 5, 5}, float zero = {KEPT}, float low = {-1e30}>
+{
+  places = Range (start, stop, step)
+  keys = Unsqueeze (places, axes)
+  seen = GreaterOrEqual (keys, least)
+  open = Expand (seen, whole)
+  mask = Where (open, zero, low)
+  a = Add (first, mask)
+  y = Softmax <axis=-1> (a)
+  b = Add (mask, second)
+  z = Softmax <axis=-1> (b)
+}
+"""
+
+
+def _run(model: onnx.ModelProto) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((2, 3, 5, 5)).astype(np.float32) for name in ("first", "second")}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+def _dropped(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto, bool]:
+    before = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    model = ir.from_proto(before)
+    changed = drop_open_masks(model)
+    RemoveUnusedNodesPass()(model)
+    return before, ir.to_proto(model), changed
+
+
+def test_a_mask_that_lets_everything_through_is_gone() -> None:
+    before, after, changed = _dropped(MASKED.replace("LEAST", "0").replace("KEPT", "0.0"))
+    assert changed
+    assert Counter(node.op_type for node in after.graph.node) == {"Softmax": 2}
+    for expected, found in zip(_run(before), _run(after), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MASKED.replace("LEAST", "1").replace("KEPT", "0.0"),  # the first position is hidden
+        MASKED.replace("LEAST", "0").replace("KEPT", "0.5"),  # adds something
+        MASKED.replace("LEAST", "0")
+        .replace("KEPT", "0.0")
+        .replace("int64 start = {0}, ", "")
+        .replace("attention (", "attention (int64 start, "),  # an input decides
+    ],
+    ids=["hides", "adds", "input"],
+)
+def test_any_other_mask_stays(text: str) -> None:
+    before, after, changed = _dropped(text)
+    assert not changed
+    assert [node.op_type for node in after.graph.node] == [node.op_type for node in before.graph.node]
+
+
+def test_a_mask_larger_than_the_scores_stays() -> None:
+    """The sum has the mask's shape, which the scores alone would not."""
+    text = MASKED.replace("LEAST", "0").replace("KEPT", "0.0")
+    smaller = text.replace("(float[2, 3, 5, 5] first", "(float[1, 3, 5, 5] first")
+    _, after, changed = _dropped(smaller)
+    assert changed, "the second sum has its scores' shape"
+    assert Counter(node.op_type for node in after.graph.node)["Add"] == 1

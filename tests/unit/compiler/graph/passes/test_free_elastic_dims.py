@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from nestforge.compiler.graph.passes.free_elastic_dims import Elastic, free_elastic_dims
+from nestforge.elastic import Axis
+from nestforge.errors import SliceError
+
+HEADS, FFN = Axis("layers.0.heads", 4), Axis("layers.0.ffn", 64)
+SPLIT_HEADS = """
+<ir_version: 10, opset_import: ["" : 20]>
+split (float[6, 32] x) => (float[6, 32] y)
+<float[32, 32] q, float[32, 32] o,
+ int64[4] split = {2, 3, 4, 8}, int64[2] join = {6, 32}>
+{
+  h = Gemm <transB=1> (x, q)
+  s = Reshape (h, split)
+  t = Transpose <perm=[0, 2, 1, 3]> (s)
+  p = Softmax <axis=-1> (t)
+  u = Transpose <perm=[0, 2, 1, 3]> (p)
+  j = Reshape (u, join)
+  y = Gemm (j, o)
+}
+"""
+
+
+def _model(text: str) -> ir.Model:
+    """The model, with zeros for every weight that the text only declares."""
+    model = onnx.parser.parse_model(text)
+    given = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.value_info:
+        if value.name not in given:
+            shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), value.name))
+    return ir.from_proto(onnx.shape_inference.infer_shapes(model))
+
+
+def _targets(model: ir.Model) -> list[list[int]]:
+    nodes = [node for node in model.graph if node.op_type == "Reshape"]
+    return [ir.convenience.get_const_tensor(node.inputs[1]).numpy().tolist() for node in nodes]
+
+
+def test_a_head_split_is_followed_and_freed() -> None:
+    model = _model(SPLIT_HEADS)
+    assert free_elastic_dims(model, {"q": (Elastic(HEADS), 8), "o": (Elastic(HEADS), 8)})
+    assert _targets(model) == [[2, 3, -1, 8], [6, -1]]
+
+
+def test_a_batch_folded_into_heads_is_unfolded_again() -> None:
+    """Attention kernels fold batch and heads into one dimension; its factors must survive."""
+    model = _model("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    fold (float[6, 32] x) => (float[2, 8, 5] y)
+    <float[32, 32] k, float[12, 5] o, int64[4] split = {2, 3, 4, 8}, int64[3] fold = {8, 3, 8},
+     int64[4] unfold = {2, 4, 8, 3}, int64[3] join = {2, 8, 12}>
+    {
+      h = Gemm <transB=1> (x, k)
+      s = Reshape (h, split)
+      t = Transpose <perm=[0, 2, 1, 3]> (s)
+      f = Reshape (t, fold)
+      u = Transpose <perm=[0, 2, 1]> (f)
+      v = Reshape (u, unfold)
+      w = Transpose <perm=[0, 2, 1, 3]> (v)
+      j = Reshape (w, join)
+      y = MatMul (j, o)
+    }
+    """)
+    free_elastic_dims(model, {"k": (Elastic(HEADS), 8), "o": (Elastic(HEADS), 3)})
+    assert _targets(model) == [[2, 3, -1, 8], [-1, 3, 8], [2, -1, 8, 3], [2, 8, -1]]
+
+
+def test_halves_of_a_head_are_turned_and_joined_again() -> None:
+    """Rotary positions: heads stay elastic through Split, Slice and Concat of the head's own dimension."""
+    model = _model("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    turn (float[6, 32] x) => (float[6, 5] y)
+    <float[32, 32] q, float[16, 5] o, int64[4] split = {2, 3, 4, 8}, int64[2] join = {6, 16},
+     int64[1] zero = {0}, int64[1] four = {4}, int64[1] last = {-1}>
+    {
+      h = Gemm <transB=1> (x, q)
+      s = Reshape (h, split)
+      first, second = Split <axis=-1, num_outputs=2> (s)
+      swapped = Concat <axis=-1> (second, first)
+      back = Slice (swapped, zero, four, last)
+      r = Mul (back, second)
+      j = Reshape (r, join)
+      y = MatMul (j, o)
+    }
+    """)
+    assert free_elastic_dims(model, {"q": (Elastic(HEADS), 8), "o": (Elastic(HEADS), 4)})
+    assert _targets(model) == [[2, 3, -1, 8], [6, -1]]
+
+
+def test_numbers_of_elastic_heads_are_looked_up() -> None:
+    """A bias per head and bucket of distances: the buckets of every query and key replace the dimension of buckets."""
+    model = _model("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    bias (float[2, 1, 3, 3] x) => (float[2, 3, 5] y)
+    <float[4, 32] r, float[12, 5] o, int64[9] buckets = {0, 0, 0, 1, 0, 0, 2, 1, 0}, int64[3] square = {4, 3, 3},
+     int64[3] join = {2, 3, 12}>
+    {
+      g = Gather <axis=-1> (r, buckets)
+      s = Reshape (g, square)
+      a = Add (x, s)
+      t = Transpose <perm=[0, 2, 1, 3]> (a)
+      j = Reshape (t, join)
+      y = MatMul (j, o)
+    }
+    """)
+    free_elastic_dims(model, {"r": (Elastic(HEADS),), "o": (Elastic(HEADS), 3)})
+    assert _targets(model) == [[-1, 3, 3], [2, 3, -1]]
+
+
+def test_nothing_elastic_nothing_changed() -> None:
+    model = _model(SPLIT_HEADS)
+    assert not free_elastic_dims(model, {})
+    assert _targets(model) == [[2, 3, 4, 8], [6, 32]]
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("h = Gemm <transB=1> (x, w)  y = LayerNormalization <axis=-1> (h, g)", "over an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Add (h, c)", "meets one that does not shrink with it"),
+        ("h = Gemm <transB=1> (x, w)  y = Relu (h)", "an output of the model would shrink"),
+        ("h = Gemm <transB=1> (x, w)  y = MatMul (h, v)", "do not shrink together"),
+        ("h = Gemm <transB=1> (x, w)  r = Reshape (h, cut)  y = MatMul (r, e)", "cuts through an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = CumSum (h, a)", "no rule for CumSum"),
+        ("h = Gemm <transB=1> (x, w)  y, z = Split <axis=1, num_outputs=2> (h)", "a Split of an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Slice (h, one, two, one)", "a Slice of an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Slice (h, one, two)", "the axes of a Slice are not constant"),
+        ("h = Gemm <transB=1> (x, w)  y = Gather <axis=1> (h, a)", "a Gather from, or by, an elastic dimension"),
+        ("y = Gather (x, t)  h = Gather (w, t)", "a Gather from, or by, an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  r = Cast <to=7> (h)  y = Gather (x, r)", "a Gather from, or by, an elastic dim"),
+        ("h = Gemm <transB=1> (x, w)  y = Concat <axis=1> (h, c)", "a Concat of dimensions that do not shrink"),
+        ("h = Gemm <transB=1> (x, w)  y = Concat <axis=0> (h, c)", "a Concat of dimensions that do not shrink"),
+    ],
+)
+def test_what_it_cannot_follow_is_named(body: str, problem: str) -> None:
+    model = _model(f"""
+    <ir_version: 10, opset_import: ["" : 20]>
+    graph (float[6, 32] x) => (float y)
+    <float[64, 32] w, float[64] g, float[6, 64] c, float[64, 5] v, float[16, 2] e, int64[2] cut = {{24, 16}},
+     int64 a = {{1}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[2] t = {{0, 1}}>
+    {{ {body} }}
+    """)
+    with pytest.raises(SliceError, match=problem):
+        free_elastic_dims(model, {"w": (Elastic(FFN),)})
+
+
+MEAN = """
+<ir_version: 10, opset_import: ["" : 20]>
+cutoff (float[6, 32] x) => (float[6, 5] y)
+<float[64, 32] w, float[64, 5] v, int64[1] last = {-1}>
+{
+  h = Gemm <transB=1> (x, w)
+  m = OPERATION <keepdims=1> (h, last)
+  c = Sub (h, m)
+  y = Gemm (c, v)
+}
+"""
+
+
+def test_a_mean_over_an_elastic_dimension_is_followed() -> None:
+    """It divides by the extent that it finds, so a submodel's mean is taken over its own neurons."""
+    model = _model(MEAN.replace("OPERATION", "ReduceMean"))
+    assert not free_elastic_dims(model, {"w": (Elastic(FFN),), "v": (Elastic(FFN),)})
+
+
+def test_a_sum_over_an_elastic_dimension_is_not() -> None:
+    model = _model(MEAN.replace("OPERATION", "ReduceSum"))
+    with pytest.raises(SliceError, match=r"node m \(ReduceSum\): no rule for ReduceSum"):
+        free_elastic_dims(model, {"w": (Elastic(FFN),), "v": (Elastic(FFN),)})
+
+
+@pytest.mark.parametrize(
+    "operator", ["HardSwish", "HardSigmoid", "LeakyRelu", "Mish", "Softplus", "Elu", "Log", "Sign"]
+)
+def test_what_works_on_elements_alone_is_followed(operator: str) -> None:
+    text = f"""
+<ir_version: 10, opset_import: ["" : 20]>
+ffn (float[6, 32] x) => (float[6, 32] y)
+<float[64, 32] up, float[64, 32] down>
+{{
+  h = Gemm <transB=1> (x, up)
+  a = {operator} (h)
+  y = Gemm (a, down)
+}}
+"""
+    assert not free_elastic_dims(_model(text), {"up": (Elastic(FFN),), "down": (Elastic(FFN),)})

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from nestforge.compiler.graph.passes.merge_reshapes import merge_reshapes
+from onnx.reference import ReferenceEvaluator
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+
+def _merged(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    before = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    model = ir.from_proto(before)
+    assert merge_reshapes(model)
+    RemoveUnusedNodesPass()(model)
+    return before, ir.to_proto(model)
+
+
+def _same(before: onnx.ModelProto, after: onnx.ModelProto, *shape: int) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    np.testing.assert_array_equal(
+        ReferenceEvaluator(after).run(None, {"x": x})[0], ReferenceEvaluator(before).run(None, {"x": x})[0]
+    )
+
+
+def test_two_reshapes_are_one() -> None:
+    before, after = _merged("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    graph (float[6, 8] x) => (float[2, 3, 4, 2] y) <int64[3] a = {2, 3, 8}, int64[4] b = {2, 3, -1, 2}>
+    { r = Reshape (x, a)  y = Reshape (r, b) }
+    """)
+    assert [node.op_type for node in after.graph.node] == ["Reshape"]
+    _same(before, after, 6, 8)
+
+
+def test_the_way_there_and_back_around_an_activation_disappears() -> None:
+    before, after = _merged("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    graph (float[6, 8] x) => (float[6, 8] y) <int64[3] a = {2, 3, -1}, int64[2] b = {6, -1}>
+    { n = Neg (x)  r = Reshape (n, a)  g = Tanh (r)  s = Reshape (g, b)  y = Neg (s) }
+    """)
+    assert [node.op_type for node in after.graph.node] == ["Neg", "Tanh", "Neg"]
+    _same(before, after, 6, 8)
+
+
+def test_an_activation_of_several_operations_disappears_too() -> None:
+    """Squared ReLU: two nodes, the second with a number."""
+    before, after = _merged("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    graph (float[6, 8] x) => (float[6, 8] y) <int64[3] a = {2, 3, -1}, int64[2] b = {6, -1}, float two = {2.0}>
+    { n = Neg (x)  r = Reshape (n, a)  g = Relu (r)  q = Pow (g, two)  s = Reshape (q, b)  y = Neg (s) }
+    """)
+    assert [node.op_type for node in after.graph.node] == ["Neg", "Relu", "Pow", "Neg"]
+    _same(before, after, 6, 8)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "g = Relu (r)  q = Pow (g, powers)  y = Reshape (q, b)",  # a vector belongs to the shape
+        "g = Relu (r)  q = Pow (two, g)  y = Reshape (q, b)",  # the number comes first
+        "g = Relu (r)  q = Pow (g, two)  w = Mul (q, r)  y = Reshape (w, b)",  # one branch of two
+    ],
+)
+def test_elementwise_work_on_more_than_one_tensor_stays_in_shape(rest: str) -> None:
+    model = ir.from_proto(
+        onnx.shape_inference.infer_shapes(
+            onnx.parser.parse_model(f"""
+    <ir_version: 10, opset_import: ["" : 20]>
+    graph (float[6, 8] x) => (float[6, 8] y)
+    <int64[3] a = {{2, 3, -1}}, int64[2] b = {{6, -1}}, float two = {{2.0}}, float[3, 1] powers = {{1.0, 2.0, 3.0}}>
+    {{ r = Reshape (x, a)  {rest} }}
+    """)
+        )
+    )
+    assert not merge_reshapes(model)
+
+
+def test_an_activation_that_others_read_in_shape_stays_in_shape() -> None:
+    model = ir.from_proto(
+        onnx.shape_inference.infer_shapes(
+            onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    graph (float[6, 8] x) => (float[2, 3, 8] y) <int64[3] a = {2, 3, -1}>
+    { r = Reshape (x, a)  g = Tanh (r)  y = Softmax <axis=1> (g) }
+    """)
+        )
+    )
+    assert not merge_reshapes(model)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nestforge.compiler.graph.encodings import ENCODINGS, PER_OUTPUT, encode, split_encoding, stored_stack, table_name
+
+
+def weights(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def int4_values(packed: np.ndarray) -> np.ndarray:
+    """``[..., out, inputs]``, in -8..7."""
+    halves = np.stack([packed & 15, packed >> 4], axis=-1).astype(np.int8) - 8
+    return halves.reshape(*packed.shape[:-2], -1)
+
+
+def decoded_int4(array: np.ndarray) -> np.ndarray:
+    scale = np.repeat(encode(array, "w.int4-scale"), 32, axis=-1)
+    return (int4_values(encode(array, "w.int4")) * scale)[..., : array.shape[-1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "encoding"),
+    [
+        ("a.weight", "a.weight", ""),
+        ("a.weight.fp16", "a.weight", ".fp16"),
+        ("a.weight.T.int8", "a.weight.T", ".int8"),
+        ("a.weight.T.int8-scale", "a.weight.T", ".int8-scale"),
+        ("a.weight.int8-zero", "a.weight", ".int8-zero"),
+        ("experts[3].int4", "experts[3]", ".int4"),
+        ("experts[3].int4-scale", "experts[3]", ".int4-scale"),
+    ],
+)
+def test_a_suffix_says_the_encoding(name: str, plain: str, encoding: str) -> None:
+    assert split_encoding(name) == (plain, encoding)
+
+
+def test_a_row_lies_in_the_encoded_stack() -> None:
+    assert stored_stack("experts[3].int4-scale") == ("experts.int4-scale", 3)
+    assert stored_stack("experts.int8") == ("experts.int8", None)
+
+
+@pytest.mark.parametrize("encoding", ["", *ENCODINGS])
+@given(outputs=st.integers(1, 9), part=st.floats(0.1, 1), inputs=st.integers(1, 70))
+@settings(max_examples=15, deadline=None)
+def test_a_prefix_of_the_outputs_is_a_prefix_of_the_encoding(
+    encoding: str, outputs: int, part: float, inputs: int
+) -> None:
+    array = weights(outputs, inputs)
+    first = max(1, int(outputs * part))
+    whole, alone = encode(array, f"w{encoding}"), encode(np.ascontiguousarray(array[:first]), f"w{encoding}")
+    assert alone.dtype == whole.dtype
+    np.testing.assert_array_equal(whole[:first], alone)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_stack_is_encoded_matrix_by_matrix(encoding: str) -> None:
+    stack = weights(3, 5, 40)
+    whole = encode(stack, f"w{encoding}")
+    for row, matrix in enumerate(stack):
+        np.testing.assert_array_equal(whole[row], encode(matrix, f"w{encoding}"))
+
+
+def test_int8_has_a_scale_and_a_zero_point_for_each_output() -> None:
+    array = np.array([[1, -2, 63], [0, 0, 0], [0.5, 6.3, -3.12]], np.float32)
+    expected: dict[str, Any] = {
+        ".int8": [[1, -2, 63], [0, 0, 0], [5, 63, -31]],
+        ".int8-scale": np.array([1, 1, 0.1], np.float32),
+        ".int8-zero": [0, 0, 0],
+    }
+    for encoding, values in expected.items():
+        np.testing.assert_array_equal(encode(array, f"w{encoding}"), values)
+        turned = np.transpose(values) if encoding not in PER_OUTPUT else values
+        np.testing.assert_array_equal(encode(np.ascontiguousarray(array.T), f"w.T{encoding}"), turned)
+    assert [encode(array, f"w{encoding}").dtype for encoding in expected] == [np.int8, np.float32, np.int8]
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=10, deadline=None)
+def test_two_products_with_int8_weights_fit_in_16_bits(seed: int) -> None:
+    """Of activations in uint8: what processors without VNNI need."""
+    largest = int(np.abs(encode(weights(4, 50, seed=seed), "w.int8").astype(int)).max())
+    assert largest == 63
+    assert 2 * 255 * largest <= np.iinfo(np.int16).max
+
+
+def test_half_types_are_what_they_say() -> None:
+    array = weights(4, 4)
+    assert encode(array, "w.fp16").dtype == np.float16
+    assert encode(array, "w.bf16").dtype == ml_dtypes.bfloat16
+    assert encode(array, "w") is array
+
+
+def test_int4_is_32_inputs_a_block_two_in_a_byte() -> None:
+    row = np.zeros((1, 40), np.float32)
+    row[0, :5] = [-8, 7, 3, -1, 0]  # a scale of 1 leaves nothing over
+    row[0, 32:34] = [2, -16]
+    packed, scale = encode(row, "w.int4"), encode(row, "w.int4-scale")
+    assert (packed.shape, packed.dtype) == ((1, 2, 16), np.uint8)
+    np.testing.assert_array_equal(scale, np.array([[1, 2]], np.float32))
+    assert packed[0, 0].tolist() == [0xF0, 0x7B, *[0x88] * 14]
+    assert packed[0, 1].tolist() == [0x09, *[0x88] * 15]
+
+
+def test_int4_of_zeros_is_zero() -> None:
+    zeros = np.zeros((2, 33), np.float32)
+    np.testing.assert_array_equal(encode(zeros, "w.int4-scale"), np.ones((2, 2), np.float32))
+    np.testing.assert_array_equal(decoded_int4(zeros), zeros)
+
+
+@given(st.integers(0, 1000), st.integers(8, 100))
+@settings(max_examples=25, deadline=None)
+def test_int4_loses_no_more_than_the_plain_scale(seed: int, inputs: int) -> None:
+    array = weights(3, inputs, seed=seed)
+    blocks = np.pad(array, [(0, 0), (0, -inputs % 32)]).reshape(3, -1, 32)
+    plain = np.abs(blocks).max(axis=-1, keepdims=True) / 7
+    rounded = np.rint(blocks / plain) * plain
+    error = np.square(decoded_int4(array) - array).sum()
+    assert 0 < error <= np.square(rounded - blocks).sum() * (1 + 1e-5)
+
+
+def test_a_transposed_matrix_has_no_int4() -> None:
+    with pytest.raises(AssertionError, match=r"w\.T\.int4"):
+        encode(weights(32, 32), "w.T.int4")
+
+
+def test_equal_tables_have_one_name() -> None:
+    array = weights(8)
+    assert table_name(array) == table_name(array.copy())
+    assert len({table_name(array), table_name(array[:4]), table_name(array.reshape(2, 4))}) == 3

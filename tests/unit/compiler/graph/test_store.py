@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.compiler.graph import store as module
+from nestforge.compiler.graph.encodings import BF16, FP16, INT8, INT8_SCALE, encode
+from nestforge.compiler.graph.store import (
+    StoredTensor,
+    read_store,
+    recover_order,
+    save_tensors,
+    stored_name,
+    transposed_parameters,
+    unshared_parameters,
+    write_store,
+)
+from nestforge.elastic import ElasticSpec, PrefixSlice
+from nestforge.errors import CheckpointError
+from nestforge.exporters.ranking import permute_axis
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from safetensors import SafetensorError
+from support.tiny_compile import save_tiniest
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    ffn=st.lists(st.integers(1, 32), min_size=2, max_size=2), heads=st.lists(st.integers(1, 2), min_size=2, max_size=2)
+)
+def test_every_view_is_the_narrowed_weight(builder: EngineBuilder, ffn: list[int], heads: list[int]) -> None:
+    """Independent of ONNX: the bytes that offset and length name are exactly PyTorch's narrowed parameter."""
+    submodel = builder.universal.spec.from_kinds({"ffn": ffn, "heads": heads})
+    raw = (builder.stage.folder / WEIGHTS_NAME).read_bytes()
+    narrowed = {name.removeprefix("model."): p for name, p in builder.universal.narrow(submodel).named_parameters()}
+    assert set(builder.store) == {stored_name(name, builder.universal.spec) for name in narrowed}
+    for name, parameter in narrowed.items():
+        stored = builder.store[stored_name(name, builder.universal.spec)]
+        expected = parameter.numpy().T if name in transposed_parameters(builder.universal.spec) else parameter.numpy()
+        view = raw[stored.offset : stored.offset + stored.length(submodel)]
+        assert view == np.ascontiguousarray(expected).tobytes(), name
+
+
+def test_the_store_is_a_plain_safetensors_file(builder: EngineBuilder) -> None:
+    tensors = safetensors.numpy.load_file(builder.stage.folder / WEIGHTS_NAME)
+    assert tensors["encoder.layer.0.output.dense.weight.T"].shape == (32, 16)
+    assert list(read_store(builder.stage.folder / WEIGHTS_NAME, builder.universal.spec)) == list(tensors)
+
+
+def test_lengths_by_hand() -> None:
+    spec = ElasticSpec((), ())
+    submodel = type("Point", (), {"__getitem__": lambda _, axis: {"layers.0.heads": 3}[axis]})()
+    whole = StoredTensor(100, (64, 32), 4, None)
+    cut = StoredTensor(100, (64, 32), 4, PrefixSlice("w", 0, "layers.0.heads", 8))
+    assert (whole.view_shape(submodel), whole.length(submodel)) == ((64, 32), 64 * 32 * 4)
+    assert (cut.view_shape(submodel), cut.length(submodel)) == ((24, 32), 24 * 32 * 4)
+    assert stored_name("w", spec) == "w"
+
+
+def test_which_parameters_are_transposed_and_which_have_no_view() -> None:
+    slices = (
+        PrefixSlice("up", 0, "a"),
+        PrefixSlice("down", 1, "a"),
+        PrefixSlice("both", 0, "a"),
+        PrefixSlice("both", 1, "b"),
+    )
+    spec = ElasticSpec((), slices)
+    assert unshared_parameters(spec) == {"both"}
+    assert "down" in transposed_parameters(spec)
+    assert "up" not in transposed_parameters(spec)
+    assert stored_name("down", spec) == "down.T"
+
+
+def test_writing_twice_gives_the_same_bytes(builder: EngineBuilder, tmp_path: Path) -> None:
+    names = list(builder.store)
+    module.write_store(builder.universal, names[::-1], {}, tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (builder.stage.folder / WEIGHTS_NAME).read_bytes()
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors wraps it, and the staging folder would be left to fill the disk."""
+
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", full)
+    with pytest.raises(OSError, match="No space left on device") as failure:
+        save_tensors({"a": np.zeros(3)}, tmp_path / "w")
+    assert failure.value.errno == errno.ENOSPC
+
+
+def test_the_store_may_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    """A bundle is compiled by one user and served by another."""
+    before = os.umask(0o022)
+    try:
+        save_tensors({"a": np.zeros(3, np.float32)}, tmp_path / "w")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "w").stat().st_mode) == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["w"]
+
+
+def test_another_failure_of_safetensors_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise SafetensorError("InvalidTensorView")
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", broken)
+    with pytest.raises(SafetensorError):
+        save_tensors({}, tmp_path / "w")
+
+
+def test_steps_that_are_equal_are_each_used_once(builder: EngineBuilder) -> None:
+    """Dead neurons are all zero: their order cannot be told from bytes, and does not matter."""
+    model = builder.universal
+    for layer in model.module.model.encoder.layer:
+        for parameter in (layer.intermediate.dense.weight, layer.intermediate.dense.bias):
+            parameter.data[10:20] = 0
+        layer.output.dense.weight.data[:, 10:20] = 0
+    path = builder.stage.folder / "ranked.safetensors"
+    original = {name: parameter.clone() for name, parameter in model.parameters().items()}
+    generator = torch.Generator().manual_seed(0)
+    for axis in model.spec.axes:
+        permute_axis(model, axis.name, torch.randperm(axis.size, generator=generator))
+    module.write_store(model, list(builder.store), {}, path)
+    ranked = {name: parameter.clone() for name, parameter in model.parameters().items()}
+    for name, parameter in model.parameters().items():
+        parameter.data.copy_(original[name])
+    for axis, order in recover_order(path, model).items():
+        assert sorted(order.tolist()) == list(range(len(order)))
+        permute_axis(model, axis, order)
+    assert all(torch.equal(parameter, ranked[name]) for name, parameter in model.parameters().items())
+
+
+def test_a_store_whose_tensors_have_other_names(builder: EngineBuilder, tmp_path: Path) -> None:
+    other = load_universal(open_source(save_tiniest(tmp_path / "task", task="ForMaskedLM")))
+    with pytest.raises(
+        CheckpointError, match=r"task: weights of layers.0.ffn have other names in .*; the bundle was made"
+    ):
+        recover_order(builder.stage.folder / WEIGHTS_NAME, other)
+
+
+def test_one_step_of_one_tensor_is_enough_to_tell_models_apart(builder: EngineBuilder) -> None:
+    builder.universal.parameters()["encoder.layer.0.attention.self.value.bias"].data[9] += 1e-6
+    with pytest.raises(CheckpointError, match=r"weights of layers.0.heads are not those in"):
+        recover_order(builder.stage.folder / WEIGHTS_NAME, builder.universal)
+
+
+def test_offsets_count_from_the_start_of_the_file(tmp_path: Path) -> None:
+    save_tensors({"a": np.arange(3, dtype=np.float32), "b": np.ones((2, 2), np.float32)}, tmp_path / "w")
+    raw = (tmp_path / "w").read_bytes()
+    header = int.from_bytes(raw[:8], "little")
+    assert json.loads(raw[8 : 8 + header])["__metadata__"] == {"format": "nestforge"}
+    store = read_store(tmp_path / "w", ElasticSpec((), ()))
+    assert np.frombuffer(raw, np.float32, 3, store["a"].offset).tolist() == [0, 1, 2]
+    assert (store["b"].shape, store["b"].itemsize) == ((2, 2), 4)
+
+
+@pytest.mark.parametrize("encoding", [FP16, BF16, INT8])
+def test_a_submodel_is_a_prefix_of_the_encoded_weights_too(
+    builder: EngineBuilder, tmp_path: Path, encoding: str
+) -> None:
+    """The encoding of a narrowed weight is the prefix of the encoded weight, where scales do not span what is cut."""
+    universal, spec = builder.universal, builder.universal.spec
+    names = [stored_name(name, spec) for name, p in universal.parameters().items() if p.dim() == 2]
+    scales = [name + INT8_SCALE for name in names] if encoding == INT8 else []
+    write_store(universal, [*(name + encoding for name in names), *scales], {}, tmp_path / WEIGHTS_NAME)
+    raw, store = (tmp_path / WEIGHTS_NAME).read_bytes(), read_store(tmp_path / WEIGHTS_NAME, spec)
+    submodel = spec.from_kinds({"ffn": [8, 24], "heads": [1, 2]})
+    narrowed = {name.removeprefix("model."): p for name, p in universal.narrow(submodel).named_parameters()}
+    for name in names:
+        plain = narrowed[name.removesuffix(".T")].numpy()
+        wanted = np.ascontiguousarray(plain.T if name.endswith(".T") else plain)
+        for encoded in (name + encoding, *([name + INT8_SCALE] if scales else [])):
+            stored = store[encoded]
+            view = raw[stored.offset : stored.offset + stored.length(submodel)]
+            if encoding == INT8 and name.endswith(".T"):  # its scales are those of all inputs
+                scale = np.frombuffer(raw, np.float32, stored.shape[-1], store[name + INT8_SCALE].offset)
+                wanted_bytes = scale if encoded != name + INT8 else np.rint(wanted / scale).astype(np.int8)
+                assert view == wanted_bytes.tobytes(), encoded
+            else:
+                assert view == encode(wanted, encoded).tobytes(), encoded
+
+
+@pytest.mark.parametrize("encoding", [FP16, BF16, INT8])
+def test_orders_are_recovered_from_encoded_weights(tmp_path: Path, encoding: str) -> None:
+    folder = save_tiniest(tmp_path / "model")
+    permuted, original = load_universal(open_source(folder)), load_universal(open_source(folder))
+    wanted = {order.name: torch.randperm(order.axis.size) for order in permuted.spec.orders}
+    for axis, order in wanted.items():
+        permute_axis(permuted, axis, order)
+    names = [stored_name(name, permuted.spec) for name in permuted.parameters()]
+    kept = [name + encoding if original.parameters()[name.removesuffix(".T")].dim() == 2 else name for name in names]
+    write_store(permuted, kept, {}, tmp_path / WEIGHTS_NAME)
+    found = recover_order(tmp_path / WEIGHTS_NAME, original)
+    assert {name: order.tolist() for name, order in found.items()} == {n: o.tolist() for n, o in wanted.items()}

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+from nestforge.compiler.planning.cost_model import predict
+from nestforge.compiler.planning.variants import chosen_forms, formed_workload
+from nestforge.elastic import Axis, Bucket, ElasticSpec, Submodel
+from nestforge.errors import PlanError
+from nestforge.exporters.source import open_source
+from nestforge.workload import Op
+from support.tiny_compile import board
+
+SPEC = ElasticSpec((Axis("layers.0.ffn", 8), Axis("capacity", 100, (50, 100))), ())
+BUCKET = Bucket(1, 4)
+PROFILE = board()  # 10 GFLOPS, 5 of batched products, 5 GB/s, 1 us an operation
+
+
+def product(name: str, mflops: float) -> Op:
+    return Op(name, "gemm", round(mflops * 1e6), 0, 0)
+
+
+@dataclass(frozen=True)
+class Formed:
+    """``sum`` in two forms: one of many small operations, one of few large products that grow with the tokens."""
+
+    spec: ElasticSpec = SPEC
+    few: float = 1.0
+
+    def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
+        many = [product(f"small.{index}", 0.001) for index in range(submodel["layers.0.ffn"] * 10)]
+        return {"sum": {"many": many, "few": [product("large", self.few * bucket.tokens * submodel["capacity"] / 100)]}}
+
+    def workload(self, submodel: Submodel, bucket: Bucket, forms: Mapping[str, str] | None = None) -> Sequence[Op]:
+        return [product("rest", 1), *self.forms(submodel, bucket)["sum"][(forms or {})["sum"]]]
+
+
+def chosen(few: float = 1.0, wanted: Mapping[str, str] | None = None, submodel: str = "capacity100") -> dict[str, str]:
+    profile = board(forms=dict(wanted)) if wanted else PROFILE
+    return chosen_forms(Formed(few=few), SPEC.parse(submodel), BUCKET, profile)
+
+
+def test_the_cheapest_on_the_device() -> None:
+    """80 small operations take 80 us beside their 8 us of products; a large one takes 100 us per million FLOPs."""
+    assert chosen(few=0.05) == {"sum": "few"}
+    assert chosen(few=1.0) == {"sum": "many"}
+
+
+def test_of_equal_forms_the_first() -> None:
+    @dataclass(frozen=True)
+    class Equal(Formed):
+        def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
+            return {"sum": {"one": [product("a", 1)], "other": [product("b", 1)]}}
+
+    assert chosen_forms(Equal(), SPEC.universal(), BUCKET, PROFILE) == {"sum": "one"}
+
+
+def test_submodels_of_one_structure_have_one_form() -> None:
+    """They share a template, whatever their widths make of the costs."""
+    assert chosen(few=0.3, submodel="ffn1-capacity100") == chosen(few=0.3, submodel="ffn8-capacity100")
+    assert chosen(few=0.3, submodel="capacity50") == {"sum": "few"}
+    assert chosen(few=0.3, submodel="capacity100") == {"sum": "many"}
+
+
+def test_what_the_profile_asks_for_wins() -> None:
+    assert chosen(few=1.0, wanted={"sum": "few"}) == {"sum": "few"}
+
+
+def test_costs_are_those_of_the_chosen_form() -> None:
+    for few, form in ((0.05, "few"), (1.0, "many")):
+        source = Formed(few=few)
+        ops = formed_workload(source, SPEC.universal(), BUCKET, PROFILE)
+        both = [*[product("rest", 1)], *source.forms(SPEC.universal(), BUCKET)["sum"][form]]
+        assert predict(ops, PROFILE) == predict(both, PROFILE)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ({"sum": "fwe"}, "form sum=fwe: expected one of many, few"),
+        ({"sun": "few"}, "form sun=few: no such computation in this model; did you mean 'sum'?"),
+    ],
+)
+def test_forms_that_do_not_exist(wanted: dict[str, str], problem: str) -> None:
+    with pytest.raises(PlanError) as failure:
+        chosen(wanted=wanted)
+    assert str(failure.value) == problem
+
+
+def test_a_model_without_forms_refuses_them() -> None:
+    source = open_source("preset:bert-base")
+    universal = source.spec.universal()
+    assert chosen_forms(source, universal, Bucket(1, 512), PROFILE) == {}
+    with pytest.raises(PlanError, match=r"^form sum=few: this model computes nothing in more than one form$"):
+        chosen_forms(source, universal, Bucket(1, 512), board(forms={"sum": "few"}))
+
+
+def test_figures_without_a_device_count_the_first_form() -> None:
+    source = open_source("preset:sparse-mixer-small")
+    universal, bucket = source.spec.universal(), Bucket(1, 512)
+    first = {computed: next(iter(forms)) for computed, forms in source.forms(universal, bucket).items()}
+    assert source.workload(universal, bucket) == source.workload(universal, bucket, first)
+    other = source.workload(universal, bucket, {"moe.combine": "one_hot"})
+    assert sum(op.flops for op in other) > sum(op.flops for op in source.workload(universal, bucket))

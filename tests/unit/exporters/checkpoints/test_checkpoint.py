@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from nestforge.errors import CheckpointError, UnsupportedModelError
+from nestforge.exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+
+
+@pytest.fixture
+def copy(tiny_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+
+
+def _edit(folder: Path, change) -> None:
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    change(tensors)
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _shard(folder: Path) -> None:
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    weight_map = {}
+    for number, part in enumerate((names[::2], names[1::2])):
+        file = f"model-{number + 1:05d}-of-00002.safetensors"
+        safetensors.numpy.save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(part, file))
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_headers_are_read_without_loading(copy: Path) -> None:
+    checkpoint = open_checkpoint(copy)
+    header = checkpoint.tensors["encoder.layer.1.intermediate.dense.weight"]
+    assert (header.shape, header.dtype, header.elements) == ((64, 32), "F32", 2048)
+
+
+def test_a_sharded_checkpoint_is_the_same_model(copy: Path, tiny_folder: Path) -> None:
+    _shard(copy)
+    whole, sharded = load_universal(open_source(tiny_folder)), load_universal(open_source(copy))
+    assert all((whole.parameters()[name] == value).all() for name, value in sharded.parameters().items())
+
+
+def test_a_missing_shard_is_named(copy: Path) -> None:
+    _shard(copy)
+    (copy / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002.safetensors: no such file"):
+        open_checkpoint(copy)
+
+
+def test_a_shard_that_leaves_the_folder_is_refused(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+    with pytest.raises(CheckpointError, match="leaves the model folder"):
+        open_checkpoint(copy)
+
+
+def test_missing_weights(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model.safetensors: no such file"):
+        open_checkpoint(copy)
+
+
+def test_truncated_weights(copy: Path) -> None:
+    path = copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        open_checkpoint(copy)
+
+
+def test_pickled_weights_are_refused_with_the_way_out(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin: pickled weights are refused .*save_pretrained"):
+        open_checkpoint(copy)
+
+
+def test_unknown_model_type_lists_what_is_supported(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text()) | {"model_type": "whisper"}
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=r"'whisper' is not supported; .* bert.*writing-a-family"):
+        open_source(copy)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b'"text"'])
+def test_a_config_that_is_no_object(copy: Path, content: bytes) -> None:
+    (copy / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config.json"):
+        open_checkpoint(copy)
+
+
+def test_a_tensor_of_the_wrong_shape(copy: Path) -> None:
+    name = "encoder.layer.0.output.dense.weight"
+    _edit(copy, lambda tensors: tensors.update({name: np.zeros((32, 48), np.float32)}))
+    with pytest.raises(CheckpointError, match=rf"{name} has shape \[32, 48\]; expected \[32, 64\] as config.json says"):
+        open_source(copy).spec  # noqa: B018  (the property does the check)
+
+
+def test_a_tensor_that_only_the_module_knows_to_be_wrong(copy: Path) -> None:
+    name = "embeddings.position_embeddings.weight"
+    _edit(copy, lambda tensors: tensors.update({name: np.zeros((7, 32), np.float32)}))
+    with pytest.raises(CheckpointError, match=rf"{name} has shape \[7, 32\]; expected \[40, 32\] as config.json says"):
+        load_universal(open_source(copy))
+
+
+def test_a_missing_tensor(copy: Path) -> None:
+    _edit(copy, lambda tensors: tensors.pop("embeddings.LayerNorm.weight"))
+    with pytest.raises(CheckpointError, match=r"embeddings.LayerNorm.weight is missing"):
+        load_universal(open_source(copy))
+
+
+def test_nan_weights(copy: Path) -> None:
+    name = "encoder.layer.2.attention.self.key.bias"
+    _edit(copy, lambda tensors: tensors[name].__setitem__(3, np.nan))
+    with pytest.raises(CheckpointError, match=f"{name} holds NaN"):
+        load_universal(open_source(copy))
+
+
+@pytest.mark.parametrize(
+    ("stated", "name"),
+    [
+        ("org/model/", "model"),
+        ("/", "folder"),
+        ("two\nlines", "folder"),
+        ("\x1b[31mred", "folder"),
+        ("x" * 121, "folder"),
+        ({"a": "b"}, "folder"),
+        (None, "folder"),
+    ],
+)
+def test_a_name_is_one_short_line(tmp_path: Path, stated: object, name: str) -> None:
+    assert Checkpoint(tmp_path / "folder", {"_name_or_path": stated}, {}).name == name

@@ -1,0 +1,158 @@
+"""What a folder may not say: one line for each contradiction, raised on opening."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nestforge.errors import CheckpointError
+from nestforge.exporters.families.cost_eff.sidecar import read_sidecar
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+from support.cost_eff_models import CONFIG, SIDECAR, changed, random_weights, save_folder, save_tiny, shapes_of
+
+FULL = {"num_attention_heads": 4, "intermediate_size": 64}
+HEADS = {str(layer): [0, 2] for layer in range(4)}
+
+
+def _refused(folder: Path, message: str, config: Any = None, sidecar: Any = None, weights: Any = None) -> None:
+    """The folder as CONFIG and SIDECAR have it, with ``config`` and ``sidecar`` changed after the weights were made."""
+    given = weights if weights is not None else random_weights(shapes_of(CONFIG, SIDECAR))
+    save_folder(folder / "m", changed(CONFIG, config or {}), changed(SIDECAR, sidecar or {}), given)
+    with pytest.raises(CheckpointError) as failure:
+        open_source(folder / "m")
+    assert message in str(failure.value)
+    assert "\n" not in str(failure.value)
+    assert len(str(failure.value)) < 400
+
+
+def test_a_missing_sidecar(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "m")
+    (folder / "cost_eff.json").unlink()
+    with pytest.raises(CheckpointError, match=r"cost_eff\.json: no such file"):
+        open_source(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "schema_version '2', expected 1"),
+        ({"schema_version": None}, "schema_version 'None', expected 1"),
+        ({"exits": None}, "missing key 'exits'"),
+        ({"embedding": None}, "missing key 'embedding'"),
+        ({"exists": {}}, "unknown key 'exists'; did you mean 'exits'?"),
+        ({"exits.pooling": "cls"}, "exits: unknown key 'pooling'; did you mean 'pool'?"),
+        ({"exits.pool": "max"}, "exits: pool: got 'max'"),
+        ({"exits.activation": None}, "exits: missing key 'activation'"),
+        ({"exits.classes": 0}, "exits: classes: expected at least 1, got 0"),
+        ({"exits.last_n": 2}, "exits: last_n: expected 1, got 2"),
+        ({"exits.layers": [1, 4, 3]}, "exits: layers: expected layer counts that increase from at least 1"),
+        ({"exits.layers": [0, 4]}, "exits: layers: expected layer counts that increase from at least 1"),
+        ({"exits.layers": []}, "exits: layers: expected layer counts that increase from at least 1"),
+        (
+            {"exits.layers": [1, 3], "gate.tau": 0.3},
+            "exits: the last one is after layer 3, but config.json has num_hidden_layers 4",
+        ),
+        ({"exits.layers": [1, 2, 3, 4], "gate.tau": 0.3}, "the exit after layer 2 has no head: tensor exits.2.weight"),
+        ({"exits.classes": 1}, "gate: an exit with 1 class is a regression"),
+        ({"gate.tau": [0.3]}, "gate: tau: expected 2 numbers, one for every exit but the last"),
+        ({"gate.tau": [0.3, 0.3, 0.3]}, "got a list of 3"),
+        ({"gate.compare": ">"}, "gate: compare: got '>'"),
+        ({"gate.criterion": "patience"}, "gate: criterion: got 'patience'"),
+        ({"gate.rule": None}, "gate: missing key 'rule'"),
+        ({"embedding": {"mode": "folded", "rank": 16}}, "embedding: mode: got 'folded'"),
+        ({"embedding": {"mode": "factorised"}}, "embedding: mode factorised needs a rank"),
+        ({"embedding": {"mode": "dense", "rank": 16}}, "embedding: mode dense has no rank"),
+        ({"embedding": {"mode": "dense"}}, "word_embeddings.weight has shape [64, 16]; expected [64, 32]"),
+        ({"embedding.rank": 8}, "word_embeddings.weight has shape [64, 16]; expected [64, 8]"),
+    ],
+)
+def test_a_sidecar_that_cannot_be(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    _refused(tmp_path, message, sidecar=change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_size": None}, "head_size: expected a whole number of at least 1, got None"),
+        ({"head_size": 16}, "query.weight has shape [24, 32]; expected [48, 32]"),
+        ({"num_attention_heads": 3}, "layer.1.attention.self.query.weight has shape [32, 32]; expected [24, 32]"),
+        ({"num_attention_heads": [3, 4]}, "num_attention_heads: expected 4 numbers, one per layer, got 2"),
+        ({"intermediate_size": [48, -1, 40, 0]}, "intermediate_size: expected whole numbers of at least 0, got -1"),
+        ({"intermediate_size": [48, 64, 40, 8]}, "tensor encoder.layer.3.intermediate.dense.weight is missing"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000, but the weights hold"),
+        ({"hidden_act": "silu"}, "hidden_act: got 'silu'; expected one of gelu, gelu_new, relu"),
+        ({"layer_norm_eps": 0}, "layer_norm_eps: expected a number above 0, got 0"),
+        ({"pad_token_id": 64}, "pad_token_id: expected a token of the vocabulary, 0..63, got 64"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type: expected 'absolute'"),
+        ({"is_decoder": True}, "is_decoder: expected False, got True"),
+        ({"problem_type": "multi_label_classification"}, "softmax entropy is undefined; remove the gate"),
+        ({"problem_type": "single_label"}, "problem_type: got 'single_label'; did you mean"),
+    ],
+)
+def test_a_configuration_that_cannot_be(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    _refused(tmp_path, message, config=change)
+
+
+def test_nested_is_true_or_false(tmp_path: Path) -> None:
+    assert open_source(save_tiny(tmp_path / "nested", {"nested": True})).spec.trained_nested
+    with pytest.raises(CheckpointError, match="nested: expected true or false, got 'no'"):
+        _ = open_source(save_tiny(tmp_path / "m", {"nested": "no"})).spec
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ({"1": [2, 4]}, "kept_heads.1: id 4 is outside 0..3, the stored heads"),
+        ({"1": [-1, 2]}, "kept_heads.1: id -1 is outside 0..3, the stored heads"),
+        ({"1": [2, 0]}, "kept_heads.1: expected ascending ids without repetition, got 2 then 0"),
+        ({"1": [2, 2]}, "kept_heads.1: expected ascending ids without repetition, got 2 then 2"),
+        ({"1": None}, "kept_heads: layer 1 is missing"),
+        ({"4": [0]}, "kept_heads: '4' is no layer; expected 0..3"),
+        ({"1": [0.5]}, "kept_heads.1[0]: expected a whole number"),
+    ],
+)
+def test_kept_ids_that_cannot_be(tmp_path: Path, kept: dict[str, Any], message: str) -> None:
+    weights = random_weights(shapes_of(changed(CONFIG, FULL), SIDECAR))
+    _refused(tmp_path, message, FULL, {"kept_heads": changed(HEADS, kept)}, weights)
+
+
+def test_kept_ids_for_weights_that_are_sliced_already(tmp_path: Path) -> None:
+    _refused(tmp_path, "expected [32, 32] as config.json and cost_eff.json say", FULL, {"kept_heads": HEADS})
+
+
+def test_tensors_without_a_place(tmp_path: Path) -> None:
+    weights = random_weights(shapes_of(CONFIG, SIDECAR))
+    leftovers = {
+        "pooler.dense.weight": torch.ones(1),
+        "exits.2.weight": torch.ones(1),
+        "cls.predictions.bias": torch.ones(1),
+    }
+    open_source(save_folder(tmp_path / "leftovers", CONFIG, SIDECAR, {**weights, **leftovers}))
+    deeper = {**weights, "encoder.layer.4.output.dense.bias": torch.ones(32)}
+    _refused(tmp_path, "tensor 'encoder.layer.4.output.dense.bias' has no place in the model", weights=deeper)
+
+
+def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
+    weights = random_weights(shapes_of(CONFIG, SIDECAR))
+    weights["exits.1.bias"] = weights["exits.1.bias"].to(torch.int64)
+    _refused(tmp_path, "tensor exits.1.bias holds I64; expected F32, F16 or BF16", weights=weights)
+
+
+def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+    weights = random_weights(shapes_of(CONFIG, SIDECAR))
+    weights["exits.3.weight"][0, 0] = torch.nan
+    source = open_source(save_folder(tmp_path / "m", CONFIG, SIDECAR, weights))
+    with pytest.raises(CheckpointError, match=r"tensor exits\.3\.weight holds NaN or infinite values"):
+        load_universal(source)
+
+
+@pytest.mark.parametrize(("tau", "expected"), [(0.25, (0.25, 0.25)), ([-1, 0.5], (-1.0, 0.5))])
+def test_one_threshold_stands_for_every_exit_but_the_last(tmp_path: Path, tau, expected) -> None:
+    assert read_sidecar(save_tiny(tmp_path / "m", sidecar={"gate.tau": tau})).thresholds == expected
+
+
+def test_without_a_gate_there_are_no_thresholds(tmp_path: Path) -> None:
+    assert read_sidecar(save_tiny(tmp_path / "m", sidecar={"gate": None})).thresholds is None

@@ -1,0 +1,245 @@
+"""Gated decoders from their folders: axes, parameters, loading, widths per layer, what a narrowed module computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nestforge.elastic import Bucket, PrefixSlice
+from nestforge.errors import CheckpointError
+from nestforge.exporters.checkpoints.checkpoint import Checkpoint
+from nestforge.exporters.families.gated_decoder.family import FAMILY
+from nestforge.exporters.ranking import rank, taylor_scores
+from nestforge.exporters.source import ModelSource, open_source
+from nestforge.exporters.universal import load_universal
+from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.workload import macs
+from safetensors.torch import load_file, save_file
+from support.gated_decoders import OWN, edit_config, make_decoder, narrowed, save_decoder
+
+IDS = torch.randint(3, 48, (2, 8), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_decoder(tmp_path_factory.mktemp("decoder") / "llama")
+
+
+def test_gate_and_up_are_sliced_alike_and_down_along_its_input(llama: Path) -> None:
+    spec = open_source(llama).spec
+    assert [(axis.name, axis.size) for axis in spec.axes] == [("layers.0.ffn", 32), ("layers.1.ffn", 32)]
+    at = "model.layers.1.mlp"
+    assert [cut for cut in spec.slices if cut.axis == "layers.1.ffn"] == [
+        PrefixSlice(f"{at}.gate_proj.weight", 0, "layers.1.ffn"),
+        PrefixSlice(f"{at}.up_proj.weight", 0, "layers.1.ffn"),
+        PrefixSlice(f"{at}.gate_proj.bias", 0, "layers.1.ffn"),
+        PrefixSlice(f"{at}.up_proj.bias", 0, "layers.1.ffn"),
+        PrefixSlice(f"{at}.down_proj.weight", 1, "layers.1.ffn"),
+    ]
+    assert (spec.depth, spec.trained_nested, spec.coupled) == (2, False, frozenset())
+
+
+def test_one_input_no_mask_and_logits_at_every_position(llama: Path) -> None:
+    signature = open_source(llama).signature
+    assert signature.inputs == (TensorSpec("input_ids", "int64", ("batch", "sequence"), pad=0, high=48),)
+    assert signature.outputs == (TensorSpec("logits", "float32", ("batch", "sequence", 48), role="next_tokens"),)
+    assert (signature.max_sequence, signature.mask, signature.text) == (40, None, None)
+
+
+@pytest.mark.parametrize("model_type", OWN)
+def test_every_layout_loads_and_config_json_alone_tells_its_parameters(tmp_path: Path, model_type: str) -> None:
+    folder = save_decoder(tmp_path / "m", model_type)
+    universal = load_universal(open_source(folder))
+    (logits,) = universal.module(IDS)
+    torch.testing.assert_close(logits, make_decoder(model_type)(input_ids=IDS).logits)
+    (folder / "model.safetensors").unlink()
+    untrained = open_source(folder)
+    assert dict(untrained.shapes) == dict(universal.source.shapes)
+    assert untrained.spec == universal.spec
+
+
+@pytest.mark.parametrize("model_type", OWN)
+def test_a_narrowed_module_is_one_really_made_narrow(tmp_path: Path, model_type: str) -> None:
+    """For the sparse layers of Gemma 3n too, whose cutoff is then taken over the neurons that are left."""
+    universal = load_universal(open_source(save_decoder(tmp_path / "m", model_type)))
+    widths = [8, 16, 24][: len(universal.spec.axes)]
+    widths[1] = min(widths[1], universal.spec.axes[1].size)
+    submodel = universal.spec.from_kinds({"ffn": widths})
+    (found,) = universal.narrow(submodel)(IDS)
+    expected = narrowed(make_decoder(model_type), widths)(input_ids=IDS, use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    mlps = [layer.mlp.intermediate_size for layer in universal.narrow(submodel).model.model.layers]
+    assert mlps == widths
+
+
+@pytest.mark.parametrize("model_type", OWN)
+def test_what_pads_a_text_on_its_right_changes_nothing_before_it(model_type: str) -> None:
+    model, other = make_decoder(model_type), IDS.clone()
+    other[:, 5:] = 0
+    left, right = (model(input_ids=ids, use_cache=False).logits[:, :5] for ids in (IDS, other))
+    torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"])
+def test_widths_per_layer_as_a_list(tmp_path: Path, model_type: str) -> None:
+    """transformers' own classes refuse a list; ours are made so that weights of different widths load."""
+    expected = narrowed(make_decoder(model_type), [8, 24])
+    folder = save_decoder(tmp_path / "m", model_type)
+    stored = {name: tensor for name, tensor in expected.state_dict().items() if name != "lm_head.weight"}
+    if not expected.config.tie_word_embeddings:
+        stored["lm_head.weight"] = expected.lm_head.weight.data
+    save_file(
+        {name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    universal = load_universal(open_source(edit_config(folder, intermediate_size=[8, 24])))
+    assert universal.spec.universal().id == "ffn8x1_24x1"
+    assert type(universal.module.model).__name__ == type(expected).__name__
+    torch.testing.assert_close(universal.module(IDS)[0], expected(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3n_text"])
+def test_neurons_may_be_ordered_without_changing_the_function(tmp_path: Path, model_type: str) -> None:
+    """Gate, up and down move together; a cutoff from mean and deviation does not see the order."""
+    universal = load_universal(open_source(save_decoder(tmp_path / "m", model_type)))
+    (before,), gate = universal.module(IDS), universal.parameters()["model.layers.0.mlp.gate_proj.weight"].clone()
+    rank(universal, taylor_scores(universal, [(IDS,)]), "taylor")
+    torch.testing.assert_close(universal.module(IDS)[0], before, rtol=0, atol=1e-5)
+    assert not torch.equal(universal.parameters()["model.layers.0.mlp.gate_proj.weight"], gate)
+
+
+def test_parameters_of_a_submodel_by_hand(llama: Path) -> None:
+    source = open_source(llama)
+    per_layer = 2 * (16 * 16 + 16) + 16 * 16  # rows and biases of gate and up, columns of down
+    assert source.parameters(source.spec.universal()) - source.parameters(source.spec.parse("ffn16")) == 2 * per_layer
+
+
+# Parameters that the publishers' own pages state, from the configurations in the files they publish.
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Llama-2-7b": (
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 4096}
+        | {"num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
+        | {"max_position_embeddings": 4096},
+        6_738_415_616,
+    ),
+    "Llama-3.2-1B": (
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 2048}
+        | {"num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192}
+        | {"max_position_embeddings": 131072, "tie_word_embeddings": True, "rope_scaling": {"rope_type": "llama3"}},
+        1_235_814_400,
+    ),
+    "Mistral-7B-v0.1": (
+        {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 32000, "hidden_size": 4096}
+        | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
+        | {"max_position_embeddings": 32768, "sliding_window": 4096},
+        7_241_732_096,
+    ),
+    "Qwen2.5-0.5B": (
+        {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 151936, "hidden_size": 896}
+        | {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864}
+        | {"max_position_embeddings": 32768, "tie_word_embeddings": True},
+        494_032_768,
+    ),
+    "Qwen3-0.6B": (
+        {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "hidden_size": 1024}
+        | {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+        | {"intermediate_size": 3072, "max_position_embeddings": 40960, "tie_word_embeddings": True},
+        596_049_920,
+    ),
+    "gemma-2-2b": (
+        {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "vocab_size": 256000, "hidden_size": 2304}
+        | {"num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+        | {"intermediate_size": 9216, "max_position_embeddings": 8192},
+        2_614_341_888,
+    ),
+    "gemma-3-1b": (
+        {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "vocab_size": 262144}
+        | {"hidden_size": 1152, "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1}
+        | {"head_dim": 256, "intermediate_size": 6912, "max_position_embeddings": 32768},
+        999_885_952,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_of_published_models(name: str) -> None:
+    config, parameters = PUBLISHED[name]
+    source = untrained(config)
+    assert source.parameters(source.spec.universal()) == parameters
+
+
+def untrained(config: dict[str, Any]) -> ModelSource:
+    checkpoint = Checkpoint(Path("m"), config, {}, missing="not trained")
+    return ModelSource(checkpoint, FAMILY, FAMILY.parameter_shapes(checkpoint))
+
+
+def test_multiply_adds_by_hand(llama: Path) -> None:
+    """Grouped queries make fewer keys and values; gate, up and down all shrink; the head never does."""
+    source, tokens = open_source(llama), 2 * 8
+    queries, keys, scores = 16 * 16, 2 * 16 * 8, 2 * 8 * 16  # per token; scores of 8 keys, and their context
+    layer = queries + keys + scores + 16 * 16 + 3 * 16 * 24
+    assert macs(source.workload(source.spec.parse("ffn24"), Bucket(2, 8))) == tokens * (2 * layer + 16 * 48)
+
+
+def test_soft_caps_and_sparse_layers_cost_elementwise_work(tmp_path: Path) -> None:
+    names = {}
+    for model_type in ("gemma2", "gemma3n_text"):
+        source = open_source(save_decoder(tmp_path / model_type, model_type))
+        names[model_type] = {op.name for op in source.workload(source.spec.universal(), Bucket(1, 4))}
+    assert {"layers.0.attention.cap", "lm_head.cap"} <= names["gemma2"]
+    assert "layers.0.ffn.cutoff" in names["gemma3n_text"]
+    assert "layers.1.ffn.cutoff" not in names["gemma3n_text"]
+    assert "layers.1.attention.key" in names["gemma3n_text"]
+    assert "layers.2.attention.key" not in names["gemma3n_text"]  # reads those of layer 1
+
+
+def test_a_copy_of_a_tied_head_is_no_parameter(tmp_path: Path) -> None:
+    folder = save_decoder(tmp_path / "m", "gemma")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    universal = load_universal(open_source(folder))
+    assert "lm_head.weight" not in universal.parameters()
+    assert dict(open_source(folder).shapes) == dict(universal.source.shapes)
+    tensors["lm_head.weight"][0, 0] += 1
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        CheckpointError, match=r"has a parameter lm_head\.weight .* a copy of a tied weight that differs"
+    ):
+        load_universal(open_source(folder))
+
+
+def test_what_config_json_says_about_training(tmp_path: Path) -> None:
+    folder = edit_config(save_decoder(tmp_path / "m"), nested=True, granularities={"ffn": [0.25, 1]})
+    spec = open_source(folder).spec
+    assert (spec.trained_nested, spec.granularities) == (True, {"ffn": (0.25, 1.0)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"intermediate_size": 16384}, (True, {"ffn": (0.5, 1.0)})),  # as E4B is
+        ({"intermediate_size": 8192}, (True, {"ffn": (1.0,)})),  # as E2B is: nothing smaller was trained
+        ({"intermediate_size": [8192, 16384, 8192]}, (True, {"ffn": (1.0,)})),
+        ({"nested": False}, (False, None)),
+        ({"granularities": {"ffn": [0.25, 1]}}, (True, {"ffn": (0.25, 1.0)})),
+    ],
+)
+def test_gemma_3n_is_nested_unless_its_config_says_otherwise(changes: dict[str, Any], expected: Any) -> None:
+    config = make_decoder("gemma3n_text").config.to_dict() | {"architectures": ["Gemma3nForCausalLM"]}
+    spec = untrained({**config, **changes}).spec
+    assert (spec.trained_nested, spec.granularities) == expected
+    assert spec.coupled == {"layers.0.ffn"}
+
+
+def test_the_text_part_of_a_multimodal_gemma_3n(tmp_path: Path) -> None:
+    """transformers saves it under the multimodal model's names, and reads it under either."""
+    folder = save_decoder(tmp_path / "m", "gemma3n_text")
+    expected = load_universal(open_source(folder))
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    found = load_universal(open_source(folder))
+    assert dict(open_source(folder).shapes) == dict(found.source.shapes) == dict(expected.source.shapes)
+    assert torch.equal(found.module(IDS)[0], expected.module(IDS)[0])

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from nestforge.exporters.families.matformer.model.relative_bias import RelativeBias, bucket_of, distance_buckets
+from transformers.models.t5.modeling_t5 import T5Attention
+
+
+def _t5_bucket(relative: torch.Tensor) -> torch.Tensor:
+    """The oracle: T5's own rule, of keys' places relative to their query."""
+    found: torch.Tensor = T5Attention._relative_position_bucket(relative, bidirectional=False, num_buckets=32)
+    return found
+
+
+def test_distances_fall_into_the_buckets_of_t5() -> None:
+    found = [bucket_of(distance) for distance in range(4000)]
+    assert found == _t5_bucket(-torch.arange(4000)).tolist()
+    assert (found[15], found[16], found[127], found[128], max(found)) == (15, 16, 31, 31, 31)
+
+
+@pytest.mark.parametrize("length", [1, 2, 40, 200])
+def test_buckets_of_every_query_and_key(length: int) -> None:
+    place = torch.arange(length)
+    expected = _t5_bucket(place[None, :] - place[:, None])
+    assert torch.equal(distance_buckets(length, torch.device("cpu")), expected)
+
+
+def test_the_first_heads_have_the_first_rows() -> None:
+    bias, buckets = RelativeBias(4), distance_buckets(40, torch.device("cpu"))
+    bias.weight.data = torch.randn(4, 32)
+    assert torch.equal(bias(buckets), bias.weight.data[:, buckets])
+    assert torch.equal(bias(buckets, 3), bias(buckets)[:3])

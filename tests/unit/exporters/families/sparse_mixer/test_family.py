@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import numpy as np
+import pytest
+import torch
+from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.verify import verify_bundle
+from nestforge.elastic import Bucket
+from nestforge.errors import CheckpointError, ExportError, PlanError
+from nestforge.exporters.families.sparse_mixer.folder import load_model
+from nestforge.exporters.families.sparse_mixer.model.moe import MoE
+from nestforge.exporters.parameter_groups import ParameterGroups
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+from nestforge.runtime.bundle.manifest import DecisionEntry, TensorSpec
+from safetensors.numpy import load_file, save_file
+from support.tiny_compile import board
+from support.tiny_mixer import save_tiny_mixer
+from support.tiny_vision import edit_config
+
+BUCKET = Bucket(2, 16)
+TOKENS = ("batch", "sequence")
+DENSE: dict[str, Any] = {"moe_layers": (), "num_experts": 0, "expert_intermediate_size": None}
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def ids(length: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, high, (2, length), generator=generator) for high in (24, 2))  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_mixer(tmp_path_factory.mktemp("mixer") / "m")
+
+
+def test_signature(folder: Path) -> None:
+    signature = open_source(folder).signature
+    assert signature.inputs == (
+        TensorSpec("input_ids", "int64", TOKENS, pad=0, high=24),
+        TensorSpec("token_type_ids", "int64", TOKENS, pad=0, high=2),
+    )
+    assert signature.outputs == (
+        TensorSpec("last_hidden_state", "float32", (*TOKENS, 16)),
+        TensorSpec("pooler_output", "float32", ("batch", 16)),
+    )
+    assert (signature.max_sequence, signature.mask, signature.bound) == (16, None, "linear mixing")
+    assert signature.text is not None
+    assert (signature.text.ids, signature.text.mask, signature.text.type_ids) == ("input_ids", None, "token_type_ids")
+
+
+def test_one_type_of_tokens_is_no_input(tmp_path: Path) -> None:
+    """Every token is of it: engines take ids alone, and answer as the module does with types of 0."""
+    folder = save_tiny_mixer(tmp_path / "m", type_vocab_size=1)
+    source = open_source(folder)
+    assert [spec.name for spec in source.signature.inputs] == ["input_ids"]
+    assert source.signature.text is not None
+    assert source.signature.text.type_ids is None
+    bundle = compile_bundle(folder, board(budgets={"full": {}}), tmp_path / "b", buckets=[Bucket(2, 16)])
+    given = ids(16)[0]
+    with nestforge.load(bundle) as model:
+        found = model({"input_ids": given.numpy()})
+    module = load_universal(source).module.model
+    for expected, name in zip(module(given, torch.zeros_like(given)), found.outputs, strict=True):
+        np.testing.assert_allclose(found.outputs[name], expected.numpy(), atol=1e-4, rtol=1e-4)
+    assert verify_bundle(bundle, against=folder)
+
+
+@pytest.mark.parametrize(
+    ("head", "labels", "outputs"),
+    [
+        ("masked_lm", None, (TensorSpec("logits", "float32", (*TOKENS, 24), role="tokens"),)),
+        ("classifier", 3, (TensorSpec("logits", "float32", ("batch", 3), role="classes"),)),
+        (
+            "pretraining",
+            2,
+            (
+                TensorSpec("logits", "float32", (*TOKENS, 24), role="tokens"),
+                TensorSpec("labels", "float32", ("batch", 2)),
+            ),
+        ),
+    ],
+)
+def test_a_head_decides_what_comes_out(
+    tmp_path: Path, head: str, labels: int | None, outputs: tuple[TensorSpec, ...]
+) -> None:
+    source = open_source(save_tiny_mixer(tmp_path / "m", head=head, num_labels=labels))
+    assert source.signature.outputs == outputs
+    found = load_universal(source).module(*ids(16))
+    assert [tuple(output.shape) for output in found] == [spec.shape(BUCKET) for spec in outputs]
+
+
+def test_a_model_that_mixes_takes_one_sequence_and_one_that_attends_any(tmp_path: Path, folder: Path) -> None:
+    mixes = open_source(folder).signature
+    assert mixes.buckets([BUCKET, Bucket(1, 16)], []) == (BUCKET, Bucket(1, 16))
+    with pytest.raises(ExportError, match=r"^bucket b2-s8: linear mixing is bound to 16 tokens; ask for bucket b2-s16"):
+        mixes.buckets([BUCKET, Bucket(2, 8)], [])
+    attends = open_source(save_tiny_mixer(tmp_path / "m", attention_layers=(0, 1, 2, 3), **DENSE)).signature
+    assert mixes.buckets(None, [Bucket(1, 8), Bucket(1, 4), Bucket(2, 8)]) == (Bucket(1, 16), Bucket(2, 16))
+    assert attends.buckets([Bucket(2, 8), BUCKET], []) == (Bucket(2, 8), BUCKET)
+    for signature in (mixes, attends):
+        with pytest.raises(ExportError, match=r"^bucket b1-s32: the model takes at most 16 tokens$"):
+            signature.buckets([Bucket(1, 32)], [])
+
+
+def test_parameters_and_tables(folder: Path) -> None:
+    source = open_source(folder)
+    tables = (24 + 16 + 2) * 16
+    groups = source.parameter_groups(source.spec.universal())
+    assert groups.embedding == tables
+    expert = 2 * 16 * 24 + 24 + 16
+    two = source.spec.submodel({"moe.experts": 2})
+    assert source.parameter_groups(two) == ParameterGroups(groups.total - 2 * 2 * expert, tables, 0)
+
+
+def test_facts_and_decisions_of_an_engine(folder: Path) -> None:
+    source = open_source(folder)
+    family, checkpoint, spec = source.family, source.checkpoint, source.spec
+    assert family.facts(checkpoint, spec.universal(), BUCKET) == {
+        "router": "experts_choose",
+        "groups": 1,
+        "tokens per group": 32,
+        "experts": 4,
+        "experts scored": 4,
+        "capacity factor": "100 %",
+        "capacity": 8,
+        "capacity rule": "capacity factor * tokens of a group / 4 experts, rounded, half to even, at least 1, at most "
+        "those tokens",
+        "rows of a batch": "compete for slots",
+    }
+    smaller = spec.submodel({"moe.capacity_factor": 25, "moe.group_size": 16, "moe.experts": 3})
+    facts = family.facts(checkpoint, smaller, BUCKET)
+    assert [facts[key] for key in ("groups", "tokens per group", "capacity", "experts")] == [2, 16, 1, 3]
+    assert facts["rows of a batch"] == "independent"
+    assert family.decisions(checkpoint, smaller, BUCKET) == (
+        DecisionEntry("routes.1", (2, 3, 1)),
+        DecisionEntry("routes.2", (2, 3, 1)),
+    )
+
+
+def test_tokens_that_choose_decide_once_each(tmp_path: Path) -> None:
+    source = open_source(save_tiny_mixer(tmp_path / "m", router="tokens_choose", group_size=16))
+    found = source.family.decisions(source.checkpoint, source.spec.universal(), BUCKET)
+    assert found == (DecisionEntry("routes.1", (2, 16)), DecisionEntry("routes.2", (2, 16)))
+
+
+def test_a_model_without_experts_has_neither_facts_nor_decisions(tmp_path: Path) -> None:
+    source = open_source(save_tiny_mixer(tmp_path / "m", **DENSE))
+    universal = source.spec.universal()
+    assert universal.id == "universal"
+    assert source.spec.parse("universal") == universal
+    assert source.family.facts(source.checkpoint, universal, BUCKET) == {}
+    assert source.family.decisions(source.checkpoint, universal, BUCKET) == ()
+
+
+def test_narrowing_sets_the_budget_and_leaves_the_model_as_it_was(folder: Path) -> None:
+    universal = load_universal(open_source(folder))
+    narrowed = universal.narrow(
+        universal.spec.submodel({"moe.capacity_factor": 50, "moe.group_size": 16, "moe.experts": 2})
+    )
+    for module, expected in ((narrowed, (50, 16, 2)), (universal.module, (100, 4096, 4))):
+        found = [(part.percent, part.group_size, part.kept) for part in module.modules() if isinstance(part, MoE)]
+        assert found == [expected] * 2
+    assert tuple(narrowed.model.layers[1].moe.experts.up_weight.shape) == (2, 16, 24)
+    assert tuple(narrowed.model.layers[1].moe.router.weight.shape) == (4, 16), "all experts are scored"
+
+
+def test_narrowing_to_a_shorter_sequence(tmp_path: Path) -> None:
+    universal = load_universal(open_source(save_tiny_mixer(tmp_path / "m", mixing="hartley", **DENSE)))
+    assert universal.spec.submodel({"sequence": 8}).at(BUCKET) == Bucket(2, 8)
+    narrowed = universal.narrow(universal.spec.submodel({"sequence": 8}))
+    assert tuple(narrowed(*ids(8))[0].shape) == (2, 8, 16)
+    assert tuple(universal.module(*ids(16))[0].shape) == (2, 16, 16)
+
+
+def test_the_cost_of_a_shorter_sequence_is_counted_at_its_own_bucket(tmp_path: Path) -> None:
+    source = open_source(save_tiny_mixer(tmp_path / "m", mixing="toeplitz"))
+    short = source.spec.submodel({"sequence": 8})
+    assert source.family.workload(source.checkpoint, short, BUCKET) == source.family.workload(
+        source.checkpoint, short, Bucket(2, 8)
+    )
+    assert source.family.forms(source.checkpoint, short, BUCKET) == source.family.forms(
+        source.checkpoint, short, Bucket(2, 8)
+    )
+    assert source.family.facts(source.checkpoint, short, BUCKET)["tokens per group"] == 16
+
+
+def test_a_capacity_without_slots_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    source = open_source(save_tiny_mixer(tmp_path / "m", min_capacity=0, capacities=(1, 100)))
+    with pytest.raises(PlanError, match=r"^bucket b2-s16: 1 % of 32 tokens over 4 experts rounds to 0 slots"):
+        source.workload(source.spec.submodel({"moe.capacity_factor": 1}), BUCKET)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"num_experts": 8},
+            r"config.json: num_experts: 8, but the weights of layer 1 hold 4$",
+        ),
+        (
+            {"max_position_embeddings": 32},
+            r"config.json: max_position_embeddings: 32, but the linear mixing of layer 0 is bound to the 16 tokens "
+            r"that it was trained for$",
+        ),
+        ({"moe_layers": [1]}, r": tensor layers.2.ffn.up.weight is missing from the weights$"),
+        ({"head": "masked_lm"}, r": tensor head.transform.weight is missing from the weights$"),
+        (
+            {"expert_intermediate_size": 32},
+            r"up_weight has shape \[4, 16, 24\]; expected \[4, 16, 32\] as config.json says$",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_the_configuration(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    folder = save_tiny_mixer(tmp_path / "m")
+    edit_config(folder, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        open_source(folder)
+
+
+@pytest.mark.parametrize(("mixing", "trained"), [("toeplitz", 31), ("circulant", 16)])
+def test_vectors_of_another_length(tmp_path: Path, mixing: str, trained: int) -> None:
+    folder = save_tiny_mixer(tmp_path / "m", mixing=mixing)
+    assert open_source(folder).checkpoint.tensors["layers.0.mixing.sequence"].shape == (trained,)
+    edit_config(folder, max_position_embeddings=20)
+    with pytest.raises(CheckpointError, match=rf"the {mixing} mixing of layer 0 is bound to the 16 tokens"):
+        open_source(folder)
+
+
+def test_a_tensor_that_has_no_place(tmp_path: Path) -> None:
+    folder = save_tiny_mixer(tmp_path / "m")
+    edit_weights(folder, lambda w: w.update({"layers.0.mixing.bias": np.zeros(16, np.float32)}))
+    with pytest.raises(CheckpointError, match=re.escape("tensor 'layers.0.mixing.bias' has no place in the model")):
+        open_source(folder)
+
+
+def test_a_router_in_half_precision_scores_in_float32_and_ties_fall_to_the_lower_token(tmp_path: Path) -> None:
+    """The stated rule for routers whose rounded weights make ties."""
+    folder = save_tiny_mixer(tmp_path / "m")
+    routers = [f"layers.{layer}.moe.router.{part}" for layer in (1, 2) for part in ("weight", "bias")]
+
+    def rounded(weights: dict[str, np.ndarray]) -> None:
+        for name in routers:
+            weights[name] = (
+                np.where(np.arange(4) == 0, 1, 0).astype(np.float16)
+                if "bias" in name
+                else (np.zeros_like(weights[name], np.float16))
+            )
+
+    edit_weights(folder, rounded)
+    assert {open_source(folder).checkpoint.tensors[name].dtype for name in routers} == {"F16"}
+    model = load_model(folder)
+    _, routes = model.routed(*ids(16))
+    assert routes[1].scores.dtype == torch.float32
+    every = torch.arange(8).expand(1, 4, 8)
+    assert all(torch.equal(routes[layer].own, every) for layer in (1, 2))

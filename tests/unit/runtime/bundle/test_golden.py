@@ -1,0 +1,130 @@
+"""Bundles of every published schema still open and answer as they did; they are never rewritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nestforge
+import numpy as np
+import pytest
+from nestforge.elastic import Axis
+from nestforge.runtime.bundle.engine_details import common_details
+from nestforge.runtime.bundle.manifest import SCHEMA_VERSION
+from nestforge.runtime.bundle.roles import compared_outputs
+from nestforge.runtime.bundle.tables import bundle_facts, submodel_table
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+TEXT = "the quick brown fox jumps over the lazy dog"
+VERSIONS = [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_old_bundle_answers_as_it_did(version: int) -> None:
+    expected = np.load(GOLDEN / f"bundle-v{version}-answers.npz", allow_pickle=False)
+    with nestforge.load(GOLDEN / f"bundle-v{version}", check="full") as model:
+        assert model.bundle.manifest.schema_version == version
+        for name in expected.files:
+            asked, output = name.split("/")
+            submodel, _, exits = asked.partition(" ")
+            way = float(exits) if exits not in ("", "off") else "off"
+            decides = output not in {spec.name for spec in model.bundle.manifest.outputs}
+            answer = model(TEXT, submodel=submodel, exits=way, decisions=decides)
+            if decides:
+                assert answer.decisions is not None
+                np.testing.assert_array_equal(answer.decisions[output], expected[name])
+            else:
+                np.testing.assert_allclose(answer.outputs[output], expected[name], atol=1e-5, rtol=1e-4)
+
+
+def test_what_a_bundle_says_of_its_exits_and_proofs() -> None:
+    bundle = nestforge.open_bundle(GOLDEN / "bundle-v2")
+    facts = dict(bundle_facts(bundle.manifest, bundle.build))
+    assert facts["exits"] == "after layers 1, 3, 4, 3 classes; entropy <= 0.4, 0.3"
+    assert facts["proof of decision"].startswith("4 subjects, ")
+    assert "proof of load" in facts
+    predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies}
+    table = submodel_table(bundle.manifest, bundle.build)
+    for row in table.rows:
+        assert row[4] == f"{predicted[row[1] + '@b1-s16']:.2f}", "of the whole engine, not of a segment"
+
+
+def test_every_schema_has_its_golden_bundle() -> None:
+    assert list(range(1, SCHEMA_VERSION + 1)) == VERSIONS
+    assert sorted(path.name for path in GOLDEN.glob("bundle-*") if path.is_dir()) == [f"bundle-v{v}" for v in VERSIONS]
+
+
+def test_what_a_bundle_says_of_its_quality() -> None:
+    manifest = nestforge.open_bundle(GOLDEN / "bundle-v3").manifest
+    assert [spec.role for spec in manifest.outputs] == ["next_tokens"]
+    assert (manifest.ranking.method, manifest.ranking.samples) == ("taylor", 128)
+    whole, small = (manifest.submodel(name).quality for name in ("ffn32", "ffn8"))
+    assert whole is not None
+    assert small is not None
+    assert (whole.figures["token_agreement"], whole.figures["kl_small_to_universal"]) == (1.0, 0.0)
+    assert 0 < small.figures["token_agreement"] < 1
+    assert small.figures.keys() == whole.figures.keys()
+    assert (small.samples, small.positions, small.data_sha256) == (whole.samples, whole.positions, whole.data_sha256)
+
+
+def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
+    compared = {}
+    for version in VERSIONS:
+        outputs = compared_outputs(nestforge.open_bundle(GOLDEN / f"bundle-v{version}").manifest)
+        compared[version] = {role: spec.name for role, spec in outputs.items()}
+    assert compared == {
+        1: {"embedding": "last_hidden_state"},
+        2: {"classes": "logits"},
+        3: {"next_tokens": "logits"},
+        4: {"tokens": "logits"},
+        5: {"embedding": "sentence_embedding"},
+        6: {"embedding": "sentence_embedding"},
+    }
+
+
+def test_what_a_bundle_says_of_its_decisions() -> None:
+    manifest = nestforge.open_bundle(GOLDEN / "bundle-v4").manifest
+    assert common_details(manifest)["capacity rule"].startswith(
+        "capacity factor * tokens / 4 experts, rounded, half to"
+    )
+    shapes = {engine.submodel: [entry.shape for entry in engine.decisions or ()] for engine in manifest.engines}
+    assert shapes == {
+        "moe.capacity_factor50-moe.experts2": [(1, 2, 2)] * 2,
+        "moe.capacity_factor50-moe.experts4": [(1, 4, 2)] * 2,
+        "moe.capacity_factor100-moe.experts4": [(1, 4, 4)] * 2,
+    }
+    for engine in manifest.engines:
+        assert engine.forms is not None
+        assert engine.forms.keys() >= {"moe.dispatch", "moe.combine"}
+        assert engine.parity is not None
+        for judged in engine.parity.decisions or ():
+            assert judged.worst_margin <= engine.parity.atol
+            assert judged.shares.keys() == {"tokens_dropped", "slots_used", "mean_gate"}
+
+
+def test_what_a_bundle_says_of_its_precisions() -> None:
+    bundle = nestforge.open_bundle(GOLDEN / "bundle-v5")
+    manifest = bundle.manifest
+    assert dict(bundle_facts(manifest, bundle.build))["precision"] == "int8-dynamic, fp32"
+    assert manifest.axes[-1] == Axis("bits", 32, (8, 32))
+    assert {(engine.submodel.rpartition("-")[2], engine.precision) for engine in manifest.engines} == {
+        ("bits8", "int8-dynamic"),
+        ("bits32", "fp32"),
+    }
+    whole, small = manifest.submodel("100%"), manifest.submodel("100%.int8-dynamic")
+    assert (whole.id, small.id) == ("ffn64-heads2-bits32", "ffn64-heads2-bits8")
+    assert small.weight_bytes < 0.4 * whole.weight_bytes
+    older = nestforge.open_bundle(GOLDEN / "bundle-v4").manifest
+    assert {engine.precision for engine in older.engines} == {"fp32"}, "what older schemas do not say"
+
+
+def test_what_a_bundle_says_of_texts_and_of_its_order() -> None:
+    manifest = nestforge.open_bundle(GOLDEN / "bundle-v6").manifest
+    text = manifest.text
+    assert text is not None
+    assert (text.lowercase, text.max_tokens, text.default_prompt, text.pooled) == (True, 14, "query", "pooling_mask")
+    assert text.prompts == {"query": "time budget ", "passage": "a "}
+    assert manifest.ranking.order_file == "ranking.safetensors"
+    older = nestforge.open_bundle(GOLDEN / "bundle-v5").manifest
+    assert older.text is not None
+    assert (older.text.lowercase, older.text.max_tokens, older.text.prompts) == (False, None, None)
+    assert older.ranking.order_file is None

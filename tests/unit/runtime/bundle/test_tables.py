@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nestforge.elastic import Axis
+from nestforge.runtime.bundle.manifest import BuildRecord, Manifest, Quality
+from nestforge.runtime.bundle.tables import describe_axes, engine_table, submodel_table
+
+RECORD = BuildRecord(1, "0" * 64, "2026-11-21T00:00:00Z", (), {}, {}, ())
+
+
+def test_an_engine_says_why_it_was_traced(manifest: Manifest) -> None:
+    first, second, third, *_ = manifest.engines
+    problem = "node 17 (CumSum): no rule says how axis layers.3.ffn passes through it"
+    engines = (
+        first,
+        replace(second, emitted="traced", slice_problem="no rule for CumSum"),
+        replace(third, emitted="traced", slice_problem=problem),
+    )
+    table = engine_table(replace(manifest, engines=engines), RECORD)
+    column = [row[table.columns.index("emitted")] for row in table.rows]
+    assert column == [
+        "sliced",
+        "traced: no rule for CumSum",
+        "traced: node 17 (CumSum): no rule says how axis...",
+    ]
+
+
+def test_axes_are_counted_by_kind_and_size() -> None:
+    assert describe_axes([Axis("layers.0.ffn", 8), Axis("layers.1.ffn", 8), Axis("sequence", 16)]) == (
+        "2 x ffn 8, 1 x sequence 16 tokens"
+    )
+    assert describe_axes([Axis("moe.capacity_factor", 100, (50, 100)), Axis("moe.experts", 4)]) == (
+        "1 x moe.capacity_factor 100 %, 1 x moe.experts 4"
+    )
+    assert describe_axes([]) == "none"
+
+
+def with_figures(manifest: Manifest, *figures: dict[str, float] | None) -> Manifest:
+    entries = zip(manifest.submodels, figures, strict=True)
+    submodels = tuple(replace(e, quality=Quality(9, f, "0" * 64) if f is not None else None) for e, f in entries)
+    return replace(manifest, submodels=submodels)
+
+
+def test_submodels_show_the_figures_that_the_model_has(manifest: Manifest) -> None:
+    table = submodel_table(with_figures(manifest, None, {"loss": 2.5, "token_agreement": 0.75, "new_one": 1.5}), RECORD)
+    assert table.columns[-4:] == ["token agreement", "loss nats/token", "new_one", "budgets"]
+    assert [row[-4:-1] for row in table.rows] == [["-", "-", "-"], ["0.7500", "2.5000", "1.5"]]
+    assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_without_figures_there_are_no_columns_for_them(manifest: Manifest) -> None:
+    columns = submodel_table(manifest, RECORD).columns
+    assert [column.rpartition(" at ")[0] or column for column in columns[-3:]] == [
+        "predicted ms",
+        "measured ms",
+        "budgets",
+    ]

@@ -1,0 +1,144 @@
+"""A GPU as a device, on a stand-in for CUDA: what is asked of CUDA is right, not that CUDA does it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nestforge.errors import BundleIncompatibleError
+from nestforge.runtime.device.store import StoreUse
+from nestforge.runtime.graphs.initializers import Initializer
+from safetensors.numpy import save_file
+from support.fake_tensorrt import World, host_with_gpu
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with host_with_gpu(tmp_path / "cache") as found:
+        yield found
+
+
+def test_rows_move_and_are_cleared_within_the_device(world: World) -> None:
+    from nestforge.runtime.device.cuda_device import take_cuda_device
+
+    device = take_cuda_device()
+    assert (device.kind, device.index, device.name) == ("cuda", 0, "Fake GPU")
+    assert device.free_bytes() == world.free
+    before, after = device.allocate(12), device.allocate(20)
+    source, found = device.staging(12), device.staging(20)
+    source[:] = np.arange(12)
+    found[:] = 99
+    device.to_device(before, source)
+    device.to_device(after, found)
+    device.copy_rows(after, 5, before + 4, 4, 3, 2)
+    device.clear_rows(after + 3, 5, 2, 2)
+    device.clear_rows(after + 10, 5, 5, 1)
+    device.to_host(found, after)
+    device.wait()
+    assert found.reshape(4, 5).tolist() == [[4, 5, 6, 0, 0], [8, 9, 10, 0, 0], [0] * 5, [99] * 5]
+    for address in (before, after):
+        device.free(address)
+    for staging in (source, found):
+        device.free_staging(staging)
+    device.release()
+    assert not world.allocated
+
+
+def test_one_device_serves_the_process_until_its_last_user_leaves(world: World) -> None:
+    from nestforge.runtime.device.cuda_device import take_cuda_device
+
+    first, second = take_cuda_device(), take_cuda_device()
+    assert first is second
+    first.release()
+    assert list(world.allocated.values()) == ["stream"]
+    second.release()
+    assert not world.allocated
+
+
+def test_nobody_waits_for_the_stream_while_another_thread_holds_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever captures in the stream holds the lock, and a wait in between would break the capture."""
+    from nestforge.runtime.device.cuda_device import take_cuda_device
+
+    device = take_cuda_device()
+    took: list[bool] = []
+
+    def try_lock() -> None:
+        took.append(device.lock.acquire(blocking=False))
+
+    def wait() -> None:
+        other = threading.Thread(target=try_lock)
+        other.start()
+        other.join()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.stream, "wait", wait)
+        device.wait()
+        with device.lock:  # again by who holds it
+            device.wait()
+    assert took == [False, False]
+    try_lock()
+    assert took == [False, False, True]
+    device.lock.release()
+    device.release()
+
+
+def test_a_capture_that_was_refused_half_way_is_ended_by_the_thread_that_began_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuda.bindings import runtime as cudart
+    from nestforge.runtime.device.cuda_device import take_cuda_device
+
+    device = take_cuda_device()
+    before = device.perform(threading.current_thread)
+    began = device.perform(lambda: cudart.cudaStreamBeginCapture(device.stream.handle, 0))
+    assert began == (cudart.cudaError_t.cudaSuccess,)
+    device.end_capture()
+    assert cudart.cudaStreamIsCapturing(device.stream.handle)[1] == 0
+    assert device.perform(threading.current_thread) is not before  # CUDA keeps the last error of each thread
+    assert not before.is_alive()
+    ended: list[object] = []
+    monkeypatch.setattr(cudart, "cudaStreamEndCapture", ended.append)
+    device.end_capture()  # where nothing is captured, nothing is ended
+    assert not ended
+    device.release()
+    assert not world.allocated
+
+
+def test_sessions_run_in_the_devices_own_thread_on_its_gpu(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import runtime as cudart
+    from nestforge.runtime.device.cuda_device import take_cuda_device
+
+    chosen: list[tuple[int, int]] = []
+    choose = cudart.cudaSetDevice
+    monkeypatch.setattr(
+        cudart, "cudaSetDevice", lambda index: chosen.append((threading.get_ident(), index)) or choose(index)
+    )
+    device = take_cuda_device()
+    ident = device.perform(threading.get_ident)
+    assert ident != threading.get_ident()
+    assert (ident, 0) in chosen
+    thread = device.perform(threading.current_thread)
+    device.release()
+    assert not thread.is_alive()
+
+
+def test_weights_that_do_not_fit_are_one_line(world: World, tmp_path: Path) -> None:
+    from nestforge.runtime.device.cuda_device import take_cuda_device
+
+    save_file({"w": np.zeros(1000, np.float32)}, tmp_path / "w")
+    device = take_cuda_device()
+    use = StoreUse(tmp_path / "w", device)
+    begin = (tmp_path / "w").stat().st_size - 4000
+    world.free = 3999
+    with pytest.raises(BundleIncompatibleError, match=r"^CUDA: allocating 4000 bytes: out of memory; close other"):
+        use.store.views([Initializer("w", "float32", (10,), begin, 40)], "e")
+    world.free = 4000
+    (view,) = use.store.views([Initializer("w", "float32", (10,), begin, 40)], "e").values()
+    assert view.__dlpack_device__() == (2, 0)
+    use.close()
+    device.release()

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nestforge.elastic import Bucket
+from nestforge.runtime.bundle.manifest import DTYPES as IN_MANIFEST
+from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.device.device import ALIGNMENT, DeviceArray
+from nestforge.runtime.device.layout import Layout, layout_of
+
+INPUTS = (TensorSpec("ids", "int64", ("batch", "sequence")), TensorSpec("flag", "bool", ("batch",)))
+OUTPUTS = (TensorSpec("hidden", "float16", ("batch", "sequence", 4)),)
+BUCKET = Bucket(2, 8)
+
+
+def test_inputs_lie_first_and_everything_is_aligned() -> None:
+    layout = layout_of(INPUTS, OUTPUTS, BUCKET)
+    slots = {**layout.inputs, **layout.outputs}
+    assert {name: (slot.offset, slot.bytes, slot.shape) for name, slot in slots.items()} == {
+        "ids": (0, 128, (2, 8)),
+        "flag": (256, 2, (2,)),
+        "hidden": (512, 128, (2, 8, 4)),
+    }
+    assert (layout.input_bytes, layout.bytes) == (512, 768)
+
+
+SPECS = st.lists(
+    st.builds(
+        TensorSpec,
+        st.integers().map(str),
+        st.sampled_from(sorted(IN_MANIFEST)),
+        st.lists(st.one_of(st.sampled_from(["batch", "sequence"]), st.integers(1, 9)), max_size=4).map(tuple),
+    ),
+    min_size=2,
+    max_size=8,
+    unique_by=lambda spec: spec.name,
+)
+
+
+@given(SPECS, st.integers(1, 4), st.integers(1, 9))
+def test_slots_never_overlap(specs: list[TensorSpec], batch: int, sequence: int) -> None:
+    layout = layout_of(specs[:1], specs[1:], Bucket(batch, sequence))
+    slots = [*layout.inputs.values(), *layout.outputs.values()]
+    end = 0
+    for slot in slots:
+        assert slot.offset >= end
+        assert slot.offset % ALIGNMENT == 0
+        assert slot.bytes == prod(slot.shape) * np.dtype(slot.dtype).itemsize
+        end = slot.offset + slot.bytes
+    assert end <= layout.bytes
+    assert layout.input_bytes == slots[1].offset
+
+
+@pytest.fixture
+def layout() -> Layout:
+    return layout_of(INPUTS, OUTPUTS, BUCKET)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, None),
+        ({"ids": np.zeros((2, 8), np.int32)}, "ids: expected contiguous int64 [2, 8], got int32 [2, 8]"),
+        ({"ids": np.zeros((8, 2), np.int64).T}, "ids: expected contiguous int64 [2, 8], got int64 [2, 8] with strides"),
+        ({"ids": np.zeros((2, 9), np.int64)}, "ids: expected contiguous int64 [2, 8], got int64 [2, 9]"),
+        ({"id": np.zeros(1)}, "has no input 'id'; it has ids, flag"),
+    ],
+)
+def test_arrays_that_do_not_fit(layout: Layout, change: dict[str, np.ndarray], problem: str | None) -> None:
+    feeds = {"ids": np.zeros((2, 8), np.int64), "flag": np.zeros(2, np.bool_)}
+    assert layout.misfit({**feeds, **change}, {}) == problem
+
+
+def test_a_missing_input_and_a_wrong_output(layout: Layout) -> None:
+    assert layout.misfit({"ids": np.zeros((2, 8), np.int64)}, {}) == "no array for input flag"
+    feeds = {"ids": np.zeros((2, 8), np.int64), "flag": np.zeros(2, np.bool_)}
+    assert layout.misfit(feeds, {"hidden": np.zeros((2, 8, 4), np.float32)}) == (
+        "hidden: expected contiguous float16 [2, 8, 4], got float32 [2, 8, 4]"
+    )
+
+
+def test_arrays_on_the_device_that_do_not_fit(layout: Layout) -> None:
+    feeds = {"ids": DeviceArray(0, "int64", (2, 8)), "flag": DeviceArray(512, "bool", (2,))}
+    assert layout.device_misfit(feeds, {"hidden": DeviceArray(1024, "float16", (2, 8, 4))}) is None
+    assert layout.device_misfit({"ids": feeds["ids"]}, {}) == "no array for input flag"
+    assert layout.device_misfit(feeds, {"other": feeds["ids"]}) == "has no output 'other'; it has hidden"
+    wrong = {**feeds, "flag": DeviceArray(512, "uint8", (2,))}
+    assert layout.device_misfit(wrong, {}) == "flag: expected bool [2], got uint8 [2]"
+
+
+def test_a_tensor_in_a_block_of_the_host(layout: Layout) -> None:
+    block = np.zeros(layout.bytes, np.uint8)
+    layout.outputs["hidden"].host_view(block)[1, 7, 3] = 1.0
+    assert np.flatnonzero(block).tolist() == [512 + 127]

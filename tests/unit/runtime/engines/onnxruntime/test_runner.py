@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.engines.contract.residency import RESIDENCIES, Residency
+from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
+from nestforge.runtime.engines.runner import runnable_engines, runner_for
+from nestforge.runtime.inputs.feeds import random_feeds
+from support.sealing import reseal
+
+Reference = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "nestforge" / "mapped"
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES)
+def test_every_engine_equals_numpy_in_every_residency(
+    tiny_bundle: Path, expected: Reference, residency: Residency
+) -> None:
+    bundle = open_bundle(tiny_bundle)
+    for engine in bundle.manifest.engines:
+        feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+        with runner_for(bundle, engine, residency, 1) as runner:
+            hidden, total = runner.run(feeds)
+        want = expected(int(engine.submodel[3:]), feeds["input_ids"], feeds["attention_mask"])
+        np.testing.assert_allclose(hidden, want["hidden"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(total, want["total"], rtol=1e-5, atol=1e-5)
+
+
+def test_only_an_open_runner_runs(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    engine = bundle.manifest.engines[0]
+    runner = runner_for(bundle, engine, "shared", 1)
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    with pytest.raises(BundleError, match="engine ffn16@b1-s8: not open"):
+        runner.run(feeds)
+    with runner:
+        runner.run(feeds)
+    with pytest.raises(BundleError, match="engine ffn16@b1-s8: not open"):
+        runner.run(feeds)
+
+
+def test_a_bound_run_reads_and_writes_the_callers_arrays(tiny_bundle: Path, expected: Reference) -> None:
+    bundle = open_bundle(tiny_bundle)
+    engine = bundle.manifest.engines[1]
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    hidden = np.empty((4, 16, 16), np.float32)
+    with runner_for(bundle, engine, "shared", 1) as runner:
+        run = runner.bind(feeds, {"hidden": hidden[1:3]})  # the other output is not fetched
+        for seed in (0, 1):
+            for name, array in random_feeds(bundle.manifest.inputs, engine.bucket, seed).items():
+                feeds[name][...] = array
+            hidden[:] = -1
+            run()
+            want = expected(16, feeds["input_ids"], feeds["attention_mask"])
+            np.testing.assert_allclose(hidden[1:3], want["hidden"], rtol=1e-5, atol=1e-5)
+            assert (hidden[[0, 3]] == -1).all()
+        feeds["input_ids"][0, 0] = 99
+        with pytest.raises(InputError, match=r"engine ffn16@b2-s16: .*indices element out of data bounds") as error:
+            run()
+        assert "\n" not in str(error.value)
+    with pytest.raises(BundleError, match="engine ffn16@b2-s16: not open"):
+        run()
+    with pytest.raises(BundleError, match="engine ffn16@b2-s16: not open"):
+        runner.bind(feeds, {})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        (
+            {},
+            {"total": np.empty((1, 16), np.float64)},
+            "total: expected contiguous float32 [1, 16], got float64 [1, 16]",
+        ),
+        (
+            {},
+            {"total": np.empty((2, 16), np.float32)},
+            "total: expected contiguous float32 [1, 16], got float32 [2, 16]",
+        ),
+        (
+            {},
+            {"hidden": np.empty((1, 8, 32), np.float32)[:, :, ::2]},
+            "hidden: expected contiguous float32 [1, 8, 16], got float32 [1, 8, 16] with strides",
+        ),
+        ({}, {"sum": np.empty((1, 16), np.float32)}, "has no 'sum'; it has hidden, total"),
+        (
+            {"input_ids": np.zeros((1, 7), np.int64)},
+            {},
+            "input_ids: expected contiguous int64 [1, 8], got int64 [1, 7]",
+        ),
+        ({"input_ids": None}, {}, "no array for input input_ids"),
+    ],
+    ids=["dtype", "shape", "strides", "unknown", "input", "missing"],
+)
+def test_arrays_that_do_not_fit_are_not_bound(
+    tiny_bundle: Path, inputs: dict[str, Any], outputs: dict[str, Any], message: str
+) -> None:
+    bundle = open_bundle(tiny_bundle)
+    engine = bundle.manifest.engines[0]
+    feeds = {**random_feeds(bundle.manifest.inputs, engine.bucket), **inputs}
+    feeds = {name: array for name, array in feeds.items() if array is not None}
+    with runner_for(bundle, engine, "shared", 1) as runner, pytest.raises(InputError) as error:
+        runner.bind(feeds, outputs)
+    assert str(error.value) == f"engine ffn16@b1-s8: {message}"
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES)
+def test_a_segment_has_an_interface_of_its_own(exits_bundle: Path, residency: Residency) -> None:
+    bundle = open_bundle(exits_bundle)
+    engine = next(engine for engine in bundle.manifest.engines if engine.segment == "to2")
+    feeds = random_feeds(bundle.manifest.interface("to2")[0], engine.bucket)
+    with runner_for(bundle, engine, residency, 1) as runner:
+        state, logits, _ = runner.run(feeds)
+    assert np.array_equal(state[:, 0, :3], logits)
+    with pytest.raises(BundleCorruptError, match=r"engine depth2.to2@b1-s8: inputs are .* the manifest says"):
+        runner_for(bundle, replace(engine, segment="to1"), "shared", 1).__enter__()
+
+
+def test_what_onnxruntime_refuses_is_one_line(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    engine = bundle.manifest.engines[0]
+    feeds = {"input_ids": np.full((1, 8), 99), "attention_mask": np.ones((1, 8), np.int64)}
+    with runner_for(bundle, engine, "shared", 1) as runner, pytest.raises(InputError) as error:
+        runner.run(feeds)
+    assert "indices element out of data bounds, idx=99" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["half", "empty", "noise"])
+def test_a_damaged_engine_is_named(own_bundle: Path, damage: str) -> None:
+    path = own_bundle / "ffn16.b1-s8.onnx"
+    raw = path.read_bytes()
+    path.write_bytes({"half": raw[: len(raw) // 2], "empty": b"", "noise": b"\xff" * 100}[damage])
+    with pytest.raises(BundleError, match=r"ffn16.b1-s8.onnx: \d+ bytes, expected \d+; fetch the bundle again"):
+        open_bundle(own_bundle)
+    reseal(own_bundle)
+    bundle = open_bundle(own_bundle)
+    engine = bundle.manifest.engines[0]
+    said = r"ffn16.b1-s8.onnx: (onnxruntime 1\.\S+ cannot open it: |no ONNX file: )"
+    with pytest.raises(BundleError, match=said) as error:
+        runner_for(bundle, engine, "shared", 1).__enter__()
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def forge(own_bundle: Path, edit_manifest: Any) -> Callable[[Callable[[onnx.ModelProto], bytes]], Bundle]:
+    """``forge(change)``: the bundle with what ``change`` makes of its first engine's graph, listed as it is then."""
+
+    def made(change: Callable[[onnx.ModelProto], bytes]) -> Bundle:
+        graph = own_bundle / "ffn16.b1-s8.onnx"
+        raw = change(onnx.load(graph, load_external_data=False))
+        graph.write_bytes(raw)
+        facts = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+        edit_manifest(
+            own_bundle, lambda data: [one.update(facts) for one in data["files"] if one["path"] == graph.name]
+        )
+        return open_bundle(own_bundle)
+
+    return made
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES)
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [(b"\xff\xfeten", "\ufffd\ufffdten"), (b"\x1b[2Jten", r"\x1b[2Jten")],
+    ids=["no UTF-8", "escapes"],
+)
+def test_names_in_a_damaged_graph_are_shown_printable(
+    forge: Any, name: bytes, shown: str, residency: Residency
+) -> None:
+    """ONNX Runtime quotes them; where they are no UTF-8, Python cannot even make its exception."""
+
+    def renamed(model: onnx.ModelProto) -> bytes:
+        cast = next(node for node in model.graph.node if node.op_type == "Cast")
+        cast.input[0] = "N" * len(name)
+        return bytes(model.SerializeToString().replace(b"N" * len(name), name))
+
+    bundle = forge(renamed)
+    with pytest.raises(BundleError, match="cannot open it: ") as caught:
+        runner_for(bundle, bundle.manifest.engines[0], residency, 1).__enter__()
+    assert shown in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES)
+def test_an_engine_that_opens_and_does_not_run_is_refused(forge: Any, residency: Residency) -> None:
+    """A mapped engine runs when it is packed, before anybody asks."""
+
+    def unshaped(model: onnx.ModelProto) -> bytes:
+        indices = onnx.numpy_helper.from_array(np.array([[99]], np.int64), "far")
+        model.graph.initializer.append(indices)
+        gather = next(node for node in model.graph.node if node.op_type == "Gather")
+        model.graph.node.insert(0, onnx.helper.make_node("Gather", [gather.input[0], "far"], ["nothing"]))
+        model.graph.node.append(onnx.helper.make_node("ReduceSum", ["nothing"], ["nowhere"]))
+        total = next(node for node in model.graph.node if node.output[0] == "total")
+        total.output[0] = "total_before"
+        model.graph.node.append(onnx.helper.make_node("Add", ["total_before", "nowhere"], ["total"]))
+        model.graph.node[-2].attribute.append(onnx.helper.make_attribute("keepdims", 0))
+        return bytes(model.SerializeToString())
+
+    bundle = forge(unshaped)
+    engine = bundle.manifest.engines[0]
+    expected = BundleCorruptError if residency == "mapped" else InputError
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    with (
+        pytest.raises(expected, match="indices element out of data bounds, idx=99"),
+        runner_for(bundle, engine, residency, 1) as runner,
+    ):
+        runner.run(feeds)
+
+
+def test_a_short_weight_store_is_refused_at_open(own_bundle: Path) -> None:
+    os.truncate(own_bundle / WEIGHTS_NAME, 100)
+    reseal(own_bundle)
+    bundle = open_bundle(own_bundle)
+    with pytest.raises(BundleError, match=r"weights\.safetensors: cannot be read as a weight store"):
+        runner_for(bundle, bundle.manifest.engines[0], "shared", 1).__enter__()
+
+
+def test_weights_outside_the_bundle_are_refused(own_bundle: Path, tmp_path: Path) -> None:
+    bundle = open_bundle(own_bundle)
+    (own_bundle / WEIGHTS_NAME).rename(tmp_path / WEIGHTS_NAME)
+    (own_bundle / WEIGHTS_NAME).symlink_to(tmp_path / WEIGHTS_NAME)
+    with pytest.raises(BundleError, match=r"weights\.safetensors: removed, replaced or written to since the"):
+        runner_for(bundle, bundle.manifest.engines[0], "shared", 1).__enter__()
+
+
+def test_an_engine_of_another_shape_is_refused(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    first, second = bundle.manifest.engines[:2]
+    with pytest.raises(BundleCorruptError, match=r"engine ffn16@b1-s8: inputs are .* the manifest says"):
+        runner_for(bundle, replace(first, file=second.file), "shared", 1).__enter__()
+
+
+def test_a_backend_that_is_not_here(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    foreign = tuple(replace(engine, backend="tensorrt") for engine in bundle.manifest.engines)
+    mixed = replace(bundle, manifest=replace(bundle.manifest, engines=(*foreign, bundle.manifest.engines[0])))
+    assert runnable_engines(mixed) == (bundle.manifest.engines[0],)
+    with pytest.raises(BundleIncompatibleError, match="cannot run its engines: tensorrt is not installed"):
+        runnable_engines(replace(bundle, manifest=replace(bundle.manifest, engines=foreign)))
+    with pytest.raises(BundleIncompatibleError, match="engine ffn16@b1-s8: needs TensorRT: tensorrt is not"):
+        runner_for(bundle, foreign[0], "shared", 1)
+
+
+def saved_files(cache: Path) -> dict[str, bytes]:
+    (entry,) = cache.iterdir()
+    return {path.name: path.read_bytes() for path in entry.iterdir()}
+
+
+def run_mapped(bundle_path: Path) -> list[Any]:
+    bundle = open_bundle(bundle_path)
+    engine = bundle.manifest.engines[-1]
+    with OnnxRuntimeRunner(bundle, engine, "mapped", 1) as runner:
+        return runner.run(random_feeds(bundle.manifest.inputs, engine.bucket))
+
+
+@pytest.mark.parametrize("name", ["engine.onnx", "engine.bin", "receipt.json"])
+def test_a_changed_cache_never_answers(tiny_bundle: Path, private_cache: Path, name: str) -> None:
+    first = run_mapped(tiny_bundle)
+    (entry,) = private_cache.iterdir()
+    assert entry.stat().st_mode & 0o077 == 0
+    assert json.loads((entry / "receipt.json").read_text()).keys() == {"engine.onnx", "engine.bin"}
+    good = saved_files(private_cache)
+    raw = bytearray((entry / name).read_bytes())
+    raw[len(raw) // 2] ^= 0x40
+    (entry / name).write_bytes(raw)
+    second = run_mapped(tiny_bundle)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    assert saved_files(private_cache) == good
+
+
+def test_another_engine_gets_another_entry(tiny_bundle: Path, private_cache: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    for engine in bundle.manifest.engines[:2]:
+        for _ in range(2):
+            with OnnxRuntimeRunner(bundle, engine, "mapped", 1):
+                pass
+    assert len(list(private_cache.iterdir())) == 2

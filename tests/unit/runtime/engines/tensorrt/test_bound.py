@@ -1,0 +1,109 @@
+"""Runs on memory of the caller's, on tests/fake_tensorrt.py: no plan is really run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nestforge.errors import BundleError, InputError
+from nestforge.runtime.bundle.open_bundle import Bundle
+from nestforge.runtime.device.device import Device, DeviceArray
+from nestforge.runtime.inputs.feeds import random_feeds
+from support.fake_tensorrt import World, host_with_gpu, list_plans
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with host_with_gpu(tmp_path / "cache") as found:
+        yield found
+
+
+@pytest.fixture
+def bundle(tiny_bundle: Path, tmp_path: Path, world: World) -> Bundle:
+    return list_plans(tiny_bundle, tmp_path / "plans.bundle")
+
+
+def on_device(device: Device, array: np.ndarray) -> DeviceArray:
+    found = DeviceArray(device.allocate(array.nbytes), str(array.dtype), array.shape)
+    device.to_device(found.address, array)
+    return found
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_run_reads_and_writes_where_it_was_bound(bundle: Bundle, world: World, captures: bool) -> None:
+    from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
+
+    world.captures = captures
+    engine = bundle.manifest.engines[1]
+    with TensorRTRunner(bundle, engine) as runner:
+        device = runner.device
+        assert runner.device is device
+        cases = [random_feeds(bundle.manifest.inputs, engine.bucket, seed) for seed in (0, 1)]
+        bound = []
+        for feeds in cases:
+            arrays = {name: on_device(device, array) for name, array in feeds.items()}
+            total = DeviceArray(device.allocate(128), "float32", (2, 16))
+            bound.append((runner.bind_device(arrays, {"total": total}), arrays, total))
+        assert [run.is_captured for run, _, _ in bound] == [captures] * 2
+        world.calls.clear()
+
+        def work(number: int) -> None:
+            for _ in range(20):
+                bound[number][0]()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert world.calls.count("graph") == (40 if captures else 0)
+        assert world.calls.count("run") == 40
+        for feeds, (_, arrays, total) in zip(cases, bound, strict=True):
+            found = np.empty((2, 16), np.float32)
+            device.to_host(found, total.address)
+            device.wait()
+            np.testing.assert_array_equal(found, runner.run(feeds)[1])
+            for array in (*arrays.values(), total):
+                device.free(array.address)
+        with pytest.raises(InputError, match="no array for input"):
+            runner.bind_device({}, {})
+    with pytest.raises(BundleError, match=r"^engine ffn16@b2-s16: not open; run it inside its `with` block$"):
+        bound[0][0]()
+    bound[0][0].close()
+    with pytest.raises(BundleError, match="not open"):
+        _ = runner.device
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_closed_run_gives_its_graph_back(
+    bundle: Bundle, world: World, monkeypatch: pytest.MonkeyPatch, captures: bool
+) -> None:
+    from nestforge.runtime.device.cuda_memory import Graph
+    from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
+
+    freed: list[Graph] = []
+    close = Graph.close
+    monkeypatch.setattr(Graph, "close", lambda graph: (freed.append(graph), close(graph)))
+    world.captures = captures
+    engine = bundle.manifest.engines[1]
+    with TensorRTRunner(bundle, engine) as runner:
+        feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+        arrays = {name: on_device(runner.device, array) for name, array in feeds.items()}
+        first = runner.bind_device(arrays, {})
+        for number in range(1, 4):
+            run = runner.bind_device(arrays, {})
+            run()
+            run.close()
+            run.close()
+            assert runner._bound is not None
+            assert runner._bound._runs == {first}
+            assert len(freed) == captures * number
+            with pytest.raises(BundleError, match="not open"):
+                run()
+        first()
+        for array in arrays.values():
+            runner.device.free(array.address)
+    assert not world.allocated

@@ -1,0 +1,290 @@
+"""The runner's side of the conversation with TensorRT, on tests/fake_tensorrt.py: no plan is really built or run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.runtime.bundle.manifest import EngineEntry
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.bundle.plan_index import Gpu, PlanEntry, PlanParity, build_key, read_plans, write_plans
+from nestforge.runtime.inputs.feeds import random_feeds
+from support.fake_tensorrt import World, host_with_gpu, installed
+
+if TYPE_CHECKING:
+    from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
+
+Reference = Callable[..., dict[str, Any]]
+PARITY = PlanParity("the graph", "exact", 1, 0.0, 1.0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with host_with_gpu(tmp_path / "cache") as found:
+        yield found
+
+
+@pytest.fixture
+def bundle(own_bundle: Path, edit_manifest: Callable[..., None]) -> Bundle:
+    """The tiny bundle, with TensorRT engines."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        for engine in manifest["engines"]:
+            engine["backend"] = "tensorrt"
+
+    edit_manifest(own_bundle, change)
+    return open_bundle(own_bundle)
+
+
+def list_plan(bundle: Bundle, engine: EngineEntry, **changes: Any) -> PlanEntry:
+    """A plan as the fake builds it, listed."""
+    options = changes.pop("options", TensorRTOptions())
+    gpu = changes.pop("gpu", Gpu("Fake GPU", "8.7", "10.3.0"))
+    data = json.dumps({"graph": str(bundle.file(engine.file)), "stripped": options.strip_weights}).encode()
+    file = engine.file.replace(".onnx", ".plan")
+    (bundle.path / file).write_bytes(data)
+    entry = PlanEntry(
+        graph=engine.file,
+        file=file,
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        key=build_key(bundle, engine, gpu, options),
+        gpu=gpu,
+        options=options,
+        activation_bytes=4096,
+        seconds=1.0,
+        layers={"gemm": 2},
+        parity=PARITY,
+    )
+    write_plans(bundle, [replace(entry, **changes)])
+    return read_plans(bundle)[0]
+
+
+def runner_of(bundle: Bundle, engine: EngineEntry) -> TensorRTRunner:
+    from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
+
+    return TensorRTRunner(bundle, engine)
+
+
+@pytest.mark.parametrize("stripped", [True, False])
+@pytest.mark.parametrize("captures", [True, False])
+def test_every_engine_equals_numpy(
+    bundle: Bundle, world: World, expected: Reference, stripped: bool, captures: bool
+) -> None:
+    world.captures = captures
+    for engine in bundle.manifest.engines:
+        list_plan(bundle, engine, options=TensorRTOptions(strip_weights=stripped))
+        with runner_of(bundle, engine) as runner:
+            assert runner.is_captured is captures
+            for seed in (0, 1):
+                feeds = random_feeds(bundle.manifest.inputs, engine.bucket, seed)
+                hidden, total = runner.run(feeds)
+                want = expected(int(engine.submodel[3:]), feeds["input_ids"], feeds["attention_mask"])
+                np.testing.assert_allclose(hidden, want["hidden"], rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(total, want["total"], rtol=1e-5, atol=1e-5)
+    assert world.calls.count("refit") == (len(bundle.manifest.engines) if stripped else 0)
+    assert world.calls.count("graph") == (2 * len(bundle.manifest.engines) if captures else 0)
+
+
+def test_outputs_are_the_callers(bundle: Bundle, world: World) -> None:
+    engine = bundle.manifest.engines[0]
+    list_plan(bundle, engine)
+    with runner_of(bundle, engine) as runner:
+        first = runner.run(random_feeds(bundle.manifest.inputs, engine.bucket, 0))
+        kept = [array.copy() for array in first]
+        runner.run(random_feeds(bundle.manifest.inputs, engine.bucket, 1))
+    for array, copy in zip(first, kept, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+def test_a_bound_run_reads_and_writes_the_callers_arrays(bundle: Bundle, world: World, expected: Reference) -> None:
+    engine = bundle.manifest.engines[1]
+    list_plan(bundle, engine)
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    hidden = np.empty((4, 16, 16), np.float32)
+    with runner_of(bundle, engine) as runner:
+        run = runner.bind(feeds, {"hidden": hidden[1:3]})  # the other output is not fetched
+        for seed in (0, 1):
+            for name, array in random_feeds(bundle.manifest.inputs, engine.bucket, seed).items():
+                feeds[name][...] = array
+            hidden[:] = -1
+            run()
+            want = expected(16, feeds["input_ids"], feeds["attention_mask"])
+            np.testing.assert_allclose(hidden[1:3], want["hidden"], rtol=1e-5, atol=1e-5)
+            assert (hidden[[0, 3]] == -1).all()
+        with pytest.raises(InputError, match=r"engine ffn16@b2-s16: has no output 'depth'; it has hidden, total"):
+            runner.bind(feeds, {"depth": hidden})
+    with pytest.raises(BundleError, match="engine ffn16@b2-s16: not open"):
+        run()
+
+
+def test_arrays_that_do_not_fit_are_refused_by_name(bundle: Bundle, world: World) -> None:
+    engine = bundle.manifest.engines[0]
+    list_plan(bundle, engine)
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    with runner_of(bundle, engine) as runner:
+        runner.run({**feeds, "input_ids": np.asfortranarray(feeds["input_ids"])})
+        with pytest.raises(InputError, match=r"input_ids: expected contiguous int64 \[1, 8\], got int32 \[1, 8\]$"):
+            runner.run({**feeds, "input_ids": feeds["input_ids"].astype(np.int32)})
+        with pytest.raises(InputError, match="no array for input attention_mask"):
+            runner.run({"input_ids": feeds["input_ids"]})
+
+
+def test_only_an_open_runner_runs(bundle: Bundle, world: World) -> None:
+    engine = bundle.manifest.engines[0]
+    list_plan(bundle, engine)
+    runner = runner_of(bundle, engine)
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    with pytest.raises(BundleError, match="engine ffn16@b1-s8: not open"):
+        runner.run(feeds)
+    with runner:
+        runner.run(feeds)
+        assert runner.activation_bytes == 4096
+        assert json.loads(runner.inspect())["Bindings"] == ["input_ids", "attention_mask", "hidden", "total"]
+    with pytest.raises(BundleError, match="engine ffn16@b1-s8: not open"):
+        runner.run(feeds)
+
+
+def test_threads_get_contexts_of_their_own_and_keep_them(bundle: Bundle, world: World, expected: Reference) -> None:
+    engine = bundle.manifest.engines[0]
+    list_plan(bundle, engine)
+    together = threading.Barrier(3)
+    failures: list[BaseException] = []
+
+    def ask(runner: TensorRTRunner, seed: int) -> None:
+        try:
+            feeds = random_feeds(bundle.manifest.inputs, engine.bucket, seed)
+            want = expected(16, feeds["input_ids"], feeds["attention_mask"])["hidden"]
+            together.wait(30)
+            for _ in range(20):
+                np.testing.assert_allclose(runner.run(feeds)[0], want, rtol=1e-5, atol=1e-5)
+        except BaseException as failure:  # noqa: BLE001  (handed to the test's own thread)
+            failures.append(failure)
+
+    with runner_of(bundle, engine) as runner:
+        threads = [threading.Thread(target=ask, args=(runner, seed)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert world.calls.count("open") == 1
+    assert 1 <= world.calls.count("context") <= 3
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"version": "11.4.0.106"}, BundleIncompatibleError, "built by TensorRT 10.3.0, this host has 11.4.0.106; run"),
+        ({"gpu": "Other"}, BundleIncompatibleError, r"built for Fake GPU \(8.7\), this host has Other \(8.7\); run"),
+        (
+            {"free": 5000},
+            BundleIncompatibleError,
+            r"needs at least 0.0 MB of the GPU.s memory, 0.0 MB are free; close",
+        ),
+        (
+            {"opens": False},
+            BundleIncompatibleError,
+            "cannot open this plan: Version tag does not match. Current 1",
+        ),
+        ({"missing": ("up.bias",)}, BundleIncompatibleError, r"1 weights are not in .*onnx: up.bias"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_host_that_cannot_run_a_plan_says_why(
+    own_bundle: Path,
+    edit_manifest: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    edit_manifest(own_bundle, lambda data: [e.update(backend="tensorrt") for e in data["engines"]])
+    bundle = open_bundle(own_bundle)
+    list_plan(bundle, bundle.manifest.engines[0])
+    world = World(**change)
+    with installed(world):
+        with pytest.raises(error, match=message) as raised:
+            runner_of(bundle, bundle.manifest.engines[0]).__enter__()
+        assert str(raised.value).startswith("engine ffn16@b1-s8: ")
+        assert "\n" not in str(raised.value)
+    assert not world.allocated
+
+
+def test_a_plan_with_a_flipped_byte_is_never_opened(bundle: Bundle, world: World) -> None:
+    engine = bundle.manifest.engines[0]
+    plan = list_plan(bundle, engine)
+    path = bundle.path / plan.file
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BundleCorruptError, match=rf"{plan.file}: sha256 [0-9a-f]+, plans.json expects {plan.sha256}"):
+        runner_of(bundle, engine).__enter__()
+    path.unlink()
+    with pytest.raises(BundleCorruptError, match=f"{plan.file}: missing"):
+        runner_of(bundle, engine).__enter__()
+    assert world.calls == []
+
+
+def test_a_plan_of_another_engine_is_refused(bundle: Bundle, world: World) -> None:
+    small, large = bundle.manifest.engines[:2]
+    plan = list_plan(bundle, small)
+    data = json.dumps({"graph": str(bundle.file(large.file)), "stripped": False}).encode()
+    (bundle.path / plan.file).write_bytes(data)
+    write_plans(bundle, [replace(plan, sha256=hashlib.sha256(data).hexdigest())])
+    with pytest.raises(
+        BundleCorruptError, match=r"inputs are input_ids INT64 \[2, 16\], .* the manifest says input_ids"
+    ):
+        runner_of(bundle, small).__enter__()
+
+
+def test_lanes_are_made_and_closed_under_the_devices_lock(
+    bundle: Bundle, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What allocates or frees memory of the GPU in any thread breaks a capture that ONNX Runtime has under way there;
+    the runs themselves take no turns."""
+    engine = bundle.manifest.engines[0]
+    list_plan(bundle, engine)
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    runner: Any = runner_of(bundle, engine)
+    module = sys.modules[type(runner).__module__]  # the one that the stand-ins brought in
+    lock: Any = None
+    held: list[tuple[str, bool]] = []
+
+    def note(what: str) -> None:
+        nonlocal lock
+        lock = lock or runner._device.lock
+        held.append((what, lock._is_owned()))
+
+    class Lane(module.Lane):  # type: ignore[name-defined, misc]
+        def __init__(self, *args: Any) -> None:
+            note("make")
+            super().__init__(*args)
+
+        def run(self, *args: Any) -> None:
+            note("run")
+            super().run(*args)
+            if len(held) == 2:  # another lane, beside this one
+                runner.run(feeds)
+
+        def close(self) -> None:
+            note("close")
+            super().close()
+
+    monkeypatch.setattr(module, "Lane", Lane)
+    with runner:
+        runner.run(feeds)
+    lane = [("make", True), ("run", False)]
+    assert held == [*lane, *lane, ("close", True), ("close", True)]

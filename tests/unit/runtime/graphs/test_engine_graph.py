@@ -1,0 +1,85 @@
+"""Whose bytes an engine reads: the listed graph's and the weight store's, on every backend that reads graphs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from nestforge.errors import BundleCorruptError
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.engines.contract.residency import RESIDENCIES, Residency
+from nestforge.runtime.engines.runner import runner_for
+from nestforge.runtime.graphs.engine_graph import store_initializers
+from onnx import ModelProto
+from support.sealing import reseal
+
+ENGINE = "ffn16.b1-s8.onnx"
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def edit_graph(folder: Path, edit: Callable[[ModelProto], object]) -> Bundle:
+    """The bundle opened after ``edit`` changed its first engine, under new hashes."""
+    model = onnx.load(folder / ENGINE, load_external_data=False)
+    edit(model)
+    (folder / ENGINE).write_bytes(model.SerializeToString())
+    reseal(folder)
+    return open_bundle(folder, "full")
+
+
+def place(model: ModelProto, key: str, value: str) -> None:
+    """``value`` for ``key`` of the place of ``up.weight``."""
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "up.weight")
+    next(entry for entry in tensor.external_data if entry.key == key).value = value
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES)
+@pytest.mark.parametrize("link", [os.link, shutil.copyfile], ids=["hard link", "another file"])
+def test_weights_in_a_file_that_no_manifest_lists_are_refused(
+    own_bundle: Path, link: Callable[[Path, Path], object], residency: Residency
+) -> None:
+    link(own_bundle / WEIGHTS_NAME, own_bundle / "other.bin")
+    bundle = edit_graph(own_bundle, lambda model: place(model, "location", "other.bin"))
+    with pytest.raises(BundleCorruptError, match=rf"{ENGINE}: initializer 'up\.weight': lies in 'other\.bin', exp"):
+        runner_for(bundle, bundle.manifest.engines[0], residency, 1).__enter__()
+
+
+@pytest.mark.parametrize("offset", [0, 8, 10**6])
+def test_weights_that_are_no_tensor_of_the_store_are_refused(own_bundle: Path, offset: int) -> None:
+    """Such as the store's header, or what would lie behind its end."""
+    bundle = edit_graph(own_bundle, lambda model: place(model, "offset", str(offset)))
+    with pytest.raises(BundleCorruptError, match=rf"'up\.weight': bytes {offset} to {offset + 1024} are no tensor of"):
+        runner_for(bundle, bundle.manifest.engines[0], "shared", 1).__enter__()
+
+
+def test_a_flipped_byte_of_a_graph_is_found_where_its_engine_is_opened(own_bundle: Path) -> None:
+    raw = bytearray((own_bundle / ENGINE).read_bytes())
+    raw[-1] ^= 1
+    (own_bundle / ENGINE).write_bytes(raw)
+    bundle = open_bundle(own_bundle)
+    with pytest.raises(BundleCorruptError, match=rf"{ENGINE}: sha256 \w+, expected \w+; fetch the bundle again"):
+        store_initializers(bundle, bundle.manifest.engines[0])
+
+
+def test_the_cache_of_mapped_engines_is_not_filled_from_damaged_weights(own_bundle: Path, tiny_bundle: Path) -> None:
+    """It is kept by the hashes that the manifest states, and would answer for the whole bundle too."""
+    raw = bytearray((own_bundle / WEIGHTS_NAME).read_bytes())
+    raw[-1] ^= 1
+    (own_bundle / WEIGHTS_NAME).write_bytes(raw)
+    for folder in (own_bundle, tiny_bundle):
+        bundle = open_bundle(folder)
+        runner = runner_for(bundle, bundle.manifest.engines[0], "mapped", 1)
+        if folder == own_bundle:
+            with pytest.raises(BundleCorruptError, match=rf"{WEIGHTS_NAME}: sha256 \w+, expected"):
+                runner.__enter__()
+        else:
+            with runner:
+                pass

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import numpy as np
+from nestforge.elastic import Bucket
+from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.inputs.check_inputs import InputChecker
+from nestforge.runtime.inputs.feeds import random_feeds
+
+SPECS = (
+    TensorSpec("ids", "int64", ("batch", "sequence"), pad=0, high=7),
+    TensorSpec("free", "int32", ("batch",)),
+    TensorSpec("flags", "bool", ("batch", "sequence")),
+    TensorSpec("pixels", "float16", ("batch", 3)),
+)
+
+
+def test_feeds_are_what_the_model_takes() -> None:
+    feeds = random_feeds(SPECS, Bucket(4, 64))
+    assert InputChecker(SPECS).shape_of(feeds) == Bucket(4, 64)
+    assert set(np.unique(feeds["ids"])) == set(range(7))
+    assert not feeds["free"].any()
+    assert set(np.unique(feeds["flags"])) == {False, True}
+    assert feeds["pixels"].std() > 0
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (random_feeds(SPECS, Bucket(2, 8), seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not np.array_equal(first["ids"], other["ids"])
