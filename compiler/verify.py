@@ -17,13 +17,13 @@ from ..profiles.device_profile import profile_precisions
 from ..runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
+from ..runtime.inputs.arrays import Arrays
 from ..runtime.model import ElasticModel
 from ..runtime.verify_bytes import verify_bytes
 from .examples.rank_axes import text_encoder
 from .graph.precision.proof_graphs import host_bundle
 from .graph.store import recover_order
 from .parity.cases import Case, parity_cases
-from .parity.compare import Arrays
 from .parity.engine_verdict import EngineVerdict, tolerance_of, verdict_of
 from .parity.reference import Reference, References, replayed
 from .parity.verify_segments import verify_segments

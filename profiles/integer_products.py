@@ -1,7 +1,7 @@
 """Products with integer weights as an engine for a CPU has them, as nodes of ONNX and the constants that they read.
 
-Weights are ``[n, k]`` float32 here, and become what the kernels read; compiler/graph/precision/cpu_kernels.py says why these
-kernels, and in this way. Nothing of it is imported: a profile is made on devices without a compiler.
+Weights are ``[n, k]`` float32 here, and become what the kernels read; compiler/graph/precision/cpu_kernels.py says why
+these kernels, and in this way. Nothing of it is imported: a profile is made on devices without a compiler.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -20,6 +20,7 @@ from ...runtime.bundle.manifest import EngineEntry, ParityReceipt
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Residency, runner_for
+from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
 from ..graph.precision.derive import wide_products
 from ..graph.precision.emulation import twin
@@ -27,29 +28,21 @@ from ..graph.precision.proof_graphs import host_file
 from ..graph.store import Store
 from ..graph.template import Template, emit, private_bytes, weight_bytes
 from ..parity.cases import Case
-from ..parity.compare import Arrays, Comparison, Tolerance, max_difference, tolerance_for
+from ..parity.compare import Comparison, Tolerance, max_difference, tolerance_for
 from ..parity.divergence import NOWHERE, first_divergence
 from ..parity.judge import Interface, judge
-from ..parity.prove_exact import prove_exact
 from ..parity.reference import BrokenDecision, Reference, References, Replayed, replayed, rule_of
 from ..planning.cost_model import predict
 from ..planning.variants import chosen_forms, formed_workload
 from ..tensorrt.graphs import accepted
 from ..work.staging import Stage, write_synced
+from .emitted import Emitted
+from .prove_exact import ExactProof
 from .templates import Templates
 
 _MAX_STEM = 120
 # Weights that a fact names.
 _LISTED = 4
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """An engine whose file is written and whose parity is not proven yet."""
-
-    entry: EngineEntry
-    template: Template
-    graph_sha256: str
 
 
 @dataclass(frozen=True)
@@ -65,8 +58,6 @@ class EngineBuilder:
     universal_outputs: Mapping[Bucket, Sequence[Arrays]]
     stage: Stage
     draft: Bundle
-    # The universal model with the numbers that stored integers stand for, by the names of those.
-    stored_weights: dict[frozenset[str], UniversalModel] = field(default_factory=dict)
 
     def build(self, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         """The engine of ``submodel`` at ``bucket``, with its parity receipt; done work of an earlier run is kept.
@@ -92,6 +83,11 @@ class EngineBuilder:
     def references(self) -> References:
         """What engines must equal, one submodel at a time."""
         return References(self.universal)
+
+    @cached_property
+    def prove_exact(self) -> ExactProof:
+        """The tight half of the gate of integer engines."""
+        return ExactProof(self.universal, self.stage.folder, self.run)
 
     def interface(self, segment: str | None) -> Interface:
         """What the gate knows of the outputs of engines of ``segment``, or of whole engines for None."""
@@ -167,7 +163,8 @@ class EngineBuilder:
         names, limit = [case.name for case in cases], self.tolerance(engine.entry)
         rule = rule_of(limit, engine.entry.decisions)
         if engine.entry.precision in INTEGERS:
-            rule = f"{rule}; without the rounding of activations, {prove_exact(self, engine, submodel, cases)}"
+            exact = self.prove_exact(engine, submodel, cases, self.interface(engine.entry.segment))
+            rule = f"{rule}; without the rounding of activations, {exact}"
         precision, interface = engine.entry.precision, self.interface(engine.entry.segment)
         judgement = judge(reference, found, cases, interface, precision, limit)
         broken = judgement.broken

@@ -14,10 +14,10 @@ from ...elastic import Bucket, Submodel
 from ...errors import ParityError
 from ...exporters.exits import Exits
 from ...runtime.bundle.manifest import EngineEntry
+from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
 from ..parity.cases import Case
-from ..parity.compare import Arrays
-from ..parity.reference import Reference, Replayed, replayed
+from ..parity.segment_references import by_segment
 from .build_engine import EngineBuilder, short
 
 
@@ -58,15 +58,6 @@ def _build(
         entries.append(builder.proven(engine, module, cases, reference[index], found, submodel))
         cases = [_next(case, outputs, exits) for case, outputs in zip(cases, found, strict=True)]
     return entries
-
-
-def by_segment(exits: Exits, reference: Reference, depth: int, cases: Sequence[Case]) -> list[Replayed]:
-    """Per segment of a submodel, which has ``depth`` layers: what one uncut pass of its ``reference`` has there."""
-    segments = [segment for segment in exits.entry.segments if segment.layer <= depth]
-    names = [{f"{segment.name} {spec.name}": spec.name for spec in segment.outputs} for segment in segments]
-    specs = [replace(spec, name=f"{segment.name} {spec.name}") for segment in segments for spec in segment.outputs]
-    whole = replayed(reference.viewed(exits.every_exit, specs), cases)
-    return [whole.of(own) for own in names]
 
 
 def _next(case: Case, outputs: Arrays, exits: Exits) -> Case:

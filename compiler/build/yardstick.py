@@ -17,6 +17,7 @@ from ...profiles.precision import Precision
 from ...runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.consistency.samples import Batch, Samples, TextSamples
+from ...runtime.inputs.arrays import Arrays
 from ...runtime.inputs.text import TextEncoder
 from ..examples.corpus import ArrayCorpus, Corpus
 from ..graph.precision.calibrate import calibrate
@@ -26,7 +27,6 @@ from ..graph.precision.range_scan import overflowing
 from ..graph.store import read_store, write_store
 from ..graph.template import Template, emit, private_bytes
 from ..parity.cases import parity_cases
-from ..parity.compare import Arrays
 from ..work.clock import Clock
 from ..work.staging import Stage
 from .templates import TemplateKey, Templates

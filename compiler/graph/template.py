@@ -24,6 +24,7 @@ from ...profiles.precision import Precision
 from ...runtime.bundle.manifest import WEIGHTS_NAME
 from ..work.staging import write_synced
 from .encodings import stored_stack, table_name
+from .node_extents import fix_extents
 from .passes.drop_open_masks import drop_open_masks
 from .passes.fold_tables import fold_tables
 from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
@@ -34,7 +35,6 @@ from .passes.rows_as_weights import rows_as_weights
 from .passes.shorten_names import shorten_names
 from .passes.simplify_attention import simplify_attention
 from .passes.weights_as_inputs import weights_as_inputs
-from .precision.cpu_kernels import fix_extents
 from .store import Store, StoredTensor, stored_name, transposed_parameters, unshared_parameters
 
 _FACTS = "nestforge.template"

@@ -32,8 +32,8 @@ import numpy as np
 
 from ...profiles.precision import INTEGERS, Precision
 from ...runtime.bundle.manifest import ParityOutput, TensorSpec
+from ...runtime.inputs.arrays import Arrays
 
-Arrays = Mapping[str, np.ndarray]
 # Two float32 computations of one value are off by as much in the mean, but either may be lucky.
 _FACTOR = 4.0
 # Of an output's size: what PyTorch's float32 may be off by at most.

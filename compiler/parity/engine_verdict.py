@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from ...exporters.universal import UniversalModel
 from ...runtime.bundle.manifest import EngineEntry, ParityDecision, ParityOutput
 from ...runtime.bundle.open_bundle import Bundle
+from ...runtime.inputs.arrays import Arrays
 from .cases import Case
-from .compare import Arrays, Tolerance, tolerance_for
+from .compare import Tolerance, tolerance_for
 from .judge import Interface, judge
 from .reference import Replayed
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from ...profiles.precision import Precision
 from ...runtime.bundle.manifest import ParityDecision, ParityOutput, TensorSpec
+from ...runtime.inputs.arrays import Arrays
 from .cases import Case
-from .compare import Arrays, Comparison, Tolerance, compare, judged
+from .compare import Comparison, Tolerance, compare, judged
 from .reference import BrokenDecision, Replayed
 
 

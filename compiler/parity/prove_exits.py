@@ -25,10 +25,10 @@ from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.pool import EnginePool
 from ...runtime.exits.chain import ChainRun, ExitChain
 from ...runtime.exits.policy import ExitPolicy, closed
-from ..build.build_segments import by_segment
 from .cases import Case
 from .compare import Tolerance, widened
 from .reference import Reference, References
+from .segment_references import by_segment
 
 # A receipt's error is that of engines run shared at one shape; packed, and in smaller batches, they round otherwise.
 _MARGIN = 2.0

@@ -27,8 +27,9 @@ from ...errors import ParityError
 from ...exporters.family import Family, Judged
 from ...exporters.universal import UniversalModel
 from ...runtime.bundle.manifest import DecisionEntry, ParityDecision, TensorSpec
+from ...runtime.inputs.arrays import Arrays
 from .cases import Case
-from .compare import Arrays, Rounding, Roundings, Tolerance, rounding
+from .compare import Rounding, Roundings, Tolerance, rounding
 from .compare import widened as widened_limit
 from .float64 import float64_inputs, in_float64, nudged, widened
 

@@ -15,10 +15,10 @@ from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.pool import EnginePool
 from ...runtime.exits.chain import ExitChain, SegmentRun
 from ...runtime.exits.policy import closed
-from ..build.build_segments import by_segment
 from .cases import Case
 from .engine_verdict import EngineVerdict, verdict_of
 from .reference import Reference, Replayed
+from .segment_references import by_segment
 
 
 def verify_segments(

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from nestforge.compiler.build.build_engine import Emitted, EngineBuilder
+from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.compiler.build.emitted import Emitted
 from nestforge.compiler.build.templates import Templates
 from nestforge.compiler.parity.cases import Case
-from nestforge.compiler.parity.compare import Arrays
 from nestforge.compiler.parity.judge import Judgement, judge
 from nestforge.compiler.parity.reference import Replayed, replayed
 from nestforge.compiler.work.staging import Stage
@@ -25,6 +25,7 @@ from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.inputs.arrays import Arrays
 from onnx import numpy_helper
 from support.tiny_compile import board, builder_in
 

@@ -1,7 +1,7 @@
-"""Imports point one way: what everything shares <- profiles <- runtime <- exporters <- compiler <- tools.
+"""Imports point one way: a module imports from its own room, and from rooms that come before it in ``ROOMS``.
 
-A package may import those before it in this row and itself, and no other. Of the runtime the exporters may use the
-manifest's types alone. What the device runs imports nothing that only a compiling machine has.
+A room is a folder's own modules; a folder inside it is a room of its own. No two files import each other, however long
+the way. What the device runs imports nothing that only a compiling machine has.
 """
 
 from __future__ import annotations
@@ -9,13 +9,62 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ("elastic", "errors", "file_lock", "outside", "strict", "whole_file", "workload")
-ROW = ("profiles", "runtime", "exporters", "compiler", "tools")
+# Each may import those above it.
+ROOMS = (
+    "profiles",
+    "runtime.bundle",
+    "runtime.inputs",
+    "runtime.graphs",
+    "runtime.device",
+    "runtime.engines.contract",
+    "runtime.engines.onnxruntime",
+    "runtime.engines.onnxruntime_gpu",
+    "runtime.engines.tensorrt",
+    "runtime.engines",
+    "runtime.exits",
+    "runtime.consistency",
+    "runtime",
+    "runtime.calibrate",
+    "runtime.retrieval",
+    "exporters.checkpoints",
+    "exporters.sentence_transformers",
+    "exporters",
+    "exporters.hugging_face",
+    "exporters.tracing",
+    "exporters.modules",
+    "exporters.families.bert",
+    "exporters.families.cost_eff",
+    "exporters.families.gated_decoder",
+    "exporters.families.matformer.architecture",
+    "exporters.families.matformer.model",
+    "exporters.families.matformer",
+    "exporters.families.sparse_mixer.architecture",
+    "exporters.families.sparse_mixer.model",
+    "exporters.families.sparse_mixer",
+    "exporters.families.vit",
+    "compiler.work",
+    "compiler.planning",
+    "compiler.graph.passes",
+    "compiler.graph",
+    "compiler.graph.precision",
+    "compiler.examples",
+    "compiler.parity",
+    "compiler.tensorrt",
+    "compiler.build",
+    "compiler.publish",
+    "compiler.nest",
+    "compiler",
+    "tools",
+    "tools.commands",
+)
+LAYERS = ("profiles", "runtime", "exporters", "compiler", "tools")
 # Third-party packages per layer; torch and what comes with it stand only where a compiling machine is needed anyway.
 DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "tensorrt", "cuda", "tokenizers"}
 BUILD = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "ml_dtypes"}
@@ -29,23 +78,41 @@ OUTSIDE = {
 }
 # Imported where a plan is built or opened, never before TensorRT was found.
 ON_A_GPU = {
-    *("cuda_memory", "cuda_device", "tensorrt_engine", "tensorrt_lane", "tensorrt_bound", "tensorrt_runner"),
-    *("build_plan", "timing_cache"),
+    *("runtime.device.cuda_memory", "runtime.device.cuda_device"),
+    *(f"runtime.engines.tensorrt.{name}" for name in ("engine", "execution_context", "bound", "runner")),
+    *("compiler.tensorrt.build_plan", "compiler.tensorrt.timing_cache"),
 }
 # Imported where an engine is opened in ONNX Runtime.
 IN_ONNX_RUNTIME = {
-    *("onnxruntime_runner", "onnxruntime_gpu_runner", "onnxruntime_gpu_session", "onnxruntime_gpu_bound"),
+    "runtime.engines.onnxruntime.runner",
+    *(f"runtime.engines.onnxruntime_gpu.{name}" for name in ("runner", "session", "bound")),
+}
+# `nestforge plan` reads headers alone, so what it imports must not load torch.
+TORCH_FREE = {
+    *("exporters.family", "exporters.source", "exporters.exits", "exporters.presets"),
+    *("exporters.families.matformer.architecture", "exporters.families.sparse_mixer.architecture"),
 }
 # Run from a checkout and not shipped, so they may use whatever a developer has.
 DEVELOPER = {"bench", "demo", "train"}
-FILES = sorted(
-    path for package in ROW for path in (ROOT / package).rglob("*.py") if not DEVELOPER & set(path.parts[-3:])
-)
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for layer in LAYERS
+    for path in sorted((ROOT / layer).rglob("*.py"))
+    if not DEVELOPER & set(path.relative_to(ROOT).parts)
+}
 
 
-def imports(path: Path) -> Iterator[tuple[str, str, bool]]:
+def room_of(module: str) -> str:
+    """The room of a module, or the module itself where it is one of those that everything shares."""
+    name = module.removesuffix(".__init__")
+    if name in ROOMS:
+        return name
+    return name.rpartition(".")[0] or name
+
+
+def imports(module: str) -> Iterator[tuple[str, str, bool]]:
     """(own or outside, dotted name below nestforge or outside it, whether it runs when the module is imported)."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse((FILES[module] if module in FILES else ROOT / f"{module}.py").read_text())
     lazy = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
     typing_only = {
         id(n)
@@ -53,7 +120,7 @@ def imports(path: Path) -> Iterator[tuple[str, str, bool]]:
         if isinstance(f, ast.If) and "TYPE_CHECKING" in ast.unparse(f.test)
         for n in ast.walk(f)
     }
-    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    package = module.split(".")[:-1]
     for node in ast.walk(tree):
         eager = id(node) not in lazy | typing_only
         if isinstance(node, ast.Import):
@@ -61,65 +128,71 @@ def imports(path: Path) -> Iterator[tuple[str, str, bool]]:
                 yield "outside", alias.name, eager
         elif isinstance(node, ast.ImportFrom) and node.level:
             parent = package[: len(package) - node.level + 1]
-            names = [node.module] if node.module else [alias.name for alias in node.names]
-            for name in names:
-                yield "own", ".".join((*parent, name)), eager
+            target = ".".join([*parent, *(node.module.split(".") if node.module else [])])
+            for alias in node.names:
+                below = f"{target}.{alias.name}".removeprefix(".")
+                yield "own", below if below in FILES or below in BASE else target, eager
         elif isinstance(node, ast.ImportFrom):
             yield "outside", node.module or "", eager
 
 
-def layer_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0]
+def outside(module: str, only_eager: bool = False) -> set[str]:
+    """Top-level packages that ``module`` imports."""
+    found = [(name, eager) for kind, name, eager in imports(module) if kind == "outside"]
+    return {name.split(".")[0] for name, eager in found if eager or not only_eager}
 
 
-def test_every_folder_of_the_package_has_its_place_in_the_row() -> None:
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "docs", "build", "dist", "demo"}
-    assert packages == set(ROW)
+def test_every_module_is_in_a_room() -> None:
+    assert {room_of(module) for module in FILES} == set(ROOMS)
     assert {path.stem for path in ROOT.glob("*.py")} == {*BASE, "__init__", "__main__"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_one_way(path: Path) -> None:
-    layer = layer_of(path)
-    allowed = {*BASE, *ROW[: ROW.index(layer) + 1]} | ({"__version__", "__init__"} if layer == "tools" else set())
-    for kind, name, _ in imports(path):
+@pytest.mark.parametrize("module", FILES)
+def test_imports_point_one_way(module: str) -> None:
+    room = room_of(module)
+    allowed = {*BASE, *ROOMS[: ROOMS.index(room) + 1]} | ({""} if room.startswith("tools") else set())
+    for kind, name, _ in imports(module):
         if kind == "own":
-            assert name.split(".")[0] in allowed, f"{layer} imports {name}"
-            if layer == "exporters" and name.startswith("runtime"):
-                assert name == "runtime.manifest"
+            assert name in allowed or room_of(name) in allowed, f"{module} imports {name}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_packages_from_outside_stay_in_their_layer(path: Path) -> None:
-    known = sys.stdlib_module_names | OUTSIDE[layer_of(path)]
-    assert {name.split(".")[0] for kind, name, _ in imports(path) if kind == "outside"} <= known
+def test_no_circle_between_files() -> None:
+    graph = {module: {name for kind, name, _ in imports(module) if kind == "own"} - {module} for module in FILES}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if not room.startswith("tools")])
+def test_a_room_has_about_a_dozen_modules(room: str) -> None:
+    modules = [module for module in FILES if room_of(module) == room and not module.endswith("__init__")]
+    assert len(modules) <= 16
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_packages_from_outside_stay_in_their_layer(module: str) -> None:
+    assert outside(module) <= sys.stdlib_module_names | OUTSIDE[module.split(".")[0]]
 
 
 @pytest.mark.parametrize("name", BASE)
 def test_what_everything_shares_needs_nothing(name: str) -> None:
     known = {"own": set(BASE), "outside": sys.stdlib_module_names}
-    for kind, found, _ in imports(ROOT / f"{name}.py"):
+    for kind, found, _ in imports(name):
         assert found.split(".")[0] in known[kind]
 
 
-def test_lazy_imports() -> None:
-    """What a device may lack is imported where it is used: importing profiles, runtime or tools loads none of it."""
-    for path in FILES:
-        if layer_of(path) in {"profiles", "runtime", "tools"} and path.stem not in IN_ONNX_RUNTIME:
-            eager = {name.split(".")[0] for kind, name, eager in imports(path) if kind == "outside" and eager}
-            assert not eager & {*BUILD, "onnxruntime", "matplotlib"}, path
-    for path in FILES:
-        eager = {name.split(".")[0] for kind, name, eager in imports(path) if kind == "outside" and eager}
-        assert not eager & {"tensorrt", "cuda"} or path.stem in ON_A_GPU, f"{path}: needs a GPU's libraries to import"
-    for path in (ROOT / "tools").rglob("*.py"):
-        eager = {name.split(".")[0] for kind, name, eager in imports(path) if kind == "own" and eager}
-        if path in FILES:
-            assert not eager & {"compiler", "exporters"}, f"{path}: `nestforge run` would need torch"
+@pytest.mark.parametrize("module", FILES)
+def test_what_a_device_may_lack_is_imported_where_it_is_used(module: str) -> None:
+    eager, layer = outside(module, only_eager=True), module.split(".")[0]
+    if layer in {"profiles", "runtime", "tools"} and module not in IN_ONNX_RUNTIME:
+        assert not eager & {*BUILD, "onnxruntime", "matplotlib"}
+    if module not in ON_A_GPU:
+        assert not eager & {"tensorrt", "cuda"}, "needs a GPU's libraries to import"
+    if layer == "tools":
+        own = {name.split(".")[0] for kind, name, now in imports(module) if kind == "own" and now}
+        assert not own & {"compiler", "exporters"}, "`nestforge run` would need torch"
 
 
 def test_families_describe_without_torch() -> None:
-    """`nestforge plan` reads headers alone, so what it imports must not load torch."""
-    torch_free = ["checkpoint", "family", "source", "families/bert"]
-    for name in torch_free:
-        eager = {found.split(".")[0] for _, found, eager in imports(ROOT / "exporters" / f"{name}.py") if eager}
-        assert not eager & {"torch", "transformers", "onnx_ir"}
+    found = [m for m in FILES if m in TORCH_FREE or room_of(m) in TORCH_FREE or m.endswith("family")]
+    assert len(found) > len(TORCH_FREE)
+    for module in found:
+        assert not outside(module, only_eager=True) & {"torch", "transformers", "onnx_ir"}

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from ....errors import BuildError
-from ...parity.compare import Arrays
+from ....runtime.inputs.arrays import Arrays
 from .observe import observe
 from .quantize import products
 

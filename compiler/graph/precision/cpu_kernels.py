@@ -74,16 +74,6 @@ def weight_only(proto: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProt
     return _scaled_at_run_time(proto, kept, blocked)
 
 
-def fix_extents(graph: onnx.ModelProto) -> None:
-    """Sets the number of outputs of every ``MatMulNBits``, an attribute, to that of the weight's view."""
-    extents = {tensor.name: tensor.dims for tensor in graph.graph.initializer}
-    for node in graph.graph.node:
-        if node.op_type == _N_BITS:
-            for attribute in node.attribute:
-                if attribute.name == "N":
-                    attribute.i = extents[node.input[1]][0]
-
-
 def small_tables(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Embedding tables in int8 with a scale for each row: ``Gather(W, ids)`` reads a quarter of the bytes.
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from ...parity.compare import Arrays
+from ....runtime.inputs.arrays import Arrays
 
 # Of values that one session returns; what is more is left to another.
 _PART_BYTES = 64 << 20

@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.compiler.graph.encodings import encode, split_encoding
-from nestforge.compiler.graph.precision.cpu_kernels import as_qgemm, dynamic, fix_extents, small_tables, weight_only
+from nestforge.compiler.graph.node_extents import fix_extents
+from nestforge.compiler.graph.precision.cpu_kernels import as_qgemm, dynamic, small_tables, weight_only
 from nestforge.compiler.graph.precision.quantize import quantized
 from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.elastic import Bucket
