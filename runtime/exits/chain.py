@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from time import perf_counter
 
 import numpy as np
@@ -99,6 +99,7 @@ class ExitChain:
         self._fitting: set[tuple[int, int]] = set()
         self._flops: dict[tuple[int, int, Cover], list[int]] = {}
         self._idle: list[Workspace | DeviceWorkspace] = []
+        self._idle_lock = Lock()
         self._kept = _KEPT
         on_device = self._segments[0].device_source is not None
         self._turns: AbstractContextManager[object] = BoundedSemaphore(_KEPT) if on_device else nullcontext()
@@ -123,9 +124,10 @@ class ExitChain:
 
     def release(self) -> None:
         """Gives back waiting workspaces, which are bound to engines; their pool has been closed."""
-        self._kept = 0
-        while self._idle:
-            self._idle.pop().close()
+        with self._idle_lock:
+            self._kept, idle, self._idle = 0, self._idle, []
+        for workspace in idle:
+            workspace.close()
 
     def answer(
         self,
@@ -139,9 +141,9 @@ class ExitChain:
         self._check_fits(shape)
         with self._turns:
             opened_ms = 0.0
-            try:
-                workspace = self._idle.pop()
-            except IndexError:
+            with self._idle_lock:
+                workspace = self._idle.pop() if self._idle else None
+            if workspace is None:
                 started = perf_counter()
                 # Only an open engine is known to have the shapes for which memory is taken.
                 self._segments[0].runner(self.cover(0, shape.batch, shape.sequence)[0])
@@ -150,9 +152,11 @@ class ExitChain:
             try:
                 return self._walk(workspace, feeds, shape, policy, watch, opened_ms)
             finally:
-                if len(self._idle) < self._kept:
-                    self._idle.append(workspace)
-                else:
+                with self._idle_lock:
+                    is_kept = len(self._idle) < self._kept
+                    if is_kept:
+                        self._idle.append(workspace)
+                if not is_kept:
                     workspace.close()
 
     def _new_workspace(self) -> Workspace | DeviceWorkspace:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -162,7 +163,8 @@ class Crowd:
         try:
             work(Random(seed))
         except BaseException as failure:  # noqa: BLE001  (whatever it is, it is a finding)
-            self.failures.append(f"{type(failure).__name__}: {failure}")
+            where = "".join(traceback.format_tb(failure.__traceback__)[-3:])
+            self.failures.append(f"{type(failure).__name__}: {failure}\n{where}")
 
     def _ask(self, rng: Random) -> None:
         for _ in range(EACH):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -317,3 +318,38 @@ def test_a_row_of_padding_alone_is_never_cut(chain: ExitChain) -> None:
     assert {bucket.sequence for bucket in chain.run(feeds, closed(3)).buckets} == {16}
     shorter = {name: array[1:] for name, array in feeds.items()}
     assert {bucket.sequence for bucket in chain.run(shorter, closed(3)).buckets} == {8}
+
+
+def test_a_release_meets_requests_that_begin_and_end(opened: tuple[Bundle, EnginePool]) -> None:
+    """Requests take the waiting workspaces while a release empties them; threads change between any two steps."""
+    bundle, pool = opened
+    feeds, interval, problems = requests([4]), sys.getswitchinterval(), []
+    chain = ExitChain(bundle, "depth4", pool, bundle.build.latencies)
+    over = threading.Event()
+
+    def release() -> None:
+        try:
+            while not over.is_set():
+                chain.release()
+                chain._kept = 16
+        except IndexError as problem:
+            problems.append(problem)
+
+    sys.setswitchinterval(1e-6)
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda _: chain.run(feeds, closed(3)), range(4000)))
+    finally:
+        over.set()
+        releasing.join()
+        sys.setswitchinterval(interval)
+    assert not problems
+
+
+def test_a_workspace_in_use_is_closed_after_a_release(opened: tuple[Bundle, EnginePool]) -> None:
+    bundle, pool = opened
+    chain = ExitChain(bundle, "depth4", pool, bundle.build.latencies)
+    chain.run(requests([4]), closed(3), watch=lambda _: chain.release())
+    assert not chain._idle
