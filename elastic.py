@@ -150,12 +150,12 @@ class ElasticSpec:
 
     ``depth`` is the number of layers that an answer passes through, for tolerances. ``widths`` are the axis kinds
     counted in neurons, which levels round to the hardware's multiple; other kinds are cut in whole steps.
-    ``since`` maps a parameter to the least depth of a submodel that has it; every submodel has those left out.
+    ``min_depth`` maps a parameter to the least depth of a submodel that has it; every submodel has those left out.
     ``granularities`` are the levels that training sampled, by axis kind as fractions of the size, rising to 1; None
-    where they are not known. ``coupled`` names the axes whose steps are measured against each other, by a mean over
-    them: there a step that is cut is not a step of zeros. ``ordered`` are parameters that follow an axis's order and
-    keep every step, such as the scores of experts. ``independent`` names axes of the whole model whose steps in one
-    layer have nothing to do with those in another, so that each layer has its own order.
+    where they are not known. ``jointly_normalised`` names the axes whose steps are measured against each other, by a
+    mean over them: there a step that is cut is not a step of zeros. ``order_followers`` are parameters that follow an
+    axis's order and keep every step, such as the scores of experts. ``per_layer_order`` names axes of the whole model
+    whose steps in one layer have nothing to do with those in another, so that each layer has its own order.
     """
 
     axes: tuple[Axis, ...]
@@ -163,11 +163,11 @@ class ElasticSpec:
     trained_nested: bool = False
     depth: int = 1
     widths: frozenset[str] = frozenset({"ffn"})
-    since: Mapping[str, int] = field(default_factory=dict, hash=False)
+    min_depth: Mapping[str, int] = field(default_factory=dict, hash=False)
     granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
-    coupled: frozenset[str] = frozenset()
-    ordered: tuple[PrefixSlice, ...] = ()
-    independent: frozenset[str] = frozenset()
+    jointly_normalised: frozenset[str] = frozenset()
+    order_followers: tuple[PrefixSlice, ...] = ()
+    per_layer_order: frozenset[str] = frozenset()
 
     @property
     def kinds(self) -> list[str]:
@@ -183,8 +183,10 @@ class ElasticSpec:
         """Everything that may be permuted without changing the function, in the order of the axes."""
         found: list[Order] = []
         for axis in self.axes:
-            slices, followers = ([cut for cut in cuts if cut.axis == axis.name] for cuts in (self.slices, self.ordered))
-            if axis.name not in self.independent:
+            slices, followers = (
+                [cut for cut in cuts if cut.axis == axis.name] for cuts in (self.slices, self.order_followers)
+            )
+            if axis.name not in self.per_layer_order:
                 found += [Order(axis.name, axis, tuple(slices), tuple(followers))] if slices else []
                 continue
             for layer in dict.fromkeys(_layer_of(cut.parameter) for cut in slices):
@@ -245,7 +247,7 @@ class ElasticSpec:
 
     def has(self, parameter: str, submodel: Submodel) -> bool:
         """Whether ``submodel`` is deep enough to have ``parameter``."""
-        return submodel.depth is None or self.since.get(parameter, 0) <= submodel.depth
+        return submodel.depth is None or self.min_depth.get(parameter, 0) <= submodel.depth
 
     def shape_of(self, parameter: str, full_shape: tuple[int, ...], submodel: Submodel) -> tuple[int, ...]:
         """Shape of ``parameter`` in ``submodel``, given its shape in the universal model."""

@@ -64,7 +64,7 @@ def load_universal(source: ModelSource) -> UniversalModel:
     """
     model = UniversalModel(source, source.family.load(source.checkpoint).eval())
     parameters = model.parameters()
-    for cut in (*source.spec.slices, *source.spec.ordered):
+    for cut in (*source.spec.slices, *source.spec.order_followers):
         if cut.parameter not in parameters:
             raise CheckpointError(
                 f"{source.checkpoint.folder}: tensor {cut.parameter} is not a parameter of "

@@ -19,13 +19,13 @@ from .reference import Reference, References
 def prove_slice(
     universal: UniversalModel, submodel: Submodel, references: References, cases: Sequence[Case], limit: Tolerance
 ) -> Iterator[Proof]:
-    """The proof for ``submodel``, in torch alone; none where it slices no parameters but by coupled axes.
+    """The proof for ``submodel``, in torch alone; none where it slices no parameters but by jointly normalised axes.
 
-    A coupled axis has no zeros to compare with: both sides have it narrowed, and so do they what slices nothing: depth,
-    capacity, sequence. Computed in float64, since the rounding of
-    sums of other lengths says nothing about slices, and weights may amplify it beyond every limit.
+    A jointly normalised axis has no zeros to compare with: both sides have it narrowed, and so do they what slices
+    nothing: depth, capacity, sequence. Computed in float64, since the rounding of sums of other lengths says nothing
+    about slices, and weights may amplify it beyond every limit.
     """
-    zeroable = {cut.axis for cut in universal.spec.slices} - universal.spec.coupled
+    zeroable = {cut.axis for cut in universal.spec.slices} - universal.spec.jointly_normalised
     if all(value == axis.size for axis, value in submodel.values if axis.name in zeroable):
         return
     kept = {axis.name: value for axis, value in submodel.values if axis.name not in zeroable}

@@ -128,8 +128,8 @@ STACKED = ElasticSpec(
         PrefixSlice("layers.1.moe.up", 0, "moe.experts"),
         PrefixSlice("up", 0, "layers.0.ffn"),
     ),
-    ordered=tuple(PrefixSlice(f"layers.{i}.moe.router", 0, "moe.experts") for i in (0, 1)),
-    independent=frozenset({"moe.experts"}),
+    order_followers=tuple(PrefixSlice(f"layers.{i}.moe.router", 0, "moe.experts") for i in (0, 1)),
+    per_layer_order=frozenset({"moe.experts"}),
 )
 
 
@@ -142,7 +142,7 @@ def test_layers_that_are_independent_have_an_order_each() -> None:
 
 
 def test_elsewhere_all_slices_of_an_axis_have_one_order() -> None:
-    together = ElasticSpec(STACKED.axes, STACKED.slices, ordered=STACKED.ordered)
+    together = ElasticSpec(STACKED.axes, STACKED.slices, order_followers=STACKED.order_followers)
     experts = together.orders[0]
     assert (experts.name, len(experts.slices), len(experts.followers)) == ("moe.experts", 2, 2)
     assert ElasticSpec(STACKED.axes, ()).orders == (), "what slices nothing orders nothing"

@@ -111,10 +111,10 @@ FAMILY = CostEffFamily()
 def _spec(architecture: Architecture, nested: bool) -> ElasticSpec:
     axes = [Axis(DEPTH, len(architecture.layers), architecture.exits.layers)]
     slices = []
-    since = {}
+    min_depth = {}
     for name in architecture.parameter_shapes:
         if placed := _PLACED.match(name):
-            since[name] = int(placed["exit"]) if placed["exit"] else int(placed["layer"]) + 1
+            min_depth[name] = int(placed["exit"]) if placed["exit"] else int(placed["layer"]) + 1
     for layer, widths in enumerate(architecture.layers):
         block = f"encoder.layer.{layer}"
         if widths.ffn:
@@ -136,4 +136,4 @@ def _spec(architecture: Architecture, nested: bool) -> ElasticSpec:
                 ),
                 PrefixSlice(f"{block}.attention.output.dense.weight", 1, heads.name, architecture.head_size),
             ]
-    return ElasticSpec(tuple(axes), tuple(slices), nested, depth=len(architecture.layers), since=since)
+    return ElasticSpec(tuple(axes), tuple(slices), nested, depth=len(architecture.layers), min_depth=min_depth)

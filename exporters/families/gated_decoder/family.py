@@ -45,9 +45,14 @@ class GatedDecoderFamily(Family):
         )
         nesting = decoder_nesting(checkpoint, architecture)
         sparse = architecture.gemma3n.sparse if architecture.gemma3n else (False,) * len(axes)
-        coupled = frozenset(axis.name for axis, told in zip(axes, sparse, strict=True) if told)
+        jointly_normalised = frozenset(axis.name for axis, told in zip(axes, sparse, strict=True) if told)
         return ElasticSpec(
-            axes, slices, nesting.nested, depth=len(axes), granularities=nesting.granularities, coupled=coupled
+            axes,
+            slices,
+            nesting.nested,
+            depth=len(axes),
+            granularities=nesting.granularities,
+            jointly_normalised=jointly_normalised,
         )
 
     def signature(self, checkpoint: Checkpoint) -> Signature:

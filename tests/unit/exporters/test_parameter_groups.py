@@ -14,7 +14,7 @@ SPEC = ElasticSpec(
         PrefixSlice("layers.0.query.weight", 0, "layers.0.heads", 2),
         PrefixSlice("layers.1.up.weight", 0, "layers.1.ffn"),
     ),
-    since={"layers.1.up.weight": 2},
+    min_depth={"layers.1.up.weight": 2},
 )
 SHAPES = {
     "embed_tokens.weight": (100, 4),

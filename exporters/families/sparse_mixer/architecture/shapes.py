@@ -77,8 +77,8 @@ def elastic_spec(config: SparseMixerConfig) -> ElasticSpec:
         depth=config.num_hidden_layers,
         widths=frozenset(),
         granularities=granularities,
-        ordered=scores,
-        independent=frozenset({EXPERTS}),  # an expert has nothing to do with those of its number in other layers
+        order_followers=scores,
+        per_layer_order=frozenset({EXPERTS}),  # an expert has nothing to do with those of its number in other layers
     )
 
 

@@ -38,7 +38,7 @@ def test_gate_and_up_are_sliced_alike_and_down_along_its_input(llama: Path) -> N
         PrefixSlice(f"{at}.up_proj.bias", 0, "layers.1.ffn"),
         PrefixSlice(f"{at}.down_proj.weight", 1, "layers.1.ffn"),
     ]
-    assert (spec.depth, spec.trained_nested, spec.coupled) == (2, False, frozenset())
+    assert (spec.depth, spec.trained_nested, spec.jointly_normalised) == (2, False, frozenset())
 
 
 def test_one_input_no_mask_and_logits_at_every_position(llama: Path) -> None:
@@ -230,7 +230,7 @@ def test_gemma_3n_is_nested_unless_its_config_says_otherwise(changes: dict[str, 
     config = make_decoder("gemma3n_text").config.to_dict() | {"architectures": ["Gemma3nForCausalLM"]}
     spec = untrained({**config, **changes}).spec
     assert (spec.trained_nested, spec.granularities) == expected
-    assert spec.coupled == {"layers.0.ffn"}
+    assert spec.jointly_normalised == {"layers.0.ffn"}
 
 
 def test_the_text_part_of_a_multimodal_gemma_3n(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_experts_are_a_prefix_in_every_layer_that_has_them_and_the_router_follow
     assert spec.slices == tuple(
         PrefixSlice(f"layers.{layer}.moe.experts.{part}", 0, "moe.experts") for layer in (1, 2) for part in parts
     )
-    assert spec.ordered == tuple(
+    assert spec.order_followers == tuple(
         PrefixSlice(f"layers.{layer}.moe.router.{part}", 0, "moe.experts")
         for layer in (1, 2)
         for part in ("weight", "bias")
