@@ -294,3 +294,21 @@ def test_another_engine_gets_another_entry(tiny_bundle: Path, private_cache: Pat
             with OnnxRuntimeRunner(bundle, engine, "mapped", 1):
                 pass
     assert len(list(private_cache.iterdir())) == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_polygraphy_opens_an_engine_as_it_lies(tiny_bundle: Path) -> None:
+    from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+    from polygraphy.logger import G_LOGGER
+
+    bundle = open_bundle(tiny_bundle)
+    engine = bundle.manifest.engines[0]
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    with (
+        G_LOGGER.verbosity(G_LOGGER.ERROR),
+        OnnxrtRunner(SessionFromOnnx(str(tiny_bundle / engine.file))) as theirs,
+        runner_for(bundle, engine, "shared", 1) as ours,
+    ):
+        found, expected = theirs.infer(feeds), ours.run(feeds)
+        for spec, value in zip(bundle.manifest.outputs, expected, strict=True):
+            np.testing.assert_allclose(found[spec.name], value, rtol=1e-6, atol=1e-6)
