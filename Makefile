@@ -17,7 +17,7 @@ TRAINED := demo/exits/slender/model.safetensors
 PACKAGE_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench docs demo demo-exits demo-matformer demo-mixer wheel clean distclean
+.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench docs demo demo-exits demo-matformer demo-nest demo-mixer wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ demo-exits: $(SETUP) $(CHECKPOINT)  ## train a multi-exit model (about 10 minute
 
 demo-matformer: $(SETUP)  ## train nested models of text and of images, compile each for eight budgets, draw quality over latency
 	$(BIN)/python -m nestforge.tools.demo.matformer
+
+demo-nest: $(SETUP) $(CHECKPOINT)  ## teach the real all-MiniLM-L6-v2 to be nested (8 minutes, once), draw quality over latency
+	$(BIN)/python -m nestforge.tools.demo.nest
 
 demo-mixer: $(SETUP)  ## train masked-token models with experts and without, compile each for many budgets, compare them
 	$(BIN)/python -m nestforge.tools.demo.mixer

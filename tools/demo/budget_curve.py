@@ -46,7 +46,7 @@ def budget_points(bundle: Bundle, found: Consistency) -> list[BudgetPoint]:
     figures = {row.submodel: row.figures for row in found.submodels}
     entries = {entry.id: entry for entry in manifest.submodels}
     engines = {engine.submodel: engine for engine in manifest.engines if engine.segment is None}
-    measured = _in_turns(bundle, [engines[budget.submodel] for budget in manifest.budgets])
+    measured = time_engines(bundle, [engines[budget.submodel] for budget in manifest.budgets])
     points = []
     for budget in manifest.budgets:
         entry, engine = entries[budget.submodel], engines[budget.submodel]
@@ -59,7 +59,7 @@ def budget_points(bundle: Bundle, found: Consistency) -> list[BudgetPoint]:
     return sorted(points, key=lambda point: point.parameters)
 
 
-def _in_turns(bundle: Bundle, engines: Sequence[EngineEntry]) -> dict[str, float]:
+def time_engines(bundle: Bundle, engines: Sequence[EngineEntry]) -> dict[str, float]:
     """Median milliseconds of one run, packed, by engine."""
     feeds = random_feeds(bundle.manifest.inputs, engines[0].bucket)
     with ExitStack() as stack:
