@@ -24,13 +24,13 @@ from ..runtime.engines.tensorrt.available import tensorrt_problem
 from ..strict import unstructure
 from .build.build_engine import EngineBuilder
 from .build.build_segments import build_segments
+from .build.fp32_reference import build_fp32_reference, calibrated, require_examples
 from .build.measure_latency import fit_rungs, measure_engines
 from .build.quality import measure_quality
 from .build.templates import Templates
-from .build.yardstick import calibrated, require_examples, yardstick
 from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
 from .examples.rank_axes import rank_axes, text_encoder
-from .graph.precision.proof_graphs import for_backend, is_twin, on_host
+from .graph.precision.proof_graphs import for_backend, in_onnx_runtime, is_emulation
 from .graph.store import read_store, write_store
 from .parity.cases import parity_cases
 from .parity.prove import prove
@@ -134,11 +134,11 @@ def compile_bundle(
         with clock("trace"):  # once per bucket, depth and segment
             for key in clock.each(list(dict.fromkeys(key.traced for key in keys))):
                 templates.get(key)
-        draft, measure = draft_bundle(stage, universal.source, ranking, device, options), None
+        draft, fp32 = draft_bundle(stage, universal.source, ranking, device, options), None
         if device.precisions != ("fp32",):
             with clock("calibrate"):  # what other precisions must know of the values that they hold
-                measure = yardstick(templates, stage, draft)
-                templates = calibrated(templates, stage, measure, text_encoder(universal), corpus, clock)
+                fp32 = build_fp32_reference(templates, stage, draft)
+                templates = calibrated(templates, stage, fp32, text_encoder(universal), corpus, clock)
         with clock("store"):  # every weight once in each precision, elastic dimension first
             for key in keys:
                 templates.get(key)
@@ -155,21 +155,21 @@ def compile_bundle(
             for submodel, bucket in clock.each(pairs):
                 engines += [builder.build(submodel, bucket), *build_segments(builder, submodel, bucket)]
         with clock("quality"):  # what the submodels keep, on held-out texts or rows
-            quality = measure_quality(builder, text_encoder(universal), engines, corpus, clock, measure)
+            quality = measure_quality(builder, text_encoder(universal), engines, corpus, clock, fp32)
         with clock("bench"):  # what the dispatcher will go by
             latencies = measure_engines(builder, engines, corrections, clock)
         completed = complete(draft, plan, chosen, engines, quality, latencies)
         _refuse_broken_budgets(completed, plan)
         with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
-            for engine in engines:  # twins that an interrupted compile had removed already
-                builder.on_host(engine)
-            proofs = prove(universal, on_host(completed), chosen, builder.cases, builder.references, clock)
+            for engine in engines:  # emulations that an interrupted compile had removed
+                builder.proof_engine(engine)
+            proofs = prove(universal, in_onnx_runtime(completed), chosen, builder.cases, builder.references, clock)
         manifest = write_manifest(stage, for_backend(completed, device.backend), proofs)
         write_build_record(stage, manifest, command, clock.seconds, latencies)
         with clock("verify"):  # the written files, through the runtime
             _verify_written(stage, universal, clock)
         write_build_record(stage, manifest, command, clock.seconds, latencies)  # now with every stage's seconds
-        _remove_twins(stage)
+        _remove_emulations(stage)
         publish(stage, output)
         return _with_plans(output, device, emit_only, progress)
 
@@ -283,7 +283,7 @@ def _shapes(submodel: Submodel, device: DeviceProfile) -> list[Bucket]:
 def _chosen(
     universal: UniversalModel, plan: Plan, steps: Sequence[Level], wanted: Iterable[Submodel], include: Include
 ) -> list[Submodel]:
-    """The submodels to build, smallest first; the universal model is always among them, as everything's yardstick."""
+    """The submodels to build, smallest first; the universal model, which the rest is held against, is always one."""
     ids = {budget.submodel for budget in plan.budgets} | {submodel.id for submodel in wanted}
     ids.add(universal.spec.universal().id)
     if include != "budgets":
@@ -310,13 +310,13 @@ def _refuse_broken_budgets(completed: Bundle, plan: Plan) -> None:
 
 
 def _verify_written(stage: Stage, universal: UniversalModel, clock: Clock) -> None:
-    bundle = on_host(open_bundle(stage.folder, check="full"))
+    bundle = in_onnx_runtime(open_bundle(stage.folder, check="full"))
     for verdict in verify_engines(bundle, universal, clock):
         if verdict.problem:
             raise ParityError(f"engine {verdict.engine}, as written: {verdict.problem}")
 
 
-def _remove_twins(stage: Stage) -> None:
+def _remove_emulations(stage: Stage) -> None:
     for path in stage.folder.iterdir():
-        if is_twin(path.name):
+        if is_emulation(path.name):
             path.unlink()

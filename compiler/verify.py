@@ -21,7 +21,7 @@ from ..runtime.inputs.arrays import Arrays
 from ..runtime.model import ElasticModel
 from ..runtime.verify_bytes import verify_bytes
 from .examples.rank_axes import text_encoder
-from .graph.precision.proof_graphs import host_bundle
+from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
 from .parity.cases import Case, parity_cases
 from .parity.engine_verdict import EngineVerdict, tolerance_of, verdict_of
@@ -63,7 +63,7 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
             universal = load_universal(_source(against, bundle))
             _require_same_interface(universal, bundle)
             orders = recover_order(bundle.file(WEIGHTS_NAME), universal)
-        with clock("parity"), host_bundle(bundle) as here:
+        with clock("parity"), proof_bundle(bundle) as here:
             verdicts = _verify(here, universal, orders, clock)
     return VerifyReport(
         bundle=str(bundle.path),

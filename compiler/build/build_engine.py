@@ -23,8 +23,8 @@ from ...runtime.engines.runner import Residency, runner_for
 from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
 from ..graph.precision.derive import wide_products
-from ..graph.precision.emulation import twin
-from ..graph.precision.proof_graphs import host_file
+from ..graph.precision.emulation import emulated
+from ..graph.precision.proof_graphs import proof_file
 from ..graph.store import Store
 from ..graph.template import Template, emit, private_bytes, weight_bytes
 from ..parity.cases import Case
@@ -40,9 +40,9 @@ from .emitted import Emitted
 from .prove_exact import ExactProof
 from .templates import Templates
 
-_MAX_STEM = 120
+_MAX_STEM_LENGTH = 120
 # Weights that a fact names.
-_LISTED = 4
+_MAX_NAMED_WEIGHTS = 4
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class EngineBuilder:
         )
         return Emitted(entry, template, hashlib.sha256(graph).hexdigest())
 
-    def on_host(self, engine: EngineEntry) -> EngineEntry:
-        """``engine`` as this host runs it while it is proven; a twin that it needs is made where it is missing."""
-        here = replace(engine, file=host_file(engine))
+    def proof_engine(self, engine: EngineEntry) -> EngineEntry:
+        """``engine`` as this host runs it while it is proven; an emulation is made where it is missing."""
+        here = replace(engine, file=proof_file(engine))
         path = self.stage.folder / here.file
-        self.stage.once(path, lambda path: write_synced(path, twin((self.stage.folder / engine.file).read_bytes())))
+        self.stage.once(path, lambda path: write_synced(path, emulated((self.stage.folder / engine.file).read_bytes())))
         return here
 
     def proven(
@@ -194,7 +194,7 @@ class EngineBuilder:
         names = [spec.name for spec in self.draft.manifest.interface(engine.segment)[1]]
         names += [entry.name for entry in engine.decisions or ()]
         residency: Residency = "packed" if engine.precision == "int4" else "shared"
-        with runner_for(self.draft, self.on_host(engine), residency, threads_or_default(None)) as runner:
+        with runner_for(self.draft, self.proof_engine(engine), residency, threads_or_default(None)) as runner:
             return [dict(zip(names, runner.run(arrays, decisions=True), strict=True)) for arrays in feeds]
 
     def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
@@ -234,7 +234,7 @@ class EngineBuilder:
         rule = rule_of(limit, engine.entry.decisions)
         run = module.bound(case.feeds, engine.entry.decisions, found)
         modules = engine.template.module_outputs
-        graph = (self.stage.folder / self.on_host(engine.entry).file).read_bytes()
+        graph = (self.stage.folder / self.proof_engine(engine.entry).file).read_bytes()
         where = first_divergence(graph, modules, module, case, limit, self.stage.folder, run)
         if where == NOWHERE and isinstance(broken, BrokenDecision):
             where = "no module; the decision alone is wrong"
@@ -265,12 +265,12 @@ def _wide(template: Template) -> dict[str, str]:
     names = wide_products(template) if template.precision != "fp32" else ()
     if not names:
         return {}
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return {"products in fp32": f"{', '.join(names[:_LISTED])}{more}"}
+    more = f" and {len(names) - _MAX_NAMED_WEIGHTS} more" if len(names) > _MAX_NAMED_WEIGHTS else ""
+    return {"products in fp32": f"{', '.join(names[:_MAX_NAMED_WEIGHTS])}{more}"}
 
 
 def short(submodel_id: str) -> str:
     """The id as part of a file name: ids with many different widths would not fit one."""
-    if len(submodel_id) <= _MAX_STEM:
+    if len(submodel_id) <= _MAX_STEM_LENGTH:
         return submodel_id
-    return f"{submodel_id[:_MAX_STEM]}-{hashlib.sha256(submodel_id.encode()).hexdigest()[:8]}"
+    return f"{submodel_id[:_MAX_STEM_LENGTH]}-{hashlib.sha256(submodel_id.encode()).hexdigest()[:8]}"

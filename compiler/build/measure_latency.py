@@ -21,13 +21,13 @@ from ..work.clock import Clock
 from .build_engine import EngineBuilder
 
 # Spread over the ladder; the correction has three factors, so four rungs leave it one to disagree with.
-_RUNGS = 4
-_ROUNDS = 3
+_RUNGS_MEASURED = 4
+_ROUNDS_MEASURED = 3
 _ROUND_SECONDS = 0.3
 # Whole engines that are open at once while they are measured: each owns a packed copy of its weights.
-_GROUP = 4
+_ENGINES_OPEN_AT_ONCE = 4
 # What the runtime chooses while memory lasts.
-_RESIDENCY: Residency = "packed"
+_MEASURED_RESIDENCY: Residency = "packed"
 
 
 def fit_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], clock: Clock) -> Corrections:
@@ -50,7 +50,7 @@ def fit_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], clock: Clock) -
 
 def rungs_to_measure(count: int) -> list[int]:
     """Which of ``count`` rungs are measured: the ends and some between, evenly."""
-    return sorted({round(index * (count - 1) / (_RUNGS - 1)) for index in range(_RUNGS)})
+    return sorted({round(index * (count - 1) / (_RUNGS_MEASURED - 1)) for index in range(_RUNGS_MEASURED)})
 
 
 def measure_engines(
@@ -71,7 +71,7 @@ def measure_engines(
             predicted_ms=_predicted(builder, engine, corrections),
             measured_p50_ms=measured[engine.file][0] if measured else None,
             measured_p95_ms=measured[engine.file][1] if measured else None,
-            residency=_RESIDENCY if measured else None,
+            residency=_MEASURED_RESIDENCY if measured else None,
         )
         for engine in engines
     )
@@ -81,7 +81,7 @@ def _groups(engines: Sequence[EngineEntry]) -> list[list[EngineEntry]]:
     """Engines that are measured in turns: all buckets of a segment, since the chain weighs those against each other."""
     files = list({engine.file: engine for engine in engines}.values())
     wholes = [engine for engine in files if engine.segment is None]
-    groups = [wholes[start : start + _GROUP] for start in range(0, len(wholes), _GROUP)]
+    groups = [wholes[start : start + _ENGINES_OPEN_AT_ONCE] for start in range(0, len(wholes), _ENGINES_OPEN_AT_ONCE)]
     segments: dict[str, list[EngineEntry]] = {}
     for engine in files:
         if engine.segment is not None:
@@ -132,7 +132,7 @@ def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> l
     """
     with ExitStack() as stack:
         runners = [
-            stack.enter_context(runner_for(builder.draft, engine, _RESIDENCY, threads_or_default(None)))
+            stack.enter_context(runner_for(builder.draft, engine, _MEASURED_RESIDENCY, threads_or_default(None)))
             for engine in engines
         ]
         interface = builder.draft.manifest.interface
@@ -142,7 +142,7 @@ def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> l
                 measure(runner, feed, min_runs=10, max_seconds=_ROUND_SECONDS)
                 for runner, feed in zip(runners, feeds, strict=True)
             ]
-            for _ in range(_ROUNDS)
+            for _ in range(_ROUNDS_MEASURED)
         ]
     best = [min(stats, key=lambda s: s.p50) for stats in zip(*rounds, strict=True)]
     return [(stats.p50, stats.p95) for stats in best]

@@ -13,7 +13,7 @@ from ...strict import structure, unstructure
 from ..examples.corpus import ArrayCorpus, Corpus
 from ..work.clock import Clock
 from .build_engine import EngineBuilder
-from .yardstick import Yardstick
+from .fp32_reference import Fp32Reference
 
 
 def measure_quality(
@@ -22,25 +22,25 @@ def measure_quality(
     engines: Sequence[EngineEntry],
     corpus: Corpus | ArrayCorpus | None,
     clock: Clock,
-    yardstick: Yardstick | None = None,
+    fp32: Fp32Reference | None = None,
 ) -> Mapping[str, Quality]:
     """Quality of every submodel against the universal model on what was held out; empty without data.
 
     Measured at the bucket with the longest sequence, to which texts are truncated for both models alike. A submodel of
     a shorter sequence runs at its own, the universal model at the bucket's, on the samples that fit the shorter: the
     requests that it may answer; it has no quality if none fits. The universal model computes in float32, in an engine
-    of the bundle or in ``yardstick``. What an earlier run measured is kept.
+    of the bundle or in ``fp32``. What an earlier run measured is kept.
     """
     samples = _samples(encoder, corpus)
     if samples is None:
         return {}
     spec = builder.universal.spec
     bucket = max(builder.profile.buckets, key=lambda b: (b.sequence, -b.batch))
-    universal = yardstick.engine if yardstick else builder.build(spec.universal(), bucket)
+    universal = fp32.engine if fp32 else builder.build(spec.universal(), bucket)
     largest = [e for e in engines if e.segment is None and e.bucket == spec.parse(e.submodel).at(bucket)]
-    wholes = [builder.on_host(engine) for engine in largest]
+    wholes = [builder.proof_engine(engine) for engine in largest]
     missing = [engine for engine in wholes if not (builder.stage.work / _receipt(engine)).exists()]
-    reference = yardstick.bundle if yardstick else builder.draft
+    reference = fp32.bundle if fp32 else builder.draft
     measured = measure(builder.draft, universal, missing, samples, threads_or_default(None), clock.tick, reference)
     found = {engine.submodel: _kept(builder, engine, quality) for engine, quality in measured}
     for engine in wholes:

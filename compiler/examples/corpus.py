@@ -17,7 +17,7 @@ from ...strict import unstructure
 
 CALIBRATION = 128
 HELD_OUT = 200
-_MINIMUM = 20
+_MIN_EXAMPLES = 20
 _HELD_OUT_ONE_IN = 5
 
 T = TypeVar("T")
@@ -58,8 +58,10 @@ def read_corpus(path: Path) -> Corpus:
     """
     keyed = keyed_texts(path, CheckpointError, MAX_TEXT_BYTES)
     calibration, held_out = split_parts(keyed)
-    if min(len(held_out), len(calibration)) < _MINIMUM:
-        raise CheckpointError(f"{path}: {len(keyed)} different texts; expected at least {10 * _MINIMUM}, one per line")
+    if min(len(held_out), len(calibration)) < _MIN_EXAMPLES:
+        raise CheckpointError(
+            f"{path}: {len(keyed)} different texts; expected at least {10 * _MIN_EXAMPLES}, one per line"
+        )
     return Corpus(tuple(calibration[:CALIBRATION]), tuple(held_out[:HELD_OUT]))
 
 
@@ -74,8 +76,8 @@ def read_array_corpus(path: Path, source: ModelSource) -> ArrayCorpus:
     samples = read_array_samples(path, interface)
     rows = different_rows(samples)
     calibration, held_out = split_parts(rows)
-    if min(len(held_out), len(calibration)) < _MINIMUM:
-        raise InputError(f"{path}: {len(rows)} different rows; expected at least {10 * _MINIMUM}")
+    if min(len(held_out), len(calibration)) < _MIN_EXAMPLES:
+        raise InputError(f"{path}: {len(rows)} different rows; expected at least {10 * _MIN_EXAMPLES}")
     return ArrayCorpus(samples.take(calibration[:CALIBRATION]), samples.take(held_out[:HELD_OUT]))
 
 

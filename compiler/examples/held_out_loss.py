@@ -17,7 +17,7 @@ from .rank_axes import text_encoder
 
 _BATCH = 16
 # Long texts cost time quadratically and tell two submodels apart no better.
-_LONGEST = 128
+_MAX_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class HeldOutLoss:
         self._role: Role
         self._output: TensorSpec
         self._role, self._output = next(iter(compared.items()))
-        longest = min(_LONGEST, source.signature.max_sequence or _LONGEST)
+        longest = min(_MAX_TOKENS, source.signature.max_sequence or _MAX_TOKENS)
         ids = source.signature.text.ids
         by_length = sorted((encoder.encode([t], longest, truncate=True).feeds[ids].shape[1], t) for t in texts)
         self._batches = []

@@ -25,7 +25,7 @@ from .corpus import ArrayCorpus, Corpus
 from .order_file import permuted, save_orders
 
 # Long texts cost time quadratically and change the order little.
-_LONGEST = 64
+_MAX_TOKENS = 64
 _BATCH = 16
 
 
@@ -95,7 +95,7 @@ def _text_batches(model: UniversalModel, corpus: Corpus) -> Iterator[Mapping[str
     encoder = text_encoder(model)
     assert encoder is not None
     signature = model.source.signature
-    longest = min(_LONGEST, signature.max_sequence or _LONGEST)
+    longest = min(_MAX_TOKENS, signature.max_sequence or _MAX_TOKENS)
     if signature.bound is not None and signature.max_sequence is not None:
         longest = signature.max_sequence  # what a text is cut to saves nothing: all are filled up
     # Neighbours of like length need little padding.

@@ -26,7 +26,7 @@ INT4_SCALE = ".int4-scale"  # [out, blocks] float32
 ENCODINGS = (FP16, BF16, INT8, INT8_SCALE, INT8_ZERO, INT4, INT4_SCALE)
 PER_OUTPUT = (INT8_SCALE, INT8_ZERO)  # one number for each output, in a transposed weight too
 INT4_BLOCK = 32
-_TABLE = "table."
+_TABLE_PREFIX = "table."
 # Seven bits: x86 processors without VNNI add the products of two pairs of numbers in 16 bits and clip what is larger.
 # 2 * 255 * 63 is not, so that an engine gives the same integers on every processor. The eighth bit would be worth
 # little (all-MiniLM-L6-v2: a mean cosine to float32 of 0.994 in place of 0.993), since activations lose more.
@@ -96,7 +96,7 @@ def decoded(array: np.ndarray, name: str) -> np.ndarray:
 def table_name(array: np.ndarray) -> str:
     """The name of a table of the store, which follows from its content: what is equal is one table."""
     content = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode() + array.tobytes()).hexdigest()
-    return _TABLE + content[:16]
+    return _TABLE_PREFIX + content[:16]
 
 
 def _scale(array: np.ndarray, transposed: bool) -> np.ndarray:

@@ -37,11 +37,11 @@ from .passes.simplify_attention import simplify_attention
 from .passes.weights_as_inputs import weights_as_inputs
 from .store import Store, StoredTensor, stored_name, transposed_parameters, unshared_parameters
 
-_FACTS = "nestforge.template"
+_METADATA_KEY = "nestforge.template"
 # Elements. Larger constants, such as a causal mask or the matrices of a transform, are tables: they go to the weight
 # store, or every engine would hold its own copy.
-_FOLDED = 64
-_LIFT = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
+_MAX_FOLDED_ELEMENTS = 64
+_LIFT_CONSTANTS = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
 
 
 @dataclass(frozen=True)
@@ -83,26 +83,26 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
     """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external."""
     model = traced.model
     with weights_as_inputs(model, parameters):
-        _fold(model)  # most nodes make constants, which the optimiser need not see
-        optimize(model, _FOLDED)  # shape arithmetic is folded, tables are not
-    linear_to_gemm(model, transposed_parameters(spec))  # the layout that makes a slice a prefix
+        _fold(model)  # fold constants first: the optimiser then sees fewer nodes
+        optimize(model, _MAX_FOLDED_ELEMENTS)  # fold shape arithmetic, keep large constants
+    linear_to_gemm(model, transposed_parameters(spec))  # linear layers as Gemm, whose slices are prefixes
     returned = _returned_values(model, traced.module_outputs)
-    drop_open_masks(model)  # what is added to scores hides something
-    simplify_attention(model)  # no detours around queries, keys and probabilities
-    merge_reshapes(model)  # layers meet without detours
+    drop_open_masks(model)  # remove attention masks that hide nothing
+    simplify_attention(model)  # remove the exporter's extra nodes around queries, keys and probabilities
+    merge_reshapes(model)  # merge consecutive Reshapes
     problem = None
     try:
-        free_elastic_dims(model, _seeds(spec))  # a submodel differs in extents alone
+        free_elastic_dims(model, _seeds(spec))  # replace elastic extents in Reshape targets by -1
     except SliceError as failure:
         problem = str(failure)
-    rows = rows_as_weights(model, parameters)  # a row of stacked weights is a view of them
+    rows = rows_as_weights(model, parameters)  # make a row of stacked weights an initializer of its own
     with weights_as_inputs(model, {*parameters, *(stored_name(name, spec) for name in parameters), *rows}):
-        _tidy(model)  # unused nodes out, duplicates merged, no traces of this machine in metadata
-        if fold_tables(model):  # no engine computes a constant
+        _tidy(model)  # remove unused nodes, merge duplicates, clear metadata
+        if fold_tables(model):  # fold what depends on no input
             _tidy(model)
     stored = {stored_name(name, spec) for name in parameters} | rows
     tables = _named_tables(model, stored)
-    shorten_names(model, {*stored, *tables})  # engines are many, names in none of them
+    shorten_names(model, {*stored, *tables})  # shorten names: every engine file holds them
     left = {value: value.name or "" for node in model.graph for value in node.outputs}
     kept = {module: left[value] for module, value in returned.items() if value in left}
     shareable = stored - unshared_parameters(spec)
@@ -131,7 +131,7 @@ def save_template(template: Template, path: Path) -> None:
         "problem": template.slice_problem,
         "tables": sorted(template.tables),
     }
-    proto.metadata_props.add(key=_FACTS, value=json.dumps(facts, sort_keys=True))
+    proto.metadata_props.add(key=_METADATA_KEY, value=json.dumps(facts, sort_keys=True))
     write_synced(path, proto.SerializeToString(deterministic=True))
 
 
@@ -216,7 +216,7 @@ def _named_tables(model: ir.Model, weights: Collection[str]) -> dict[str, np.nda
     named: dict[str, ir.Value] = {}
     tables: dict[str, np.ndarray] = {}
     for name, value in list(model.graph.initializers.items()):
-        if name in weights or value.const_value is None or value.const_value.size <= _FOLDED:
+        if name in weights or value.const_value is None or value.const_value.size <= _MAX_FOLDED_ELEMENTS:
             continue
         array = np.ascontiguousarray(value.const_value.numpy())
         table = table_name(array)
@@ -235,13 +235,13 @@ def _table_file(template: Path, table: str) -> Path:
 
 
 def _fold(model: ir.Model) -> None:
-    fold_constants(model, output_size_limit=_FOLDED)
-    ir.passes.Sequential(_LIFT, common.RemoveUnusedNodesPass())(model)
+    fold_constants(model, output_size_limit=_MAX_FOLDED_ELEMENTS)
+    ir.passes.Sequential(_LIFT_CONSTANTS, common.RemoveUnusedNodesPass())(model)
 
 
 def _tidy(model: ir.Model) -> None:
     ir.passes.Sequential(
-        _LIFT,
+        _LIFT_CONSTANTS,
         common.DeduplicateInitializersPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),

@@ -8,7 +8,7 @@ from ...exporters.family import Signature
 from .watched import Pass
 
 # Relative squares of vectors that are almost zero would be noise.
-_SMALLEST = 1e-6
+_MIN_SQUARED_NORM = 1e-6
 
 
 def difference(signature: Signature, student: Pass, teacher: Pass, weights: torch.Tensor) -> torch.Tensor:
@@ -32,5 +32,5 @@ def difference(signature: Signature, student: Pass, teacher: Pass, weights: torc
 
 def _relative(found: torch.Tensor, expected: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     """Of vectors ``[B, S, H]`` with weights ``[B, S]``, or ``[B, H]``, all of which count."""
-    errors = (found - expected).square().sum(-1) / expected.square().sum(-1).clamp(min=_SMALLEST)
+    errors = (found - expected).square().sum(-1) / expected.square().sum(-1).clamp(min=_MIN_SQUARED_NORM)
     return errors.mean() if weights is None else (errors * weights).sum() / weights.sum().clamp(min=1)

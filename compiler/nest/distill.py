@@ -21,14 +21,14 @@ from .training_state import load_state, save_state
 from .watched import NestedPasses, blocks_of, run
 
 BATCH = 16  # texts
-_RATE = 3e-4  # AdamW's, at its highest
+_LEARNING_RATE = 3e-4  # AdamW's, at its highest
 _BETAS = (0.9, 0.99)
-_WARM_UP = 0.05  # of the training
-_CLIP = 1.0  # norm of all gradients
+_WARM_UP_SHARE = 0.05  # of the training
+_MAX_GRADIENT_NORM = 1.0  # norm of all gradients
 # Chance of the whole model in a step; the levels below share the rest. With a third it strays from where it started.
-_WHOLE = 1 / 2
+_WHOLE_MODEL_CHANCE = 1 / 2
 # Added to the difference, whose root has no slope at 0, where the whole model begins.
-_FLOOR = 1e-6
+_ROOT_OFFSET = 1e-6
 _SAVE_SECONDS = 60.0
 
 
@@ -75,7 +75,7 @@ def distill(
     passes = NestedPasses(model, [level.submodel for level in ladder])
     blocks, signature = blocks_of(model), model.source.signature
     weights = trainable(model)
-    optimiser = torch.optim.AdamW(weights.values(), lr=_RATE, betas=_BETAS, weight_decay=0.0, fused=True)
+    optimiser = torch.optim.AdamW(weights.values(), lr=_LEARNING_RATE, betas=_BETAS, weight_decay=0.0, fused=True)
     path = stage.work / "training.safetensors"
     steps, before = load_state(path, weights, optimiser)
     began = saved = time.perf_counter()
@@ -90,17 +90,17 @@ def distill(
             expected = run(teacher, blocks, batch.inputs)
         found = passes.of(_drawn(len(ladder), effort.seed, steps), batch.inputs)
         # The root: as squares, the small error of the whole model would not be felt beside that of the smallest level.
-        loss = (difference(signature, found, expected, batch.weights) + _FLOOR).sqrt()
+        loss = (difference(signature, found, expected, batch.weights) + _ROOT_OFFSET).sqrt()
         if not torch.isfinite(loss):
             raise CheckpointError(
                 f"{model.source.checkpoint.folder}: training diverged at step {steps + 1}: the loss is not finite; "
                 "do the texts fit this model?"
             )
         for group in optimiser.param_groups:
-            group["lr"] = _RATE * min((done + 1e-3) / _WARM_UP, 1 - done)
+            group["lr"] = _LEARNING_RATE * min((done + 1e-3) / _WARM_UP_SHARE, 1 - done)
         optimiser.zero_grad()
         torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(weights.values(), _CLIP)
+        torch.nn.utils.clip_grad_norm_(weights.values(), _MAX_GRADIENT_NORM)
         optimiser.step()
         losses.append(loss.item())
         steps += 1
@@ -132,4 +132,4 @@ def trainable(model: UniversalModel) -> dict[str, torch.nn.Parameter]:
 def _drawn(levels: int, seed: int, step: int) -> int:
     """Number of the level of one step."""
     generator = np.random.default_rng([seed, step])
-    return levels - 1 if generator.random() < _WHOLE else int(generator.integers(levels - 1))
+    return levels - 1 if generator.random() < _WHOLE_MODEL_CHANCE else int(generator.integers(levels - 1))

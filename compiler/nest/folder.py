@@ -23,8 +23,8 @@ from .distill import trainable
 RECORD_NAME = "nest.json"
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 # Tokenizer files, and those that say how texts are embedded; not the card, which is of another model.
-_COPIED = ("*.json", "*.txt", "*.model")
-_INDEX = re.compile(r".*\.index\.json")  # of weights in several files; here they are one
+_COPIED_PATTERNS = ("*.json", "*.txt", "*.model")
+_SHARD_INDEX = re.compile(r".*\.index\.json")  # of weights in several files; here they are one
 
 
 def refuse_unwritable(model: UniversalModel) -> None:
@@ -63,9 +63,9 @@ def write_folder(
 
 def _companions(folder: Path, modules: SentenceModules | None) -> list[Path]:
     """What the original folder holds besides weights, configuration and prose."""
-    found = {path for pattern in _COPIED for path in folder.glob(pattern)} - {folder / _CONFIG}
+    found = {path for pattern in _COPIED_PATTERNS for path in folder.glob(pattern)} - {folder / _CONFIG}
     found |= set(modules.files if modules else ())
-    return sorted(path for path in found if path.is_file() and not _INDEX.fullmatch(path.name))
+    return sorted(path for path in found if path.is_file() and not _SHARD_INDEX.fullmatch(path.name))
 
 
 def _weights(model: UniversalModel) -> dict[str, torch.Tensor]:

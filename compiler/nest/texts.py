@@ -21,7 +21,7 @@ from ..examples.corpus import split_parts
 # Tokens of a text that are used; longer texts cost time quadratically and teach little more.
 LONGEST = 64
 # Batches whose texts are sorted together: enough to pad little, few enough to mix the texts.
-_SORTED_TOGETHER = 16
+_BATCHES_SORTED_TOGETHER = 16
 
 
 def training_texts(path: Path) -> list[str]:
@@ -83,7 +83,7 @@ def _epoch(texts: int, size: int, seed: int, epoch: int) -> list[np.ndarray]:
     """The batches of one pass over the texts, each an array of rows; every row is in one of them."""
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(texts)
-    together = size * _SORTED_TOGETHER
+    together = size * _BATCHES_SORTED_TOGETHER
     batches: list[np.ndarray] = []
     for start in range(0, texts, together):
         rows = np.sort(order[start : start + together])

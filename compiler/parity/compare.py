@@ -35,9 +35,9 @@ from ...runtime.bundle.manifest import ParityOutput, TensorSpec
 from ...runtime.inputs.arrays import Arrays
 
 # Two float32 computations of one value are off by as much in the mean, but either may be lucky.
-_FACTOR = 4.0
+_ROUNDING_FACTOR = 4.0
 # Of an output's size: what PyTorch's float32 may be off by at most.
-_PROVABLE = 0.01
+_MAX_ROUNDING = 0.01
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Tolerance:
     def rule(self) -> str:
         return (
             f"abs <= {self.atol:.3g} * max(1, rms) + {self.rtol:.3g} * |reference| per element, rms of it <= "
-            f"{self.rms:.3g} * max(1, rms), and cosine >= {self.min_cosine:g}, each wider by {_FACTOR:g} times what "
-            "PyTorch's own float32 is off by beyond half of it"
+            f"{self.rms:.3g} * max(1, rms), and cosine >= {self.min_cosine:g}, each wider by {_ROUNDING_FACTOR:g} "
+            "times what PyTorch's own float32 is off by beyond half of it"
         )
 
 
@@ -74,7 +74,7 @@ Roundings = Mapping[str, Rounding]
 
 def widened(limit: float, own: float) -> float:
     """``limit`` where PyTorch's ``own`` error takes up at most half of it; more of it where that takes up more."""
-    return limit + _FACTOR * max(0.0, own - limit / 2)
+    return limit + _ROUNDING_FACTOR * max(0.0, own - limit / 2)
 
 
 def rounding(reference: np.ndarray, float32: np.ndarray) -> Rounding:
@@ -88,7 +88,7 @@ def rounding(reference: np.ndarray, float32: np.ndarray) -> Rounding:
 # Per layer of depth, by the precision of the engine's graph; docs/precision.md shows what was measured. Integers are
 # held to the angle: where activations have outliers, single elements are off by several times what is usual in a layer.
 # Precisions below fp32 round everywhere, so that their rms limit is no other than what holds of each element.
-_PER_LAYER: Mapping[Precision, Tolerance] = {
+_TOLERANCE_PER_LAYER: Mapping[Precision, Tolerance] = {
     "fp32": Tolerance(atol=4e-6, rtol=1e-5, min_cosine=1 - 1e-6, rms=4e-7),
     "fp16": Tolerance(atol=1e-2, rtol=1e-3, min_cosine=1 - 1e-4, rms=1.1e-2),
     "bf16": Tolerance(atol=2e-1, rtol=8e-3, min_cosine=1 - 2e-3, rms=2.08e-1),
@@ -100,14 +100,14 @@ _PER_LAYER: Mapping[Precision, Tolerance] = {
 
 def tolerance_for(precision: Precision, depth: int) -> Tolerance:
     """The tolerance for a graph of ``depth`` layers computing in ``precision``."""
-    base = _PER_LAYER[precision]
+    base = _TOLERANCE_PER_LAYER[precision]
     return Tolerance(base.atol * depth, base.rtol * depth, base.min_cosine, base.rms * depth)
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Worst figures of one output over all cases; falsy if the rule was broken in ``failed_case``, where PyTorch's own
-    float32 may be no yardstick (``unprovable``)."""
+    float32 may be no reference (``unprovable``)."""
 
     output: ParityOutput
     failed_case: str | None = None
@@ -121,8 +121,8 @@ class Comparison:
         if self.unprovable:
             return (
                 f"output {figures.name}, case {self.failed_case}: PyTorch's own float32 differs from its float64 by "
-                f"{figures.float32_max_abs:.3g} (rms {figures.float32_rms:.3g}), more than {_PROVABLE:.0%} of the "
-                "output; this model needs more than float32, and no comparison would prove anything"
+                f"{figures.float32_max_abs:.3g} (rms {figures.float32_rms:.3g}), more than {_MAX_ROUNDING:.0%} of "
+                "the output; this model needs more than float32, and no comparison would prove anything"
             )
         return (
             f"output {figures.name}, case {self.failed_case}: max abs {figures.max_abs:.3g}, "
@@ -193,7 +193,7 @@ def unprovable(reference: np.ndarray, own: Rounding, has_angle: bool = True) -> 
     if not np.isfinite(reference).all():
         return False  # which fails for itself
     size = _rms(reference)
-    return not own.rms <= _PROVABLE * (size if has_angle else max(1.0, size))
+    return not own.rms <= _MAX_ROUNDING * (size if has_angle else max(1.0, size))
 
 
 def _least_cosine(limit: Tolerance, own: Rounding, size: float) -> float:

@@ -31,7 +31,7 @@ from .reference import Reference, References
 from .segment_references import by_segment
 
 # A receipt's error is that of engines run shared at one shape; packed, and in smaller batches, they round otherwise.
-_MARGIN = 2.0
+_ENTROPY_ERROR_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _references(
 
 def _entropy_error(segments: Sequence[EngineEntry], entry: ExitsEntry) -> float:
     """By how much an engine's entropy may differ from PyTorch's, as measured when the engines were built."""
-    return _MARGIN * max(output.max_abs for output in _receipts(segments, entry.entropy))
+    return _ENTROPY_ERROR_FACTOR * max(output.max_abs for output in _receipts(segments, entry.entropy))
 
 
 def _receipts(segments: Sequence[EngineEntry], name: str) -> list[ParityOutput]:

@@ -34,7 +34,7 @@ from .compare import widened as widened_limit
 from .float64 import float64_inputs, in_float64, nudged, widened
 
 # Passes with moved weights, where one does not explain what an engine is off by.
-_MORE = 7
+_NUDGED_PASSES = 7
 
 
 class Reference:
@@ -175,7 +175,7 @@ def replayed(
         )
 
     first = with_passes([lambda: reference.module], [{} for _ in cases])
-    more = [partial(nudged, reference.module, seed) for seed in range(_MORE)]
+    more = [partial(nudged, reference.module, seed) for seed in range(_NUDGED_PASSES)]
     return replace(first, again=lambda: with_passes(more, first.roundings))
 
 

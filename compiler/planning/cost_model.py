@@ -19,13 +19,13 @@ from ...workload import Op
 
 # ONNX Runtime's arena grows by doubling and is kept: measured 5.4 to 7.8 times the operands of the largest product
 # (6 layers of 384 at 1x128, 8x512 and 32x128). TensorRT needs less.
-_ARENA = 8
+_ARENA_FACTOR = 8
 # How strongly each factor of a correction holds to their common scale, against a weight of 1 for every measured rung.
 # Along the ladder of a 6-layer (384) and a 12-layer (768) encoder anything from 0.03 to 0.3 predicts alike; towards 0
 # the noise of a busy host decides, and submodels off the ladder suffer.
-_PRIOR = 0.2
+_PRIOR_WEIGHT = 0.2
 # Of float32's bytes: a half is read, written as float32 and read again.
-_WIDENED = 2.5
+_WIDENED_HALF_SHARE = 2.5
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def predict(ops: Sequence[Op], profile: DeviceProfile, precision: Precision = "f
     return Cost(
         flops=sum(op.flops for op in ops),
         moved_bytes=sum(op.weight_bytes + op.activation_bytes for op in ops),
-        activation_bytes=_ARENA * max(products, default=0),
+        activation_bytes=_ARENA_FACTOR * max(products, default=0),
         gemm_ms=gemm_ms,
         other_ms=other_ms,
         overhead_ms=len(ops) * profile.rates.op_overhead_us / 1e3,
@@ -96,8 +96,8 @@ def fit_correction(costs: Sequence[Cost], measured_ms: Sequence[float]) -> Corre
     parts = np.array([[cost.gemm_ms, cost.other_ms, cost.overhead_ms] for cost in costs])
     scale = float(np.median(np.asarray(measured_ms) / parts.sum(axis=1)))
     relative = scale * parts / np.asarray(measured_ms)[:, None]  # (rungs, 3), rows near 1 in sum
-    matrix = np.vstack([relative, _PRIOR * np.eye(3)])
-    target = np.concatenate([np.ones(len(costs)), np.full(3, _PRIOR)])
+    matrix = np.vstack([relative, _PRIOR_WEIGHT * np.eye(3)])
+    target = np.concatenate([np.ones(len(costs)), np.full(3, _PRIOR_WEIGHT)])
     gemm, other, overhead = (scale * float(factor) for factor in _nonnegative_least_squares(matrix, target))
     return Correction(gemm, other, overhead, len(costs))
 
@@ -106,7 +106,7 @@ def _in_precision(op: Op, precision: Precision, on_cpu: bool) -> Op:
     """``op`` with the bytes that it moves: of integers the weights alone; of halves everything, which a processor
     widens first and narrows again."""
     if precision in ("fp16", "bf16"):
-        share = _WIDENED if on_cpu else 0.5
+        share = _WIDENED_HALF_SHARE if on_cpu else 0.5
         weights, activations = (round(share * moved) for moved in (op.weight_bytes, op.activation_bytes))
         return replace(op, weight_bytes=weights, activation_bytes=activations)
     bits = {"gemm": BITS_OF[precision], "gather": max(8, BITS_OF[precision])}.get(op.kind, BITS_OF["fp32"])

@@ -14,7 +14,7 @@ from ...strict import nearest
 # What MatFormer trains; and even steps for a model whose order comes from a ranking.
 NESTED_FRACTIONS = (0.125, 0.25, 0.5, 1.0)
 RANKED_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
-_NAMES = ("S", "M", "L", "XL")
+_FOUR_LEVEL_NAMES = ("S", "M", "L", "XL")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _label(spec: ElasticSpec, shares: Mapping[str, float], index: int, count: in
     if shares.keys() <= choices.keys():
         values = {kind: _rounded(choices[kind], share * choices[kind].size, 1) for kind, share in shares.items()}
         return "-".join(f"{kind}{value}" for kind, value in values.items())
-    return _NAMES[index] if count == len(_NAMES) else f"{100 * next(iter(shares.values())):g}%"
+    return _FOUR_LEVEL_NAMES[index] if count == len(_FOUR_LEVEL_NAMES) else f"{100 * next(iter(shares.values())):g}%"
 
 
 def _check(spec: ElasticSpec, fractions: Mapping[str, Sequence[float]]) -> None:

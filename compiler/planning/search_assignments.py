@@ -12,9 +12,9 @@ from random import Random
 from ...elastic import Submodel, canonical
 from .levels import Level
 
-_PARENTS = 8
+_PARENT_COUNT = 8
 # Children in a row that are known already or of the wrong size, after which the space counts as searched.
-_FRUITLESS = 200
+_MAX_FRUITLESS_CHILDREN = 200
 
 Genes = tuple[int, ...]  # the index of a level, per layer
 
@@ -65,8 +65,8 @@ def search_assignments(
         if submodel.id not in found and len(found) < evaluations:
             yield evaluate(space.genes(submodel))
     fruitless = 0
-    while len(found) < evaluations and fruitless < _FRUITLESS:
-        parents = [genes for genes, _ in sorted(found.values(), key=lambda entry: entry[1].loss)[:_PARENTS]]
+    while len(found) < evaluations and fruitless < _MAX_FRUITLESS_CHILDREN:
+        parents = [genes for genes, _ in sorted(found.values(), key=lambda entry: entry[1].loss)[:_PARENT_COUNT]]
         child = _to_size(_child(parents, len(levels), random), space, sizes, random)
         if child is None or space.submodel(child).id in found:
             fruitless += 1

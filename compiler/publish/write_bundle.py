@@ -40,20 +40,20 @@ from ...runtime.bundle.manifest import (
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.bundle.seal import sealed_json, to_json
 from ...strict import unstructure
-from ..graph.precision.proof_graphs import is_twin
+from ..graph.precision.proof_graphs import is_emulation
 from ..planning.plan import Candidate, Plan
 from ..tensorrt.trtexec import build_commands
 from ..work.staging import Stage, write_synced
 from .report import render_report
 
-_TOOLS = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
+_VERSIONED_PACKAGES = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
 
 
 def tool_versions() -> dict[str, str]:
     """Versions of everything that shapes a bundle's bytes."""
     # Several distributions bring ONNX Runtime, so the module is asked.
     own = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
-    return {**own, **{name: metadata.version(name) for name in _TOOLS}}
+    return {**own, **{name: metadata.version(name) for name in _VERSIONED_PACKAGES}}
 
 
 def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:
@@ -127,7 +127,7 @@ def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> 
     """Writes the manifest of a completed bundle; files of engines that it does not list are removed first."""
     listed = {engine.file for engine in completed.manifest.engines}
     for path in stage.folder.glob("*.onnx"):
-        if path.name not in listed and not is_twin(path.name):  # rungs that were built only to be measured
+        if path.name not in listed and not is_emulation(path.name):  # rungs that were built only to be measured
             path.unlink()
     paths = sorted(path for path in stage.folder.iterdir() if path.is_file() and _listed(path.name))
     manifest = replace(
@@ -168,4 +168,4 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _listed(name: str) -> bool:
-    return name not in UNLISTED and not name.startswith(".") and not is_twin(name)
+    return name not in UNLISTED and not name.startswith(".") and not is_emulation(name)

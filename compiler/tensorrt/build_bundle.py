@@ -33,7 +33,7 @@ from ...runtime.bundle.plan_index import (
 )
 from ...runtime.engines.tensorrt.available import require_tensorrt
 from ...whole_file import write_whole
-from ..graph.precision.proof_graphs import host_bundle
+from ..graph.precision.proof_graphs import proof_bundle
 from ..work.clock import Progress, silent
 from .graphs import require_supported
 from .trtexec import profile_options
@@ -65,7 +65,7 @@ def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPla
 
     gpu, options = this_gpu(), profile_options(bundle.manifest)
     built: list[BuiltPlan] = []
-    with host_bundle(bundle) as here:
+    with proof_bundle(bundle) as here:
         for number, engine in enumerate(engines):
             progress("plans", number, len(engines))
             kept = _kept(bundle, engine, gpu, options)

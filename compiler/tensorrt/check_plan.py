@@ -1,8 +1,8 @@
 """A plan against the graph that it was built from: the second half of its proof.
 
 The compile proved that the graph equals the PyTorch submodel, by running it in ONNX Runtime. Here, on the device and
-without PyTorch, the plan must equal the graph in ONNX Runtime (of one in bfloat16 its twin), within the same limits. It
-is asked of the plan as it will run: opened from its file, its weights taken from the store.
+without PyTorch, the plan must equal the graph in ONNX Runtime (of one in bfloat16 its emulation), within the same
+limits. It is asked of the plan as it will run: opened from its file, its weights taken from the store.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.feeds import random_feeds
 from ..parity.compare import Rounding, Tolerance, compare, judged
 
-_CASES = 4
+_CASES_COMPARED = 4
 # Plan and graph round the same activations by the same scales; what lies between two integers may fall to either, and
 # what follows it then differs a little: cosines above 0.99 between two ways to compute all-MiniLM-L6-v2.
-_SAME_INTEGERS = Tolerance(atol=0.5, rtol=0.1, min_cosine=0.98, rms=0.6)
+_INTEGER_TOLERANCE = Tolerance(atol=0.5, rtol=0.1, min_cosine=0.98, rms=0.6)
 # Near ties that may be met while looking for those cases.
-_MOST_LEFT_OUT = 4
+_MAX_NEAR_TIES = 4
 
 
 def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
@@ -52,7 +52,7 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
         output.name: Rounding(output.float32_max_abs or 0.0, output.float32_rms or 0.0) for output in receipt.outputs
     }
     if engine.precision in INTEGERS:
-        limit = _SAME_INTEGERS
+        limit = _INTEGER_TOLERANCE
     inputs, outputs = here.manifest.interface(engine.segment)
     mask = next((spec.name for spec in inputs if _is_mask(spec)), None)
     own = next(graph for graph in here.manifest.engines if graph.id == engine.id)
@@ -61,7 +61,7 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
     kept: list[ParityOutput] = []
     left_out = 0
     with OnnxRuntimeRunner(here, own, "shared", threads_or_default(None)) as graph:
-        for seed in range(_CASES + _MOST_LEFT_OUT):
+        for seed in range(_CASES_COMPARED + _MAX_NEAR_TIES):
             feeds = case_feeds(inputs, engine.bucket, seed)
             expected, found = (
                 dict(zip([*names, *decisions], runner.run(feeds, decisions=True), strict=True))
@@ -78,17 +78,17 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
                 raise ParityError(f"engine {engine.id}: its plan: {broken.describe()}; allowed {limit.rule}")
             else:
                 left_out += 1
-            if len(kept) == _CASES * len(names):
+            if len(kept) == _CASES_COMPARED * len(names):
                 break
         else:
             raise ParityError(
                 f"engine {engine.id}: its plan decides otherwise than its graph in {left_out} of "
-                f"{_CASES + _MOST_LEFT_OUT} cases, more than equal scores explain"
+                f"{_CASES_COMPARED + _MAX_NEAR_TIES} cases, more than equal scores explain"
             )
     return PlanParity(
         reference=f"the graph in ONNX Runtime {onnxruntime.__version__}",
         rule=limit.rule,
-        cases=_CASES,
+        cases=_CASES_COMPARED,
         max_abs=max(output.max_abs for output in kept),
         min_cosine=min(output.min_cosine for output in kept),
         left_out=left_out,

@@ -11,8 +11,8 @@ import onnx
 from onnx import TensorProto, helper
 
 # Whole numbers up to here are exact in float32.
-_EXACT = 2**24
-_WHOLE = (TensorProto.INT32, TensorProto.INT64)
+_EXACT_IN_FLOAT32 = 2**24
+_INTEGER_TYPES = (TensorProto.INT32, TensorProto.INT64)
 _Types = Mapping[str, onnx.TypeProto.Tensor]
 
 
@@ -43,10 +43,10 @@ def float_sums(model: onnx.ModelProto) -> int:
 def _counts(name: str, types: _Types, makers: Mapping[str, onnx.NodeProto]) -> bool:
     """Whether ``name`` holds whole numbers that are 0 or 1, fewer than 2^24 of them."""
     tensor = types.get(name)
-    if tensor is None or tensor.elem_type not in _WHOLE:
+    if tensor is None or tensor.elem_type not in _INTEGER_TYPES:
         return False
     sizes = [dim.dim_value for dim in tensor.shape.dim]
-    if not all(sizes) or max(sizes, default=0) >= _EXACT:
+    if not all(sizes) or max(sizes, default=0) >= _EXACT_IN_FLOAT32:
         return False
     while types[name].elem_type != TensorProto.BOOL:
         maker = makers.get(name)

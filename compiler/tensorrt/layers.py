@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import BuildError
 from ...strict import parse_json
 
-_UNKNOWN = "unknown"
+_UNKNOWN_KIND = "unknown"
 # TensorRT's own name of a layer that only changes a tensor's layout or type.
 _REFORMAT = "Reformat"
 
@@ -50,4 +50,4 @@ def read_layers(text: str) -> Layers:
 
 
 def _kind(layer: Any) -> str:
-    return str(layer.get("LayerType", _UNKNOWN)) if isinstance(layer, dict) else _UNKNOWN
+    return str(layer.get("LayerType", _UNKNOWN_KIND)) if isinstance(layer, dict) else _UNKNOWN_KIND

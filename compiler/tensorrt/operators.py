@@ -30,11 +30,11 @@ _TYPE_NAMES = {
 }
 # The type that the table means is that of the first output here, of the first input elsewhere.
 _TYPED_BY_OUTPUT = frozenset({"Constant", "ConstantOfShape", "EyeLike", "Range", "Where"})
-_MAX_K = 3840
+_MAX_TOP_K = 3840
 # Outputs whose shape follows from values: no static memory, and no CUDA graph.
-_OPEN_SHAPES = frozenset({"NonMaxSuppression", "NonZero"})
+_DYNAMIC_SHAPE_OPERATORS = frozenset({"NonMaxSuppression", "NonZero"})
 # Inputs that must be constants, by position.
-_CONSTANT = {"CumSum": 1, "OneHot": 1, "Slice": 3, "Squeeze": 1, "TopK": 1, "Unsqueeze": 1}
+_CONSTANT_INPUTS = {"CumSum": 1, "OneHot": 1, "Slice": 3, "Squeeze": 1, "TopK": 1, "Unsqueeze": 1}
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _problems(node: onnx.NodeProto, values: _Values, table: OperatorTable) -> It
         found = values.types.get(name)
         if found and found not in taken:
             yield f"{found}; expected one of {', '.join(sorted(taken))}"
-    constant = _CONSTANT.get(node.op_type, 1 if node.op_type.startswith("Reduce") else None)
+    constant = _CONSTANT_INPUTS.get(node.op_type, 1 if node.op_type.startswith("Reduce") else None)
     if constant is not None and constant < len(node.input):
         name = node.input[constant]
         if name and name not in values.constants:
@@ -132,7 +132,7 @@ def _problems(node: onnx.NodeProto, values: _Values, table: OperatorTable) -> It
     rule = _RULES.get(node.op_type)
     if rule is not None:
         yield from rule(node, values)
-    if node.op_type in _OPEN_SHAPES:
+    if node.op_type in _DYNAMIC_SHAPE_OPERATORS:
         yield "its output's shape follows from values, so no static engine can hold it"
 
 
@@ -154,8 +154,8 @@ def _topk(node: onnx.NodeProto, values: _Values) -> Iterator[str]:
     if _attribute(node, "sorted", 1) != 1:
         yield "sorted 0; expected 1"
     count = values.constants.get(node.input[1]) if len(node.input) > 1 else None
-    if count is not None and (k := int(_array(count).reshape(-1)[0])) >= _MAX_K:
-        yield f"k {k}; expected fewer than {_MAX_K}"
+    if count is not None and (k := int(_array(count).reshape(-1)[0])) >= _MAX_TOP_K:
+        yield f"k {k}; expected fewer than {_MAX_TOP_K}"
 
 
 def _layer_norm(node: onnx.NodeProto, _values: _Values) -> Iterator[str]:

@@ -9,7 +9,7 @@ from ...errors import BuildError
 from ...runtime.bundle.manifest import TensorSpec
 
 # How TensorRT writes a dimension that is not known.
-_OPEN = -1
+_UNKNOWN_EXTENT = -1
 
 
 def profile_shapes(
@@ -25,8 +25,10 @@ def profile_shapes(
     if not fits:
         listed = ", ".join(f"{name} {list(shape)}" for name, shape in parsed.items())
         raise BuildError(f"{where}: its graph takes {listed}; the manifest says {wanted}")
-    return {name: wanted[name] for name, shape in parsed.items() if _OPEN in shape}
+    return {name: wanted[name] for name, shape in parsed.items() if _UNKNOWN_EXTENT in shape}
 
 
 def _fits(parsed: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    return len(parsed) == len(wanted) and all(have in (_OPEN, want) for have, want in zip(parsed, wanted, strict=True))
+    return len(parsed) == len(wanted) and all(
+        have in (_UNKNOWN_EXTENT, want) for have, want in zip(parsed, wanted, strict=True)
+    )

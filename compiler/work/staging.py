@@ -23,12 +23,12 @@ from ...errors import NestforgeError, OutputError
 from ...runtime.bundle.seal import to_json
 from ...whole_file import sync_folder
 
-_KEY = "key.json"
-_LOCK = ".lock"
+_KEY_FILE = "key.json"
+_LOCK_FILE = ".lock"
 # safetensors writes into a file of the second form, which a killed process leaves.
-_UNFINISHED = ("*.writing", ".tmp*")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_UNWRITABLE = (
+_UNFINISHED_PATTERNS = ("*.writing", ".tmp*")
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+_UNWRITABLE_ERRORS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG),
     *(errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP),
 )
@@ -107,7 +107,7 @@ def publish(stage: Stage, output: Path) -> None:
 def is_resumable(output: Path) -> bool:
     """Whether a job for ``output`` was stopped after it had begun to work."""
     try:
-        return (_root(output) / "work" / _KEY).is_file()
+        return (_root(output) / "work" / _KEY_FILE).is_file()
     except (OSError, ValueError):
         return False
 
@@ -125,9 +125,9 @@ def _locked(root: Path, output: Path) -> IO[str]:
     root.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            lock = stack.enter_context((root / _LOCK).open("w"))
+            lock = stack.enter_context((root / _LOCK_FILE).open("w"))
             file_lock.take(lock.fileno())
-            held = os.path.samestat(os.fstat(lock.fileno()), (root / _LOCK).stat())
+            held = os.path.samestat(os.fstat(lock.fileno()), (root / _LOCK_FILE).stat())
         except (BlockingIOError, FileNotFoundError):  # the second: it ended just now, and took its folder away
             held = False
         if not held:
@@ -138,13 +138,13 @@ def _locked(root: Path, output: Path) -> IO[str]:
 
 def _is_staging(root: Path) -> bool:
     """Whether clearing ``root`` cannot take a user's own files."""
-    return root.is_dir() and ((root / _LOCK).is_file() or not any(root.iterdir()))
+    return root.is_dir() and ((root / _LOCK_FILE).is_file() or not any(root.iterdir()))
 
 
 def _prepared(root: Path, output: Path, key: bytes) -> Stage:
     """The stage of an earlier run with this key, or an empty one."""
     stage = Stage(root / "output", root / "work")
-    known = stage.work / _KEY
+    known = stage.work / _KEY_FILE
     is_same = known.is_file() and known.read_bytes() == key
     if os.path.lexists(output):
         if not stage.folder.exists():  # it was published; or there was no stage before
@@ -163,7 +163,7 @@ def _prepared(root: Path, output: Path, key: bytes) -> Stage:
             _discard(root)
             raise
     for place in (stage.folder, stage.work):
-        for pattern in _UNFINISHED:
+        for pattern in _UNFINISHED_PATTERNS:
             for unfinished in place.glob(pattern):
                 unfinished.unlink()
     return stage
@@ -172,22 +172,22 @@ def _prepared(root: Path, output: Path, key: bytes) -> Stage:
 def _discard(root: Path) -> None:
     """Removes a staging folder with its work, as far as the system lets us."""
     with contextlib.suppress(OSError):
-        (root / "work" / _KEY).unlink(missing_ok=True)  # half of it must not be taken for resumable
+        (root / "work" / _KEY_FILE).unlink(missing_ok=True)  # half of it must not be taken for resumable
         _remove(root)
 
 
 def _remove(root: Path) -> None:
     """Removes a staging folder; whatever is left of it, if that is interrupted, is known for one."""
     _remove_all_but_the_lock(root)
-    (root / _LOCK).unlink()
+    (root / _LOCK_FILE).unlink()
     root.rmdir()
 
 
 def _remove_all_but_the_lock(root: Path) -> None:
     work = root / "work"
-    kept = {root / _LOCK, work}
+    kept = {root / _LOCK_FILE, work}
     for entry in (*root.iterdir(), *(work.iterdir() if work.is_dir() else ())):
-        if entry not in kept and entry != work / _KEY:
+        if entry not in kept and entry != work / _KEY_FILE:
             _remove_entry(entry)
     if work.is_dir():
         shutil.rmtree(work)  # the key last: until then the same command knows what it had published
@@ -210,10 +210,10 @@ def _disk_errors(output: Path, every: bool = False) -> Iterator[None]:
     try:
         yield
     except OSError as failure:
-        if failure.errno in _FULL:
+        if failure.errno in _DISK_FULL_ERRORS:
             published = "" if os.path.lexists(output) else "; nothing was published"
             raise OutputError(f"{output}: the disk is full{published}") from failure
         ours = failure.filename is None or str(failure.filename).startswith(str(output.parent))
-        if every or (failure.errno in _UNWRITABLE and ours):
+        if every or (failure.errno in _UNWRITABLE_ERRORS and ours):
             raise OutputError(f"{output}: cannot be written ({failure.strerror or failure})") from failure
         raise

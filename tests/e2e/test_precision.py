@@ -15,7 +15,7 @@ from nestforge.compiler import compile as compile_module
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph import store
 from nestforge.compiler.graph.precision import cpu_kernels
-from nestforge.compiler.graph.precision.proof_graphs import host_bundle
+from nestforge.compiler.graph.precision.proof_graphs import proof_bundle
 from nestforge.compiler.tensorrt.check_plan import check_plan
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BuildError, ParityError, PlanError
@@ -89,17 +89,19 @@ def test_all_submodels_share_the_weights_of_a_precision(tmp_path: Path, wide: Pa
     assert any(len(views) > 1 for views in read.values()), "some submodel reads a prefix"
 
 
-def test_bfloat16_is_proven_by_its_twin_which_is_not_published(tmp_path: Path, wide: Path) -> None:
+def test_bfloat16_is_proven_by_an_emulation_which_is_not_published(tmp_path: Path, wide: Path) -> None:
     bundle = open_bundle(compiled(wide, tmp_path / "b", "bf16", backend="tensorrt"), check="full")
-    assert not list(bundle.path.glob("*twin*"))
+    assert not list(bundle.path.glob("*emulation*"))
     assert {(engine.precision, engine.backend) for engine in bundle.manifest.engines} == {("bf16", "tensorrt")}
     graph = onnx.load(bundle.file(bundle.manifest.engines[0].file), load_external_data=False).graph
     types = {tensor.data_type for tensor in graph.initializer}
     assert onnx.TensorProto.BFLOAT16 in types
     report = verify_bundle(bundle.path, wide)
     assert report, [verdict.problem for verdict in report.engines]
-    with host_bundle(bundle) as here, OnnxRuntimeRunner(here, here.manifest.engines[0], "shared", 1) as plan:
-        assert check_plan(here, bundle.manifest.engines[0], plan).max_abs == 0, "plans are checked against the twin"
+    with proof_bundle(bundle) as here, OnnxRuntimeRunner(here, here.manifest.engines[0], "shared", 1) as plan:
+        assert check_plan(here, bundle.manifest.engines[0], plan).max_abs == 0, (
+            "plans are checked against the emulation"
+        )
 
 
 def test_int8_for_tensorrt_is_standard_quantisation(tmp_path: Path, wide: Path, text: Path) -> None:
@@ -198,21 +200,21 @@ def test_a_published_slice_is_one_in_the_widest_precision(tmp_path: Path, wide: 
 def test_a_compile_in_bfloat16_goes_on_wherever_it_was_stopped(
     tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twins are gone by then, and are made again."""
+    """Emulations are gone by then, and are made again."""
     honest, calls = compile_module.write_build_record, []
 
     def stop_at_the_last(*arguments: Any) -> None:
         calls.append(arguments)
         honest(*arguments)
         if len(calls) == 2:
-            compile_module._remove_twins(arguments[0])
+            compile_module._remove_emulations(arguments[0])
             raise KeyboardInterrupt
 
     monkeypatch.setattr(compile_module, "write_build_record", stop_at_the_last)
     with pytest.raises(KeyboardInterrupt):
         compiled(wide, tmp_path / "b", "bf16", backend="tensorrt")
     resumed = compiled(wide, tmp_path / "b", "bf16", backend="tensorrt")
-    assert not list(resumed.glob("*twin*"))
+    assert not list(resumed.glob("*emulation*"))
     assert verify_bundle(resumed, wide)
 
 

@@ -70,7 +70,7 @@ def verified_on(provider: Provider) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify, "ElasticModel", partial(ElasticModel, provider=provider))
         patch.setattr(verify_segments, "EnginePool", partial(EnginePool, provider=provider))
-        patch.setattr(verify, "host_bundle", nullcontext)
+        patch.setattr(verify, "proof_bundle", nullcontext)
         yield
 
 

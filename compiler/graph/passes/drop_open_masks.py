@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 # What conditions on positions are made of.
-_EVALUATED = frozenset(
+_FOLDABLE_OPERATORS = frozenset(
     [
         "Add",
         "And",
@@ -77,7 +77,7 @@ def _constant(value: ir.Value | None, opsets: dict[str, int]) -> np.ndarray | No
     if tensor is not None:
         return tensor.numpy()
     node = value.producer() if value is not None else None
-    if node is None or node.op_type not in _EVALUATED:
+    if node is None or node.op_type not in _FOLDABLE_OPERATORS:
         return None
     inputs = {str(place): _constant(given, opsets) for place, given in enumerate(node.inputs)}
     if any(array is None for array in inputs.values()):

@@ -19,9 +19,9 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 # Bytes: the mask of 512 positions.
-_LARGEST = 1 << 20
+_MAX_TABLE_BYTES = 1 << 20
 # What tables are made with; anything else is left as it is.
-_EVALUATED = frozenset(
+_FOLDABLE_OPERATORS = frozenset(
     [
         *("Abs", "Add", "And", "Cast", "Clip", "Concat", "Cos", "CumSum", "Div", "Equal", "Exp", "Expand", "Floor"),
         *("Gather", "GatherND", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "MatMul", "Max"),
@@ -38,12 +38,12 @@ def fold_tables(model: ir.Model) -> bool:
     known = {value: value.const_value.numpy() for value in graph.initializers.values() if value.const_value is not None}
     folded: dict[ir.Value, np.ndarray] = {}
     for node in graph:
-        if node.domain or node.op_type not in _EVALUATED or len(node.outputs) != 1:
+        if node.domain or node.op_type not in _FOLDABLE_OPERATORS or len(node.outputs) != 1:
             continue
         given = [value for value in node.inputs if value is not None]
         if given and all(value in known for value in given):
             array = _evaluated(node, [known[value] for value in given], opsets)
-            if array.nbytes <= max(_LARGEST, sum(known[value].nbytes for value in given)):
+            if array.nbytes <= max(_MAX_TABLE_BYTES, sum(known[value].nbytes for value in given)):
                 known[node.outputs[0]] = folded[node.outputs[0]] = array
     needed = {value: array for value, array in folded.items() if _feeds_the_rest(value, folded)}
     for number, (value, array) in enumerate(needed.items()):

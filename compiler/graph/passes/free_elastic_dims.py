@@ -45,7 +45,7 @@ def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
     for node in model.graph:
         if not any(value in known for value in node.inputs if value is not None):
             continue
-        rule = _RULES.get(node.op_type)
+        rule = _DIMS_BY_OPERATOR.get(node.op_type)
         if rule is None:
             raise _error(node, f"no rule for {node.op_type} on an elastic dimension")
         dims = rule(node, [_dims(value, known) for value in node.inputs])
@@ -219,7 +219,7 @@ def _error(node: ir.Node, problem: str) -> SliceError:
     return SliceError(f"node {node.outputs[0].name} ({node.op_type}): {problem}")
 
 
-_RULES: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
+_DIMS_BY_OPERATOR: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     "Gemm": _gemm,
     "MatMul": _matmul,

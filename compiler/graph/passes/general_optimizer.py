@@ -13,12 +13,12 @@ from onnxscript.optimizer import fold_constants
 
 from .slices_to_split import slices_to_split
 
-_ROUNDS = 2
-_RULES = rewriter.RewritePass(
+_MAX_ROUNDS = 2
+_REWRITE_RULES = rewriter.RewritePass(
     [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule.name != "SlicesSplit"]  # no public list of them
 )
-_UNUSED = ir.passes.Sequential(common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass())
-_MERGE = ir.passes.Sequential(
+_REMOVE_UNUSED = ir.passes.Sequential(common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass())
+_MERGE_DUPLICATES = ir.passes.Sequential(
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
     common.LiftSubgraphInitializersToMainGraphPass(),
     common.DeduplicateInitializersPass(),
@@ -31,12 +31,12 @@ _MERGE = ir.passes.Sequential(
 def optimize(model: ir.Model, largest: int) -> None:
     """Optimises in place; constants of more than ``largest`` elements are not folded."""
     common.InlinePass()(model)
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         folded = fold_constants(model, onnx_shape_inference=True, output_size_limit=largest)
         split = slices_to_split(model)
-        rewritten = _RULES(model)
-        removed = _UNUSED(model)
+        rewritten = _REWRITE_RULES(model)
+        removed = _REMOVE_UNUSED(model)
         if not (folded.modified or split or rewritten.modified or removed.modified):
             break
     common.RemoveUnusedNodesPass()(model)
-    _MERGE(model)
+    _MERGE_DUPLICATES(model)

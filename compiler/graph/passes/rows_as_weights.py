@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-_ROW = re.compile(r"(?P<stack>.+)\[(?P<row>\d+)\]")
+_ROW_NAME = re.compile(r"(?P<stack>.+)\[(?P<row>\d+)\]")
 
 
 def rows_as_weights(model: ir.Model, parameters: Collection[str]) -> set[str]:
@@ -34,7 +34,7 @@ def rows_as_weights(model: ir.Model, parameters: Collection[str]) -> set[str]:
 
 def stack_of(name: str) -> tuple[str, int | None]:
     """The parameter and the number of the row that ``name`` stands for; no number for a whole parameter."""
-    match = _ROW.fullmatch(name)
+    match = _ROW_NAME.fullmatch(name)
     return (match["stack"], int(match["row"])) if match else (name, None)
 
 

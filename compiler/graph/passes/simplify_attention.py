@@ -1,4 +1,4 @@
-"""Attention without the detours that the exporter's decomposition of scaled-dot-product attention takes.
+"""Simplifies the exporter's decomposition of scaled-dot-product attention.
 
 1. Keys: ``Reshape (fold batch and heads) -> Transpose -> Reshape (unfold)`` is one Transpose, and so is that with a
    Transpose before it.

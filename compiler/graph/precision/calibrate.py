@@ -21,11 +21,11 @@ from ....runtime.inputs.arrays import Arrays
 from .observe import observe
 from .quantize import products
 
-_BINS = 4096
-_LARGEST = 127
+_HISTOGRAM_BINS = 4096
+_INT8_MAX = 127
 # What may be clipped: scales down to this part of the one that clips nothing are tried.
-_LEAST_PART = 0.2
-_TRIED = 81
+_MIN_SCALE_SHARE = 0.2
+_SCALES_TRIED = 81
 
 
 class Magnitudes:
@@ -35,7 +35,7 @@ class Magnitudes:
     """
 
     def __init__(self) -> None:
-        self.counts = np.zeros(_BINS, np.int64)
+        self.counts = np.zeros(_HISTOGRAM_BINS, np.int64)
         self.limit = 0.0
         self.largest = 0.0
 
@@ -46,8 +46,8 @@ class Magnitudes:
         if not largest:
             return
         self._reach(largest)
-        bins = (magnitudes * (_BINS / self.limit)).astype(np.intp)  # exact: both are powers of two
-        self.counts += np.bincount(bins, minlength=_BINS)
+        bins = (magnitudes * (_HISTOGRAM_BINS / self.limit)).astype(np.intp)  # exact: both are powers of two
+        self.counts += np.bincount(bins, minlength=_HISTOGRAM_BINS)
         self.counts[0] -= magnitudes.size - np.count_nonzero(magnitudes)
         self.largest = max(self.largest, largest)
 
@@ -61,14 +61,14 @@ class Magnitudes:
 
     def whole_scale(self) -> float:
         """The least scale of int8, zero point 0, that clips nothing."""
-        return float(np.float32(self.largest / _LARGEST))
+        return float(np.float32(self.largest / _INT8_MAX))
 
     def scale(self) -> float:
         """The scale of int8, zero point 0, with the least squared error; of equal ones that which clips least."""
         seen = np.flatnonzero(self.counts)
-        values = (seen + 0.5) * (self.limit / _BINS)
-        tried = np.linspace(1.0, _LEAST_PART, _TRIED) * (self.largest / _LARGEST)
-        integers = np.minimum(np.rint(values / tried[:, None]), _LARGEST)
+        values = (seen + 0.5) * (self.limit / _HISTOGRAM_BINS)
+        tried = np.linspace(1.0, _MIN_SCALE_SHARE, _SCALES_TRIED) * (self.largest / _INT8_MAX)
+        integers = np.minimum(np.rint(values / tried[:, None]), _INT8_MAX)
         errors = np.square(integers * tried[:, None] - values) @ self.counts[seen]
         return float(np.float32(tried[errors.argmin()]))
 
@@ -77,7 +77,9 @@ class Magnitudes:
         if not self.limit:
             self.limit = 2.0 ** frexp(largest)[1]
         while largest >= self.limit:
-            self.counts = np.concatenate([self.counts.reshape(-1, 2).sum(axis=1), np.zeros(_BINS // 2, np.int64)])
+            self.counts = np.concatenate(
+                [self.counts.reshape(-1, 2).sum(axis=1), np.zeros(_HISTOGRAM_BINS // 2, np.int64)]
+            )
             self.limit *= 2
 
 

@@ -25,9 +25,9 @@ from ..passes.linear_to_gemm import TRANSPOSED
 from .edit import MICROSOFT, Edit, uses
 from .quantize import LEAST_INPUTS, LEAST_OUTPUTS, Product, products
 
-_N_BITS = "MatMulNBits"
+_MATMUL_N_BITS = "MatMulNBits"
 # Of MatMulNBits: activations are quantised to int8, block by block, so that the sums are of integers.
-_INTEGER_SUMS = 4
+_INT8_ACCURACY_LEVEL = 4
 
 
 def as_qgemm(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -133,7 +133,7 @@ def _blocked_product(edit: Edit, product: Product) -> None:
     weight = edit.encoded(product.weight, INT4, TensorProto.UINT8, [product.outputs, blocks, INT4_BLOCK // 2])
     scale = edit.encoded(product.weight, INT4_SCALE, TensorProto.FLOAT, [product.outputs, blocks])
     edit.add(
-        _N_BITS,
+        _MATMUL_N_BITS,
         [product.x, weight, scale, *(["", "", product.bias] if product.bias else [])],
         [product.output],
         MICROSOFT,
@@ -141,7 +141,7 @@ def _blocked_product(edit: Edit, product: Product) -> None:
         N=product.outputs,
         bits=4,
         block_size=INT4_BLOCK,
-        accuracy_level=_INTEGER_SUMS,
+        accuracy_level=_INT8_ACCURACY_LEVEL,
     )
 
 

@@ -14,13 +14,13 @@ from onnx import TensorProto
 from .edit import Edit
 from .fp32_nodes import MOVEMENT, element_types
 
-_NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
+_SIXTEEN_BIT_TYPES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
-def twin(graph: bytes) -> bytes:
+def emulated(graph: bytes) -> bytes:
     """The emitted engine ``graph`` as float32, rounding where it holds 16 bits; reads the same bytes of the store."""
     model = onnx.ModelProto.FromString(graph)
-    narrow = {name: kind for name, kind in element_types(model).items() if kind in _NARROW}
+    narrow = {name: kind for name, kind in element_types(model).items() if kind in _SIXTEEN_BIT_TYPES}
     edit, widened = Edit(model), dict[str, str]()
     for name in list(edit.initializers):
         if name in narrow:
@@ -29,7 +29,7 @@ def twin(graph: bytes) -> bytes:
         node.input[:] = [widened.get(name, name) for name in node.input]
         edit.nodes.append(node)
         for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.i in _NARROW:
+            if node.op_type == "Cast" and attribute.i in _SIXTEEN_BIT_TYPES:
                 attribute.i = TensorProto.FLOAT
         if node.op_type in MOVEMENT - {"Cast"}:
             continue  # of what is rounded already

@@ -18,7 +18,7 @@ from ..encodings import INT4, INT8, decoded, split_encoding
 from ..passes.linear_to_gemm import TRANSPOSED
 from .edit import Edit
 
-_QUANTISE = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+_QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
 
 def exact(graph: bytes) -> bytes:
@@ -29,9 +29,9 @@ def exact(graph: bytes) -> bytes:
     def before(name: str) -> str:
         """The value that ``name`` was rounded from."""
         node = producers.get(name)
-        while node is not None and node.op_type in _QUANTISE | {"DequantizeLinear"} and node.input[0] in producers:
+        while node is not None and node.op_type in _QUANTIZERS | {"DequantizeLinear"} and node.input[0] in producers:
             name, node = node.input[0], producers.get(node.input[0])
-        return node.input[0] if node is not None and node.op_type in _QUANTISE else name
+        return node.input[0] if node is not None and node.op_type in _QUANTIZERS else name
 
     for node in edit.source:
         if node.op_type == "QGemm":

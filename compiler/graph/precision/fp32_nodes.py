@@ -1,7 +1,7 @@
 """Where a graph in 16 bits computes in float32: what sums, what normalises, what decides, and what answers.
 
 Every operation on float32 gets one of two widths. Products, and what is computed element by element, are narrow, but
-for these islands, which are wide:
+for the nodes that are kept in float32, which are wide:
 
 1. Softmax, normalisations, reductions, powers and logarithms; and what has no such type in ONNX, or is not known here
    to have one in TensorRT.
@@ -30,19 +30,19 @@ MOVEMENT = frozenset(
         *("Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
     ]
 )
-_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
+_PRODUCT_OPERATORS = frozenset({"Conv", "Gemm", "MatMul"})
 _ELEMENTWISE = frozenset(
     [
         *("Abs", "Add", "Clip", "Concat", "Div", "Erf", "Gelu", "Max", "Min", "Mul", "Neg", "Relu", "ScatterElements"),
         *("ScatterND", "Sigmoid", "Sub", "Tanh", "Where"),
     ]
 )
-_OPEN = frozenset({"CumSum", "Exp", "Log", "Pow", "Reciprocal", "Sqrt"})
-_DECISIONS = frozenset({"ArgMax", "ArgMin", "Hardmax", "NonZero", "TopK"})
-_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+_FP32_MATH = frozenset({"CumSum", "Exp", "Log", "Pow", "Reciprocal", "Sqrt"})
+_DECISION_OPERATORS = frozenset({"ArgMax", "ArgMin", "Hardmax", "NonZero", "TopK"})
+_COMPARISON_OPERATORS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 # Read a value for something that no rounding changes.
-_INDIFFERENT = frozenset({"IsInf", "IsNaN", "Shape", "Size"})
-_SOFTMAX = frozenset({"LogSoftmax", "Softmax"})
+_IGNORE_ROUNDING = frozenset({"IsInf", "IsNaN", "Shape", "Size"})
+_SOFTMAX_OPERATORS = frozenset({"LogSoftmax", "Softmax"})
 
 
 def kept_products(proto: onnx.ModelProto, outputs: Collection[str]) -> frozenset[str]:
@@ -108,7 +108,7 @@ class FloatGraph:
         """Whether ``node`` has a width: it makes float32 values, or reads them and what they are matters."""
         if any(name in self.floats for name in node.output):
             return True
-        return node.op_type not in {*_INDIFFERENT, "Cast"} and any(name in self.floats for name in node.input)
+        return node.op_type not in {*_IGNORE_ROUNDING, "Cast"} and any(name in self.floats for name in node.input)
 
     def answering(self, outputs: Collection[str]) -> Iterator[onnx.NodeProto]:
         """Decisions, what makes ``outputs``, and what leads to both, up to the products before them, which are among
@@ -116,16 +116,18 @@ class FloatGraph:
         decisions = [node for node in self.proto.graph.node if self._decides(node)]
         yield from decisions
         starts = [*outputs, *(name for node in decisions for name in node.input)]
-        yield from self._behind(starts, lambda node: node.op_type not in _PRODUCTS)
+        yield from self._behind(starts, lambda node: node.op_type not in _PRODUCT_OPERATORS)
 
     def before_softmax(self) -> Iterator[onnx.NodeProto]:
         """What lies between each Softmax and the product before it."""
         passed = MOVEMENT | _ELEMENTWISE
-        starts = [node.input[0] for node in self.proto.graph.node if node.op_type in _SOFTMAX]
+        starts = [node.input[0] for node in self.proto.graph.node if node.op_type in _SOFTMAX_OPERATORS]
         return (node for node in self._behind(starts, lambda node: node.op_type in passed) if node.op_type in passed)
 
     def _decides(self, node: onnx.NodeProto) -> bool:
-        return node.op_type in _DECISIONS or (node.op_type in _COMPARISONS and node.input[0] in self.floats)
+        return node.op_type in _DECISION_OPERATORS or (
+            node.op_type in _COMPARISON_OPERATORS and node.input[0] in self.floats
+        )
 
     def _behind(self, names: Iterable[str], passes: Callable[[onnx.NodeProto], bool]) -> Iterator[onnx.NodeProto]:
         """The nodes from which ``names`` follow; nothing behind one that does not pass."""
@@ -152,7 +154,7 @@ def element_types(proto: onnx.ModelProto) -> dict[str, int]:
 def _refusing(proto: onnx.ModelProto, narrow: int) -> set[str]:
     """The operators that have no such type in the graph's opset, as Conv has no bfloat16 before 22."""
     opset = next(entry.version for entry in proto.opset_import if entry.domain in {"", "ai.onnx"})
-    kinds = {node.op_type for node in proto.graph.node} & (_PRODUCTS | _ELEMENTWISE | MOVEMENT)
+    kinds = {node.op_type for node in proto.graph.node} & (_PRODUCT_OPERATORS | _ELEMENTWISE | MOVEMENT)
     schemas = {kind: onnx.defs.get_schema(kind, opset, "") for kind in kinds}
     name = f"tensor({onnx.TensorProto.DataType.Name(narrow).lower()})"
     return {
@@ -166,7 +168,7 @@ class _Width(Enum):
     NARROW = 0
     FREE = 1  # made of constants and masks alone: as wide as what reads it
     CLOSED = 2  # wide, may be narrowed by who reads it
-    OPEN = 3  # wide, and within an island that goes on
+    OPEN = 3  # wide, and among fp32-kept nodes that go on
 
 
 def _forward(graph: FloatGraph, chosen: Collection[str], lost: Collection[str]) -> dict[str, _Width]:
@@ -188,13 +190,13 @@ def _forward(graph: FloatGraph, chosen: Collection[str], lost: Collection[str]) 
 
 def _width(node: onnx.NodeProto, given: list[_Width], reads_lost: bool) -> _Width:
     kind = node.op_type
-    if kind in _PRODUCTS:
+    if kind in _PRODUCT_OPERATORS:
         return _Width.CLOSED if reads_lost else _Width.NARROW
     if not given:  # made of whole numbers or of none
         return _Width.CLOSED
     if kind in MOVEMENT:
         return given[0]
-    if kind in _OPEN or kind.startswith("Reduce"):
+    if kind in _FP32_MATH or kind.startswith("Reduce"):
         return _Width.OPEN
     if kind not in _ELEMENTWISE:
         return _Width.CLOSED

@@ -1,6 +1,6 @@
 """fp16 and bf16: a template whose types say where it computes in 16 bits, and where it does not.
 
-Which nodes stay in float32 is for ``islands.py`` to say. Here types follow: weights get the encoding of who reads them
+``fp32_nodes.py`` says which nodes stay in float32. Here types follow: weights get the encoding of what reads them
 (both, if both do), constants and tables are converted, and a value that is read in the other type is cast, once. Inputs
 and outputs of the graph stay float32. No constant is added, so submodels are emitted from it as from the original.
 """
@@ -48,7 +48,7 @@ class _Narrow:
         return numbers.size != 1 or not numbers.any() or abs(float(numbers.item())) >= self.smallest
 
 
-_NARROW = {
+_SIXTEEN_BIT_TYPES = {
     "fp16": _Narrow(TensorProto.FLOAT16, np.dtype(np.float16), FP16, 2.0**-14),
     "bf16": _Narrow(TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16), BF16, 2.0**-126),
 }
@@ -66,7 +66,7 @@ def half(
     ``proto`` is left as it is. Values keep their names; a value cast to another type has that type's name behind its
     own. An output of the graph that is computed in 16 bits is cast under its own name.
     """
-    writing = _Writing(proto, tables, _NARROW[precision])
+    writing = _Writing(proto, tables, _SIXTEEN_BIT_TYPES[precision])
     wide = wide_nodes(proto, outputs, writing.lost(), writing.narrow.elem)
     for node in proto.graph.node:
         writing.write(node, node.output[0] in wide)

@@ -86,7 +86,7 @@ def _product(node: onnx.NodeProto, weights: Mapping[str, TensorProto]) -> Produc
         return None
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     transposed = not attributes.get("transB", 0)
-    plain = all(attributes.get(name, default) == default for name, default in _PLAIN.items())
+    plain = all(attributes.get(name, default) == default for name, default in _GEMM_DEFAULTS.items())
     if weight.data_type != TensorProto.FLOAT or not plain or transposed != weight.name.endswith(TRANSPOSED):
         return None
     bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
@@ -98,4 +98,4 @@ def _product(node: onnx.NodeProto, weights: Mapping[str, TensorProto]) -> Produc
     return Product(node.input[0], weight.name, bias, node.output[0], inputs, outputs, transposed)
 
 
-_PLAIN = {"transA": 0, "alpha": 1.0, "beta": 1.0}
+_GEMM_DEFAULTS = {"transA": 0, "alpha": 1.0, "beta": 1.0}

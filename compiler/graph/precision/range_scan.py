@@ -16,8 +16,8 @@ from ..encodings import FP16
 from .fp32_nodes import MOVEMENT, element_types
 from .observe import observe
 
-_LARGEST = ".largest"
-_LIMIT = float(np.finfo(np.float16).max)
+_MAGNITUDE_SUFFIX = ".largest"
+_FLOAT16_MAX = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Overflow:
 
     value: str
     largest: float
-    limit: float = _LIMIT
+    limit: float = _FLOAT16_MAX
 
 
 def overflowing(
@@ -46,7 +46,7 @@ def overflowing(
     }
     inputs = [value.name for value in graph.graph.input]
     made = [name for node in graph.graph.node if node.op_type not in MOVEMENT for name in node.output]
-    scanned = {f"{name}{_LARGEST}": name for name in (*inputs, *made) if name in held}
+    scanned = {f"{name}{_MAGNITUDE_SUFFIX}": name for name in (*inputs, *made) if name in held}
     measured = onnx.ModelProto()
     measured.CopyFrom(graph)
     for largest_name, name in scanned.items():
@@ -59,7 +59,7 @@ def overflowing(
         largest[name] = max(largest.get(name, 0.0), _size(found))
 
     observe(measured, folder, list(scanned), feeds, see)
-    return [Overflow(name, size) for name, size in largest.items() if size > _LIMIT]
+    return [Overflow(name, size) for name, size in largest.items() if size > _FLOAT16_MAX]
 
 
 def _largest_weight(tensor: onnx.TensorProto, folder: Path) -> float:

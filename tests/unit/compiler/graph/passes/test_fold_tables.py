@@ -75,7 +75,7 @@ def test_distances_are_cut_off_at_a_constant() -> None:
 
 
 def test_a_table_above_the_limit_stays_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGEST", 8 * 6)
+    monkeypatch.setattr(module, "_MAX_TABLE_BYTES", 8 * 6)
     _, after, changed = folded(CAUSAL.replace("SIZE", "6"))
     assert changed, "the numbers of positions are small"
     kinds = Counter(node.op_type for node in after.graph)
@@ -83,7 +83,7 @@ def test_a_table_above_the_limit_stays_computed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_no_larger_than_what_it_is_made_of_is_folded_at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGEST", 0)
+    monkeypatch.setattr(module, "_MAX_TABLE_BYTES", 0)
     matrix = ", ".join(map(str, range(6)))
     text = f"""
     <ir_version: 10, opset_import: ["" : 20]>

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from nestforge.compiler.graph.precision.emulation import twin
+from nestforge.compiler.graph.precision.emulation import emulated
 from nestforge.compiler.graph.precision.half import half
 from onnx import TensorProto, numpy_helper
 from support.half_engines import run
@@ -33,7 +33,7 @@ def test_what_16_bits_hold_is_rounded_and_what_stays_wide_is_not(precision: Any)
         { h = Gemm (x, w)  n = Neg (h)  t = Transpose (n)  p = Softmax (h)  y = Gemm (n, v) }"""
     )
     engine = half(model, {}, precision, ()).proto
-    found = run(twin(engine.SerializeToString()), {"x": X})
+    found = run(emulated(engine.SerializeToString()), {"x": X})
     h = rounded(rounded(X) @ rounded(W))
     assert np.array_equal(found["t"], -h.T)
     assert np.array_equal(found["y"], rounded(-h @ rounded(V)))
@@ -43,10 +43,10 @@ def test_what_16_bits_hold_is_rounded_and_what_stays_wide_is_not(precision: Any)
     assert not np.array_equal(found["y"], run(model.SerializeToString(), {"x": X})["y"])
 
 
-def test_a_twin_reads_the_engines_own_weights_and_computes_in_float32() -> None:
+def test_an_emulation_reads_the_engines_own_weights_and_computes_in_float32() -> None:
     engine = half(_model("m (float[3, 4] x) => (float[3, 5] y) { y = Gemm (x, w) }"), {}, "bf16", ()).proto
     before = engine.SerializeToString()
-    graph = onnx.ModelProto.FromString(twin(before))
+    graph = onnx.ModelProto.FromString(emulated(before))
     assert graph.graph.initializer == engine.graph.initializer
     kinds = {v.name: v.type.tensor_type.elem_type for v in onnx.shape_inference.infer_shapes(graph).graph.value_info}
     gemm = next(node for node in graph.graph.node if node.op_type == "Gemm")
@@ -54,9 +54,9 @@ def test_a_twin_reads_the_engines_own_weights_and_computes_in_float32() -> None:
     assert before == engine.SerializeToString()
 
 
-def test_a_float32_engine_is_its_own_twin() -> None:
+def test_a_float32_engine_is_its_own_emulation() -> None:
     model = _model("m (float[3, 4] x) => (float[3, 2] y) { h = Gemm (x, w)  y = Gemm (h, v) }")
-    assert onnx.ModelProto.FromString(twin(model.SerializeToString())) == model
+    assert onnx.ModelProto.FromString(emulated(model.SerializeToString())) == model
 
 
 def test_a_mask_that_is_made_narrow_stays_a_mask() -> None:
@@ -64,4 +64,4 @@ def test_a_mask_that_is_made_narrow_stays_a_mask() -> None:
     engine = half(model, {}, "bf16", ()).proto
     keep = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]], bool)
     expected = -(keep @ W.astype(ml_dtypes.bfloat16).astype(np.float32))
-    assert np.array_equal(run(twin(engine.SerializeToString()), {"keep": keep})["y"], expected)
+    assert np.array_equal(run(emulated(engine.SerializeToString()), {"keep": keep})["y"], expected)

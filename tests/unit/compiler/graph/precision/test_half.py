@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.compiler.graph.encodings import table_name
-from nestforge.compiler.graph.precision.emulation import twin
+from nestforge.compiler.graph.precision.emulation import emulated
 from nestforge.compiler.graph.precision.half import half
 from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.elastic import Bucket
@@ -69,7 +69,7 @@ def test_every_family_answers_as_in_float32(family: tuple[HalfEngines, str | Non
     for submodel in (spec.universal(), *([spec.parse(narrow)] if narrow else [])):
         graph = engines.engine(precision, submodel)
         expected = engines.answers(engines.engine("fp32", submodel))
-        found = engines.answers(graph if precision == "fp16" else twin(graph))
+        found = engines.answers(graph if precision == "fp16" else emulated(graph))
         if any(not np.array_equal(found[name], array) for name, array in expected.items() if array.dtype == np.int64):
             assert precision == "bf16", "routes"  # other experts computed other answers, and rightly so
             continue
@@ -245,5 +245,5 @@ def test_any_graph_has_types_that_fit_and_casts_no_value_twice(data: st.DataObje
     casts = [node for node in found.graph.node if node.op_type == "Cast"]
     assert len(casts) == len({node.input[0] for node in casts}), "of two types, one is the value's own"
     feeds = {"x": np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)}
-    for name, array in run(twin(found.SerializeToString()), feeds).items():
+    for name, array in run(emulated(found.SerializeToString()), feeds).items():
         assert np.isfinite(array).all(), name

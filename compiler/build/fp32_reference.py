@@ -31,12 +31,12 @@ from ..work.clock import Clock
 from ..work.staging import Stage
 from .templates import TemplateKey, Templates
 
-_FILE = "universal.onnx"
-_FOLDER = "yardstick"
+_GRAPH_FILE = "universal.onnx"
+_FOLDER = "fp32-reference"
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class Fp32Reference:
     """``bundle`` holds the one ``engine``; ``graph`` is its file."""
 
     bundle: Bundle
@@ -45,7 +45,7 @@ class Yardstick:
     graph: onnx.ModelProto
 
 
-def yardstick(templates: Templates, stage: Stage, draft: Bundle) -> Yardstick:
+def build_fp32_reference(templates: Templates, stage: Stage, draft: Bundle) -> Fp32Reference:
     """The float32 engine at the bucket of the longest sequence, and of those the fewest rows."""
     universal = templates.universal
     whole, spec = universal.spec.universal(), universal.spec
@@ -56,14 +56,14 @@ def yardstick(templates: Templates, stage: Stage, draft: Bundle) -> Yardstick:
     write_store(universal, template.weights, template.tables, folder / WEIGHTS_NAME)
     store = read_store(folder / WEIGHTS_NAME, spec)
     graph = emit(template, store, whole)
-    (folder / _FILE).write_bytes(graph)
+    (folder / _GRAPH_FILE).write_bytes(graph)
     source = universal.source
     engine = EngineEntry(
         id=f"{whole.id} in fp32",
         submodel=whole.id,
         bucket=whole.at(bucket),
         backend="onnxruntime",
-        file=_FILE,
+        file=_GRAPH_FILE,
         emitted="traced",
         private_bytes=private_bytes(template, store),
         flops=0,
@@ -72,13 +72,13 @@ def yardstick(templates: Templates, stage: Stage, draft: Bundle) -> Yardstick:
         decisions=source.family.decisions(source.checkpoint, whole, whole.at(bucket)) or None,
     )
     bundle = replace(draft, path=folder, manifest=replace(draft.manifest, engines=(engine,)))
-    return Yardstick(bundle, engine, template, onnx.ModelProto.FromString(graph))
+    return Fp32Reference(bundle, engine, template, onnx.ModelProto.FromString(graph))
 
 
 def calibrated(
     templates: Templates,
     stage: Stage,
-    measure: Yardstick,
+    reference: Fp32Reference,
     encoder: TextEncoder | None,
     corpus: Corpus | ArrayCorpus | None,
     clock: Clock,
@@ -88,19 +88,19 @@ def calibrated(
 
     Raises BuildError where a value would not fit a float16, or a layer sees nothing in all of ``corpus``.
     """
-    precisions, engine = templates.profile.precisions, measure.engine
-    batches = list(_batches(measure.bundle, engine.bucket, encoder, corpus))
+    precisions, engine = templates.profile.precisions, reference.engine
+    batches = list(_batches(reference.bundle, engine.bucket, encoder, corpus))
     feeds = [batch.feeds for batch in batches]
     if "fp16" in precisions:
         cases = feeds or [c.feeds for c in parity_cases(templates.universal.source.signature, engine.bucket, encoder)]
-        _refuse_overflow(templates, measure, clock.each(cases))
+        _refuse_overflow(templates, reference, clock.each(cases))
     if "int8" not in precisions:
         return templates
-    kept = kept_products(measure.template.proto, exit_heads(templates.universal.source, None))
+    kept = kept_products(reference.template.proto, exit_heads(templates.universal.source, None))
     counted = [_whole(batch, engine.bucket) for batch in batches]
 
     def found() -> dict[str, float]:
-        return calibrate(measure.graph, measure.bundle.path, clock.each(feeds), kept, counted)
+        return calibrate(reference.graph, reference.bundle.path, clock.each(feeds), kept, counted)
 
     return replace(templates, scales=stage.once_json("scales.json", found))
 
@@ -133,11 +133,11 @@ def _whole(batch: Batch, bucket: Bucket) -> np.ndarray:
     return counted
 
 
-def _refuse_overflow(templates: Templates, measure: Yardstick, feeds: Iterable[Arrays]) -> None:
-    low = templates.derived(measure.template, "fp16", None)
-    for found in overflowing(measure.graph, low.proto, measure.bundle.path, feeds):
-        modules = [module for module, value in measure.template.module_outputs.items() if value == found.value]
-        kind = "weight" if found.value in measure.template.external else "value"
+def _refuse_overflow(templates: Templates, reference: Fp32Reference, feeds: Iterable[Arrays]) -> None:
+    low = templates.derived(reference.template, "fp16", None)
+    for found in overflowing(reference.graph, low.proto, reference.bundle.path, feeds):
+        modules = [module for module, value in reference.template.module_outputs.items() if value == found.value]
+        kind = "weight" if found.value in reference.template.external else "value"
         where = max(modules, key=len) if modules else f"{kind} {found.value}"
         raise BuildError(
             f"precision fp16: {where} reaches {found.largest:.4g}, and a float16 ends at 65504; use fp32, or for "
