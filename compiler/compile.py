@@ -70,7 +70,7 @@ def compile_bundle(
     slices: Sequence[str | Path] = (),
     buckets: Sequence[Bucket] | None = None,
     exits: Sequence[int] | None = None,
-    forms: Mapping[str, str] | None = None,
+    variants: Mapping[str, str] | None = None,
     precisions: Sequence[Precision] | None = None,
     include: Include = "levels",
     emit_only: bool = False,
@@ -83,8 +83,8 @@ def compile_bundle(
     ``data`` is the same for models of anything else: an NPZ file with an array per input, and perhaps ``labels``.
     ``levels`` maps an axis kind to fractions of its size, ``shape`` says which layers the ladder between them promotes
     first, and ``budgets`` stand in place of the profile's. ``exits`` are the layers after which a multi-exit model is
-    cut, by default all that have an exit; the last always is one. ``forms`` maps what engines may compute in several
-    equal forms, such as ``moe.combine``, to one of them, where the cheapest is not wanted. ``precisions`` stand in
+    cut, by default all that have an exit; the last always is one. ``variants`` maps what engines may compute in several
+    equal ways, such as ``moe.combine``, to one of them, where the cheapest is not wanted. ``precisions`` stand in
     place of the profile's; of several a budget takes the widest that it affords. ``include`` says which submodels to
     build: those that budgets chose, also every level, or every rung of the ladder; ``submodels`` (ids)
     come on top, and so do ``slices``, folders that hold a published slice of the model. Plans for TensorRT are built
@@ -98,7 +98,7 @@ def compile_bundle(
     source = open_source(model, exits)
     source.checkpoint.require_weights()
     device = _device(
-        source, profile, buckets, levels=levels, shape=shape, budgets=budgets, forms=forms, precisions=precisions
+        source, profile, buckets, levels=levels, shape=shape, budgets=budgets, variants=variants, precisions=precisions
     )
     source = replace(source, precisions=device.precisions)
     _require_backend(device, emit_only)
@@ -189,7 +189,7 @@ def _device(
     levels: Mapping[str, Sequence[float]] | None,
     shape: LadderShape | None,
     budgets: Mapping[str, BudgetSpec] | None,
-    forms: Mapping[str, str] | None,
+    variants: Mapping[str, str] | None,
     precisions: Sequence[Precision] | None,
 ) -> DeviceProfile:
     """The profile, with what this compile asks for in place of its own."""
@@ -197,8 +197,8 @@ def _device(
     device = replace(device, buckets=source.signature.buckets(buckets, device.buckets))
     if levels:
         device = replace(device, levels={kind: tuple(fractions) for kind, fractions in levels.items()})
-    if forms:
-        device = replace(device, forms={**(device.forms or {}), **forms})
+    if variants:
+        device = replace(device, variants={**(device.variants or {}), **variants})
     if precisions:
         device = replace(device, precisions=tuple(precisions))
         if problem := precision_problem(device.precisions, device.backend):

@@ -153,21 +153,21 @@ class Family(ABC):
         """What ``load`` did to the stored weights, proven against them on ``feeds``; nothing if it only read them."""
         return iter(())
 
-    def forms(
+    def variants(
         self,
         checkpoint: Checkpoint,  # noqa: ARG002  (optional)
         submodel: Submodel,  # noqa: ARG002
         bucket: Bucket,  # noqa: ARG002
     ) -> Mapping[str, Mapping[str, Sequence[Op]]]:
-        """Computations that an engine may have in several equal forms: what is computed, to form, to its operations.
+        """Equal computations that an engine may choose from: what is computed, to variant, to its operations.
 
-        ``workload`` leaves them out. The compiler takes the form that costs least on the device; the first is the one
-        that figures without a device count.
+        ``workload`` leaves them out. The compiler takes the variant that costs least on the device; the first is what
+        figures without a device count.
         """
         return {}
 
-    def lowered(self, module: torch.nn.Module, forms: Mapping[str, str]) -> torch.nn.Module:  # noqa: ARG002
-        """``module`` as the compiler traces it: the same function in the chosen ``forms``, which returns the model's
+    def lower(self, module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:  # noqa: ARG002
+        """``module`` as the compiler traces it: the same function in the chosen ``variants``, which returns the model's
         decisions after its outputs. By default the module itself."""
         return module
 

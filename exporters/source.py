@@ -125,20 +125,20 @@ class ModelSource:
             return count // 2 + outputs * -(-shape[-1] // _BLOCK) * _FLOAT
         return count + outputs * _PER_OUTPUT
 
-    def workload(self, submodel: Submodel, bucket: Bucket, forms: Mapping[str, str] | None = None) -> list[Op]:
-        """The operations of one forward pass of ``submodel`` at ``bucket``, in ``forms``; of what may have several, the
-        first that the family lists where ``forms`` leaves it out."""
-        offered = self.forms(submodel, bucket)
-        chosen = {computed: next(iter(options)) for computed, options in offered.items()} | dict(forms or {})
+    def workload(self, submodel: Submodel, bucket: Bucket, variants: Mapping[str, str] | None = None) -> list[Op]:
+        """The operations of one forward pass of ``submodel`` at ``bucket``, in ``variants``; where they leave out a
+        computation that has several, in the first that the family lists."""
+        offered = self.variants(submodel, bucket)
+        chosen = {computed: next(iter(options)) for computed, options in offered.items()} | dict(variants or {})
         ops = [
             *self.family.workload(self.checkpoint, submodel, bucket),
             *(self.modules.ops(bucket) if self.modules else ()),
         ]
         return [*ops, *(op for computed, options in offered.items() for op in options[chosen[computed]])]
 
-    def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
-        """What an engine may compute in several equal forms, to form, to its operations."""
-        return self.family.forms(self.checkpoint, submodel, bucket)
+    def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
+        """What an engine may compute in several equal ways, to variant, to its operations."""
+        return self.family.variants(self.checkpoint, submodel, bucket)
 
 
 def open_source(

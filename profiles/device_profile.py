@@ -86,8 +86,8 @@ class DeviceProfile:
 
     ``cores`` are CPU cores, or streaming multiprocessors of a GPU. ``memory_mb`` is what a set of engines may use.
     ``width_multiple``: FFN widths are rounded to it. ``levels`` maps an axis kind to its granularities as fractions.
-    ``shape`` says which layers are promoted first on the way from one level to the next. ``forms`` maps what may be
-    computed in several equal forms, such as ``moe.combine``, to the one that engines get in place of the cheapest.
+    ``shape`` says which layers are promoted first on the way from one level to the next. ``variants`` maps what may be
+    computed in several equal ways, such as ``moe.combine``, to the one that engines get in place of the cheapest.
     ``tensorrt`` says how that backend builds its plans, None leaves it to the defaults of TensorRTOptions.
     ``precisions``, written ``precision: fp16`` or as a list, are those of engines; where there are several, a budget
     takes the widest one that it can afford at the largest submodel that it can afford.
@@ -110,7 +110,7 @@ class DeviceProfile:
     opset: Literal[20, 21, 22] = 20
     levels: Mapping[str, tuple[float, ...]] | None = None
     shape: LadderShape = "increasing"
-    forms: Mapping[str, str] | None = None
+    variants: Mapping[str, str] | None = None
     tensorrt: TensorRTOptions | None = None
     host: str | None = None
 
@@ -126,6 +126,7 @@ def read_profile(data: object, where: str) -> DeviceProfile:
     Raises ProfileError for an unknown or missing key, a wrong type, or a figure that no device can have.
     """
     if isinstance(data, Mapping):
+        data = _with_variants(data, where)
         if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
             raise ProfileError(f"{where}: schema_version {data['schema_version']!r}, expected {SCHEMA_VERSION}")
         data = {**data, "buckets": _read_buckets(data["buckets"], where)} if "buckets" in data else data
@@ -133,6 +134,15 @@ def read_profile(data: object, where: str) -> DeviceProfile:
     profile = structure(DeviceProfile, data, where, ProfileError)
     _check(profile, where)
     return profile
+
+
+def _with_variants(data: Mapping[str, object], where: str) -> Mapping[str, object]:
+    """``data`` with the key ``variants`` under the name ``forms``, which it had in profiles before."""
+    if "forms" not in data:
+        return data
+    if "variants" in data:
+        raise ProfileError(f"{where}: forms and variants are one key; write variants alone")
+    return {"variants" if key == "forms" else key: value for key, value in data.items()}
 
 
 def parse_budget(text: str) -> tuple[str, BudgetSpec]:

@@ -12,6 +12,10 @@ from ..errors import ProfileError
 from ..profiles.device_profile import BudgetSpec, LadderShape, parse_budget
 from ..profiles.precision import PRECISIONS, Precision
 from ..runtime.engines.onnxruntime_gpu.provider import PROVIDERS
+from .console import say
+
+# Values of --form in a command's context.
+_OLD_VARIANTS = f"{__name__}.form"
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 
@@ -84,16 +88,16 @@ class BudgetType(click.ParamType):  # type: ignore[type-arg]  # as above
             self.fail(str(failure), param, ctx)
 
 
-class FormType(click.ParamType):  # type: ignore[type-arg]  # as above
-    """``moe.combine=one_hot``: what is computed, and in which form."""
+class VariantType(click.ParamType):  # type: ignore[type-arg]  # as above
+    """``moe.combine=one_hot``: what is computed, and in which variant."""
 
-    name = "WHAT=FORM"
+    name = "WHAT=VARIANT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        computed, equals, form = (part.strip() for part in str(value).partition("="))
-        if not computed or not equals or not form:
-            self.fail(f"{value!r}: expected what is computed and its form, such as moe.combine=one_hot", param, ctx)
-        return computed, form
+        computed, equals, variant = (part.strip() for part in str(value).partition("="))
+        if not computed or not equals or not variant:
+            self.fail(f"{value!r}: expected what is computed and its variant, such as moe.combine=one_hot", param, ctx)
+        return computed, variant
 
 
 class PrecisionsType(click.ParamType):  # type: ignore[type-arg]  # as above
@@ -168,15 +172,34 @@ exits_option = click.option(
     type=LayersType(),
     help="Layers after which a multi-exit model is cut, such as 3,6,9; the last always is one. Default: every exit.",
 )
-form_option = click.option(
-    "--form",
-    "forms",
-    type=FormType(),
-    multiple=True,
-    callback=once_each,
-    help="A form in which engines compute something, such as moe.combine=one_hot; repeatable. Default: the profile's, "
-    "else the cheapest on the device.",
-)
+
+
+def variant_option(command: Any) -> Any:
+    """``--variant``, and until the next release ``--form``, its name before, with a line on stderr."""
+    settings: dict[str, Any] = {"type": VariantType(), "multiple": True}
+    before = click.option("--form", hidden=True, expose_value=False, is_eager=True, callback=_old_variants, **settings)
+    return before(
+        click.option(
+            "--variant",
+            "variants",
+            callback=_all_variants,
+            help="The variant that engines get of a computation, such as moe.combine=one_hot; repeatable. Default: "
+            "the profile's, else the cheapest on the device.",
+            **settings,
+        )(command)
+    )
+
+
+def _old_variants(ctx: click.Context, _: click.Parameter, value: tuple[tuple[str, str], ...]) -> None:
+    if value:
+        say("--form is called --variant now; the next release takes that name alone", err=True)
+        ctx.meta[_OLD_VARIANTS] = value
+
+
+def _all_variants(ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, str], ...]) -> Any:
+    return once_each(ctx, param, (*ctx.meta.get(_OLD_VARIANTS, ()), *value))
+
+
 precision_option = click.option(
     "--precision",
     "precisions",

@@ -33,7 +33,7 @@ from ..parity.divergence import NOWHERE, first_divergence
 from ..parity.judge import Interface, judge
 from ..parity.reference import BrokenDecision, Reference, References, Replayed, replayed, rule_of
 from ..planning.cost_model import predict
-from ..planning.variants import chosen_forms, formed_workload
+from ..planning.variants import chosen_variants, variant_workload
 from ..tensorrt.graphs import accepted
 from ..work.staging import Stage, write_synced
 from .emitted import Emitted
@@ -111,7 +111,7 @@ class EngineBuilder:
         write_synced(self.stage.folder / file, graph)
         source, exits = self.universal.source, self.universal.source.exits
         if segment is None or exits is None:
-            ops, part = formed_workload(source, submodel, bucket, self.profile), None
+            ops, part = variant_workload(source, submodel, bucket, self.profile), None
         else:
             ops, part = exits.workload(submodel, bucket, segment), exits.entry.segments[segment].name
         is_counted = part is not None or bool(template.tables) or template.precision != "fp32"
@@ -134,7 +134,7 @@ class EngineBuilder:
             weight_bytes=weight_bytes(template, self.store, submodel) if is_counted else None,
             decisions=(family.decisions(checkpoint, submodel, bucket) or None) if whole else None,
             facts=({**family.facts(checkpoint, submodel, bucket), **_wide(template)} or None) if whole else None,
-            forms=(chosen_forms(source, submodel, bucket, self.profile) or None) if whole else None,
+            forms=(chosen_variants(source, submodel, bucket, self.profile) or None) if whole else None,
             precision=template.precision,
         )
         return Emitted(entry, template, hashlib.sha256(graph).hexdigest())

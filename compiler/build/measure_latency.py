@@ -16,7 +16,7 @@ from ...runtime.engines.runner import Residency, runner_for
 from ...runtime.inputs.feeds import random_feeds
 from ..planning.cost_model import Cost, fit_correction, predict
 from ..planning.plan import Corrections
-from ..planning.variants import formed_workload
+from ..planning.variants import variant_workload
 from ..work.clock import Clock
 from .build_engine import EngineBuilder
 
@@ -105,7 +105,7 @@ def _cost(builder: EngineBuilder, submodel: Submodel, bucket: Bucket, segment: s
     """Of the engine of ``submodel`` at ``bucket``, or of one segment of it."""
     source, profile = builder.universal.source, builder.profile
     if segment is None or source.exits is None:
-        ops = formed_workload(source, submodel, bucket, profile)
+        ops = variant_workload(source, submodel, bucket, profile)
     else:
         names = [entry.name for entry in source.exits.entry.segments]
         ops = source.exits.workload(submodel, bucket, names.index(segment))

@@ -17,7 +17,7 @@ from ...profiles.precision import Precision, precision_of
 from ...runtime.bundle.manifest import DecisionEntry, TensorSpec
 from ..graph.precision.derive import exit_heads, in_precision
 from ..graph.template import Template, load_template, save_template, traced_template
-from ..planning.variants import chosen_forms
+from ..planning.variants import chosen_variants
 from ..work.staging import Stage
 
 
@@ -128,7 +128,7 @@ class Templates:
         module, interface = self.part(self.universal.narrow(submodel), segment)
         if segment is None:
             source = self.universal.source
-            module = source.family.lowered(module, chosen_forms(source, submodel, bucket, self.profile))
+            module = source.family.lower(module, chosen_variants(source, submodel, bucket, self.profile))
             interface = _deciding(interface, source.family.decisions(source.checkpoint, submodel, bucket))
         return traced_template(self.universal, module, interface, bucket, self.profile.opset)
 

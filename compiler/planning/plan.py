@@ -22,7 +22,7 @@ from .assignments import unusual
 from .cost_model import Correction, predict, predict_memory_bytes
 from .ladder import in_every_precision, ladder
 from .levels import Level
-from .variants import formed_workload
+from .variants import variant_workload
 
 
 class Source(Protocol):
@@ -34,8 +34,10 @@ class Source(Protocol):
     def spec(self) -> ElasticSpec: ...
     def parameter_groups(self, submodel: Submodel) -> ParameterGroups: ...
     def weight_bytes(self, submodel: Submodel, on_cpu: bool = True) -> int: ...
-    def workload(self, submodel: Submodel, bucket: Bucket, forms: Mapping[str, str] | None = None) -> Sequence[Op]: ...
-    def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]: ...
+    def workload(
+        self, submodel: Submodel, bucket: Bucket, variants: Mapping[str, str] | None = None
+    ) -> Sequence[Op]: ...
+    def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]: ...
 
 
 # By bucket of the profile and precision of the rungs that were measured.
@@ -202,7 +204,7 @@ def _candidate(
 ) -> Candidate:
     precision = precision_of(submodel, profile.precisions)
     costs = {
-        bucket: predict(formed_workload(source, submodel, submodel.at(bucket), profile), profile, precision)
+        bucket: predict(variant_workload(source, submodel, submodel.at(bucket), profile), profile, precision)
         for bucket in profile.buckets
     }
     groups = source.parameter_groups(submodel)

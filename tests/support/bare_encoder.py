@@ -33,14 +33,14 @@ class Encoder:
     def weight_bytes(self, submodel: Submodel, on_cpu: bool = True) -> int:
         return 4 * self.parameters(submodel)
 
-    def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
+    def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
         return {}
 
     def workload(
         self,
         submodel: Submodel,
         bucket: Bucket,
-        forms: Mapping[str, str] | None = None,
+        variants: Mapping[str, str] | None = None,
     ) -> list[Op]:
         ops = []
         for axis, value in submodel.values:

@@ -23,7 +23,7 @@ class WideTemplate:
 
 
 def wide_template(checkpoint: Path, bucket: Bucket, segment: int | None = None) -> WideTemplate:
-    """The model in folder ``checkpoint``, in the first of its forms."""
+    """The model in folder ``checkpoint``, in the first of its variants."""
     model = load_universal(open_source(checkpoint))
     source, heads = model.source, frozenset[str]()
     module, interface = model.module, source.signature
@@ -31,6 +31,6 @@ def wide_template(checkpoint: Path, bucket: Bucket, segment: int | None = None) 
         assert source.exits is not None
         module, interface = source.exits.segment(module, segment), source.exits.entry.segments[segment]  # type: ignore[assignment]
         heads = frozenset({source.exits.entry.logits, source.exits.entry.entropy})
-    offered = source.forms(model.spec.universal(), bucket)
-    module = source.family.lowered(module, {computed: next(iter(forms)) for computed, forms in offered.items()})
+    offered = source.variants(model.spec.universal(), bucket)
+    module = source.family.lower(module, {computed: next(iter(variants)) for computed, variants in offered.items()})
     return WideTemplate(model, traced_template(model, module, interface, bucket, 20), interface, heads)

@@ -11,7 +11,7 @@ import torch
 
 from ...compiler.graph.store import read_store, save_tensors
 from ...compiler.graph.template import emit, make_template
-from ...compiler.planning.variants import chosen_forms
+from ...compiler.planning.variants import chosen_variants
 from ...elastic import Bucket, ElasticSpec
 from ...exporters.families.sparse_mixer.architecture.capacity import capacity
 from ...exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
@@ -54,11 +54,11 @@ class EveryExpert(torch.nn.Module):
 
 
 class Routed(torch.nn.Module):
-    """The answer of a block in its static forms."""
+    """The answer of a block in its static variants."""
 
-    def __init__(self, moe: MoE, forms: Mapping[str, str]) -> None:
+    def __init__(self, moe: MoE, variants: Mapping[str, str]) -> None:
         super().__init__()
-        self.moe = StaticMoE(moe, forms)
+        self.moe = StaticMoE(moe, variants)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         answer: torch.Tensor = self.moe(x)[0]
@@ -83,13 +83,13 @@ class _Block:
 def _row(config: SparseMixerConfig, bucket: Bucket, rounds: int) -> Row:
     source = open_source(f"preset:{_PRESET}")
     here = replace(host_profile(), rates=measure_host_rates(CORES))  # as fast as it is now
-    forms = chosen_forms(source, source.spec.universal(), bucket, here)
+    variants = chosen_variants(source, source.spec.universal(), bucket, here)
     moe = _random_block(config)
     folder = CACHE / f"moe-{bucket.label}"
     folder.mkdir(parents=True, exist_ok=True)
     x = torch.randn(bucket.batch, bucket.sequence, config.hidden_size, generator=torch.Generator().manual_seed(1))
     feeds = {"x": x.numpy()}
-    blocks = {"every": EveryExpert(moe), "ours": Routed(moe, forms)}
+    blocks = {"every": EveryExpert(moe), "ours": Routed(moe, variants)}
     files = {name: _engine(block, config.hidden_size, bucket, folder / name) for name, block in blocks.items()}
     sessions = {name: default_session(file) for name, file in files.items()}
     calls = {name: (lambda session=session: session.run(None, feeds)[0]) for name, session in sessions.items()}
@@ -101,7 +101,7 @@ def _row(config: SparseMixerConfig, bucket: Bucket, rounds: int) -> Row:
         f"{speed:.1f}x (best {min(times['ours']):.1f} against {min(times['every']):.1f} ms)",
         f">= {bar:.1f}x",
         speed >= bar,
-        f"median ratio of {rounds} interleaved rounds; {', '.join(f'{what} {form}' for what, form in forms.items())}",
+        f"median ratio of {rounds} interleaved rounds; {', '.join(map(' '.join, variants.items()))}",
     )
 
 

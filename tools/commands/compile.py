@@ -16,7 +16,6 @@ from ..options import (
     bucket_option,
     budget_option,
     exits_option,
-    form_option,
     json_option,
     levels_option,
     model_argument,
@@ -25,6 +24,7 @@ from ..options import (
     shape_option,
     slice_option,
     submodel_option,
+    variant_option,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ Examples:
 @slice_option
 @bucket_option
 @exits_option
-@form_option
+@variant_option
 @precision_option
 @click.option(
     "--include",
@@ -92,7 +92,7 @@ def command(
     slices: tuple[Path, ...],
     buckets: tuple[Bucket, ...],
     exits: tuple[int, ...] | None,
-    forms: tuple[tuple[str, str], ...],
+    variants: tuple[tuple[str, str], ...],
     precisions: tuple[Precision, ...] | None,
     include: Include,
     emit_only: bool,
@@ -119,7 +119,7 @@ def command(
             slices=slices,
             buckets=buckets or None,
             exits=exits,
-            forms=dict(forms) or None,
+            variants=dict(variants) or None,
             precisions=precisions,
             include=include,
             emit_only=emit_only,

@@ -19,8 +19,8 @@ from ...runtime.bundle.tables import describe_axes
 from ...workload import macs
 from ..bundle_view import bundle_data, print_bundle
 from ..console import print_facts, print_json, print_table, say, working
-from ..form_view import FormView, form_facts, form_views, print_forms
 from ..options import bucket_option, exits_option, json_option, levels_option, profile_option
+from ..variant_view import VariantView, print_variants, shared_variants, variant_views
 
 EXAMPLES = """\b
 Examples:
@@ -33,8 +33,8 @@ Examples:
 
 @dataclass(frozen=True)
 class LevelView:
-    """One level of a model; per bucket label ``flops`` in the forms that engines get, as ``plan`` counts them, and
-    ``macs`` as papers do: multiply-adds of the matrix products alone, in the first form of each on any device.
+    """One level of a model; per bucket label ``flops`` in the variants that engines get, as ``plan`` counts them, and
+    ``macs`` as papers do: multiply-adds of the matrix products alone, in the first variant of each on any device.
 
     ``non_embedding`` are the parameters outside the tables of tokens and positions, ``ffn`` those that FFN axes slice.
     """
@@ -53,7 +53,7 @@ class LevelView:
 @dataclass(frozen=True)
 class ModelView:
     """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks, and
-    ``forms`` are those that a compile for it takes. Of several ``precisions`` the levels are in the widest."""
+    ``forms`` are the variants that a compile for it takes. Of several ``precisions`` the levels are in the widest."""
 
     kind: str
     name: str
@@ -65,7 +65,7 @@ class ModelView:
     precisions: tuple[Precision, ...]
     axes: tuple[Axis, ...]
     levels: tuple[LevelView, ...]
-    forms: tuple[FormView, ...]
+    forms: tuple[VariantView, ...]
 
 
 @click.command(epilog=EXAMPLES)
@@ -119,7 +119,7 @@ def view_model(
     Raises CheckpointError, UnsupportedModelError, ProfileError, ExportError or PlanError.
     """
     from ...compiler.planning.levels import levels
-    from ...compiler.planning.variants import formed_workload
+    from ...compiler.planning.variants import variant_workload
     from ...exporters.source import open_source
 
     source = open_source(folder, exits)
@@ -137,7 +137,7 @@ def view_model(
             ffn=groups.ffn,
             weight_bytes=source.weight_bytes(level.submodel, on_cpu=device.backend == "onnxruntime"),
             flops={
-                b.label: sum(op.flops for op in formed_workload(source, level.submodel, level.submodel.at(b), device))
+                b.label: sum(op.flops for op in variant_workload(source, level.submodel, level.submodel.at(b), device))
                 for b in shapes
             },
             macs={b.label: macs(source.workload(level.submodel, b)) for b in shapes},
@@ -158,7 +158,7 @@ def view_model(
         precisions=device.precisions,
         axes=spec.axes,
         levels=tuple(views),
-        forms=form_views(source, [level.submodel for level in steps], device),
+        forms=variant_views(source, [level.submodel for level in steps], device),
     )
 
 
@@ -170,7 +170,7 @@ def _print_model(view: ModelView) -> None:
             ("trained nested", "yes" if view.trained_nested else "no: a compile ranks its axes"),
             ("levels for", f"{view.profile}, widths in multiples of {view.width_multiple}"),
             ("precision", ", ".join(view.precisions)),
-            *form_facts(view.forms),
+            *shared_variants(view.forms),
         ]
     )
     click.echo()
@@ -192,6 +192,6 @@ def _print_model(view: ModelView) -> None:
     heads = [f"{unit} {label}" for unit in ("GFLOPs", "GMACs") for label in labels]
     sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), "weights MB"]
     print_table(["level", "submodel", *sizes, *heads], rows)
-    print_forms(view.forms)
+    print_variants(view.forms)
     for remark in (remark for level in view.levels for remark in level.rounding):
         say(remark)

@@ -14,12 +14,10 @@ from ...profiles.load_profile import load_profile
 from ...profiles.precision import precision_problem
 from ...strict import unstructure
 from ..console import print_facts, print_json, print_table, say, working
-from ..form_view import FormView, form_facts, form_views, print_forms
 from ..options import (
     bucket_option,
     budget_option,
     exits_option,
-    form_option,
     json_option,
     levels_option,
     model_argument,
@@ -27,7 +25,9 @@ from ..options import (
     profile_option,
     shape_option,
     submodel_option,
+    variant_option,
 )
+from ..variant_view import VariantView, print_variants, shared_variants, variant_views
 
 if TYPE_CHECKING:
     from ...compiler.planning.plan import Plan
@@ -53,7 +53,7 @@ Examples:
 @submodel_option
 @bucket_option
 @exits_option
-@form_option
+@variant_option
 @precision_option
 @json_option
 def command(
@@ -65,7 +65,7 @@ def command(
     submodels: tuple[str, ...],
     buckets: tuple[Bucket, ...],
     exits: tuple[int, ...] | None,
-    forms: tuple[tuple[str, str], ...],
+    variants: tuple[tuple[str, str], ...],
     precisions: tuple[Precision, ...] | None,
     as_json: bool,
 ) -> None:
@@ -88,7 +88,7 @@ def command(
         levels=dict(levels) or device.levels,
         shape=shape or device.shape,
         budgets=dict(budgets) or device.budgets,
-        forms={**(device.forms or {}), **dict(forms)} or None,
+        variants={**(device.variants or {}), **dict(variants)} or None,
         buckets=shapes,
         precisions=precisions or device.precisions,
     )
@@ -98,14 +98,14 @@ def command(
     steps = make_levels(source.spec, device.levels, device.width_multiple)
     wanted = [read_assignment(source.spec, submodel, steps, device.width_multiple) for submodel in submodels]
     made = make_plan(source, device, levels=steps, submodels=wanted)
-    forms_got = form_views(source, [source.spec.parse(candidate.id) for candidate in made.candidates], device)
+    variants_got = variant_views(source, [source.spec.parse(candidate.id) for candidate in made.candidates], device)
     if as_json:
-        print_json({**unstructure(made), "forms": unstructure(forms_got)})
+        print_json({**unstructure(made), "forms": unstructure(variants_got)})
     else:
-        _print_plan(made, forms_got, device.precisions)
+        _print_plan(made, variants_got, device.precisions)
 
 
-def _print_plan(plan: Plan, forms: tuple[FormView, ...], precisions: tuple[Precision, ...]) -> None:
+def _print_plan(plan: Plan, variants: tuple[VariantView, ...], precisions: tuple[Precision, ...]) -> None:
     at = plan.budget_bucket
     print_facts(
         [
@@ -113,7 +113,7 @@ def _print_plan(plan: Plan, forms: tuple[FormView, ...], precisions: tuple[Preci
             ("profile", plan.profile),
             ("precision", ", ".join(precisions)),
             ("limits hold at", f"{at.batch}x{at.sequence}"),
-            *form_facts(forms),
+            *shared_variants(variants),
         ]
     )
     click.echo()
@@ -141,7 +141,7 @@ def _print_plan(plan: Plan, forms: tuple[FormView, ...], precisions: tuple[Preci
     sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), "memory MB"]
     columns = ["level", "submodel", *sizes, "GFLOPs", f"{plan.latency_basis} ms"]
     print_table([*columns, *(budget.name for budget in plan.budgets)], rows)
-    print_forms(forms)
+    print_variants(variants)
     for budget in plan.budgets:
         limits = [f"{f.name} {value:g}" for f in fields(budget.limits) if (value := getattr(budget.limits, f.name))]
         say(f"\nbudget {budget.name} ({', '.join(limits) or 'no limits'}): {budget.submodel}")

@@ -1,1 +1,1 @@
-"""Sparse Mixer encoders: token mixing, experts of fixed capacity, and the forms in which engines compute them."""
+"""Sparse Mixer encoders: token mixing, experts of fixed capacity, and the variants in which engines compute them."""

@@ -16,10 +16,10 @@ from ...checkpoints.checkpoint import Checkpoint
 from ...family import Family, Replay, Signature
 from .architecture.capacity import capacity_rule, routing
 from .architecture.config import CAPACITY, EXPERTS, GROUP, ROUTES, SparseMixerConfig, read_config
-from .architecture.form_ops import form_ops
 from .architecture.forward_ops import forward_ops
 from .architecture.presets import PRESETS
 from .architecture.shapes import TABLES, compare_weights, elastic_spec, parameter_shapes
+from .architecture.variant_ops import variant_ops
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +51,10 @@ class SparseMixerFamily(Family):
     def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
         return forward_ops(read_config(checkpoint), submodel, submodel.at(bucket))
 
-    def forms(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, list[Op]]]:
-        return form_ops(read_config(checkpoint), submodel, submodel.at(bucket))
+    def variants(
+        self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket
+    ) -> Mapping[str, Mapping[str, list[Op]]]:
+        return variant_ops(read_config(checkpoint), submodel, submodel.at(bucket))
 
     def facts(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
         config = read_config(checkpoint)
@@ -110,12 +112,12 @@ class SparseMixerFamily(Family):
         assert isinstance(module.model, SparseMixer)
         return replay(module.model, inputs, given)
 
-    def lowered(self, module: torch.nn.Module, forms: Mapping[str, str]) -> torch.nn.Module:
+    def lower(self, module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:
         from .model.answering import Answering
-        from .model.lowered import lowered
+        from .model.lower import lower
 
         assert isinstance(module, Answering)
-        return lowered(module, forms)
+        return lower(module, variants)
 
     def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:
         from .model.encoder import SparseMixer

@@ -63,6 +63,15 @@ def test_data_round_trip() -> None:
     assert profile_data(profile)["buckets"] == DATA["buckets"]
 
 
+def test_variants_were_called_forms() -> None:
+    wanted = {"moe.combine": "gather"}
+    profile = read_profile({**DATA, "variants": wanted}, "here")
+    assert read_profile({**DATA, "forms": wanted}, "here") == profile
+    assert "forms" not in profile_data(profile)
+    with pytest.raises(ProfileError, match=r"^here: forms and variants are one key; write variants alone$"):
+        read_profile({**DATA, "forms": wanted, "variants": wanted}, "here")
+
+
 def test_precisions_are_one_or_a_list_and_keep_their_order() -> None:
     one = read_profile({**DATA, "precision": "int8"}, "here")
     several = read_profile({**DATA, "precision": ["int8", "fp32"]}, "here")

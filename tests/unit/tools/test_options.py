@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 import pytest
+from click.testing import CliRunner
 from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import BudgetSpec
-from nestforge.tools.options import BucketType, BudgetType, FormType, LevelsType
+from nestforge.tools.options import BucketType, BudgetType, LevelsType, VariantType, variant_option
 
 
 def test_bucket() -> None:
@@ -31,9 +32,25 @@ def test_budget() -> None:
         BudgetType()("flop<=1")
 
 
-def test_a_form_is_what_is_computed_and_how() -> None:
-    assert FormType()("moe.combine=one_hot") == ("moe.combine", "one_hot")
-    assert FormType()(" mixing = folded ") == ("mixing", "folded")
+def test_a_variant_is_what_is_computed_and_how() -> None:
+    assert VariantType()("moe.combine=one_hot") == ("moe.combine", "one_hot")
+    assert VariantType()(" mixing = folded ") == ("mixing", "folded")
     for text in ("moe.combine", "moe.combine=", "=one_hot"):
-        with pytest.raises(click.BadParameter, match="expected what is computed and its form"):
-            FormType()(text)
+        with pytest.raises(click.BadParameter, match="expected what is computed and its variant"):
+            VariantType()(text)
+
+
+def test_the_old_name_of_variant_is_said_once_on_stderr() -> None:
+    @click.command()
+    @variant_option
+    def show(variants: tuple[tuple[str, str], ...]) -> None:
+        click.echo(str(dict(variants)))
+
+    both = CliRunner().invoke(show, ["--variant", "moe.combine=gather", "--form", "mixing=folded"])
+    assert both.stdout == "{'mixing': 'folded', 'moe.combine': 'gather'}\n"
+    assert both.stderr == "--form is called --variant now; the next release takes that name alone\n"
+    alone = CliRunner().invoke(show, ["--variant", "mixing=folded"])
+    assert (alone.stdout, alone.stderr) == ("{'mixing': 'folded'}\n", "")
+    twice = CliRunner().invoke(show, ["--form", "mixing=dense", "--variant", "mixing=folded"])
+    assert twice.exit_code == 2
+    assert "mixing is given 2 times; say it once" in twice.stderr

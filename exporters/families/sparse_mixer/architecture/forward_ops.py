@@ -1,6 +1,6 @@
 """What a pass over a Sparse Mixer costs, operation by operation (no torch here).
 
-What engines may have in several forms is left out: form_ops.py has it. A bucket is the submodel's own
+What engines may have in several variants is left out: variant_ops.py has it. A bucket is the submodel's own
 (``Submodel.at``).
 """
 

@@ -1,12 +1,12 @@
-"""Experts as engines compute them: the same function as ``MoE``, in static shapes and in the forms that were chosen.
+"""Experts as engines compute them: the same function as ``MoE``, in static shapes and in the variants that were chosen.
 
-No form finds out which tokens an expert has by asking every token (NonZero), and none adds rows that may meet. Both
+No variant finds out which tokens an expert has by asking every token (NonZero), and none adds rows that may meet. Both
 routers end in one TopK per expert: where tokens choose, over the scores of those tokens alone that chose the expert,
 so that an expert's slots are filled in the order of service; what is left of them holds tokens at a gate of zero.
 A token is at most once among an expert's rows, but may be among those of several experts.
 
 Products are ``per_expert``, each a Gemm over a row of the stacked weights, or ``batched`` over the stack: one MatMul,
-whose weights ONNX Runtime packs at every run. Dispatch is by ``gather`` or ``one_hot``. The combine forms:
+whose weights ONNX Runtime packs at every run. Dispatch is by ``gather`` or ``one_hot``. The combine variants:
 
 1. ``scatter``: experts in turn read their rows of the answer, add to them and write them back. One expert's rows never
    meet, so this is a plain ScatterND. With ``reduction="add"`` over all experts at once it would be one operation: that
@@ -34,21 +34,21 @@ _NOT_ASKED = -1.0
 
 
 class StaticMoE(torch.nn.Module):
-    """``moe`` in the forms ``moe.dispatch``, ``moe.products`` and ``moe.combine``, on the same parameters."""
+    """``moe`` in the variants ``moe.dispatch``, ``moe.products`` and ``moe.combine``, on the same parameters."""
 
-    def __init__(self, moe: MoE, forms: Mapping[str, str]) -> None:
+    def __init__(self, moe: MoE, variants: Mapping[str, str]) -> None:
         super().__init__()
         self.config, self.router = moe.config, moe.router
         self.percent, self.group_size, self.kept = moe.percent, moe.group_size, moe.kept
         self.experts = moe.experts
         self.dispatch, self.products, self.combine = (
-            forms[f"moe.{part}"] for part in ("dispatch", "products", "combine")
+            variants[f"moe.{part}"] for part in ("dispatch", "products", "combine")
         )
 
     def forward(self, x: torch.Tensor, given: torch.Tensor | None = None) -> tuple[torch.Tensor, Routes]:
         """``x`` [B, S, d] to the answer [B, S, d] and the routes, as ``MoE`` returns them."""
         if given is not None:
-            raise ValueError("a static form takes its own decisions")
+            raise ValueError("a static variant takes its own decisions")
         groups = token_groups(x.shape[0] * x.shape[1], self.group_size)
         tokens = x.reshape(groups, -1, x.shape[2])  # [G, T, d]
         logits = self.router(tokens)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 from nestforge.compiler.planning.cost_model import predict
-from nestforge.compiler.planning.variants import chosen_forms, formed_workload
+from nestforge.compiler.planning.variants import chosen_variants, variant_workload
 from nestforge.elastic import Axis, Bucket, ElasticSpec, Submodel
 from nestforge.errors import PlanError
 from nestforge.exporters.source import open_source
@@ -22,23 +22,23 @@ def product(name: str, mflops: float) -> Op:
 
 
 @dataclass(frozen=True)
-class Formed:
-    """``sum`` in two forms: one of many small operations, one of few large products that grow with the tokens."""
+class HasVariants:
+    """``sum`` in two variants: one of many small operations, one of few large products that grow with the tokens."""
 
     spec: ElasticSpec = SPEC
     few: float = 1.0
 
-    def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
+    def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
         many = [product(f"small.{index}", 0.001) for index in range(submodel["layers.0.ffn"] * 10)]
         return {"sum": {"many": many, "few": [product("large", self.few * bucket.tokens * submodel["capacity"] / 100)]}}
 
-    def workload(self, submodel: Submodel, bucket: Bucket, forms: Mapping[str, str] | None = None) -> Sequence[Op]:
-        return [product("rest", 1), *self.forms(submodel, bucket)["sum"][(forms or {})["sum"]]]
+    def workload(self, submodel: Submodel, bucket: Bucket, variants: Mapping[str, str] | None = None) -> Sequence[Op]:
+        return [product("rest", 1), *self.variants(submodel, bucket)["sum"][(variants or {})["sum"]]]
 
 
 def chosen(few: float = 1.0, wanted: Mapping[str, str] | None = None, submodel: str = "capacity100") -> dict[str, str]:
-    profile = board(forms=dict(wanted)) if wanted else PROFILE
-    return chosen_forms(Formed(few=few), SPEC.parse(submodel), BUCKET, profile)
+    profile = board(variants=dict(wanted)) if wanted else PROFILE
+    return chosen_variants(HasVariants(few=few), SPEC.parse(submodel), BUCKET, profile)
 
 
 def test_the_cheapest_on_the_device() -> None:
@@ -49,14 +49,14 @@ def test_the_cheapest_on_the_device() -> None:
 
 def test_of_equal_forms_the_first() -> None:
     @dataclass(frozen=True)
-    class Equal(Formed):
-        def forms(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
+    class Equal(HasVariants):
+        def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
             return {"sum": {"one": [product("a", 1)], "other": [product("b", 1)]}}
 
-    assert chosen_forms(Equal(), SPEC.universal(), BUCKET, PROFILE) == {"sum": "one"}
+    assert chosen_variants(Equal(), SPEC.universal(), BUCKET, PROFILE) == {"sum": "one"}
 
 
-def test_submodels_of_one_structure_have_one_form() -> None:
+def test_submodels_of_one_structure_have_one_variant() -> None:
     """They share a template, whatever their widths make of the costs."""
     assert chosen(few=0.3, submodel="ffn1-capacity100") == chosen(few=0.3, submodel="ffn8-capacity100")
     assert chosen(few=0.3, submodel="capacity50") == {"sum": "few"}
@@ -67,19 +67,19 @@ def test_what_the_profile_asks_for_wins() -> None:
     assert chosen(few=1.0, wanted={"sum": "few"}) == {"sum": "few"}
 
 
-def test_costs_are_those_of_the_chosen_form() -> None:
-    for few, form in ((0.05, "few"), (1.0, "many")):
-        source = Formed(few=few)
-        ops = formed_workload(source, SPEC.universal(), BUCKET, PROFILE)
-        both = [*[product("rest", 1)], *source.forms(SPEC.universal(), BUCKET)["sum"][form]]
+def test_costs_are_those_of_the_chosen_variant() -> None:
+    for few, variant in ((0.05, "few"), (1.0, "many")):
+        source = HasVariants(few=few)
+        ops = variant_workload(source, SPEC.universal(), BUCKET, PROFILE)
+        both = [*[product("rest", 1)], *source.variants(SPEC.universal(), BUCKET)["sum"][variant]]
         assert predict(ops, PROFILE) == predict(both, PROFILE)
 
 
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [
-        ({"sum": "fwe"}, "form sum=fwe: expected one of many, few"),
-        ({"sun": "few"}, "form sun=few: no such computation in this model; did you mean 'sum'?"),
+        ({"sum": "fwe"}, "variant sum=fwe: expected one of many, few"),
+        ({"sun": "few"}, "variant sun=few: no such computation in this model; did you mean 'sum'?"),
     ],
 )
 def test_forms_that_do_not_exist(wanted: dict[str, str], problem: str) -> None:
@@ -91,15 +91,15 @@ def test_forms_that_do_not_exist(wanted: dict[str, str], problem: str) -> None:
 def test_a_model_without_forms_refuses_them() -> None:
     source = open_source("preset:bert-base")
     universal = source.spec.universal()
-    assert chosen_forms(source, universal, Bucket(1, 512), PROFILE) == {}
-    with pytest.raises(PlanError, match=r"^form sum=few: this model computes nothing in more than one form$"):
-        chosen_forms(source, universal, Bucket(1, 512), board(forms={"sum": "few"}))
+    assert chosen_variants(source, universal, Bucket(1, 512), PROFILE) == {}
+    with pytest.raises(PlanError, match=r"^variant sum=few: this model computes nothing in more than one variant$"):
+        chosen_variants(source, universal, Bucket(1, 512), board(variants={"sum": "few"}))
 
 
-def test_figures_without_a_device_count_the_first_form() -> None:
+def test_figures_without_a_device_count_the_first_variant() -> None:
     source = open_source("preset:sparse-mixer-small")
     universal, bucket = source.spec.universal(), Bucket(1, 512)
-    first = {computed: next(iter(forms)) for computed, forms in source.forms(universal, bucket).items()}
+    first = {computed: next(iter(variants)) for computed, variants in source.variants(universal, bucket).items()}
     assert source.workload(universal, bucket) == source.workload(universal, bucket, first)
     other = source.workload(universal, bucket, {"moe.combine": "one_hot"})
     assert sum(op.flops for op in other) > sum(op.flops for op in source.workload(universal, bucket))

@@ -15,14 +15,14 @@ from nestforge.tools.bench.bench_moe import EveryExpert, Routed
 from support.tiny_compile import board
 from support.tiny_mixer import mixer_config, save_tiny_mixer, tiny_mixer
 
-FORMS = {"moe.dispatch": "gather", "moe.products": "per_expert", "moe.combine": "scatter"}
+VARIANTS = {"moe.dispatch": "gather", "moe.products": "per_expert", "moe.combine": "scatter"}
 
 
 def test_every_expert_on_every_token_is_the_same_block() -> None:
     moe = tiny_mixer(mixer_config()).layers[1].moe
     assert isinstance(moe, MoE)
     x = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0))
-    for block in (EveryExpert(moe), Routed(moe, FORMS)):
+    for block in (EveryExpert(moe), Routed(moe, VARIANTS)):
         torch.testing.assert_close(block(x), moe(x)[0], atol=1e-5, rtol=1e-5)
 
 

@@ -131,7 +131,7 @@ def test_plan_and_compile_refuse_in_one_line(compiled: Any, tmp_path: Path) -> N
     existing = error_of("compile", compiled.model, "--profile", compiled.profile, "--output", compiled.bundle)
     assert existing.startswith(f"{compiled.bundle}: exists already")
     assert nestforge("compile", compiled.model).exit_code == 2
-    for option, said in (("--levels", ["ffn=0.5,1", "ffn=0.25,1"]), ("--form", ["mixing=dense", "mixing=folded"])):
+    for option, said in (("--levels", ["ffn=0.5,1", "ffn=0.25,1"]), ("--variant", ["mixing=dense", "mixing=folded"])):
         twice = nestforge("plan", compiled.model, option, said[0], option, said[1])
         name = said[0].partition("=")[0]
         assert twice.exit_code == 2

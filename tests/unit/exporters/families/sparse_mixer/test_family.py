@@ -190,7 +190,7 @@ def test_the_cost_of_a_shorter_sequence_is_counted_at_its_own_bucket(tmp_path: P
     assert source.family.workload(source.checkpoint, short, BUCKET) == source.family.workload(
         source.checkpoint, short, Bucket(2, 8)
     )
-    assert source.family.forms(source.checkpoint, short, BUCKET) == source.family.forms(
+    assert source.family.variants(source.checkpoint, short, BUCKET) == source.family.variants(
         source.checkpoint, short, Bucket(2, 8)
     )
     assert source.family.facts(source.checkpoint, short, BUCKET)["tokens per group"] == 16

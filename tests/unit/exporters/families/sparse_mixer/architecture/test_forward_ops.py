@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
-from nestforge.exporters.families.sparse_mixer.architecture.form_ops import form_ops
 from nestforge.exporters.families.sparse_mixer.architecture.forward_ops import forward_ops, head_ops
 from nestforge.exporters.families.sparse_mixer.architecture.presets import PRESETS
 from nestforge.exporters.families.sparse_mixer.architecture.shapes import elastic_spec
+from nestforge.exporters.families.sparse_mixer.architecture.variant_ops import variant_ops
 from nestforge.workload import Op, macs
 from support.tiny_mixer import mixer_config
 
@@ -29,7 +29,7 @@ def parts(name: str, bucket: Bucket) -> dict[str, float]:
     config = PRESETS[name]
     universal = elastic_spec(config).universal()
     body = [op for op in forward_ops(config, universal, bucket) if not op.name.startswith(HEADS)]
-    for ops in form_ops(config, universal, bucket).values():
+    for ops in variant_ops(config, universal, bucket).values():
         body += next(iter(ops.values()))
     found = {
         part: gflops((op for op in body if f".{part}." in op.name), bucket.batch)
@@ -43,8 +43,8 @@ def parts(name: str, bucket: Bucket) -> dict[str, float]:
 
 def one_hot(name: str, bucket: Bucket) -> float:
     config = PRESETS[name]
-    forms = form_ops(config, elastic_spec(config).universal(), bucket)
-    return gflops([*forms["moe.dispatch"]["one_hot"], *forms["moe.combine"]["one_hot"]], bucket.batch)
+    variants = variant_ops(config, elastic_spec(config).universal(), bucket)
+    return gflops([*variants["moe.dispatch"]["one_hot"], *variants["moe.combine"]["one_hot"]], bucket.batch)
 
 
 def test_sparse_mixer_base_part_by_part() -> None:

@@ -154,7 +154,7 @@ def test_inspect_takes_a_model_without_axes() -> None:
 
 
 def test_inspect_and_plan_count_the_same_engines() -> None:
-    """In the forms that the profile gets; FFNs that never shrink have no column of their own."""
+    """In the variants that the profile gets; FFNs that never shrink have no column of their own."""
     options = ["preset:sparse-mixer-base", "--profile", "laptop-x86", "--bucket", "1x512"]
     seen, planned = (json.loads(CliRunner().invoke(main, [name, *options, "--json"]).stdout) for name in COMMANDS)
     assert {level["submodel"]: level["flops"]["b1-s512"] for level in seen["levels"]} == {
@@ -164,7 +164,7 @@ def test_inspect_and_plan_count_the_same_engines() -> None:
     assert {view["forms"]["moe.products"] for view in seen["forms"]} == {"per_expert"}
     for name in COMMANDS:
         text = CliRunner().invoke(main, [name, *options]).stdout
-        assert re.search(r"^form of moe\.products +per_expert$", text, re.MULTILINE)
+        assert re.search(r"^variant of moe\.products +per_expert$", text, re.MULTILINE)
         assert re.search(r"^level +submodel +M params +M non-emb\. +(weights|memory) MB +GFLOPs", text, re.MULTILINE)
 
 
@@ -196,7 +196,7 @@ source = open_source("preset:sparse-mixer-small")
 universal, bucket = source.spec.universal(), Bucket(1, 512)
 family = source.family
 source.signature, source.workload(universal, bucket), source.parameters(universal)
-for ask in (family.forms, family.facts, family.decisions):
+for ask in (family.variants, family.facts, family.decisions):
     assert ask(source.checkpoint, universal, bucket)
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -10,7 +10,7 @@ from nestforge.exporters.families.sparse_mixer.model.router import DROPPED
 from nestforge.exporters.families.sparse_mixer.model.static_moe import StaticMoE
 from support.tiny_mixer import mixer_config, tiny_mixer
 
-FORMS = [
+VARIANTS = [
     {"moe.dispatch": dispatch, "moe.products": products, "moe.combine": combine}
     for dispatch, products, combine in product(
         ("gather", "one_hot"), ("per_expert", "batched"), ("scatter", "gather", "one_hot")
@@ -47,8 +47,8 @@ def tokens(rows: int = 3) -> torch.Tensor:
 def test_every_form_is_the_same_function(settings: dict[str, Any], percent: int, group_size: int) -> None:
     moe, x = moe_of(percent, group_size, **settings), tokens()
     expected, routes = moe(x)
-    for forms in FORMS:
-        answer, found = StaticMoE(moe, forms)(x)
+    for variants in VARIANTS:
+        answer, found = StaticMoE(moe, variants)(x)
         torch.testing.assert_close(answer, expected, atol=1e-5, rtol=1e-5)
         assert torch.equal(found.chosen, routes.chosen)
         torch.testing.assert_close(found.gates, routes.gates)
@@ -56,8 +56,8 @@ def test_every_form_is_the_same_function(settings: dict[str, Any], percent: int,
 
 def test_fewer_experts_leave_their_terms_out() -> None:
     moe, x = keep(moe_of(group_size=16), 3), tokens()
-    for forms in FORMS:
-        torch.testing.assert_close(StaticMoE(moe, forms)(x)[0], moe(x)[0], atol=1e-5, rtol=1e-5)
+    for variants in VARIANTS:
+        torch.testing.assert_close(StaticMoE(moe, variants)(x)[0], moe(x)[0], atol=1e-5, rtol=1e-5)
 
 
 def test_tokens_of_no_one_and_of_several_experts() -> None:
@@ -65,8 +65,8 @@ def test_tokens_of_no_one_and_of_several_experts() -> None:
     moe, x = moe_of(), tokens()
     held = torch.bincount(moe.route(x).chosen.flatten(), minlength=48)
     assert {0, 1, 2} <= set(held.tolist())
-    for forms in FORMS:
-        answer, _ = StaticMoE(moe, forms)(x)
+    for variants in VARIANTS:
+        answer, _ = StaticMoE(moe, variants)(x)
         assert not answer.flatten(0, 1)[held == 0].any()
         torch.testing.assert_close(answer, moe(x)[0], atol=1e-5, rtol=1e-5)
 
@@ -76,8 +76,8 @@ def test_a_dropped_token_is_answered_by_zeros() -> None:
     dropped = moe.route(x).chosen.flatten() == DROPPED
     assert dropped.any()
     assert not dropped.all()
-    for forms in FORMS:
-        assert not StaticMoE(moe, forms)(x)[0].flatten(0, 1)[dropped].any()
+    for variants in VARIANTS:
+        assert not StaticMoE(moe, variants)(x)[0].flatten(0, 1)[dropped].any()
 
 
 def test_an_expert_that_overflows_on_a_token_it_does_not_answer_for_spoils_nothing() -> None:
@@ -88,7 +88,7 @@ def test_an_expert_that_overflows_on_a_token_it_does_not_answer_for_spoils_nothi
 
 
 def test_sums_run_from_the_first_expert_on() -> None:
-    """The order of the reference, so that engines of one form give one answer to the last bit."""
+    """The order of the reference, so that engines of one variant give one answer to the last bit."""
     moe, x = moe_of(200), tokens()
     scatter, gather = (StaticMoE(moe, {**CHEAPEST, "moe.combine": combine})(x)[0] for combine in ("scatter", "gather"))
     assert torch.equal(scatter, gather)

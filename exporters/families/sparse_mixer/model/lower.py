@@ -1,4 +1,4 @@
-"""A Sparse Mixer as the compiler traces it: in static shapes, in the chosen forms, with its routes as outputs."""
+"""A Sparse Mixer as the compiler traces it: in static shapes, in the chosen variants, with its routes as outputs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Lowered(torch.nn.Module):
         return (*outputs, *(routes[layer].chosen for layer in sorted(routes)))
 
 
-def lowered(module: Answering, forms: Mapping[str, str]) -> Lowered:
-    """A copy of ``module`` on the same weights, in ``forms`` (see form_ops.py for which there are)."""
+def lower(module: Answering, variants: Mapping[str, str]) -> Lowered:
+    """A copy of ``module`` on the same weights, in ``variants`` (see variant_ops.py for which there are)."""
     shared: dict[int, object] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     model = copy.deepcopy(module.model, shared)
     for layer in model.layers:
         if isinstance(layer.moe, MoE):
-            layer.moe = StaticMoE(layer.moe, forms)
-    if forms.get("mixing") == "folded":
+            layer.moe = StaticMoE(layer.moe, variants)
+    if variants.get("mixing") == "folded":
         along = [HalfTables(size) for size in (model.sequence, model.config.hidden_size)]
         for layer in model.layers:
             if layer.mixing is not None:

@@ -1,10 +1,10 @@
-"""What the parts of a Sparse Mixer cost that engines may have in several forms, form by form (no torch here).
+"""What the parts of a Sparse Mixer cost that engines may have in several variants, variant by variant (no torch here).
 
 ``moe.dispatch`` and ``moe.combine`` bring tokens to experts and back: ``gather`` by index, ``one_hot`` as a product
 with a matrix of zeros and ones, as the reference does; ``scatter`` adds expert by expert to rows of the answer.
 ``moe.products``: experts ``batched`` over stacked weights, or ``per_expert``. ``mixing`` (spectral alone): ``dense``
 products with matrices of cosines and sines, or ``folded`` by their symmetry. static_moe.py and folded_mixing.py have
-the modules. The first form is what figures without a device count.
+the modules. The first variant is what figures without a device count.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from .config import SPECTRAL, SPECTRAL_FACTORS, SparseMixerConfig, halves
 
 _BYTES = 4
 
-Forms = dict[str, dict[str, list[Op]]]
+Variants = dict[str, dict[str, list[Op]]]
 
 
-def form_ops(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> Forms:
-    """What is computed, to form, to its operations over all layers; ``bucket`` is the submodel's own.
+def variant_ops(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> Variants:
+    """What is computed, to variant, to its operations over all layers; ``bucket`` is the submodel's own.
 
     Raises PlanError for a capacity that rounds to no slots.
     """
-    forms: Forms = {}
+    variants: Variants = {}
     if config.moe_layers:
         route = routing(config, submodel, bucket)
-        forms = {
+        variants = {
             computed: {
-                form: [op for layer in config.moe_layers for op in ops(config, f"layers.{layer}.moe", route)]
-                for form, ops in of.items()
+                variant: [op for layer in config.moe_layers for op in ops(config, f"layers.{layer}.moe", route)]
+                for variant, ops in of.items()
             }
             for computed, of in _MOE.items()
         }
     mixing = [layer for layer in range(config.num_hidden_layers) if config.mixes(layer)]
     if mixing and config.mixing in SPECTRAL:
-        forms["mixing"] = {
-            form: [op for layer in mixing for op in ops(config, f"layers.{layer}.mixing", bucket)]
-            for form, ops in (("dense", _dense), ("folded", _folded))
+        variants["mixing"] = {
+            variant: [op for layer in mixing for op in ops(config, f"layers.{layer}.mixing", bucket)]
+            for variant, ops in (("dense", _dense), ("folded", _folded))
         }
-    return forms
+    return variants
 
 
 def _gather(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from nestforge.exporters.families.sparse_mixer.model.answering import Answering
 from nestforge.exporters.families.sparse_mixer.model.folded_mixing import FoldedMixing
-from nestforge.exporters.families.sparse_mixer.model.lowered import lowered
+from nestforge.exporters.families.sparse_mixer.model.lower import lower
 from nestforge.exporters.families.sparse_mixer.model.static_moe import StaticMoE
 from support.tiny_mixer import mixer_config, tiny_mixer
 
-FORMS = {"moe.dispatch": "gather", "moe.products": "per_expert", "moe.combine": "scatter"}
+VARIANTS = {"moe.dispatch": "gather", "moe.products": "per_expert", "moe.combine": "scatter"}
 
 
 def ids() -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,17 +19,17 @@ def ids() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "forms"),
+    ("settings", "variants"),
     [
-        ({}, FORMS),
-        ({"mixing": "hartley"}, {**FORMS, "mixing": "dense"}),
-        ({"mixing": "hartley", "head": "masked_lm"}, {**FORMS, "mixing": "folded"}),
+        ({}, VARIANTS),
+        ({"mixing": "hartley"}, {**VARIANTS, "mixing": "dense"}),
+        ({"mixing": "hartley", "head": "masked_lm"}, {**VARIANTS, "mixing": "folded"}),
     ],
 )
-def test_outputs_then_routes_by_layer(settings: dict[str, Any], forms: dict[str, str]) -> None:
+def test_outputs_then_routes_by_layer(settings: dict[str, Any], variants: dict[str, str]) -> None:
     module = Answering(tiny_mixer(mixer_config(**settings)))
     outputs, routes = module.model.routed(*ids())
-    found = lowered(module, forms)(*ids())
+    found = lower(module, variants)(*ids())
     assert len(found) == len(outputs) + 2
     for one, other in zip(found, outputs, strict=False):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
@@ -41,7 +41,7 @@ def test_outputs_then_routes_by_layer(settings: dict[str, Any], forms: dict[str,
 def test_shares_the_weights_and_leaves_the_module() -> None:
     module = Answering(tiny_mixer(mixer_config(mixing="hartley")))
     before = {name: type(part) for name, part in module.named_modules()}
-    copy = lowered(module, {**FORMS, "mixing": "folded"})
+    copy = lower(module, {**VARIANTS, "mixing": "folded"})
     assert {name: type(part) for name, part in module.named_modules()} == before
     mine, theirs = dict(module.named_parameters()), dict(copy.named_parameters())
     assert mine.keys() == theirs.keys()
@@ -53,5 +53,5 @@ def test_shares_the_weights_and_leaves_the_module() -> None:
 def test_a_model_without_experts_or_spectra_has_no_decisions() -> None:
     config = mixer_config(moe_layers=(), num_experts=0, expert_intermediate_size=None)
     module = Answering(tiny_mixer(config))
-    for one, other in zip(lowered(module, {})(*ids()), module(*ids()), strict=True):
+    for one, other in zip(lower(module, {})(*ids()), module(*ids()), strict=True):
         assert torch.equal(one, other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nestforge.compiler.planning.variants import chosen_forms
+from nestforge.compiler.planning.variants import chosen_variants
 from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.profiles.load_profile import load_profile
@@ -22,7 +22,7 @@ CORE = {
 def test_experts_on_a_processor(batch: int, percent: int) -> None:
     source = open_source("preset:sparse-mixer-base")
     submodel = source.spec.submodel({"moe.capacity_factor": percent})
-    assert chosen_forms(source, submodel, Bucket(batch, 512), board(rates=CORE)) == {
+    assert chosen_variants(source, submodel, Bucket(batch, 512), board(rates=CORE)) == {
         "moe.dispatch": "gather",
         "moe.products": "per_expert",
         "moe.combine": "scatter",
@@ -32,10 +32,12 @@ def test_experts_on_a_processor(batch: int, percent: int) -> None:
 @pytest.mark.parametrize("batch", [1, 8])
 def test_spectra_on_a_processor(batch: int) -> None:
     source = open_source("preset:hartley-mixer-4")
-    assert chosen_forms(source, source.spec.universal(), Bucket(batch, 512), board(rates=CORE)) == {"mixing": "folded"}
+    assert chosen_variants(source, source.spec.universal(), Bucket(batch, 512), board(rates=CORE)) == {
+        "mixing": "folded"
+    }
 
 
 def test_a_device_where_operations_cost_much_has_few_of_them() -> None:
     source = open_source("preset:sparse-mixer-base")
-    forms = chosen_forms(source, source.spec.universal(), Bucket(1, 512), load_profile("h200"))
-    assert (forms["moe.products"], forms["moe.combine"]) == ("batched", "one_hot")
+    variants = chosen_variants(source, source.spec.universal(), Bucket(1, 512), load_profile("h200"))
+    assert (variants["moe.products"], variants["moe.combine"]) == ("batched", "one_hot")

@@ -1,4 +1,4 @@
-"""Every form as an engine: static operations alone, and the same answers as the module that it was traced from."""
+"""Every variant as an engine: static operations alone, and the same answers as the module that it was traced from."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("case", ENGINES)
-def test_an_engine_of_every_form(case: str, tmp_path: Path) -> None:
-    settings, forms = ENGINES[case]
+def test_an_engine_of_every_variant(case: str, tmp_path: Path) -> None:
+    settings, variants = ENGINES[case]
     universal = load_universal(open_source(save_tiny_mixer(tmp_path / "m", **settings)))
     whole = universal.spec.universal()
-    template = Templates(universal, Stage(tmp_path, tmp_path), board(forms=forms)).traced(whole, BUCKET, None)
+    template = Templates(universal, Stage(tmp_path, tmp_path), board(variants=variants)).traced(whole, BUCKET, None)
     write_store(universal, template.weights, template.tables, tmp_path / WEIGHTS_NAME)
     path = tmp_path / "engine.onnx"
     path.write_bytes(emit(template, read_store(tmp_path / WEIGHTS_NAME, universal.spec), whole))
@@ -96,7 +96,7 @@ def test_a_bundle_says_its_forms_and_experts_share_the_stack(tmp_path: Path) -> 
                 folder,
                 board(budgets={"full": {}}, buckets=["2x16"]),
                 tmp_path / products,
-                forms={"moe.products": products, "moe.dispatch": "gather", "moe.combine": "scatter"},
+                variants={"moe.products": products, "moe.dispatch": "gather", "moe.combine": "scatter"},
             )
         )
         sizes[products] = bundle.file(WEIGHTS_NAME).stat().st_size
@@ -109,6 +109,6 @@ def test_a_bundle_says_its_forms_and_experts_share_the_stack(tmp_path: Path) -> 
 
 def test_a_form_that_does_not_exist_stops_before_any_work(tmp_path: Path) -> None:
     folder = save_tiny_mixer(tmp_path / "m")
-    with pytest.raises(PlanError, match=r"^form moe.combine=sum: expected one of gather, scatter, one_hot$"):
-        compile_bundle(folder, board(), tmp_path / "b", buckets=[BUCKET], forms={"moe.combine": "sum"})
+    with pytest.raises(PlanError, match=r"^variant moe.combine=sum: expected one of gather, scatter, one_hot$"):
+        compile_bundle(folder, board(), tmp_path / "b", buckets=[BUCKET], variants={"moe.combine": "sum"})
     assert not (tmp_path / "b").exists()
