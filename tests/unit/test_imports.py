@@ -142,6 +142,13 @@ def outside(module: str, only_eager: bool = False) -> set[str]:
     return {name.split(".")[0] for name, eager in found if eager or not only_eager}
 
 
+def test_the_architecture_names_every_room() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = [room.replace(".", "/") for room in ROOMS if not room.startswith("exporters.families.")]
+    places = [text.rindex(f"`{room}`") for room in rooms]
+    assert places == sorted(places), "another order than ROOMS"
+
+
 def test_every_module_is_in_a_room() -> None:
     assert {room_of(module) for module in FILES} == set(ROOMS)
     assert {path.stem for path in ROOT.glob("*.py")} == {*BASE, "__init__", "__main__"}
