@@ -24,9 +24,9 @@ SCHEMA_VERSION = 1
 # Which layers a rung of the promotion ladder promotes first; compiler/planning/ladder.py defines them.
 LadderShape = Literal["increasing", "decreasing", "up-down", "down-up"]
 
-_SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
-_COUNT = re.compile(r"(\d+(?:\.\d+)?) ?([KMGB])")
-_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+_SHARE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?%")
+_COUNT_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?([KMGB])")
+_COUNT_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ def resolve_limit(limit: float | str | None, universal: float) -> float | None:
     """A limit in absolute units, given the universal model's own figure."""
     if not isinstance(limit, str):
         return limit
-    if count := _COUNT.fullmatch(limit):
-        return float(Decimal(count[1]) * _UNITS[count[2]])
+    if count := _COUNT_PATTERN.fullmatch(limit):
+        return float(Decimal(count[1]) * _COUNT_UNITS[count[2]])
     return float(limit[:-1]) / 100 * universal
 
 
@@ -260,7 +260,7 @@ def _check_limit(where: str, limit: float | str | None, counts: bool) -> None:
     if not isinstance(limit, str):
         _check_positive(where, limit)
         return
-    share, count = _SHARE.fullmatch(limit), _COUNT.fullmatch(limit) if counts else None
+    share, count = _SHARE_PATTERN.fullmatch(limit), _COUNT_PATTERN.fullmatch(limit) if counts else None
     number = Decimal(count[1]) if count else Decimal(share[1]) if share else Decimal(0)
     if not number or (share and number > 100):
         plain = "number, such as 94.4M," if counts else "number"

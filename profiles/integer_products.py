@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 Constants = Mapping[str, npt.NDArray[Any]]
 
 DOMAIN = "com.microsoft"
-_BLOCK = 32
-_INTEGER_SUMS = 4  # activations become int8, so that the sums are of integers
+_BLOCK_VALUES = 32
+_ACCURACY_INT8_SUMS = 4  # activations become int8, so that the sums are of integers
 
 
 def qgemm(x: str, weight: str, y: str) -> list[onnx.NodeProto]:
@@ -46,14 +46,14 @@ def matmul_nbits(x: str, weight: str, y: str, shape: tuple[int, ...]) -> list[on
 
     outputs, inputs = shape
     node = helper.make_node("MatMulNBits", [x, *_names(weight)], [y], domain=DOMAIN, K=inputs, N=outputs)
-    how = {"bits": 4, "block_size": _BLOCK, "accuracy_level": _INTEGER_SUMS}
+    how = {"bits": 4, "block_size": _BLOCK_VALUES, "accuracy_level": _ACCURACY_INT8_SUMS}
     node.attribute.extend(helper.make_attribute(name, value) for name, value in how.items())
     return [node]
 
 
 def matmul_nbits_constants(name: str, weight: npt.NDArray[np.float32]) -> Constants:
     """uint8 ``[n, k / 32, 16]``, two weights a byte, the first in the low half; and a scale for each block."""
-    blocks = weight.reshape(len(weight), -1, _BLOCK)
+    blocks = weight.reshape(len(weight), -1, _BLOCK_VALUES)
     scale = np.abs(blocks).max(axis=2) / 7
     integers = (np.rint(blocks / scale[:, :, None]) + 8).astype(np.uint8)
     return dict(zip(_names(name), (integers[..., ::2] | integers[..., 1::2] << 4, scale), strict=True))

@@ -24,8 +24,8 @@ from .precision import Precision
 
 Array = npt.NDArray[np.float32]
 
-_ROUNDS = 5
-_SECONDS_A_ROUND = 0.08
+_TIMED_ROUNDS = 5
+_SECONDS_PER_ROUND = 0.08
 _READ_BYTES = 256 * 2**20
 
 
@@ -90,7 +90,7 @@ INTEGER_CHAINS = {
 # Scales that calibration chose save one pass over the activations, which is little beside the product.
 _CHAIN_OF: Mapping[Precision, str] = {"int8": "int8", "int8-dynamic": "int8", "int4": "int4"}
 
-_NUMPY: dict[str, Callable[..., Any]] = {
+_NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "Gemm": lambda x, weight: x @ weight.T,
     "MatMul": np.matmul,
     "Add": np.add,
@@ -138,7 +138,7 @@ def numpy_run(chain: Chain) -> Callable[[], Array]:
     def run() -> Array:
         x = values["x"]
         for operator, operand in chain.steps * chain.repeat:
-            x = _NUMPY[operator](x, *([values[operand]] if operand else []))
+            x = _NUMPY_KERNELS[operator](x, *([values[operand]] if operand else []))
         return x
 
     return run
@@ -205,10 +205,10 @@ def _fastest(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     In several rounds, for that work comes in bursts longer than one round.
     """
     best = dict.fromkeys(runs, inf)
-    for _ in range(_ROUNDS):
+    for _ in range(_TIMED_ROUNDS):
         for name, run in runs.items():
             run()
-            end = time.perf_counter() + _SECONDS_A_ROUND
+            end = time.perf_counter() + _SECONDS_PER_ROUND
             while True:
                 start = time.perf_counter()
                 run()

@@ -25,18 +25,18 @@ from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates, read_profile
 HOST_PROFILE_NAME = "host-cpu"
 
 # Distributions that carry a backend; each may exist under several names.
-_BACKENDS = {
+_BACKEND_PACKAGES = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "tensorrt": ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
 }
 _CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 # Part of the rates' key: raised when the micro-benchmarks change their meaning.
-_MEASUREMENT = 2
+_MEASUREMENT_VERSION = 2
 # What the probe cannot know. Shares of the universal model's latency; half is within reach of every encoder's ladder,
 # also of one that shrinks the feed-forward width alone.
-_BUCKETS = ("1x32", "1x128")
-_BUDGETS: Mapping[str, Mapping[str, str | bool]] = {
+_DEFAULT_BUCKETS = ("1x32", "1x128")
+_DEFAULT_BUDGETS: Mapping[str, Mapping[str, str | bool]] = {
     "full": {},
     "balanced": {"latency_ms": "80 %", "optional": True},
     "fast": {"latency_ms": "65 %", "optional": True},
@@ -86,8 +86,8 @@ def host_profile(refresh: bool = False) -> DeviceProfile:
         "memory_mb": round(facts.memory_mb / 2),
         "rates": unstructure(_cached_rates(facts, refresh)),
         "width_multiple": 16,
-        "buckets": list(_BUCKETS),
-        "budgets": _BUDGETS,
+        "buckets": list(_DEFAULT_BUCKETS),
+        "budgets": _DEFAULT_BUDGETS,
         "host": _fingerprint(facts),
     }
     return read_profile(data, HOST_PROFILE_NAME)
@@ -135,7 +135,7 @@ def _fingerprint(facts: HostFacts) -> str:
 def _rates_key(facts: HostFacts) -> str:
     """Everything that the micro-benchmarks see: a new kernel, say, is measured again."""
     # With the onnx package the rates come from ONNX Runtime, without it from numpy: not the same figures.
-    return _hash([_MEASUREMENT, asdict(facts), util.find_spec("onnx") is not None])
+    return _hash([_MEASUREMENT_VERSION, asdict(facts), util.find_spec("onnx") is not None])
 
 
 def _hash(key: list[object]) -> str:
@@ -143,7 +143,7 @@ def _hash(key: list[object]) -> str:
 
 
 def _installed_backends() -> Iterator[tuple[str, str]]:
-    for backend, distributions in _BACKENDS.items():
+    for backend, distributions in _BACKEND_PACKAGES.items():
         for name in distributions:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 yield backend, metadata.version(name)

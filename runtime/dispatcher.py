@@ -18,12 +18,12 @@ from ..errors import InputError, SelectionError
 from ..strict import nearest
 from .bundle.manifest import EngineEntry, Latency, Manifest, SubmodelEntry
 from .engines.contract.residency import Residency
-from .in_flight import Ahead
+from .in_flight import LoadEstimate
 from .inputs.limits import positive_limit
 
-_REMEMBERED = 4096
-_LISTED = 8
-_MAX_SIZE = 2**31
+_MAX_REMEMBERED_SIZES = 4096
+_MAX_LISTED_ENGINES = 8
+_MAX_DIMENSION = 2**31
 
 
 class Request(NamedTuple):
@@ -125,13 +125,13 @@ class Dispatcher:
             choice = None
         if choice is None:
             choice = self._choose(request, batch, sequence)
-            if len(self._remembered) >= _REMEMBERED:
+            if len(self._remembered) >= _MAX_REMEMBERED_SIZES:
                 self._remembered.clear()
             self._remembered[key] = choice
         return choice
 
     def choose_in_time(
-        self, request: Request, batch: int, sequence: int, ahead: Ahead, spent_ms: float = 0.0
+        self, request: Request, batch: int, sequence: int, load: LoadEstimate, spent_ms: float = 0.0
     ) -> Choice:
         """The largest submodel that answers by the request's ``deadline_ms``, of which ``spent_ms`` have passed, among
         what is in flight.
@@ -140,22 +140,22 @@ class Dispatcher:
         """
         deadline, memory = self._deadline(request)
         left = deadline - spent_ms
-        room = ahead.room_ms(left)
+        room = load.room_ms(left)
         candidates = self._remember_holding(batch, sequence)
         for number, candidate in enumerate(candidates):
             if candidate.latency_ms <= room and candidate.memory_mb <= memory:
-                reason = f"{_expected(candidate.latency, candidate, ahead)} <= {left:.3g} ms left of {deadline:g}"
+                reason = f"{_expected(candidate.latency, candidate, load)} <= {left:.3g} ms left of {deadline:g}"
                 if memory < math.inf:
                     reason += f", {candidate.memory_mb:.1f} MB <= {memory:g} MB"
                 larger = candidates[number - 1] if number else None
-                missed = f"; next larger {_expected(str(larger), larger, ahead)}" if larger else ""
-                return Choice(candidate.engine, f"{reason}, {ahead}{missed}", candidate.latency_ms)
+                missed = f"; next larger {_expected(str(larger), larger, load)}" if larger else ""
+                return Choice(candidate.engine, f"{reason}, {load}{missed}", candidate.latency_ms)
         within = f" and memory_mb <= {memory:g}" if memory < math.inf else ""
         small_enough = [candidate for candidate in candidates if candidate.memory_mb <= memory]
         soonest = min(small_enough or candidates, key=lambda each: each.latency_ms)
         raise SelectionError(
             f"no submodel answers {batch}x{sequence} with deadline_ms <= {deadline:g}{within} ({left:.3g} ms left, "
-            f"{ahead}); the soonest is {_expected(str(soonest), soonest, ahead)}; allow more time, or ask for it as "
+            f"{load}); the soonest is {_expected(str(soonest), soonest, load)}; allow more time, or ask for it as "
             "submodel"
         )
 
@@ -249,7 +249,7 @@ class Dispatcher:
         if found is None:
             self._buckets_for(batch, sequence)
             found = self._holding(batch, sequence)
-            if len(self._remembered_holding) >= _REMEMBERED:
+            if len(self._remembered_holding) >= _MAX_REMEMBERED_SIZES:
                 self._remembered_holding.clear()
             self._remembered_holding[batch, sequence] = found
         return found
@@ -301,12 +301,14 @@ def _check_sizes(batch: object, sequence: object) -> None:
         if not isinstance(size, int | np.integer) or isinstance(size, bool):
             raise InputError(f"{name}: expected a whole number, got {size!r:.80}")
         number = int(size)
-        if not 0 < number <= _MAX_SIZE:
-            raise InputError(f"{name}: expected 1 to {_MAX_SIZE}, got {number if abs(number) <= _MAX_SIZE else 'more'}")
+        if not 0 < number <= _MAX_DIMENSION:
+            raise InputError(
+                f"{name}: expected 1 to {_MAX_DIMENSION}, got {number if abs(number) <= _MAX_DIMENSION else 'more'}"
+            )
 
 
-def _expected(shown: str, candidate: _Candidate, ahead: Ahead) -> str:
-    return f"{shown}, expected in {ahead.finish_ms(candidate.latency_ms):.3g} ms"
+def _expected(shown: str, candidate: _Candidate, load: LoadEstimate) -> str:
+    return f"{shown}, expected in {load.finish_ms(candidate.latency_ms):.3g} ms"
 
 
 def _holds(bucket: Bucket, batch: int, sequence: int) -> bool:
@@ -338,6 +340,6 @@ def _compare(candidate: _Candidate, limits: Mapping[str, float]) -> tuple[bool, 
 
 
 def _listing(candidates: Sequence[_Candidate]) -> str:
-    more = f" and {len(candidates) - _LISTED} more" if len(candidates) > _LISTED else ""
-    shown = [*candidates[: _LISTED - 1], candidates[-1]] if more else candidates
+    more = f" and {len(candidates) - _MAX_LISTED_ENGINES} more" if len(candidates) > _MAX_LISTED_ENGINES else ""
+    shown = [*candidates[: _MAX_LISTED_ENGINES - 1], candidates[-1]] if more else candidates
     return ", ".join(map(str, shown)) + more

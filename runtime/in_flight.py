@@ -1,7 +1,7 @@
 """The requests that a model is answering now, and what a further one can expect among them.
 
 A model keeps no queue: every request runs at once, on the thread that made it, and the runs share the cores. With
-``lanes`` runs at full speed at a time, each of ``n`` runs proceeds at ``min(1, lanes / n)`` of it.
+``parallel_runs`` runs at full speed at a time, each of ``n`` runs proceeds at ``min(1, parallel_runs / n)`` of it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """Milliseconds of its own that each request in flight still needs, from the least up; 0 for one that has already
-    run for longer than was expected of it."""
+class LoadEstimate:
+    """How long the requests in flight still take: ``remaining_ms`` of each alone, rising; 0 for one that has already
+    run for longer than expected. ``parallel_runs`` is how many proceed at full speed at a time."""
 
     remaining_ms: Sequence[float]
-    lanes: float
+    parallel_runs: float
 
     def finish_ms(self, own_ms: float) -> float:
         """When a run that takes ``own_ms`` alone ends if it begins now and nothing else comes."""
@@ -49,7 +49,7 @@ class Ahead:
         return [(remaining, self._slower(count - i)) for i, remaining in enumerate(self.remaining_ms)]
 
     def _slower(self, runs: int) -> float:
-        return max(1.0, runs / self.lanes)
+        return max(1.0, runs / self.parallel_runs)
 
     def __str__(self) -> str:
         count = len(self.remaining_ms)
@@ -61,10 +61,10 @@ class Ahead:
 
 
 class InFlight:
-    """The book of the requests in flight; ``lanes`` is how many runs proceed at full speed at a time. Thread-safe."""
+    """The requests in flight; ``parallel_runs`` is how many proceed at full speed at a time. Thread-safe."""
 
-    def __init__(self, lanes: float, clock: Callable[[], float] = perf_counter) -> None:
-        self._lanes = lanes
+    def __init__(self, parallel_runs: float, clock: Callable[[], float] = perf_counter) -> None:
+        self._parallel_runs = parallel_runs
         self._clock = clock
         self._lock = threading.Lock()
         # How far every request now in flight has come, had it begun at 0: all of them proceed alike.
@@ -78,13 +78,13 @@ class InFlight:
         with self._lock:
             return self._enter(expected_ms)
 
-    def admit(self, choose: Callable[[Ahead], tuple[T, float]]) -> tuple[T, int]:
+    def admit(self, choose: Callable[[LoadEstimate], tuple[T, float]]) -> tuple[T, int]:
         """Enters the request that ``choose`` makes of what is in flight, by what it takes alone, in milliseconds.
 
         No other request enters between the look and the entry, so that two cannot take the same room.
         """
         with self._lock:
-            chosen, expected_ms = choose(self._ahead())
+            chosen, expected_ms = choose(self._estimate())
             return chosen, self._enter(expected_ms)
 
     def leave(self, number: int) -> None:
@@ -95,14 +95,16 @@ class InFlight:
             if not self._ends:
                 self._progress_ms = 0.0
 
-    def ahead(self) -> Ahead:
+    def load(self) -> LoadEstimate:
         """What is in flight now."""
         with self._lock:
-            return self._ahead()
+            return self._estimate()
 
-    def _ahead(self) -> Ahead:
+    def _estimate(self) -> LoadEstimate:
         self._advance()
-        return Ahead(sorted(max(0.0, end - self._progress_ms) for end in self._ends.values()), self._lanes)
+        return LoadEstimate(
+            sorted(max(0.0, end - self._progress_ms) for end in self._ends.values()), self._parallel_runs
+        )
 
     def _enter(self, expected_ms: float) -> int:
         self._advance()
@@ -113,5 +115,5 @@ class InFlight:
     def _advance(self) -> None:
         now = self._clock()
         if self._ends:
-            self._progress_ms += 1e3 * (now - self._at) * min(1.0, self._lanes / len(self._ends))
+            self._progress_ms += 1e3 * (now - self._at) * min(1.0, self._parallel_runs / len(self._ends))
         self._at = now

@@ -28,13 +28,13 @@ from .engines.pool import EnginePool
 from .engines.runner import runnable_engines
 from .exits.choice import OFF, AskedExits, ExitChoice, ExitChooser
 from .exits.drift import Drift
-from .in_flight import Ahead, InFlight
+from .in_flight import InFlight, LoadEstimate
 from .inputs.arrays import Array
 from .inputs.check_inputs import InputChecker, cut_back
 from .inputs.text import Encoded, TextEncoder
 
 # Texts whose tokens are counted at a time.
-_COUNTED = 256
+_TEXTS_COUNTED_AT_ONCE = 256
 
 
 def load(
@@ -173,7 +173,7 @@ class ElasticModel:
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
         if deadline_ms is None:
             return self._dispatcher.choose(request, batch, sequence)
-        return self._dispatcher.choose_in_time(request, batch, sequence, self._in_flight.ahead())
+        return self._dispatcher.choose_in_time(request, batch, sequence, self._in_flight.load())
 
     def longest_sequence(self, batch: int, submodel: str | None = None) -> int:
         """The longest sequence that any engine takes for ``batch`` rows, or any of ``submodel`` if it takes so many.
@@ -194,8 +194,8 @@ class ElasticModel:
         with self._encoder_lock:
             encoder = self._encoder
         counts: list[int] = []
-        for start in range(0, len(texts), _COUNTED):
-            counts += encoder.lengths(texts[start : start + _COUNTED], prompt)
+        for start in range(0, len(texts), _TEXTS_COUNTED_AT_ONCE):
+            counts += encoder.lengths(texts[start : start + _TEXTS_COUNTED_AT_ONCE], prompt)
         return counts
 
     def drift(self) -> Mapping[str, Drift]:
@@ -236,9 +236,9 @@ class ElasticModel:
             choice = self._dispatcher.choose(request, given.batch, given.sequence)
             return choice, self._in_flight.enter(choice.latency_ms)
 
-        def in_time(ahead: Ahead) -> tuple[Choice, float]:
+        def in_time(load: LoadEstimate) -> tuple[Choice, float]:
             spent_ms = 1e3 * (perf_counter() - started)
-            choice = self._dispatcher.choose_in_time(request, given.batch, given.sequence, ahead, spent_ms)
+            choice = self._dispatcher.choose_in_time(request, given.batch, given.sequence, load, spent_ms)
             return choice, choice.latency_ms
 
         return self._in_flight.admit(in_time)

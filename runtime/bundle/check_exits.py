@@ -9,8 +9,8 @@ from typing import Any
 from ...elastic import DEPTH
 from .manifest import EngineEntry, ExitsEntry, Manifest, SegmentEntry, TensorSpec
 
-_ROWS = ("batch",)
-_STEPS = ("batch", "sequence")
+_BATCH_DIMS = ("batch",)
+_STEP_DIMS = ("batch", "sequence")
 
 
 def exit_problems(manifest: Manifest) -> Iterable[str]:
@@ -45,24 +45,24 @@ def _chain_problems(manifest: Manifest) -> Iterable[str]:
 
 def _interface_problems(manifest: Manifest, exits: ExitsEntry) -> Iterable[str]:
     mask = next((spec for spec in manifest.inputs if spec.name == exits.mask), None)
-    if mask is None or mask.dims != _STEPS or not mask.dtype.startswith(("int", "uint", "bool")):
+    if mask is None or mask.dims != _STEP_DIMS or not mask.dtype.startswith(("int", "uint", "bool")):
         yield f"exits: mask {exits.mask!r} is not an input of whole numbers [batch, sequence]"
         return
     first = exits.segments[0]
     state = next((spec.dims for spec in first.outputs if spec.name == exits.state_out), ())
-    if len(state) != 3 or state[:2] != _STEPS or not isinstance(state[2], int):
+    if len(state) != 3 or state[:2] != _STEP_DIMS or not isinstance(state[2], int):
         yield f"exits: {exits.state_out!r} is not an output [batch, sequence, H] of segment {first.name}"
         return
     answer = (
-        TensorSpec(exits.logits, "float32", (*_ROWS, exits.classes)),
-        TensorSpec(exits.entropy, "float32", _ROWS),
+        TensorSpec(exits.logits, "float32", (*_BATCH_DIMS, exits.classes)),
+        TensorSpec(exits.entropy, "float32", _BATCH_DIMS),
     )
     passed = TensorSpec(exits.state_out, "float32", state)
     later = (TensorSpec(exits.state_in, "float32", state), mask)
     if not _same(manifest.outputs, answer):
         yield f"outputs are {_described(manifest.outputs)}; expected those of an exit, {_described(answer)}"
     for spec in manifest.inputs:
-        if spec.dims[:1] != _ROWS or set(spec.dims[1:]) & {"batch"} or "sequence" in spec.dims[2:]:
+        if spec.dims[:1] != _BATCH_DIMS or set(spec.dims[1:]) & {"batch"} or "sequence" in spec.dims[2:]:
             yield f"input {spec.name}: dims {list(spec.dims)}; with exits, expected [batch, sequence, ...]"
     for segment in exits.segments:
         inputs = manifest.inputs if segment is first else later

@@ -26,10 +26,10 @@ from .read_manifest import is_plain_name
 
 PLAN_SUFFIX = ".plan"
 # Part of every key: raised when the same options build otherwise.
-_BUILDING = 1
+_BUILD_VERSION = 1
 # ASCII alone: "²" is a digit to str.isdigit and none to int.
-_NUMBER = re.compile("[0-9]{1,9}")
-_AMPERE = (8, 0)
+_VERSION_PART = re.compile("[0-9]{1,9}")
+_AMPERE_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _Index:
 def build_key(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptions) -> str:
     """Hash of everything that a plan follows from; two plans of one key are the same plan."""
     files = {entry.path: entry.sha256 for entry in bundle.manifest.files}
-    facts = [_BUILDING, files[engine.file], files.get(WEIGHTS_NAME, ""), unstructure(gpu), options.key]
+    facts = [_BUILD_VERSION, files[engine.file], files.get(WEIGHTS_NAME, ""), unstructure(gpu), options.key]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -152,7 +152,7 @@ def run_problem(plan: PlanEntry, gpu: Gpu) -> str | None:
             return f"built for {plan.gpu.name} ({plan.gpu.compute_capability}), this host has {gpu.name} ({capability})"
         case "same_compute_capability" if plan.gpu.compute_capability != capability:
             return f"built for compute capability {plan.gpu.compute_capability}, {gpu.name} has {capability}"
-        case "ampere_plus" if _numbers(capability) < _AMPERE:
+        case "ampere_plus" if _numbers(capability) < _AMPERE_CAPABILITY:
             return f"built for compute capability 8.0 and higher, {gpu.name} has {capability}"
     return None
 
@@ -209,4 +209,4 @@ def _code(plan: PlanEntry, key: bytes) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if _NUMBER.fullmatch(part))
+    return tuple(int(part) for part in version.split(".") if _VERSION_PART.fullmatch(part))

@@ -33,9 +33,9 @@ MAX_ELEMENTS = 2**31
 # Of one model; a submodel's id names each of them.
 MAX_KINDS = 64
 # What an older schema lacks is optional in this one; what it says otherwise, _upgraded puts in today's words.
-_READABLE = tuple(range(1, SCHEMA_VERSION + 1))
+_READABLE_SCHEMAS = tuple(range(1, SCHEMA_VERSION + 1))
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}")
-_FIGURE = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_FIGURE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -117,7 +117,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield f"budget {budget.name}: submodel {budget.submodel!r} is not in this manifest"
     for submodel in manifest.submodels:
         for figure in submodel.quality.figures if submodel.quality else ():
-            if not _FIGURE.fullmatch(figure):
+            if not _FIGURE_NAME.fullmatch(figure):
                 yield f"submodel {submodel.id}: figure {figure[:80]!r}; expected a name such as mean_cosine"
     for spec in _specs(manifest):
         if any(d not in {"batch", "sequence"} if isinstance(d, str) else not 1 <= d <= MAX_ELEMENTS for d in spec.dims):
@@ -271,9 +271,9 @@ def _versioned_json(raw: bytes, where: str) -> object:
     except ValueError as failure:
         raise BundleFormatError(f"{where}: not JSON ({failure})") from failure
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version not in _READABLE:
+    if version not in _READABLE_SCHEMAS:
         raise BundleFormatError(
-            f"{where}: schema_version {str(version)[:80]!r}, expected one of {', '.join(map(str, _READABLE))}; "
+            f"{where}: schema_version {str(version)[:80]!r}, expected one of {', '.join(map(str, _READABLE_SCHEMAS))}; "
             "open it with the nestforge release that wrote it, or compile again"
         )
     return data

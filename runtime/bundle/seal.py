@@ -15,9 +15,9 @@ from typing import Any
 from ...errors import BundleCorruptError
 
 SEAL = "seal"
-_BEFORE = f'"{SEAL}": "'.encode()
-_DIGITS = 64
-_AFTER = b'"\n}\n'
+_SEAL_PREFIX = f'"{SEAL}": "'.encode()
+_SEAL_DIGITS = 64
+_SEAL_SUFFIX = b'"\n}\n'
 
 
 def to_json(data: Any) -> bytes:
@@ -29,14 +29,17 @@ def to_json(data: Any) -> bytes:
 
 def sealed_json(data: Mapping[str, Any]) -> bytes:
     """``data``, a JSON object of at least one field, as the bytes of a sealed file."""
-    content = to_json(data).removesuffix(b"\n}\n") + b",\n " + _BEFORE
-    return content + hashlib.sha256(content).hexdigest().encode() + _AFTER
+    content = to_json(data).removesuffix(b"\n}\n") + b",\n " + _SEAL_PREFIX
+    return content + hashlib.sha256(content).hexdigest().encode() + _SEAL_SUFFIX
 
 
 def unsealed(raw: bytes, data: Mapping[str, Any], where: str, mend: str) -> dict[str, Any]:
     """``data``, which was read from ``raw``, without its seal. Raises BundleCorruptError unless that is right."""
-    content, digits = raw[: -_DIGITS - len(_AFTER)], raw[-_DIGITS - len(_AFTER) : -len(_AFTER)]
-    if SEAL not in data or not content.endswith(_BEFORE) or not raw.endswith(_AFTER):
+    content, digits = (
+        raw[: -_SEAL_DIGITS - len(_SEAL_SUFFIX)],
+        raw[-_SEAL_DIGITS - len(_SEAL_SUFFIX) : -len(_SEAL_SUFFIX)],
+    )
+    if SEAL not in data or not content.endswith(_SEAL_PREFIX) or not raw.endswith(_SEAL_SUFFIX):
         raise BundleCorruptError(f"{where}: has no seal at its end, or was changed since it was sealed; {mend}")
     if hashlib.sha256(content).hexdigest().encode() != digits:
         raise BundleCorruptError(f"{where}: its seal is not that of its content; {mend}")

@@ -29,7 +29,7 @@ from .measure import Answers, ExitBench, Progress, costs_of, measured_figure, sp
 from .search import best_within, curve
 
 # Farther than this from the budget, the result says so.
-_OFF = 0.05
+_BUDGET_TOLERANCE = 0.05
 _RESIDENCY: Residency = "packed"
 
 
@@ -198,7 +198,7 @@ def _notes(
         )
         return
     over = budget.of(measured.costs) / budget.resolved(budget.of(whole.costs)).limit
-    if over > 1 + _OFF:
+    if over > 1 + _BUDGET_TOLERANCE:
         figure = budget.limit * over
         yield (
             f"measured {budget.shown(figure)}, {over - 1:.0%} over the budget: other work on this "

@@ -22,8 +22,8 @@ from .measure import ExitBench, Progress, measured_figure, spread, time_in_turns
 from .search import Problem, everyone_first, search
 
 # Simulated times are corrected until the measured figure is so near to the budget, at most so often.
-_NEAR = 0.02
-_CORRECTIONS = 4
+_NEAR_BUDGET = 0.02
+_MAX_CORRECTIONS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Fitter:
         """
         fits: list[Fit] = []
         correction = self._first_correction()
-        for _ in range(_CORRECTIONS):
+        for _ in range(_MAX_CORRECTIONS):
             problem = self._problem(correction)
             found = search(problem)
             if found is None:
@@ -81,11 +81,11 @@ class Fitter:
                 return Fit(self._problem(ratio), common, thresholds, ratio, problem.cost(thresholds), self._whole_ms)
             figure = problem.cost(thresholds) / correction * ratio
             fits.append(Fit(problem, common, thresholds, correction, figure, self._whole_ms))
-            if abs(figure / problem.budget.limit - 1) <= _NEAR:
+            if abs(figure / problem.budget.limit - 1) <= _NEAR_BUDGET:
                 break
             correction = ratio
         limit = fits[0].problem.budget.limit
-        return min(fits, key=lambda fit: (fit.figure > limit * (1 + _NEAR), abs(fit.figure - limit)))
+        return min(fits, key=lambda fit: (fit.figure > limit * (1 + _NEAR_BUDGET), abs(fit.figure - limit)))
 
     def _problem(self, correction: float) -> Problem:
         # The limit of a share of latency is 0 until the whole engine was timed: no thresholds fit before.

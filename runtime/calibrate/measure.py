@@ -17,7 +17,7 @@ from ...errors import InputError
 from ..bundle.manifest import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..dispatcher import Dispatcher, Request
-from ..engines.host_latencies import latencies_here
+from ..engines.host_latencies import host_latencies
 from ..engines.pool import EnginePool
 from ..exits.calibration import Costs
 from ..exits.chain import ExitChain, SegmentRun
@@ -30,16 +30,16 @@ from .data import LabelledData
 
 # Called with a stage, how many of its parts are done, and how many there are.
 Progress = Callable[[str, int, int], None]
-# Times of each cover of buckets, of which the median counts.
-_SAMPLES = 9
+# Runs timed per batch plan; the median counts.
+_TIMED_RUNS = 9
 # One measurement takes about so long, if that leaves it this many rounds.
-_SECONDS = 10.0
-_LEAST_ROUNDS, _MOST_ROUNDS = 5, 9
+_MEASURING_SECONDS = 10.0
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 9
 # Requests that are timed at most.
-_TIMED = 400
+_MAX_TIMED_REQUESTS = 400
 # Calls of one set before the next has its turn: few against what else the machine does, many against the one that finds
 # the processor's caches full of another engine.
-_BLOCK = 16
+_CALLS_PER_TURN = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class ExitBench:
         self._submodel = submodel
         self._pool = pool
         manifest = bundle.manifest
-        self.chain = ExitChain(bundle, submodel, pool, latencies_here(bundle.build))
+        self.chain = ExitChain(bundle, submodel, pool, host_latencies(bundle.build))
         own = [engine for engine in manifest.engines if engine.submodel == submodel]
         segments = [entry.name for entry in manifest.exits.segments] if manifest.exits else []
         self._segment_flops = {
@@ -143,25 +143,27 @@ class ExitBench:
         for number, length in enumerate(lengths):
             rows = np.flatnonzero(classes == number)
             for count in range(1, batch + 1):
-                cover = self.chain.cover(0, count, length)
-                probes.setdefault(cover, self._request(data, np.resize(rows, count)))
-        lacking = {cover: feeds for cover, feeds in probes.items() if len(samples.get((0, cover), ())) < _SAMPLES}
+                plan = self.chain.batch_plan(0, count, length)
+                probes.setdefault(plan, self._request(data, np.resize(rows, count)))
+        lacking = {plan: feeds for plan, feeds in probes.items() if len(samples.get((0, plan), ())) < _TIMED_RUNS}
         for feeds in lacking.values():
             self.observe([feeds], {})  # opens its engines
-        for done in range(_SAMPLES):
-            progress("time segments", done, _SAMPLES)
+        for done in range(_TIMED_RUNS):
+            progress("time segments", done, _TIMED_RUNS)
             for feeds in lacking.values():
                 self.observe([feeds], samples)
-        progress("time segments", _SAMPLES, _SAMPLES)
+        progress("time segments", _TIMED_RUNS, _TIMED_RUNS)
 
         milliseconds, flops = np.zeros(shape), np.zeros(shape)
         for segment, count, number in np.ndindex(exits, batch, len(lengths)):
-            cover = self.chain.cover(segment, count + 1, lengths[number])
+            plan = self.chain.batch_plan(segment, count + 1, lengths[number])
             at = (segment, count + 1, number)
-            # With every exit closed, all segments ran in the cover of the first.
-            times = samples.get((segment, cover)) or samples[segment, self.chain.cover(0, count + 1, lengths[number])]
+            # With every exit closed, all segments ran in the batch plan of the first.
+            times = (
+                samples.get((segment, plan)) or samples[segment, self.chain.batch_plan(0, count + 1, lengths[number])]
+            )
             milliseconds[at] = median(times)
-            shares = [self._segment_flops[segment, bucket] for bucket in cover for _ in range(bucket.batch)]
+            shares = [self._segment_flops[segment, bucket] for bucket in plan for _ in range(bucket.batch)]
             flops[at] = sum(shares[: count + 1])
         return SegmentCosts(monotone(milliseconds), flops)
 
@@ -212,10 +214,11 @@ class ExitBench:
 
 
 def spread(*costs: Array) -> Array:
-    """The numbers of the requests that are timed, ``_TIMED`` at most, rising. By each of ``costs`` ``[requests]``, most
-    of all by the last, they are evenly spread over all requests, so that they cost on average what all do."""
+    """The numbers of the requests that are timed, ``_MAX_TIMED_REQUESTS`` at most, rising. By each of ``costs``
+    ``[requests]``, most of all by the last, they are evenly spread over all requests, so that they cost on average what
+    all do."""
     order = np.lexsort(costs)
-    places = np.linspace(0, len(order) - 1, min(len(order), _TIMED)).round().astype(int)
+    places = np.linspace(0, len(order) - 1, min(len(order), _MAX_TIMED_REQUESTS)).round().astype(int)
     return np.sort(order[places])
 
 
@@ -227,13 +230,13 @@ def time_in_turns(sets: Sequence[Sequence[Callable[[], object]]], progress: Prog
         for call in calls:
             call()
     seconds = perf_counter() - began
-    rounds = int(np.clip(_SECONDS / max(seconds, 1e-9), _LEAST_ROUNDS, _MOST_ROUNDS))
+    rounds = int(np.clip(_MEASURING_SECONDS / max(seconds, 1e-9), _MIN_ROUNDS, _MAX_ROUNDS))
     times = [np.empty((rounds, len(calls))) for calls in sets]
     for turn in range(rounds):
         progress(stage, turn, rounds)
-        for begin in range(0, max(map(len, sets)), _BLOCK):
+        for begin in range(0, max(map(len, sets)), _CALLS_PER_TURN):
             for calls, taken in zip(sets, times, strict=True):
-                for number, call in enumerate(calls[begin : begin + _BLOCK], begin):
+                for number, call in enumerate(calls[begin : begin + _CALLS_PER_TURN], begin):
                     started = perf_counter()
                     call()
                     taken[turn, number] = 1e3 * (perf_counter() - started)

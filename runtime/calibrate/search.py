@@ -17,12 +17,12 @@ from .curve import CLOSED, Observed, SegmentCosts, thresholds_between
 WEAK_BY = 0.02
 WEAK_ROWS = 30
 _CURVE_POINTS = 100
-_CANDIDATES = 16
-_PASSES = 2
-_STEPS = 10
+_CANDIDATES_PER_EXIT = 16
+_PASSES_OVER_EXITS = 2
+_BISECTION_STEPS = 10
 # By how many standard deviations the best of some hundred candidates must win: at 1 nearly every search on noise moves,
 # at 2 one in three, at 3 one in thirty.
-_SIGMAS = 3.0
+_WINNING_DEVIATIONS = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,12 +127,12 @@ def _refined(problem: Problem, start: Array) -> Array:
     """Coordinate search: each exit in turn, the others moved together so that the budget is kept and used."""
     observed = problem.observed
     current = start
-    for _ in range(_PASSES):
+    for _ in range(_PASSES_OVER_EXITS):
         before = current
         for exit_index in range(observed.exits - 1):
             reaching = observed.leaving(current) >= exit_index
             values = thresholds_between(observed.gate[reaching, exit_index], observed.compare, problem.classes)
-            places = np.unique(np.linspace(0, len(values) - 1, _CANDIDATES).round().astype(int))
+            places = np.unique(np.linspace(0, len(values) - 1, _CANDIDATES_PER_EXIT).round().astype(int))
             moved = [_moved(problem, current, exit_index, value) for value in values[places]]
             fitting = [thresholds for thresholds in moved if thresholds is not None]
             if not fitting:
@@ -164,7 +164,7 @@ def _moved(problem: Problem, current: Array, exit_index: int, value: float) -> A
         return at(low)
     if not problem.fits(at(high)):
         return None
-    for _ in range(_STEPS):
+    for _ in range(_BISECTION_STEPS):
         middle = (low + high) / 2
         low, high = (low, middle) if problem.fits(at(middle)) else (middle, high)
     return at(high)
@@ -173,7 +173,7 @@ def _moved(problem: Problem, current: Array, exit_index: int, value: float) -> A
 def _is_no_chance(before: Array, after: Array) -> bool:
     """Whether answers became better, row by row, by more than chance would make the best of many candidates."""
     won, lost = int((after & ~before).sum()), int((before & ~after).sum())
-    return won - lost > _SIGMAS * math.sqrt(won + lost)
+    return won - lost > _WINNING_DEVIATIONS * math.sqrt(won + lost)
 
 
 def _with_margins(problem: Problem, thresholds: Array) -> Array:

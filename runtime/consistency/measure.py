@@ -15,7 +15,7 @@ from .samples import Batch, Samples
 from .tallies import Tally, tally_for
 
 # Engines that are open at once beside the universal model's, which runs again for the next ones.
-_AT_ONCE = 8
+_ENGINES_OPEN_AT_ONCE = 8
 
 
 def measure(
@@ -56,9 +56,9 @@ def _groups(
     for bucket in dict.fromkeys(engine.bucket for engine in engines):
         own = [engine for engine in engines if engine.bucket == bucket]
         part = samples if bucket == universal.bucket else samples.fitting(bundle.manifest, bucket.sequence)
-        for start in range(0, len(own) if part is not None else 0, _AT_ONCE):
+        for start in range(0, len(own) if part is not None else 0, _ENGINES_OPEN_AT_ONCE):
             assert part is not None
-            yield own[start : start + _AT_ONCE], part
+            yield own[start : start + _ENGINES_OPEN_AT_ONCE], part
 
 
 def _measure(

@@ -16,7 +16,7 @@ from .samples import Batch
 from .vectors import mean_cosine, recall_at
 
 # Logits of this many values are widened to float64 at once: so few stay in the processor's cache on their way through.
-_VALUES = 2**17
+_VALUES_WIDENED_AT_ONCE = 2**17
 
 
 class Tally(Protocol):
@@ -127,7 +127,7 @@ class DistributionTally:
 
 def _parts(steps: Array, values: int) -> Iterator[Array]:
     """``steps`` in parts of so few that their logits of ``values`` each are cheap to widen."""
-    size = max(1, _VALUES // values)
+    size = max(1, _VALUES_WIDENED_AT_ONCE // values)
     for start in range(0, len(steps), size):
         yield steps[start : start + size]
 

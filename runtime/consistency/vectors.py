@@ -7,7 +7,7 @@ import numpy as np
 from ..inputs.arrays import Array
 
 # Scores of this many rows against all others are held at once.
-_ROWS = 256
+_ROWS_SCORED_AT_ONCE = 256
 
 
 def mean_cosine(reference: Array, found: Array) -> float:
@@ -35,8 +35,8 @@ def unit(rows: Array) -> Array:
 def _nearest(rows: Array, k: int) -> list[list[int]]:
     directions = unit(rows)
     nearest: list[list[int]] = []
-    for start in range(0, len(rows), _ROWS):
-        scores = directions[start : start + _ROWS] @ directions.T  # [rows, n]
+    for start in range(0, len(rows), _ROWS_SCORED_AT_ONCE):
+        scores = directions[start : start + _ROWS_SCORED_AT_ONCE] @ directions.T  # [rows, n]
         own = np.arange(len(scores))
         scores[own, start + own] = -np.inf
         nearest += np.argsort(-scores, axis=1, kind="stable")[:, :k].tolist()

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 # ``DLDeviceType``, by ONNX Runtime's names.
-_DEVICES = {"cpu": 1, "cuda": 2}
+_DEVICE_CODES = {"cpu": 1, "cuda": 2}
 _INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
 # ``DLDataType``: code and bits. A bool travels as a byte, and ONNX Runtime asks the object whether it is one.
-_TYPES = {
+_DTYPE_CODES = {
     "float32": (_FLOAT, 32),
     "float16": (_FLOAT, 16),
     "bfloat16": (_BFLOAT, 16),
@@ -55,7 +55,7 @@ _allocate.restype = ctypes.c_void_p
 _allocate.argtypes = (ctypes.c_size_t,)
 # What takers call when they are done, which may be after the interpreter has ended: a function of C that frees what it
 # is given, and so the structure, which is the beginning of one block.
-_FREE = ctypes.cast(ctypes.pythonapi.PyMem_RawFree, ctypes.c_void_p).value
+_FREE_BLOCK = ctypes.cast(ctypes.pythonapi.PyMem_RawFree, ctypes.c_void_p).value
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
@@ -81,7 +81,7 @@ class DeviceView:
             raise MemoryError
         sizes = (ctypes.c_int64 * rank).from_address(block + size)
         sizes[:] = list(self.shape)
-        code, bits = _TYPES[self.dtype]
+        code, bits = _DTYPE_CODES[self.dtype]
         managed = _Managed.from_address(block)
         managed.tensor = _Tensor(
             self.address,
@@ -92,8 +92,8 @@ class DeviceView:
             None,  # rows follow each other without gaps
             0,
         )
-        managed.context, managed.deleter = None, _FREE
+        managed.context, managed.deleter = None, _FREE_BLOCK
         return _new_capsule(block, b"dltensor", None)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return _DEVICES[self.kind], self.index
+        return _DEVICE_CODES[self.kind], self.index

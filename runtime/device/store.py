@@ -22,7 +22,7 @@ from .dlpack import DeviceView
 from .shared_values import SharedValues
 
 # Kernels read up to this many bytes at once, from addresses that are multiples of it.
-_VECTOR = 16
+_ALIGNMENT_BYTES = 16
 # What is read of the file at a time.
 _CHUNK_BYTES = 64 * 2**20
 
@@ -74,7 +74,7 @@ class DeviceStore:
                 f"of {self._path.name}; fetch the bundle again, or compile it again"
             )
         inside = one.offset - begin
-        if inside % _VECTOR:  # such as a row of stacked matrices with few, odd columns
+        if inside % _ALIGNMENT_BYTES:  # such as a row of stacked matrices with few, odd columns
             begin, end, inside = one.offset, one.offset + one.bytes, 0
         if (begin, end) not in self._addresses:
             self._addresses[begin, end] = self._upload(begin, end)

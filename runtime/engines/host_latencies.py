@@ -17,7 +17,7 @@ def measured_elsewhere(build: BuildRecord, on_gpu: bool = False) -> str | None:
     return " ".join(str(build.host.get("cpu", "an unknown processor")).split())[:80]
 
 
-def latencies_here(build: BuildRecord, on_gpu: bool = False) -> tuple[Latency, ...]:
+def host_latencies(build: BuildRecord, on_gpu: bool = False) -> tuple[Latency, ...]:
     """All latencies, or none if they were measured on another processor than that which runs engines: its times do not
     say how the buckets of one engine compare on this one; tokens do, roughly."""
     return build.latencies if measured_elsewhere(build, on_gpu) is None else ()

@@ -22,10 +22,10 @@ from .policy import Compare, ExitPolicy, Rule
 
 QualityKind = Literal["accuracy", "agreement_with_last_exit"]
 # A name never reads as a number, which would be a threshold; "off" asks for the whole engine.
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._<=+%-]{0,79}")
-_RESERVED = frozenset({"off", "inf", "infinity", "nan"})
-_MEND = "remove it and calibrate again"
-_SHARE = {"min": 0, "max": 1}
+_POLICY_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._<=+%-]{0,79}")
+_RESERVED_NAMES = frozenset({"off", "inf", "infinity", "nan"})
+_REMEDY = "remove it and calibrate again"
+_SHARE_RANGE = {"min": 0, "max": 1}
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Figures:
 
     rows: int = field(metadata={"min": 1})
     costs: Costs
-    quality: float = field(metadata=_SHARE)
+    quality: float = field(metadata=_SHARE_RANGE)
     histogram: tuple[int, ...] = field(metadata={"min": 0})
 
 
@@ -143,10 +143,10 @@ def empty_calibration(bundle: Bundle) -> Calibration:
 
 def check_name(name: str) -> str:
     """``name``, if a policy may have it. Raises SelectionError."""
-    if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
+    if not _POLICY_NAME.fullmatch(name) or name.lower() in _RESERVED_NAMES:
         raise SelectionError(
             f"name {name[:80]!r}: expected a letter, then up to 79 of letters, digits and ._<=+%-, "
-            f"and none of {', '.join(sorted(_RESERVED))}"
+            f"and none of {', '.join(sorted(_RESERVED_NAMES))}"
         )
     return name
 
@@ -156,14 +156,14 @@ def read_calibration(bundle: Bundle) -> Calibration | None:
 
     Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or one of another manifest.
     """
-    data, where = read_device_file(bundle, CALIBRATION_NAME, _MEND), str(bundle.path / CALIBRATION_NAME)
+    data, where = read_device_file(bundle, CALIBRATION_NAME, _REMEDY), str(bundle.path / CALIBRATION_NAME)
     if data is None:
         return None
-    calibration = structure(Calibration, data, where, lambda problem: BundleFormatError(f"{problem}; {_MEND}"))
+    calibration = structure(Calibration, data, where, lambda problem: BundleFormatError(f"{problem}; {_REMEDY}"))
     if calibration.manifest_sha256 != bundle.build.manifest_sha256:
-        raise BundleCorruptError(f"{where}: belongs to another manifest than this bundle's; {_MEND}")
+        raise BundleCorruptError(f"{where}: belongs to another manifest than this bundle's; {_REMEDY}")
     for problem in _problems(calibration, bundle):
-        raise BundleFormatError(f"{where}: {problem}; {_MEND}")
+        raise BundleFormatError(f"{where}: {problem}; {_REMEDY}")
     return calibration
 
 
@@ -197,7 +197,7 @@ def _problems(calibration: Calibration, bundle: Bundle) -> Iterable[str]:
         if policy.submodel not in values:
             yield f"{where}: no such submodel in this bundle"
             continue
-        if not _NAME.fullmatch(policy.name) or policy.name.lower() in _RESERVED:
+        if not _POLICY_NAME.fullmatch(policy.name) or policy.name.lower() in _RESERVED_NAMES:
             yield f"{where}: not a name that a policy may have"
         if (policy.submodel, policy.name) in seen:
             yield f"{where}: stands twice"

@@ -23,7 +23,7 @@ from ..bundle.open_bundle import Bundle
 from ..engines.pool import EnginePool
 from ..inputs.arrays import Array
 from ..inputs.check_inputs import InputChecker
-from .cover import Cover, Covers
+from .batch_plan import BatchPlan, BatchPlanner
 from .device_workspace import DeviceWorkspace
 from .policy import ExitPolicy, check_count
 from .segments import segments_of
@@ -31,7 +31,7 @@ from .workspace import Workspace
 
 # Workspaces that wait for the next request. More requests at once make their own on the processor. On a device, where
 # runs follow each other anyway, they wait: what sessions captured for a workspace they keep, so the chain keeps it too.
-_KEPT = 4
+_MAX_IDLE_WORKSPACES = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +97,14 @@ class ExitChain:
         self._inputs = InputChecker(manifest.inputs)
         self._buckets = sorted(self._segments[0].engines)
         self._fitting: set[tuple[int, int]] = set()
-        self._flops: dict[tuple[int, int, Cover], list[int]] = {}
+        self._flops: dict[tuple[int, int, BatchPlan], list[int]] = {}
         self._idle: list[Workspace | DeviceWorkspace] = []
         self._idle_lock = Lock()
-        self._kept = _KEPT
+        self._kept = _MAX_IDLE_WORKSPACES
         on_device = self._segments[0].device_source is not None
-        self._turns: AbstractContextManager[object] = BoundedSemaphore(_KEPT) if on_device else nullcontext()
+        self._turns: AbstractContextManager[object] = (
+            BoundedSemaphore(_MAX_IDLE_WORKSPACES) if on_device else nullcontext()
+        )
 
     def run(
         self, feeds: Mapping[str, Array], policy: ExitPolicy, watch: Callable[[SegmentRun], None] | None = None
@@ -114,9 +116,9 @@ class ExitChain:
         """
         return self.answer(feeds, self._inputs.shape_of(feeds), policy, watch)
 
-    def cover(self, segment: int, rows: int, longest: int) -> tuple[Bucket, ...]:
+    def batch_plan(self, segment: int, rows: int, longest: int) -> tuple[Bucket, ...]:
         """Which buckets run ``rows`` rows of up to ``longest`` steps through segment number ``segment``."""
-        return self._cover(self._segments[segment].covers, rows, longest).buckets
+        return self._plan(self._segments[segment].planner, rows, longest).buckets
 
     def engine(self, segment: int, bucket: Bucket) -> EngineEntry:
         """The engine that runs segment number ``segment`` at ``bucket``."""
@@ -146,7 +148,7 @@ class ExitChain:
             if workspace is None:
                 started = perf_counter()
                 # Only an open engine is known to have the shapes for which memory is taken.
-                self._segments[0].runner(self.cover(0, shape.batch, shape.sequence)[0])
+                self._segments[0].runner(self.batch_plan(0, shape.batch, shape.sequence)[0])
                 opened_ms = 1e3 * (perf_counter() - started)
                 workspace = self._new_workspace()
             try:
@@ -160,7 +162,7 @@ class ExitChain:
                     workspace.close()
 
     def _new_workspace(self) -> Workspace | DeviceWorkspace:
-        # A cover has fewer spare rows than the largest batch.
+        # A batch plan has fewer spare rows than the largest batch.
         rows = 2 * max(bucket.batch for bucket in self._buckets)
         sequence = max(bucket.sequence for bucket in self._buckets)
         source = self._segments[0].device_source
@@ -189,14 +191,14 @@ class ExitChain:
         rows = list(range(batch))  # number in the request of the row at each position
         live = rows  # positions of the rows that have not left
         moved = 0  # the segment that first ran on the rows as they lie now
-        cover = first = self._cover(self._segments[0].covers, batch, longest)
+        plan = first = self._plan(self._segments[0].planner, batch, longest)
         source = 0
         workspace.open_ms = opened_ms
         started = perf_counter()
-        workspace.fill(feeds, cover)
+        workspace.fill(feeds, plan)
         for number, segment in enumerate(self._segments):
             is_last = number == self.exits - 1
-            step = workspace.step(number, segment.entry, cover, source, not is_last or bool(watch), segment.runner)
+            step = workspace.step(number, segment.entry, plan, source, not is_last or bool(watch), segment.runner)
             for call in step.calls:
                 call()
             source = 1 - source
@@ -205,7 +207,7 @@ class ExitChain:
                 took = 1e3 * (perf_counter() - started)
                 here = np.array([rows[place] for place in live])
                 answers = step.logits[live], step.entropy[live]
-                watch(SegmentRun(number, segment.entry.layer, here, *answers, state, cover.buckets, took))
+                watch(SegmentRun(number, segment.entry.layer, here, *answers, state, plan.buckets, took))
                 started = perf_counter()
 
             certain = step.entropy.tolist()
@@ -215,7 +217,7 @@ class ExitChain:
                 if not any(leaves):
                     continue
             gone = [place for place, is_out in zip(live, leaves, strict=True) if is_out]
-            cost = self._flops_of(moved, number, cover)
+            cost = self._flops_of(moved, number, plan)
             for place in gone:
                 row = rows[place]
                 index[row], places[row] = number, place
@@ -225,15 +227,15 @@ class ExitChain:
 
             stays = [place for place, is_out in zip(live, leaves, strict=True) if not is_out]
             longest = max([lengths[rows[place]] for place in stays])
-            covers = self._segments[number + 1].covers
-            fewer = self._cover(covers, len(stays), longest)
+            planner = self._segments[number + 1].planner
+            fewer = self._plan(planner, len(stays), longest)
             live = stays
-            if fewer.cost < covers.cost(cover):
+            if fewer.cost < planner.cost(plan):
                 for place in stays:
                     flops[rows[place]] += cost[place]
-                origin, source = workspace.keep(np.array(stays), cover, fewer, source)
+                origin, source = workspace.keep(np.array(stays), plan, fewer, source)
                 rows = [rows[place] for place in origin.tolist()]
-                live, cover, moved = list(range(len(rows))), fewer, number + 1
+                live, plan, moved = list(range(len(rows))), fewer, number + 1
         answered = np.array(index, np.int64)
         logits, entropy = workspace.answers(answered, np.array(places, np.int64))
         return ChainRun(
@@ -258,22 +260,22 @@ class ExitChain:
             )
         self._fitting.add(size)
 
-    def _flops_of(self, first: int, last: int, cover: Cover) -> list[int]:
-        """What each row of ``cover`` costs from segment number ``first`` to ``last``."""
-        key = (first, last, cover)
+    def _flops_of(self, first: int, last: int, plan: BatchPlan) -> list[int]:
+        """What each row of ``plan`` costs from segment number ``first`` to ``last``."""
+        key = (first, last, plan)
         found = self._flops.get(key)
         if found is None:
             segments = self._segments[first : last + 1]
             found = self._flops[key] = [
                 sum(one.engines[bucket].flops // bucket.batch for one in segments)
-                for bucket in cover.buckets
+                for bucket in plan.buckets
                 for _ in range(bucket.batch)
             ]
         return found
 
-    def _cover(self, covers: Covers, rows: int, longest: int) -> Cover:
+    def _plan(self, planner: BatchPlanner, rows: int, longest: int) -> BatchPlan:
         """Where steps behind the longest row change answers, the request's own length decides how many there are."""
-        return covers.cheapest(rows, longest) if self._exits.trims else covers.shortest(rows, longest)
+        return planner.cheapest(rows, longest) if self._exits.trims else planner.shortest(rows, longest)
 
 
 def _lengths(mask: Array) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import SelectionError
 from ..bundle.manifest import CALIBRATION_NAME, ExitsEntry
 from ..bundle.open_bundle import Bundle
-from ..engines.host_latencies import latencies_here
+from ..engines.host_latencies import host_latencies
 from ..engines.pool import EnginePool
 from .calibration import CalibratedPolicy, read_calibration
 from .chain import ExitChain
@@ -24,7 +24,7 @@ from .policy import ExitPolicy, thresholds_for
 AskedExits = ExitPolicy | float | Sequence[float] | str
 OFF = "off"
 
-_REMEMBERED = 1024
+_MAX_REMEMBERED_CHOICES = 1024
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ExitChooser:
         self._bundle = bundle
         self._gate = exits.gate
         self._pool = pool
-        self._latencies = latencies_here(bundle.build, pool.on_gpu)
+        self._latencies = host_latencies(bundle.build, pool.on_gpu)
         self._calibration = read_calibration(bundle)
         policies = self._calibration.policies if self._calibration else ()
         self._monitors = {(policy.submodel, policy.name): ExitMonitor(policy) for policy in policies}
@@ -73,7 +73,7 @@ class ExitChooser:
             raise _unknown(asked) from None
         if choice is None:
             choice = self._default(submodel, limited) if asked is None else self._asked(asked, submodel)
-            if len(self._remembered) >= _REMEMBERED:
+            if len(self._remembered) >= _MAX_REMEMBERED_CHOICES:
                 self._remembered.clear()
             self._remembered[key] = choice
         return choice

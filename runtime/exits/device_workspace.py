@@ -20,7 +20,7 @@ from ..bundle.manifest import ExitsEntry, SegmentEntry, TensorSpec
 from ..device.device import Device, DeviceArray
 from ..engines.runner import DeviceCall, DeviceRunner, Runner
 from ..inputs.arrays import Array
-from .cover import Cover
+from .batch_plan import BatchPlan
 from .row_moves import Move, side_by_side, to_front
 from .steps import Step, Steps
 from .workspace import Feeds, put_rows
@@ -63,12 +63,12 @@ class DeviceWorkspace:
             self.close()
             raise
 
-    def fill(self, feeds: Feeds, cover: Cover) -> None:
+    def fill(self, feeds: Feeds, plan: BatchPlan) -> None:
         """See ``Workspace.fill``."""
         if self._pending:  # the request before failed on its way, and its copies may still read what is written now
             self._device.wait()
         self._pending = True
-        size = Bucket(cover.rows, cover.sequence)
+        size = Bucket(plan.rows, plan.sequence)
         for spec in self._inputs:
             shape = spec.shape(size)
             target = self._staging[spec.name][: prod(shape)].reshape(shape)
@@ -79,18 +79,18 @@ class DeviceWorkspace:
         self,
         index: int,
         segment: SegmentEntry,
-        cover: Cover,
+        plan: BatchPlan,
         source: int,
         fetch_state: bool,
         runner: Callable[[Bucket], Runner],
     ) -> Step:
         """See ``Workspace.step``; the last call waits for the answers."""
         return self._steps.get(
-            (index, cover, source, fetch_state),
-            lambda: self._bind(index, segment, cover, source, fetch_state, runner),
+            (index, plan, source, fetch_state),
+            lambda: self._bind(index, segment, plan, source, fetch_state, runner),
         )
 
-    def keep(self, positions: Array, old: Cover, new: Cover, source: int) -> tuple[Array, int]:
+    def keep(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
         """See ``Workspace.keep``; nothing leaves the device."""
         places = positions.tolist()
         count = len(places)
@@ -146,12 +146,12 @@ class DeviceWorkspace:
         self,
         index: int,
         segment: SegmentEntry,
-        cover: Cover,
+        plan: BatchPlan,
         source: int,
         fetch_state: bool,
         runner: Callable[[Bucket], Runner],
     ) -> Step:
-        exits, size, device = self._exits, Bucket(cover.rows, cover.sequence), self._device
+        exits, size, device = self._exits, Bucket(plan.rows, plan.sequence), self._device
         feeds = {
             spec.name: DeviceArray(
                 self._states[source] if spec.name == exits.state_in else self._buffers[spec.name],
@@ -164,14 +164,14 @@ class DeviceWorkspace:
             spec.name: DeviceArray(address, spec.dtype, spec.shape(size))
             for spec, address in zip(self._answer_specs, self._fresh, strict=True)
         }
-        answers = [(outputs[spec.name], kept[index, : cover.rows]) for spec, kept in self._fetched()]
+        answers = [(outputs[spec.name], kept[index, : plan.rows]) for spec, kept in self._fetched()]
         state = next((spec for spec in segment.outputs if fetch_state and spec.name == exits.state_out), None)
         if state is not None:
             outputs[state.name] = DeviceArray(self._states[1 - source], state.dtype, state.shape(size))
         with ExitStack() as stack:
             calls: list[DeviceCall] = []
             begin = 0
-            for bucket in cover.buckets:
+            for bucket in plan.buckets:
                 end = begin + bucket.batch
                 started = perf_counter()
                 opened = cast(DeviceRunner, runner(bucket))  # the pool says of which engines it is one

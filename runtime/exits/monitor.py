@@ -12,7 +12,7 @@ from .calibration import CalibratedPolicy
 from .drift import Drift, ExitDrift
 
 # Rows gathered before they are compared, which takes as long as a small engine's run.
-_GATHERED = 64
+_ROWS_PER_COMPARISON = 64
 
 _logger = logging.getLogger("nestforge")
 
@@ -34,7 +34,7 @@ class ExitMonitor:
         with self._lock:
             self._gathered.append(indices.copy())  # the caller's, who may go on counting from 1
             self._rows += len(indices)
-            if self._rows >= _GATHERED:
+            if self._rows >= _ROWS_PER_COMPARISON:
                 self._compare()
 
     def latest(self) -> Drift | None:

@@ -10,7 +10,7 @@ from ..bundle.manifest import EngineEntry, ExitsEntry, Latency, SegmentEntry
 from ..bundle.open_bundle import Bundle
 from ..engines.pool import EnginePool
 from ..engines.runner import Runner
-from .cover import Covers
+from .batch_plan import BatchPlanner
 
 
 class Segment:
@@ -25,7 +25,7 @@ class Segment:
     ) -> None:
         self.entry = entry
         self.engines = engines
-        self.covers = Covers(_costs(engines, known, pool))
+        self.planner = BatchPlanner(_costs(engines, known, pool))
         self._pool = pool
         # All engines of a bundle are of one backend, so that one of them speaks for all.
         self.device_source = pool.device_source(next(iter(engines.values())))

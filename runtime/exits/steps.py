@@ -1,4 +1,4 @@
-"""The steps of a workspace: engines bound to its buffers, once for each cover that a segment has met."""
+"""The steps of a workspace: engines bound to its buffers, once for each batch plan that a segment has met."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from ..engines.runner import DeviceCall
 from ..inputs.arrays import Array
 
-_REMEMBERED = 512
+_MAX_BOUND_STEPS = 512
 
 
 @dataclass(frozen=True)
 class Step:
-    """One segment over one cover, ready to run: the calls in order, and what they write. ``logits`` [R, C],
+    """One segment over one batch plan, ready to run: the calls in order, and what they write. ``logits`` [R, C],
     ``entropy`` [R]; ``state`` gives the state [R, s, H], None where it is not fetched. ``bound`` are those of the calls
     that keep something on a device."""
 
@@ -39,7 +39,7 @@ class Steps:
         """The step for ``key``, made by ``bind`` when it is first asked for; others may be closed for it."""
         step = self._known.get(key)
         if step is None:
-            if len(self._known) >= _REMEMBERED:
+            if len(self._known) >= _MAX_BOUND_STEPS:
                 self.close()
             step = self._known[key] = bind()
         return step

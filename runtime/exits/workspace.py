@@ -18,13 +18,13 @@ from ...errors import InputError
 from ..bundle.manifest import ExitsEntry, SegmentEntry, TensorSpec
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
-from .cover import Cover
+from .batch_plan import BatchPlan
 from .steps import Step, Steps
 
 # Inputs of a request by name.
 Feeds = Mapping[str, Array]
 
-_LINE = 64
+_CACHE_LINE_BYTES = 64
 
 
 class Workspace:
@@ -47,12 +47,12 @@ class Workspace:
         self._steps = Steps()
         self.open_ms = 0.0
 
-    def fill(self, feeds: Feeds, cover: Cover) -> None:
-        """Puts a request where the first segment reads it, cut or padded to ``cover``; spare rows are all 0.
+    def fill(self, feeds: Feeds, plan: BatchPlan) -> None:
+        """Puts a request where the first segment reads it, cut or padded to the batch plan; spare rows are all 0.
 
         Raises InputError for an input that cannot be padded.
         """
-        size = (cover.rows, cover.sequence)
+        size = (plan.rows, plan.sequence)
         targets = self._filled.get(size)
         if targets is None:
             targets = tuple(_view(self._buffers[spec.name], spec, Bucket(*size)) for spec in self._inputs)
@@ -64,21 +64,21 @@ class Workspace:
         self,
         index: int,
         segment: SegmentEntry,
-        cover: Cover,
+        plan: BatchPlan,
         source: int,
         fetch_state: bool,
         runner: Callable[[Bucket], Runner],
     ) -> Step:
-        """Segment number ``index`` over ``cover``: from the inputs (number 0) or from state ``source`` into the other.
+        """Segment number ``index`` over a batch plan: from the inputs (number 0) or state ``source`` into the other.
 
         Engines are bound when a step is first asked for; the time that opening them took is added to ``open_ms``.
         """
         return self._steps.get(
-            (index, cover, source, fetch_state),
-            lambda: self._bind(index, segment, cover, source, fetch_state, runner),
+            (index, plan, source, fetch_state),
+            lambda: self._bind(index, segment, plan, source, fetch_state, runner),
         )
 
-    def keep(self, positions: Array, old: Cover, new: Cover, source: int) -> tuple[Array, int]:
+    def keep(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
         """Moves the rows at ``positions`` (int64, rising) of state ``source``, laid out as ``old``, to the front of
         ``new``. Returns the position that each row came from, and the state that they are in now."""
         count = len(positions)
@@ -127,26 +127,26 @@ class Workspace:
         self,
         index: int,
         segment: SegmentEntry,
-        cover: Cover,
+        plan: BatchPlan,
         source: int,
         fetch_state: bool,
         runner: Callable[[Bucket], Runner],
     ) -> Step:
-        exits, size = self._exits, Bucket(cover.rows, cover.sequence)
+        exits, size = self._exits, Bucket(plan.rows, plan.sequence)
         feeds = {
             spec.name: _view(
                 self._states[source] if spec.name == exits.state_in else self._buffers[spec.name], spec, size
             )
             for spec in segment.inputs
         }
-        logits, entropy = (buffer[index, : cover.rows] for buffer in self._answers)
+        logits, entropy = (buffer[index, : plan.rows] for buffer in self._answers)
         outputs = {exits.logits: logits, exits.entropy: entropy}
         fetched = {spec.name: spec for spec in segment.outputs if fetch_state and spec.name == exits.state_out}
         for name, spec in fetched.items():
             outputs[name] = _view(self._states[1 - source], spec, size)
         calls = []
         begin = 0
-        for bucket in cover.buckets:
+        for bucket in plan.buckets:
             rows = slice(begin, begin + bucket.batch)
             started = perf_counter()
             opened = runner(bucket)
@@ -190,8 +190,8 @@ def _flat(spec: TensorSpec, most: Bucket, copies: int = 1) -> Array:
     """Elements for ``most``, from the beginning of a cache line on, as the backend's own buffers are."""
     dtype = np.dtype(spec.dtype)
     size = copies * prod(spec.shape(most)) * dtype.itemsize
-    room = np.empty(size + _LINE, np.uint8)
-    begin = -room.ctypes.data % _LINE
+    room = np.empty(size + _CACHE_LINE_BYTES, np.uint8)
+    begin = -room.ctypes.data % _CACHE_LINE_BYTES
     return room[begin : begin + size].view(dtype)
 
 

@@ -14,7 +14,7 @@ from ...errors import BundleCorruptError
 from ...strict import parse_json
 from ..bundle.regular_file import FETCH_AGAIN, FileIdentity
 
-_MAX_HEADER = 100 * 2**20
+_MAX_HEADER_BYTES = 100 * 2**20
 _LENGTH_BYTES = 8
 
 
@@ -26,7 +26,7 @@ def tensor_spans(path: Path, identity: FileIdentity) -> tuple[tuple[int, int], .
     """
     with readable(path), path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > min(_MAX_HEADER, identity.size - _LENGTH_BYTES):
+        if length > min(_MAX_HEADER_BYTES, identity.size - _LENGTH_BYTES):
             raise ValueError("longer than the file")
         header = parse_json(file.read(length))
         data = _LENGTH_BYTES + length

@@ -12,14 +12,14 @@ from ...errors import InputError
 from ..bundle.manifest import RowNeed, TensorSpec
 from .arrays import Array
 
-_REMEMBERED = 1024
+_MAX_REMEMBERED_SHAPES = 1024
 # Up to here a Python loop over the values costs less than waking numpy's reductions.
-_SMALL = 512
+_MAX_LOOPED_VALUES = 512
 # Other subclasses of arrays compute otherwise: a masked array hides values, a matrix always has two dimensions.
-_PLAIN = frozenset({np.ndarray, np.memmap})
-_SHOWN = 80  # characters of a name, and names, in a message
+_PLAIN_ARRAY_TYPES = frozenset({np.ndarray, np.memmap})
+_MAX_SHOWN = 80  # characters of a name, and names, in a message
 # Attention over nothing has no answer that implementations agree on.
-_LACKS: dict[RowNeed, str] = {
+_UNMET_NEED: dict[RowNeed, str] = {
     "token": "has no token: its mask is 0 throughout, expected a 1; leave the row out",
     "first_token": "does not begin with a token: its mask starts with 0, expected 1; pad on the right",
 }
@@ -54,13 +54,13 @@ class InputChecker:
     def sizes_of(self, feeds: Mapping[str, Array]) -> Bucket:
         """As ``shape_of``, without a look at the values, which takes time in large arrays."""
         # After a run the caches hold weights, not code: what was checked once is recognised by type, dtype and shape.
-        if not all(type(array) in _PLAIN for array in feeds.values()):
+        if not all(type(array) in _PLAIN_ARRAY_TYPES for array in feeds.values()):
             return self._shape_of(feeds)  # says which is not, or that its name is wrong
         kinds = tuple([(name, array.dtype, array.shape) for name, array in feeds.items()])
         shape = self._remembered.get(kinds)
         if shape is None:
             shape = self._shape_of(feeds)
-            if len(self._remembered) >= _REMEMBERED:
+            if len(self._remembered) >= _MAX_REMEMBERED_SHAPES:
                 self._remembered.clear()
             self._remembered[kinds] = shape
         return shape
@@ -76,7 +76,7 @@ class InputChecker:
         for name, need in self._needs:
             row = _lacking(feeds[name], need)
             if row is not None:
-                raise InputError(f"input {name}: row {row} {_LACKS[need]}")
+                raise InputError(f"input {name}: row {row} {_UNMET_NEED[need]}")
 
     def _shape_of(self, feeds: Mapping[str, Array]) -> Bucket:
         if feeds.keys() != self._names:
@@ -84,7 +84,7 @@ class InputChecker:
         sizes: dict[str, int] = {}
         for spec, dtype in self._specs:
             array = feeds[spec.name]
-            if type(array) not in _PLAIN or array.dtype != dtype:
+            if type(array) not in _PLAIN_ARRAY_TYPES or array.dtype != dtype:
                 raise InputError(f"input {spec.name}: expected a numpy array of {spec.dtype}, got {_kind(array)}")
             if len(array.shape) != len(spec.dims):
                 raise InputError(f"input {spec.name}: expected {_dims(spec)}, got shape {list(array.shape)}")
@@ -125,7 +125,7 @@ class InputChecker:
 
 def _exceeds(array: Array, unsigned: np.dtype[Any], high: int) -> bool:
     """Whether a value lies outside ``[0, high)``."""
-    if array.size <= _SMALL:
+    if array.size <= _MAX_LOOPED_VALUES:
         values = array.ravel().tolist()
         return bool(max(values) >= high or min(values) < 0)
     return bool(array.view(unsigned).max() >= high)  # read as unsigned, a negative number is larger than any bound
@@ -157,17 +157,17 @@ def _dims(spec: TensorSpec) -> str:
 
 def _kind(array: object) -> str:
     """What ``array`` is in place of what was expected, and what to do about an array that is more than one."""
-    if type(array) in _PLAIN and isinstance(array, np.ndarray):
-        return f"{array.dtype!s:.{_SHOWN}}"
+    if type(array) in _PLAIN_ARRAY_TYPES and isinstance(array, np.ndarray):
+        return f"{array.dtype!s:.{_MAX_SHOWN}}"
     mend = ""
     if isinstance(array, np.ma.MaskedArray):
         mend = ", whose mask no model sees; fill it: array.filled(value)"
     elif isinstance(array, np.ndarray):
         mend = "; pass numpy.asarray of it"
-    return f"{type(array).__name__:.{_SHOWN}}{mend}"
+    return f"{type(array).__name__:.{_MAX_SHOWN}}{mend}"
 
 
 def _names(names: Iterable[object]) -> str:
-    shown = sorted(str(name)[:_SHOWN] for name in names)
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return (", ".join(shown[:_SHOWN]) or "none") + more
+    shown = sorted(str(name)[:_MAX_SHOWN] for name in names)
+    more = f" and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
+    return (", ".join(shown[:_MAX_SHOWN]) or "none") + more

@@ -15,10 +15,10 @@ from ...outside import is_of_library, library_errors, said_by
 from ..bundle.manifest import RANGES, TensorSpec, TextEntry
 from .arrays import Array
 
-_POOLED = "pooled"
+_POOLED_OUTPUT = "pooled"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Nothing, words and digits, and letters that few vocabularies have: where none stands for "unknown" they fail.
-_PROBES = ("", "a", "The 2 words.", "\u1234", "\U00013000 \u2603\U0001f600")
+_PROBE_TEXTS = ("", "a", "The 2 words.", "\u1234", "\U00013000 \u2603\U0001f600")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,12 @@ class TextEncoder:
         """Raises BundleCorruptError if the file is not a tokenizer or one that cannot encode every text, InputError if
         an input cannot come from text."""
         self.entry = entry
-        fields = {entry.ids: "ids", entry.mask: "attention_mask", entry.type_ids: "type_ids", entry.pooled: _POOLED}
+        fields = {
+            entry.ids: "ids",
+            entry.mask: "attention_mask",
+            entry.type_ids: "type_ids",
+            entry.pooled: _POOLED_OUTPUT,
+        }
         self._fields: list[tuple[TensorSpec, str]] = []
         for spec in inputs:
             if spec.name not in fields:
@@ -63,9 +68,9 @@ class TextEncoder:
                 _lower(self._tokenizer)
             added = self._tokenizer.get_added_tokens_decoder()
         self._special = {number for number, token in added.items() if token.special}
-        for row in self._encoded(_PROBES):
+        for row in self._encoded(_PROBE_TEXTS):
             for spec, name in self._fields:
-                values = [] if name == _POOLED else getattr(row, name)
+                values = [] if name == _POOLED_OUTPUT else getattr(row, name)
                 if (most := max(values, default=0)) > _largest(spec):
                     raise self._broken(f"gives {most} for {spec.name}, which takes 0..{_largest(spec)}")
 
@@ -99,7 +104,7 @@ class TextEncoder:
         return [len(row.ids) for row in self._encoded(_prompted(texts, self.entry.prompt(prompt)))]
 
     def _values(self, rows: Sequence[Any], name: str, prompt: str) -> list[list[int]]:
-        return self._pooled(rows, prompt) if name == _POOLED else [getattr(row, name) for row in rows]
+        return self._pooled(rows, prompt) if name == _POOLED_OUTPUT else [getattr(row, name) for row in rows]
 
     def _pooled(self, rows: Sequence[Any], prompt: str) -> list[list[int]]:
         """The attention mask of every row without the tokens of ``prompt``, which come first."""

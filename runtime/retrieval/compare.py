@@ -17,7 +17,7 @@ from .nearest import check_k, nearest
 from .rows import Corpus, rows_of
 
 # Queries that each submodel encodes before it is measured.
-_WARM_UP = 16
+_WARM_UP_QUERIES = 16
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def compare_submodels(
     for number, entry in enumerate(entries):
         if progress is not None:
             progress("submodels", number, len(entries))
-        encode(model, rows.first(_WARM_UP), spec, entry.id, truncate=truncate)
+        encode(model, rows.first(_WARM_UP_QUERIES), spec, entry.id, truncate=truncate)
         encoded = encode(model, rows, spec, entry.id, truncate=truncate)
         ids, _ = nearest(index.embeddings, encoded.vectors, k)
         if whole is None:

@@ -19,7 +19,7 @@ from ..bundle.open_bundle import Bundle
 
 # 1 (2026-11): first published schema. 2 (2026-11): the prompt; reads 1, which had none.
 INDEX_SCHEMA_VERSION = 2
-_AGAIN = "build the index again with this bundle"
+_REMEDY = "build the index again with this bundle"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -139,22 +139,22 @@ def check_fits(identity: IndexIdentity, bundle: Bundle, where: str) -> None:
         raise InputError(
             f"{where}: built by another universal model ({identity.model!r:.80}, weights "
             f"{identity.weights_sha256[:12]}) than bundle {bundle.path} holds ({manifest.name}, weights "
-            f"{(here or 'none')[:12]}); {_AGAIN}"
+            f"{(here or 'none')[:12]}); {_REMEDY}"
         )
     differing = {*identity.configuration} ^ {*configuration_of(manifest)}
     if differing:
         file = min(entry.path for entry in differing)
         raise InputError(
             f"{where}: built by another universal model than bundle {bundle.path} holds: its weights are the same, its "
-            f"{file!r:.80} is not; {_AGAIN}"
+            f"{file!r:.80} is not; {_REMEDY}"
         )
     if identity.tokenizer_sha256 is not None and identity.tokenizer_sha256 != tokenizer_sha256(bundle):
-        raise InputError(f"{where}: its texts went through another tokenizer than bundle {bundle.path} has; {_AGAIN}")
+        raise InputError(f"{where}: its texts went through another tokenizer than bundle {bundle.path} has; {_REMEDY}")
     if not any(spec.name == identity.output and _is_vector(spec, identity.width) for spec in manifest.outputs):
         outputs = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in manifest.outputs)
         raise InputError(
             f"{where}: holds output {identity.output!r:.80} [batch, {identity.width}], bundle {bundle.path} has "
-            f"{outputs}; {_AGAIN}"
+            f"{outputs}; {_REMEDY}"
         )
     held = {(e.submodel, e.bucket): e for e in manifest.engines if e.segment is None}
     for built in identity.engines:
@@ -162,7 +162,7 @@ def check_fits(identity: IndexIdentity, bundle: Bundle, where: str) -> None:
         if engine is None:
             raise InputError(
                 f"{where}: built by engine {identity.submodel!r:.80} at {built.bucket.label}, which bundle "
-                f"{bundle.path} does not hold, so no parity receipt covers it; compile that bucket too, or {_AGAIN}"
+                f"{bundle.path} does not hold, so no parity receipt covers it; compile that bucket too, or {_REMEDY}"
             )
         covered(bundle, engine, identity.output)
 

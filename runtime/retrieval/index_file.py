@@ -24,10 +24,10 @@ _MAX_IDENTITY_BYTES = 2**20
 # What rounding to float32 may do to the length of a row.
 _LENGTH_TOLERANCE = 1e-3
 # Values whose lengths are taken at a time, in float64: 64 MB.
-_VALUES = 2**23
+_VALUES_MEASURED_AT_ONCE = 2**23
 # What version 1 lacks is optional in this one.
-_READABLE = tuple(range(1, INDEX_SCHEMA_VERSION + 1))
-_MEND = "build the index again"
+_READABLE_SCHEMAS = tuple(range(1, INDEX_SCHEMA_VERSION + 1))
+_REMEDY = "build the index again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,34 +65,34 @@ def read_index(path: Path) -> IndexContent:
     members = read_npz(path, MAX_BYTES)
     identity = _identity(path, members.pop("identity", None))
     embeddings = _member(path, members, "embeddings", np.float32, (identity.rows, identity.width))
-    step = max(1, _VALUES // identity.width)
+    step = max(1, _VALUES_MEASURED_AT_ONCE // identity.width)
     for start in range(0, len(embeddings), step):
         wrong = np.flatnonzero(~_of_length_one(embeddings[start : start + step]))
         if len(wrong):
-            raise InputError(f"{path}: embeddings: row {start + wrong[0]} is not of length 1; {_MEND}")
+            raise InputError(f"{path}: embeddings: row {start + wrong[0]} is not of length 1; {_REMEDY}")
     entries = None if identity.entries == "none" else _entries(path, members, identity.rows)
     labels = _member(path, members, "labels", np.int64, (identity.rows,)) if identity.labelled else None
     if members:
-        raise InputError(f"{path}: unknown arrays {', '.join(sorted(members))[:80]}; expected an index; {_MEND}")
+        raise InputError(f"{path}: unknown arrays {', '.join(sorted(members))[:80]}; expected an index; {_REMEDY}")
     return IndexContent(identity, embeddings, entries, labels)
 
 
 def _identity(path: Path, raw: Array | None) -> IndexIdentity:
     if raw is None or raw.dtype != np.uint8 or raw.ndim != 1 or raw.size > _MAX_IDENTITY_BYTES:
-        raise InputError(f"{path}: not an index of `nestforge index`; {_MEND}")
+        raise InputError(f"{path}: not an index of `nestforge index`; {_REMEDY}")
     try:
         data = parse_json(raw.tobytes())
     except ValueError as failure:
-        raise InputError(f"{path}: identity: not JSON ({failure}); {_MEND}") from failure
+        raise InputError(f"{path}: identity: not JSON ({failure}); {_REMEDY}") from failure
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version not in _READABLE:
+    if version not in _READABLE_SCHEMAS:
         raise InputError(
-            f"{path}: schema_version {str(version)[:80]!r}, expected one of {', '.join(map(str, _READABLE))}; use the "
-            f"nestforge release that wrote it, or {_MEND}"
+            f"{path}: schema_version {str(version)[:80]!r}, expected one of {', '.join(map(str, _READABLE_SCHEMAS))}; "
+            f"use the nestforge release that wrote it, or {_REMEDY}"
         )
-    identity = structure(IndexIdentity, data, f"{path}: identity", lambda problem: InputError(f"{problem}; {_MEND}"))
+    identity = structure(IndexIdentity, data, f"{path}: identity", lambda problem: InputError(f"{problem}; {_REMEDY}"))
     for problem in identity_problems(identity):
-        raise InputError(f"{path}: identity: {problem}; {_MEND}")
+        raise InputError(f"{path}: identity: {problem}; {_REMEDY}")
     return identity
 
 
@@ -109,19 +109,19 @@ def _entries(path: Path, members: dict[str, Array], rows: int) -> tuple[str, ...
     raw = members.pop("entries", None)
     size = -1 if raw is None or raw.dtype != np.uint8 or raw.ndim != 1 else raw.size
     if raw is None or ends[-1] != size or (ends < 0).any() or (np.diff(ends) < 0).any():
-        raise InputError(f"{path}: entries: do not fit entry_ends; {_MEND}")
+        raise InputError(f"{path}: entries: do not fit entry_ends; {_REMEDY}")
     text = raw.tobytes()
     try:
         return tuple(text[start:end].decode() for start, end in pairwise([0, *ends.tolist()]))
     except UnicodeDecodeError as failure:
-        raise InputError(f"{path}: entries: not UTF-8; {_MEND}") from failure
+        raise InputError(f"{path}: entries: not UTF-8; {_REMEDY}") from failure
 
 
 def _member(path: Path, members: dict[str, Array], name: str, dtype: Any, shape: tuple[int, ...]) -> Array:
     array = members.pop(name, None)
     if array is None or array.dtype != dtype or array.shape != shape:
         found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
-        raise InputError(f"{path}: {name}: expected {np.dtype(dtype)} {list(shape)}, got {found}; {_MEND}")
+        raise InputError(f"{path}: {name}: expected {np.dtype(dtype)} {list(shape)}, got {found}; {_REMEDY}")
     return np.ascontiguousarray(array)
 
 

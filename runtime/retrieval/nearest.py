@@ -8,8 +8,8 @@ from ...errors import InputError
 from ..inputs.arrays import Array
 
 # Scores held at a time (float32) and values of a block that is scored again in float64: 64 MB each.
-_SCORES = 2**24
-_VALUES = 2**23
+_SCORES_AT_ONCE = 2**24
+_VALUES_AT_ONCE = 2**23
 
 
 def nearest(corpus: Array, queries: Array, k: int) -> tuple[Array, Array]:
@@ -22,7 +22,7 @@ def nearest(corpus: Array, queries: Array, k: int) -> tuple[Array, Array]:
     k = min(k, len(corpus))
     ids = np.empty((len(queries), k), np.int64)
     scores = np.empty((len(queries), k), np.float32)
-    step = max(1, _SCORES // len(corpus))
+    step = max(1, _SCORES_AT_ONCE // len(corpus))
     # Each score is off by at most width * 2^-24: so may be the k-th best, and a row that belongs before it.
     margin = 2.5 * corpus.shape[1] * 2.0**-24
     for start in range(0, len(queries), step):
@@ -55,6 +55,6 @@ def unit(rows: Array) -> Array:
 def _exact(corpus: Array, rows: Array, query: Array) -> Array:
     """Inner products of ``corpus[rows]`` with ``query`` in float64, equal for equal rows."""
     wide = query.astype(np.float64)
-    step = max(1, _VALUES // len(query))
+    step = max(1, _VALUES_AT_ONCE // len(query))
     parts = [(corpus[rows[start : start + step]] * wide).sum(axis=1) for start in range(0, len(rows), step)]
     return np.concatenate(parts)

@@ -136,7 +136,7 @@ def test_ranking_and_quality_are_recorded(compiled: Any) -> None:
     assert manifest.ranking.data_sha256 not in {found.data_sha256 for found in quality.values()}, "held out"
 
 
-def test_nothing_is_measured_for_a_device_that_is_not_here(compiled: Any) -> None:
+def test_nothing_is_measured_for_a_device_that_is_not_this_host(compiled: Any) -> None:
     latencies = open_bundle(compiled.bundle).build.latencies
     assert len(latencies) == 10
     assert all(latency.predicted_ms > 0 and latency.measured_p50_ms is None for latency in latencies)

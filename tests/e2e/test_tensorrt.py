@@ -1,4 +1,4 @@
-"""Bundles for TensorRT: compiled here without it, finished and run on a device that tests/fake_tensorrt.py plays.
+"""Bundles for TensorRT: compiled without it, finished and run on a device that tests/support/fake_tensorrt.py plays.
 
 No plan is really built or run: that these journeys work on a GPU is not shown here.
 """

@@ -12,8 +12,8 @@ from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider, provider_named
-from support.gpu_here import Results, gpu_problem
-from support.gpu_stand_in import CapturingSession, Gpu, provider_on
+from support.fake_gpu import CapturingSession, Gpu, provider_on
+from support.gpu_available import Results, gpu_problem
 from support.tiny_compile import board
 
 HERE = Path(__file__).parent

@@ -13,7 +13,7 @@ from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.runtime.model import load
-from support.gpu_here import Results, on
+from support.gpu_available import Results, on
 
 
 @pytest.mark.parametrize("most", [64, 3])

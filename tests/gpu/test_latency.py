@@ -17,7 +17,7 @@ from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunne
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.inputs.feeds import random_feeds
-from support.gpu_here import WITHOUT_TF32, Results, milliseconds, needs_torch_cuda, on
+from support.gpu_available import WITHOUT_TF32, Results, milliseconds, needs_torch_cuda, on
 
 
 def whole(bundle: Bundle, bucket: Bucket) -> EngineEntry:

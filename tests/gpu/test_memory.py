@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from nestforge.runtime.bundle.open_bundle import Bundle
-from support.gpu_here import Results
+from support.gpu_available import Results
 
 PROGRAM = Path(__file__).resolve().parents[1] / "gpu_memory.py"
 # cuBLAS keeps a workspace per session, up to 32 MB on Hopper, whatever the engines; here it keeps 16 kB.

@@ -13,7 +13,7 @@ from nestforge.errors import BundleIncompatibleError
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from support.cost_eff_models import save_tiny
 from support.gated_decoders import save_decoder
-from support.gpu_here import Results, verified_on
+from support.gpu_available import Results, verified_on
 from support.tiny_compile import board
 from support.tiny_language import save_tiny_matlm
 from support.tiny_mixer import save_tiny_mixer

@@ -18,7 +18,7 @@ from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.runtime.model import load
 from nestforge.tools.cli import main
 from support.cost_eff_models import save_tiny
-from support.gpu_here import Results, milliseconds, needs_tensorrt
+from support.gpu_available import Results, milliseconds, needs_tensorrt
 from support.tiny_compile import board
 from support.tiny_models import save_tiny_encoder
 

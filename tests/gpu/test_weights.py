@@ -8,7 +8,7 @@ from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.inputs.feeds import random_feeds
-from support.gpu_here import Results
+from support.gpu_available import Results
 
 
 @pytest.mark.parametrize("which", ["first", "last"])

@@ -29,6 +29,7 @@ from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.bundle.plan_index import Gpu, PlanEntry, PlanParity, build_key, write_plans
 from nestforge.runtime.bundle.private_files import KEY_VARIABLE
+from support.gpu_modules import ON_A_GPU
 from support.sealing import edit_manifest
 
 _KINDS = {1: "FLOAT", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "HALF"}
@@ -424,14 +425,6 @@ def _array(address: int, tensor: Any) -> np.ndarray:
     return np.frombuffer((ctypes.c_char * size).from_address(address), kind).reshape(tensor.shape)
 
 
-# What must be imported afresh, since it keeps the modules that it found first.
-_DEVICE_MODULES = (
-    *("runtime.cuda_memory", "runtime.cuda_device", "runtime.tensorrt_engine", "runtime.tensorrt_lane"),
-    *("runtime.tensorrt_bound", "runtime.tensorrt_runner"),
-    *("compiler.tensorrt.build_plan", "compiler.tensorrt.timing_cache"),
-)
-
-
 @contextmanager
 def installed(world: World) -> Iterator[None]:
     """Both modules stand in for the real ones; our own are imported afresh, and again afterwards."""
@@ -441,7 +434,7 @@ def installed(world: World) -> Iterator[None]:
     package.bindings, bindings.runtime = bindings, cuda
     fakes = {"cuda": package, "cuda.bindings": bindings, "cuda.bindings.runtime": cuda}
     fakes["tensorrt"] = make_tensorrt(world, cuda)
-    ours = [f"nestforge.{name}" for name in _DEVICE_MODULES]
+    ours = [f"nestforge.{name}" for name in ON_A_GPU]  # they keep the modules that they found first
     before = {name: sys.modules.pop(name, None) for name in (*fakes, *ours)}
     sys.modules.update(fakes)
     try:

@@ -4,8 +4,8 @@ The bindings link against three libraries and nine entry points of them. Three l
 the C compiler, let the bindings be imported; every class then states its methods, keywords and types in docstrings.
 ``surface_of`` reads them, ``write_stubs`` turns them into type stubs, against which mypy checks the back end.
 
-As a program: ``python tests/tensorrt_api.py FOLDER`` records what the back end uses of the bindings that were unpacked
-into FOLDER, in ``tests/golden/tensorrt_api``: for releases that cannot be installed beside the pinned one.
+As a program: ``python tests/support/tensorrt_api.py FOLDER`` records what the back end uses of the bindings that were
+unpacked into FOLDER, in ``tests/golden/tensorrt_api``: for releases that cannot be installed beside the pinned one.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from support.gpu_modules import ON_A_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ("elastic", "errors", "file_lock", "outside", "strict", "whole_file", "workload")
@@ -75,12 +76,6 @@ OUTSIDE = {
     "exporters": {"numpy", "torch", "transformers", "onnx_ir", "onnxscript", "safetensors"},
     "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},
     "tools": DEVICE | {"click", "rich", "matplotlib"},
-}
-# Imported where a plan is built or opened, never before TensorRT was found.
-ON_A_GPU = {
-    *("runtime.device.cuda_memory", "runtime.device.cuda_device"),
-    *(f"runtime.engines.tensorrt.{name}" for name in ("engine", "execution_context", "bound", "runner")),
-    *("compiler.tensorrt.build_plan", "compiler.tensorrt.timing_cache"),
 }
 # Imported where an engine is opened in ONNX Runtime.
 IN_ONNX_RUNTIME = {
@@ -152,6 +147,7 @@ def test_the_architecture_names_every_room() -> None:
 def test_every_module_is_in_a_room() -> None:
     assert {room_of(module) for module in FILES} == set(ROOMS)
     assert {path.stem for path in ROOT.glob("*.py")} == {*BASE, "__init__", "__main__"}
+    assert set(FILES) > ON_A_GPU
 
 
 @pytest.mark.parametrize("module", FILES)

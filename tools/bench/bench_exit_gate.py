@@ -11,8 +11,8 @@ from typing import Any
 
 from ...runtime.bundle.manifest import EngineEntry
 from ...runtime.engines.pool import EnginePool
+from ...runtime.exits.batch_plan import BatchPlan
 from ...runtime.exits.chain import ExitChain
-from ...runtime.exits.cover import Cover
 from ...runtime.exits.workspace import Workspace
 from ...runtime.inputs.arrays import Array
 from .exit_subject import deepest, exits_bundle, half_the_flops, requests
@@ -27,7 +27,7 @@ def run() -> list[Row]:
     pool = _TimedPool(bundle, dict.fromkeys((e.id for e in bundle.manifest.engines), "packed"), CORES)
     keep, moved = Workspace.keep, [0.0]
 
-    def timed_keep(self: Workspace, positions: Array, old: Cover, new: Cover, source: int) -> tuple[Array, int]:
+    def timed_keep(self: Workspace, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
         began = perf_counter()
         result = keep(self, positions, old, new, source)
         moved[0] += 1e3 * (perf_counter() - began)

@@ -24,10 +24,10 @@ from ...bundle.open_bundle import Bundle
 from ...bundle.private_files import private_folder
 
 # Part of the key: raised when engines are packed with other settings.
-_PACKING = 1
-_ENGINE = "engine.onnx"
-_WEIGHTS = "engine.bin"
-_RECEIPT = "receipt.json"
+_PACKING_VERSION = 1
+_ENGINE_NAME = "engine.onnx"
+_WEIGHTS_FILE_NAME = "engine.bin"
+_RECEIPT_NAME = "receipt.json"
 
 
 def mapped_engine(bundle: Bundle, engine: EngineEntry, build: Callable[[Path, str], None]) -> Path:
@@ -43,7 +43,7 @@ def mapped_engine(bundle: Bundle, engine: EngineEntry, build: Callable[[Path, st
             bundle.require_hashes(engine.file, WEIGHTS_NAME)
             _build(folder, build)
             _sweep(folder.parent)
-    return folder / _ENGINE
+    return folder / _ENGINE_NAME
 
 
 def is_mapped(bundle: Bundle, engine: EngineEntry) -> bool:
@@ -72,7 +72,7 @@ def _clear_errors() -> Iterator[None]:
 def _entry(bundle: Bundle, engine: EngineEntry) -> Path:
     """Folder ``VERSION-HASH``: of ONNX Runtime, and of everything that the packed bytes follow from."""
     files = {entry.path: entry.sha256 for entry in bundle.manifest.files}
-    key = [_PACKING, files[engine.file], files.get(WEIGHTS_NAME, ""), _processor()]
+    key = [_PACKING_VERSION, files[engine.file], files.get(WEIGHTS_NAME, ""), _processor()]
     return private_folder("mapped") / f"{_version()}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()}"
 
 
@@ -93,7 +93,7 @@ def _sweep(root: Path) -> None:
 def _intact(folder: Path) -> bool:
     """Whether every byte is still the one that was saved."""
     try:
-        receipt = parse_json((folder / _RECEIPT).read_bytes())
+        receipt = parse_json((folder / _RECEIPT_NAME).read_bytes())
         return isinstance(receipt, dict) and receipt == _hashes(folder)
     except (FileNotFoundError, ValueError):
         return False
@@ -102,7 +102,7 @@ def _intact(folder: Path) -> bool:
 def _hashes(folder: Path) -> dict[str, str]:
     hashes = {}
     for path in sorted(folder.iterdir()):
-        if path.name != _RECEIPT:
+        if path.name != _RECEIPT_NAME:
             with path.open("rb") as file:
                 hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
@@ -110,8 +110,8 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 def _build(folder: Path, build: Callable[[Path, str], None]) -> None:
     with folder_beside(folder.parent) as fresh:
-        build(fresh / _ENGINE, _WEIGHTS)
-        (fresh / _RECEIPT).write_text(json.dumps(_hashes(fresh)))
+        build(fresh / _ENGINE_NAME, _WEIGHTS_FILE_NAME)
+        (fresh / _RECEIPT_NAME).write_text(json.dumps(_hashes(fresh)))
         # Another process may have been first; what it left may be in use, and is as good if it is whole.
         if not _intact(folder):
             shutil.rmtree(folder, ignore_errors=True)

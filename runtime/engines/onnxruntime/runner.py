@@ -31,11 +31,11 @@ from .shared_arena import use_shared_arena
 
 # The compiler has folded constants and fused what pays, so ONNX Runtime need not look again: opening is a fifth faster
 # than at BASIC and runs are not slower; above BASIC, fusions gained nothing on transformer graphs (0 to 5 % slower).
-_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+_OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 # What the packed form is saved at; it is opened as it was saved.
-_SAVED_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+_SAVED_OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
 # Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
-_SILENT = 4
+_LOG_FATAL_ONLY = 4
 
 _TYPES = {
     "float32": "tensor(float)",
@@ -71,7 +71,9 @@ class OnnxRuntimeRunner:
             if self.residency == "mapped":  # from a file of this user alone
                 session = self._mapped_session(path)
             else:
-                session = _session(path, _options(self._threads, _LEVEL, packed=self.residency == "packed"))
+                session = _session(
+                    path, _options(self._threads, _OPTIMIZATION_LEVEL, packed=self.residency == "packed")
+                )
                 self._store = mapped_store(bundle.file(WEIGHTS_NAME)) if initializers else None
         self._check_interface(session)
         self._session = session
@@ -155,10 +157,10 @@ class OnnxRuntimeRunner:
                 raise BundleCorruptError(f"engine {self.engine.id}: {kind}s are {have}, the manifest says {want}")
 
     def _mapped_session(self, path: Path) -> Any:
-        as_saved = _options(self._threads, _LEVEL, packed=True)
+        as_saved = _options(self._threads, _OPTIMIZATION_LEVEL, packed=True)
 
         def build(target: Path, weights_name: str) -> None:
-            options = _options(self._threads, _SAVED_LEVEL, packed=True)
+            options = _options(self._threads, _SAVED_OPTIMIZATION_LEVEL, packed=True)
             options.optimized_model_filepath = str(target)
             options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights_name)
@@ -180,7 +182,7 @@ class OnnxRuntimeRunner:
 
 def _options(threads: int, level: Any, packed: bool) -> Any:
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = _SILENT
+    options.log_severity_level = _LOG_FATAL_ONLY
     options.graph_optimization_level = level
     options.add_session_config_entry("session.load_model_format", "ONNX")  # whatever the file's name says
     if process_wide_threads():

@@ -26,7 +26,7 @@ from .provider import Provider
 from .session import GpuSession, is_short_of_memory
 
 # CUDA graphs that a session may keep: some hundred kilobytes each, until it closes.
-_MAX_CAPTURED = 64
+_MAX_CAPTURED_GRAPHS = 64
 
 
 class OnnxRuntimeGpuRunner:
@@ -204,7 +204,7 @@ class OnnxRuntimeGpuRunner:
         """The number of the graph that reads and writes these addresses, which no other may be started for. It outlives
         the binding that it was captured with, so that the next one at the same places starts it."""
         places = tuple((name, array.address) for name, array in arrays)
-        if places not in self._graphs and len(self._graphs) == _MAX_CAPTURED:
+        if places not in self._graphs and len(self._graphs) == _MAX_CAPTURED_GRAPHS:
             return CALL_BY_CALL
         return self._graphs.setdefault(places, len(self._graphs) + 1)
 

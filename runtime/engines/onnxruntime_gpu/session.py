@@ -16,9 +16,9 @@ from ..onnxruntime.errors import open_error
 from .provider import Provider, require_providers
 
 # As on the processor: the compiler has folded and fused what pays. Higher levels merge weights into private copies.
-_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+_OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 # Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
-_SILENT = 4
+_LOG_FATAL_ONLY = 4
 
 
 class GpuSession:
@@ -38,8 +38,8 @@ class GpuSession:
         """
         self._device = device
         settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = _SILENT
-        settings.graph_optimization_level = _LEVEL
+        settings.log_severity_level = _LOG_FATAL_ONLY
+        settings.graph_optimization_level = _OPTIMIZATION_LEVEL
         settings.add_session_config_entry("session.disable_prepacking", "1")
         if "CPUExecutionProvider" not in provider.chain:
             settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

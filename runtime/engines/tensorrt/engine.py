@@ -11,8 +11,8 @@ from ...bundle.plan_index import Gpu
 from ...device.cuda_memory import device_name
 from .layout import PlanTensor
 
-_MAX_TEXT = 300
-_FAILURES = (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR)
+_MAX_REASON_CHARACTERS = 300
+_FAILURE_SEVERITIES = (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR)
 
 
 class Log(trt.ILogger):  # type: ignore[misc]  # TensorRT ships no types
@@ -24,13 +24,13 @@ class Log(trt.ILogger):  # type: ignore[misc]  # TensorRT ships no types
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
         """Called by TensorRT for every message."""
-        if severity in _FAILURES:
+        if severity in _FAILURE_SEVERITIES:
             self._errors.append(" ".join(msg.split()))
 
     def take(self) -> str:
         """The first error since the last call, which is the cause of the others, as one line."""
         errors, self._errors = self._errors, []
-        return errors[0][:_MAX_TEXT] if errors else "no reason given"
+        return errors[0][:_MAX_REASON_CHARACTERS] if errors else "no reason given"
 
 
 def this_gpu(device: int = 0) -> Gpu:
@@ -67,7 +67,7 @@ def refit(where: str, engine: trt.ICudaEngine, graph: Path, log: Log) -> None:
     parser = trt.OnnxParserRefitter(refitter, log)
     if not parser.refit_from_file(str(graph)):
         reasons = [parser.get_error(index).desc() for index in range(parser.num_errors)]
-        reason = " ".join(reasons[0].split())[:_MAX_TEXT] if reasons else log.take()
+        reason = " ".join(reasons[0].split())[:_MAX_REASON_CHARACTERS] if reasons else log.take()
         raise BundleIncompatibleError(f"{where}: its weights cannot be read from {graph}: {reason}")
     missing = refitter.get_missing_weights()
     if missing:

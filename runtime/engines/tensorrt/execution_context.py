@@ -1,4 +1,4 @@
-"""One lane of an engine: a context with its own stream and memory, for one run at a time."""
+"""An execution context of an engine with its own stream and memory, for one run at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...device.layout import Layout
 from ...inputs.arrays import Array
 
 
-class Lane:
+class ExecutionContext:
     """Runs an engine at its one shape.
 
     Inputs go over in one copy, and the copy and the kernels start as one CUDA graph; where TensorRT's work cannot be
@@ -54,7 +54,7 @@ class Lane:
     def run(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         """Runs from ``feeds`` into ``outputs``, which both fit the layout; an output that is left out stays there.
 
-        Raises BundleError where CUDA or TensorRT fails; the lane is of no use afterwards.
+        Raises BundleError where CUDA or TensorRT fails; the context is of no use afterwards.
         """
         blocks = self._blocks
         if blocks is None:

@@ -1,8 +1,8 @@
-"""Engines as TensorRT plans: checked before they are opened, given their weights from the store, run in lanes.
+"""Engines as TensorRT plans: checked before they are opened, given their weights from the store.
 
-A lane (tensorrt_lane.py) serves one run at a time. There are as many as runs were ever made at once; they share the
-engine's weights, and each has memory for activations, inputs and outputs of its own, which it keeps. Runs on memory of
-the caller's, as in a chain of segments, are queued one after the other in the device's stream (tensorrt_bound.py).
+An execution context (execution_context.py) serves one run at a time. There are as many as runs were ever made at once;
+they share the engine's weights, and each keeps memory of its own for activations, inputs and outputs. Runs on memory of
+the caller's, as in a chain of segments, are queued one after the other in the device's stream (bound.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ...graphs.engine_graph import store_initializers
 from ...inputs.arrays import Array
 from .bound import BoundContext, BoundRun
 from .engine import Log, inspected, open_engine, refit, tensors_of, this_gpu
-from .execution_context import Lane
+from .execution_context import ExecutionContext
 from .layout import plan_problem
 
 
@@ -46,7 +46,7 @@ class TensorRTRunner:
         self._all = [*self._outputs, *(spec.name for spec in decisions)]
         self._log = Log()
         self._opened: trt.ICudaEngine | None = None
-        self._idle: list[Lane] = []
+        self._idle: list[ExecutionContext] = []
         self._lock = threading.Lock()
         self._device: CudaDevice | None = None
         self._bound: BoundContext | None = None
@@ -59,7 +59,7 @@ class TensorRTRunner:
             with device.lock:
                 use_device(self._index)
                 self._opened = opened = self._open()
-                self._idle.append(Lane(self._where, opened, self._layout))
+                self._idle.append(ExecutionContext(self._where, opened, self._layout))
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -68,7 +68,7 @@ class TensorRTRunner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes every lane that is idle now, and those at work as soon as they are done."""
+        """Closes every context that is idle now, and those at work as soon as they are done."""
         with self._lock:
             self._opened, idle, self._idle = None, self._idle, []
             bound, self._bound = self._bound, None
@@ -76,8 +76,8 @@ class TensorRTRunner:
         if device is None:
             return
         with device.lock:
-            for lane in idle:
-                lane.close()
+            for context in idle:
+                context.close()
             if bound is not None:
                 bound.close()
         device.release()
@@ -92,8 +92,8 @@ class TensorRTRunner:
         outputs = {name: np.empty(slots[name].shape, slots[name].dtype) for name in names}
         feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
         self._check(feeds, outputs)
-        with self._lane() as lane:
-            lane.run(feeds, outputs)
+        with self._execution_context() as context:
+            context.run(feeds, outputs)
         return list(outputs.values())
 
     def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
@@ -104,8 +104,8 @@ class TensorRTRunner:
         def call() -> None:
             if self._opened is not opened:
                 raise self._not_open()
-            with self._lane() as lane:
-                lane.run(feeds, outputs)
+            with self._execution_context() as context:
+                context.run(feeds, outputs)
 
         return call
 
@@ -134,7 +134,7 @@ class TensorRTRunner:
     def is_captured(self) -> bool:
         """Whether runs start as one CUDA graph. Raises BundleError while inactive."""
         self._require_open()
-        return all(lane.is_captured for lane in self._idle)
+        return all(context.is_captured for context in self._idle)
 
     @property
     def activation_bytes(self) -> int:
@@ -142,28 +142,28 @@ class TensorRTRunner:
         return int(self._require_open()[0].device_memory_size_v2)
 
     @contextmanager
-    def _lane(self) -> Iterator[Lane]:
-        """A lane for one run; one that failed is closed, since CUDA's errors stick."""
+    def _execution_context(self) -> Iterator[ExecutionContext]:
+        """An execution context for one run; one that failed is closed, since CUDA's errors stick."""
         use_device(self._index)
         with self._lock:
             opened, device = self._require_open()
-            lane = self._idle.pop() if self._idle else None
-        if lane is None:
+            context = self._idle.pop() if self._idle else None
+        if context is None:
             with device.lock:
-                lane = Lane(self._where, opened, self._layout)
+                context = ExecutionContext(self._where, opened, self._layout)
         try:
-            yield lane
+            yield context
         except BaseException:
             with device.lock:
-                lane.close()
+                context.close()
             raise
         with self._lock:
             is_open = self._opened is opened
             if is_open:
-                self._idle.append(lane)
+                self._idle.append(context)
         if not is_open:
             with device.lock:
-                lane.close()
+                context.close()
 
     def _check(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         if problem := self._layout.misfit(feeds, outputs):
@@ -192,7 +192,7 @@ class TensorRTRunner:
         return BundleError(f"{self._where}: not open; run it inside its `with` block")
 
     def _require_memory(self, plan: PlanEntry, plan_bytes: int) -> None:
-        """A lower bound: the plan or its weights, one lane's activations, inputs and outputs."""
+        """A lower bound: the plan or its weights, one context's activations, inputs and outputs."""
         weights = self.engine.weight_bytes or self._bundle.manifest.submodel(self.engine.submodel).weight_bytes
         needed = max(plan_bytes, weights) + plan.activation_bytes + self._layout.bytes
         free = free_bytes()

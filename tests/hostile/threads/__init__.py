@@ -21,7 +21,7 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.model import ElasticModel, load
 from support.exit_bundles import write_exits_bundle
-from support.gpu_stand_in import CapturingSession, Gpu, provider_on
+from support.fake_gpu import CapturingSession, Gpu, provider_on
 
 from ..outcomes import Result
 from ..worker import begin

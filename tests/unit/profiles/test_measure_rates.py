@@ -35,7 +35,7 @@ def test_work_counts_a_multiply_add_as_two(name: str) -> None:
 def test_every_rate_is_measured_and_the_source_said(
     monkeypatch: pytest.MonkeyPatch, onnx_found: bool, source: str
 ) -> None:
-    monkeypatch.setattr(measure_rates, "_SECONDS_A_ROUND", 0.0)
+    monkeypatch.setattr(measure_rates, "_SECONDS_PER_ROUND", 0.0)
     monkeypatch.setattr(measure_rates, "_READ_BYTES", 2**20)
     monkeypatch.setattr(measure_rates, "util", SimpleNamespace(find_spec=lambda name: onnx_found))
     rates = measure_host_rates(cores=1)

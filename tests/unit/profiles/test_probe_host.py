@@ -213,10 +213,10 @@ def test_rates_of_integer_products_are_kept(measured: list[int], monkeypatch: py
 def test_rates_that_were_measured_in_another_way_are_measured_again(
     measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = probe_host._MEASUREMENT
-    monkeypatch.setattr(probe_host, "_MEASUREMENT", now - 1)
+    now = probe_host._MEASUREMENT_VERSION
+    monkeypatch.setattr(probe_host, "_MEASUREMENT_VERSION", now - 1)
     host_profile()
-    monkeypatch.setattr(probe_host, "_MEASUREMENT", now)
+    monkeypatch.setattr(probe_host, "_MEASUREMENT_VERSION", now)
     host_profile()
     host_profile()
     assert len(measured) == 2

@@ -14,7 +14,7 @@ from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.bundle.manifest import BudgetEntry, EngineEntry, Latency, Limits, Manifest, SubmodelEntry
 from nestforge.runtime.dispatcher import Dispatcher, Request
 from nestforge.runtime.engines.contract.residency import Residency
-from nestforge.runtime.in_flight import Ahead, InFlight
+from nestforge.runtime.in_flight import InFlight, LoadEstimate
 
 MB = 10**6
 SIZES = {"small": 1, "medium": 2, "large": 4}
@@ -108,7 +108,7 @@ def test_says_how_a_latency_is_known(
     assert dispatcher(three, latencies, residency).choose(Request(latency_ms=9), 1, 1).reason == reason
 
 
-def test_says_where_a_latency_was_measured_if_not_here(three: Manifest) -> None:
+def test_says_where_a_latency_was_measured_if_not_on_this_host(three: Manifest) -> None:
     latencies = [Latency("large@b1-s32", 1.0, 2.0, 3.0, "packed"), Latency("medium@b1-s32", 1.0)]
     residencies = dict.fromkeys((engine.id for engine in three.engines), "shared")
     choose = Dispatcher(three, residencies, latencies, elsewhere="Cortex-A76").choose
@@ -202,13 +202,13 @@ def test_sizes_that_no_input_has(
 ) -> None:
     choosing = dispatcher(three, predicted(three))
     request = Request(deadline_ms=deadline_ms)
-    ahead = InFlight(1.0).ahead()
+    load = InFlight(1.0).load()
     for asked in ((1, 8), shape, shape):
         if asked is not shape:
             choosing.choose(Request(), *asked)
             continue
         with pytest.raises(InputError) as error:
-            choosing.choose(request, *asked) if deadline_ms is None else choosing.choose_in_time(request, *asked, ahead)
+            choosing.choose(request, *asked) if deadline_ms is None else choosing.choose_in_time(request, *asked, load)
         assert str(error.value) == message
 
 
@@ -316,30 +316,30 @@ def test_the_choice_is_the_largest_that_fits_in_the_smallest_bucket(
 
 
 @pytest.mark.parametrize(
-    ("ahead", "options", "engine", "reason"),
+    ("load", "options", "engine", "reason"),
     [
         (
-            Ahead([], 1),
+            LoadEstimate([], 1),
             {"deadline_ms": 4},
             "large@b1-s32",
             "predicted 4 ms, expected in 4 ms <= 4 ms left of 4, nothing in flight",
         ),
         (
-            Ahead([2.0], 1),
+            LoadEstimate([2.0], 1),
             {"deadline_ms": 4},
             "medium@b1-s32",
             "predicted 2 ms, expected in 4 ms <= 4 ms left of 4, 1 in flight that needs 2 ms more; next larger large "
             "(predicted 4 ms, 41.0 MB), expected in 6 ms",
         ),
         (
-            Ahead([1.0, 9.0], 1),
+            LoadEstimate([1.0, 9.0], 1),
             {"deadline_ms": 4, "memory_mb": 30},
             "small@b1-s32",
             "predicted 1 ms, expected in 3 ms <= 4 ms left of 4, 11.0 MB <= 30 MB, 2 in flight that need 10 ms more; "
             "next larger medium (predicted 2 ms, 21.0 MB), expected in 5 ms",
         ),
         (
-            Ahead([9.0], 2),
+            LoadEstimate([9.0], 2),
             {"deadline_ms": 4},
             "large@b1-s32",
             "predicted 4 ms, expected in 4 ms <= 4 ms left of 4, 1 in flight that needs 9 ms more",
@@ -348,33 +348,33 @@ def test_the_choice_is_the_largest_that_fits_in_the_smallest_bucket(
     ids=["alone", "behind one", "behind two, in memory", "beside one"],
 )
 def test_a_deadline_counts_what_is_in_flight(
-    three: Manifest, ahead: Ahead, options: dict[str, float], engine: str, reason: str
+    three: Manifest, load: LoadEstimate, options: dict[str, float], engine: str, reason: str
 ) -> None:
-    choice = dispatcher(three).choose_in_time(Request(**options), 1, 8, ahead)
+    choice = dispatcher(three).choose_in_time(Request(**options), 1, 8, load)
     assert (choice.engine.id, choice.reason) == (engine, reason)
     assert choice.latency_ms == SIZES[choice.engine.submodel]
 
 
 def test_time_already_spent_is_no_longer_left(three: Manifest) -> None:
     choose = dispatcher(three).choose_in_time
-    choice = choose(Request(deadline_ms=4), 1, 8, Ahead([], 1), spent_ms=1.5)
+    choice = choose(Request(deadline_ms=4), 1, 8, LoadEstimate([], 1), spent_ms=1.5)
     assert choice.reason.startswith("predicted 2 ms, expected in 2 ms <= 2.5 ms left of 4, nothing in flight; next")
 
 
 def test_a_deadline_that_cannot_be_met_names_the_soonest(three: Manifest) -> None:
     choose = dispatcher(three).choose_in_time
     with pytest.raises(SelectionError) as error:
-        choose(Request(deadline_ms=2), 1, 8, Ahead([3.0, 3.0], 1), spent_ms=0.5)
+        choose(Request(deadline_ms=2), 1, 8, LoadEstimate([3.0, 3.0], 1), spent_ms=0.5)
     assert str(error.value) == (
         "no submodel answers 1x8 with deadline_ms <= 2 (1.5 ms left, 2 in flight that need 6 ms more); the soonest is "
         "small (predicted 1 ms, 11.0 MB), expected in 3 ms; allow more time, or ask for it as submodel"
     )
     with pytest.raises(SelectionError, match="deadline_ms <= 9 and memory_mb <= 1 "):
-        choose(Request(deadline_ms=9, memory_mb=1), 1, 8, Ahead([], 1))
+        choose(Request(deadline_ms=9, memory_mb=1), 1, 8, LoadEstimate([], 1))
     with pytest.raises(SelectionError, match=r"no latency known, \d+.0 MB\), expected in inf ms"):
-        dispatcher(three, []).choose_in_time(Request(deadline_ms=1e9), 1, 8, Ahead([], 1))
+        dispatcher(three, []).choose_in_time(Request(deadline_ms=1e9), 1, 8, LoadEstimate([], 1))
     with pytest.raises(InputError, match="larger than every bucket"):
-        choose(Request(deadline_ms=9), 9, 8, Ahead([], 1))
+        choose(Request(deadline_ms=9), 9, 8, LoadEstimate([], 1))
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_deadline_that_cannot_be_met_names_the_soonest(three: Manifest) -> Non
 )
 def test_refuses_a_deadline(three: Manifest, request_: Request, message: str) -> None:
     with pytest.raises(SelectionError) as error:
-        dispatcher(three).choose_in_time(request_, 1, 8, Ahead([], 1))
+        dispatcher(three).choose_in_time(request_, 1, 8, LoadEstimate([], 1))
     assert str(error.value).startswith(message)
 
 
@@ -403,24 +403,24 @@ def test_refuses_a_deadline(three: Manifest, request_: Request, message: str) ->
 @given(
     latencies=st.lists(st.floats(0.1, 10), min_size=4, max_size=4),
     remaining=st.lists(st.floats(0, 10), max_size=4),
-    lanes=st.floats(1, 3),
+    parallel_runs=st.floats(1, 3),
     deadline=st.floats(0.1, 40),
 )
 def test_the_choice_is_the_largest_that_is_expected_in_time(
-    manifest: Manifest, latencies: list[float], remaining: list[float], lanes: float, deadline: float
+    manifest: Manifest, latencies: list[float], remaining: list[float], parallel_runs: float, deadline: float
 ) -> None:
     manifest = make(manifest, {f"m{size}": size for size in (1, 2, 3, 4)}, (Bucket(1, 8),))
     known = [Latency(engine.id, ms) for engine, ms in zip(manifest.engines, latencies, strict=True)]
-    ahead = Ahead(sorted(remaining), lanes)
-    finishes = {e.submodel: ahead.finish_ms(ms) for e, ms in zip(manifest.engines, latencies, strict=True)}
+    load = LoadEstimate(sorted(remaining), parallel_runs)
+    finishes = {e.submodel: load.finish_ms(ms) for e, ms in zip(manifest.engines, latencies, strict=True)}
     assume(all(abs(finish - deadline) > 1e-6 for finish in finishes.values()))
     in_time = [name for name, finish in finishes.items() if finish <= deadline]
     choose = dispatcher(manifest, known).choose_in_time
     if in_time:
-        assert choose(Request(deadline_ms=deadline), 1, 8, ahead).engine.submodel == max(in_time)
+        assert choose(Request(deadline_ms=deadline), 1, 8, load).engine.submodel == max(in_time)
     else:
         with pytest.raises(SelectionError, match="no submodel answers"):
-            choose(Request(deadline_ms=deadline), 1, 8, ahead)
+            choose(Request(deadline_ms=deadline), 1, 8, load)
 
 
 def routed(manifest: Manifest) -> Manifest:

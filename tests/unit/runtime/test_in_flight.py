@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.runtime.in_flight import Ahead, InFlight
+from nestforge.runtime.in_flight import InFlight, LoadEstimate
 
 MS = st.floats(0.01, 100)
 
@@ -25,19 +25,19 @@ class Clock:
         self.now += milliseconds / 1e3
 
 
-def simulate(remaining: list[float], own: float, lanes: float, step: float) -> float:
+def simulate(remaining: list[float], own: float, parallel_runs: float, step: float) -> float:
     """The finish of ``own`` by small steps of time."""
     left, passed = [*remaining, own], 0.0
     while left[-1] > 0:
         running = [i for i, ms in enumerate(left) if ms > 0]
         for i in running:
-            left[i] -= step * min(1.0, lanes / len(running))
+            left[i] -= step * min(1.0, parallel_runs / len(running))
         passed += step
     return passed
 
 
 @pytest.mark.parametrize(
-    ("remaining", "lanes", "own", "finish"),
+    ("remaining", "parallel_runs", "own", "finish"),
     [
         ([], 1, 5, 5),
         ([3], 1, 5, 8),  # both at half speed for 6 ms, then alone for 2
@@ -49,31 +49,33 @@ def simulate(remaining: list[float], own: float, lanes: float, step: float) -> f
         ([math.inf], 1, 5, 10),  # nothing known: it may stay to the end
     ],
 )
-def test_runs_share_the_cores(remaining: list[float], lanes: float, own: float, finish: float) -> None:
-    ahead = Ahead(remaining, lanes)
-    assert ahead.finish_ms(own) == pytest.approx(finish)
-    assert ahead.room_ms(finish) == pytest.approx(own)
+def test_runs_share_the_cores(remaining: list[float], parallel_runs: float, own: float, finish: float) -> None:
+    load = LoadEstimate(remaining, parallel_runs)
+    assert load.finish_ms(own) == pytest.approx(finish)
+    assert load.room_ms(finish) == pytest.approx(own)
 
 
-@given(remaining=st.lists(st.floats(0, 20), max_size=4), lanes=st.floats(1, 3), own=st.floats(0.5, 20))
-def test_a_finish_is_what_small_steps_of_time_come_to(remaining: list[float], lanes: float, own: float) -> None:
-    ahead = Ahead(sorted(remaining), lanes)
-    assert ahead.finish_ms(own) == pytest.approx(simulate(remaining, own, lanes, 0.01), abs=0.1)
+@given(remaining=st.lists(st.floats(0, 20), max_size=4), parallel_runs=st.floats(1, 3), own=st.floats(0.5, 20))
+def test_a_finish_is_what_small_steps_of_time_come_to(remaining: list[float], parallel_runs: float, own: float) -> None:
+    load = LoadEstimate(sorted(remaining), parallel_runs)
+    assert load.finish_ms(own) == pytest.approx(simulate(remaining, own, parallel_runs, 0.01), abs=0.1)
 
 
-@given(remaining=st.lists(st.floats(0, 100), max_size=6), lanes=st.floats(1, 4), own=MS, more=MS)
-def test_room_is_the_inverse_and_both_rise(remaining: list[float], lanes: float, own: float, more: float) -> None:
-    ahead = Ahead(sorted(remaining), lanes)
-    assert ahead.room_ms(ahead.finish_ms(own)) == pytest.approx(own)
-    assert ahead.finish_ms(own + more) > ahead.finish_ms(own)
+@given(remaining=st.lists(st.floats(0, 100), max_size=6), parallel_runs=st.floats(1, 4), own=MS, more=MS)
+def test_room_is_the_inverse_and_both_rise(
+    remaining: list[float], parallel_runs: float, own: float, more: float
+) -> None:
+    load = LoadEstimate(sorted(remaining), parallel_runs)
+    assert load.room_ms(load.finish_ms(own)) == pytest.approx(own)
+    assert load.finish_ms(own + more) > load.finish_ms(own)
     # No sooner than alone, but for rounding, and no later than one after the other.
-    assert own - 1e-6 <= ahead.finish_ms(own) <= own + sum(remaining) + 1e-6
+    assert own - 1e-6 <= load.finish_ms(own) <= own + sum(remaining) + 1e-6
 
 
 @pytest.mark.parametrize("left", [0.0, -3.0])
 def test_no_time_left_is_no_room(left: float) -> None:
-    assert Ahead([], 1).room_ms(left) == left
-    assert Ahead([1.0], 1).room_ms(left) <= 0
+    assert LoadEstimate([], 1).room_ms(left) == left
+    assert LoadEstimate([1.0], 1).room_ms(left) <= 0
 
 
 def test_the_book_follows_time_entries_and_departures() -> None:
@@ -81,15 +83,15 @@ def test_the_book_follows_time_entries_and_departures() -> None:
     book = InFlight(1, clock)
     first = book.enter(10)
     clock.pass_ms(4)
-    assert book.ahead().remaining_ms == pytest.approx([6])
+    assert book.load().remaining_ms == pytest.approx([6])
     second = book.enter(2)
     clock.pass_ms(2)  # half speed
-    assert book.ahead().remaining_ms == pytest.approx([1, 5])
+    assert book.load().remaining_ms == pytest.approx([1, 5])
     book.leave(second)
     clock.pass_ms(6)
-    assert book.ahead().remaining_ms == [0]  # late
+    assert book.load().remaining_ms == [0]  # late
     book.leave(first)
-    assert book.ahead().remaining_ms == []
+    assert book.load().remaining_ms == []
 
 
 def test_lanes_let_runs_proceed_side_by_side() -> None:
@@ -98,7 +100,7 @@ def test_lanes_let_runs_proceed_side_by_side() -> None:
     for _ in range(3):
         book.enter(10)
     clock.pass_ms(3)
-    assert book.ahead().remaining_ms == pytest.approx([8, 8, 8])
+    assert book.load().remaining_ms == pytest.approx([8, 8, 8])
 
 
 def test_an_admitted_request_is_in_flight_for_the_next() -> None:
@@ -106,14 +108,14 @@ def test_an_admitted_request_is_in_flight_for_the_next() -> None:
     book = InFlight(1, clock)
     seen: list[str] = []
 
-    def choose(ahead: Ahead) -> tuple[str, float]:
-        seen.append(str(ahead))
+    def choose(load: LoadEstimate) -> tuple[str, float]:
+        seen.append(str(load))
         return "chosen", 4.0
 
     chosen, number = book.admit(choose)
     book.admit(choose)
     book.enter(math.inf)
-    seen.append(str(book.ahead()))
+    seen.append(str(book.load()))
     assert chosen == "chosen"
     assert seen == [
         "nothing in flight",
@@ -126,12 +128,12 @@ def test_an_admitted_request_is_in_flight_for_the_next() -> None:
 def test_a_choice_that_fails_enters_nothing() -> None:
     book = InFlight(1)
 
-    def fail(_: Ahead) -> tuple[str, float]:
+    def fail(_: LoadEstimate) -> tuple[str, float]:
         raise KeyError("no")
 
     with pytest.raises(KeyError):
         book.admit(fail)
-    assert book.ahead().remaining_ms == []
+    assert book.load().remaining_ms == []
 
 
 def test_many_threads_never_take_the_same_room() -> None:
@@ -141,8 +143,8 @@ def test_many_threads_never_take_the_same_room() -> None:
     def take(_: int) -> bool:
         start.wait(10)
 
-        def choose(ahead: Ahead) -> tuple[bool, float]:
-            fits = ahead.room_ms(10) >= 5
+        def choose(load: LoadEstimate) -> tuple[bool, float]:
+            fits = load.room_ms(10) >= 5
             return fits, 5.0 if fits else 0.0
 
         return book.admit(choose)[0]

@@ -269,7 +269,7 @@ def test_a_deadline_counts_the_requests_in_flight(
             release.set()
             assert first.result(10).submodel == "ffn32"
         assert model.choose(1, 8, deadline_ms=4.9).engine.submodel == "ffn32"
-        assert model._in_flight.ahead().remaining_ms == []
+        assert model._in_flight.load().remaining_ms == []
 
 
 def test_a_request_that_fails_is_no_longer_in_flight(tiny_bundle: Path, feeds: Feeds) -> None:
@@ -279,7 +279,7 @@ def test_a_request_that_fails_is_no_longer_in_flight(tiny_bundle: Path, feeds: F
                 model(feeds(1, 8), **options)
     with pytest.raises(BundleError, match="the model is closed"):
         model(feeds(1, 8))
-    assert model._in_flight.ahead().remaining_ms == []
+    assert model._in_flight.load().remaining_ms == []
 
 
 def test_a_deadline_excludes_other_choices(tiny_bundle: Path, feeds: Feeds) -> None:
@@ -324,7 +324,7 @@ def test_many_deadlines_at_once_and_a_close_leave_nothing_in_flight(tiny_bundle:
         found = {each.result(10) for each in asked}
     assert found <= {"ffn16", "ffn32", "SelectionError", "BundleError"}
     assert {"SelectionError"} < found
-    assert model._in_flight.ahead().remaining_ms == []
+    assert model._in_flight.load().remaining_ms == []
 
 
 def test_no_memory_is_taken_for_shapes_that_the_engine_has_not(

@@ -1,4 +1,4 @@
-"""``build_plans`` on tests/fake_tensorrt.py: no plan is really built or run."""
+"""``build_plans`` on tests/support/fake_tensorrt.py: no plan is really built or run."""
 
 from __future__ import annotations
 

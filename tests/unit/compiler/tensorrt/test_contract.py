@@ -3,7 +3,7 @@
 What this proves: each class, enumerator, property, method, keyword and number of arguments that our modules use is
 there, with types that fit, and methods that TensorRT calls back have the names and parameters that it calls. mypy
 infers them, so no list of them can be forgotten. The interface of 11.4 is read from the installed bindings, those of
-10.3 and 10.16 are records of their bindings (see tests/tensorrt_api.py).
+10.3 and 10.16 are records of their bindings (see tests/support/tensorrt_api.py).
 
 What it does not prove: that TensorRT does what the names promise. No library of TensorRT is loaded, no plan is built
 or run, and what its docstrings leave out, such as which calls may return None, is our reading of its documentation.
@@ -102,7 +102,7 @@ def test_the_installed_release_has_what_we_use(installed: dict[str, Any], found:
 
 @pytest.mark.parametrize("release", RECORDED)
 def test_older_releases_have_what_we_use(release: str, found: dict[str, list[str]]) -> None:
-    """After a change of the back end that fails here alone, record again: see tests/tensorrt_api.py."""
+    """After a change of the back end that fails here alone, record again: see tests/support/tensorrt_api.py."""
     assert found[release] == []
 
 

@@ -67,7 +67,7 @@ def test_requests_are_the_rows_in_order_cut_to_the_longest(bench: ExitBench, dat
 def test_simulation_says_what_the_chain_does(
     bench: ExitBench, data: LabelledData, batch: int, thresholds: tuple[float, float]
 ) -> None:
-    """Exits and FLOPs of every row are the chain's own; engines here cost as their tokens, so covers are known too."""
+    """Exits and FLOPs of every row are the chain's own; engines cost as their tokens, so batch plans are known too."""
     samples: dict[tuple[int, tuple[object, ...]], list[float]] = {}
     requests = bench.requests(data, batch)
     answers = bench.observe(requests, samples)

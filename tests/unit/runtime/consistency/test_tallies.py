@@ -96,7 +96,7 @@ def test_a_model_equals_itself(role: Role, seed: int, at_once: int) -> None:
     outputs = rng.standard_normal((3, 6, 2)).astype(np.float32)
     tally = tally_for(role, TOKENS, IDS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_VALUES", at_once)
+        patch.setattr(module, "_VALUES_WIDENED_AT_ONCE", at_once)
         tally.add(batch(lengths, 6), outputs, outputs)
     figures = tally.figures()
     for name in figures.keys() & {"token_agreement", "class_agreement", "recall_at_10", "mean_cosine"}:
@@ -118,7 +118,7 @@ def test_figures_do_not_depend_on_batches_or_parts(seed: int, at_once: int) -> N
         lengths[0] = 2
     whole.add(batch(lengths, 6, ids), reference, found)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_VALUES", at_once)
+        patch.setattr(module, "_VALUES_WIDENED_AT_ONCE", at_once)
         for row in range(4):
             parts.add(batch(lengths[row : row + 1], 6, ids[row : row + 1]), reference[row:][:1], found[row:][:1])
     assert parts.figures() == {name: pytest.approx(value) for name, value in whole.figures().items()}

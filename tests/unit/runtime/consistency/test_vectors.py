@@ -48,5 +48,5 @@ def test_recall_is_the_same_however_many_rows_are_scored_at_once(seed: int, rows
     reference, found = np.random.default_rng(seed).standard_normal((2, 30, 4))
     whole = recall_at(reference, found, 5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_ROWS", rows)
+        patch.setattr(module, "_ROWS_SCORED_AT_ONCE", rows)
         assert recall_at(reference, found, 5) == whole

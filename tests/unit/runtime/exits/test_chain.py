@@ -152,9 +152,9 @@ def test_the_rows_that_stay_move_together_where_that_is_cheaper(opened: Any, cha
     run = chain.run(feeds, ExitPolicy(limits))
     rows = [8, int(stay.sum()), int((stay & (second > limits[1])).sum())]
     longest = [16, int(lengths[stay].max()), int(lengths[stay & (second > limits[1])].max())]
-    want = ["+".join(f"{b.batch}x{b.sequence}" for b in chain.cover(j, rows[j], longest[j])) for j in range(3)]
+    want = ["+".join(f"{b.batch}x{b.sequence}" for b in chain.batch_plan(j, rows[j], longest[j])) for j in range(3)]
     assert buckets_of(chain, feeds, ExitPolicy(limits)) == want
-    assert sum(b.batch for b in chain.cover(1, rows[1], longest[1])) < 8
+    assert sum(b.batch for b in chain.batch_plan(1, rows[1], longest[1])) < 8
     check(run, feeds, limits)
 
     bundle, pool = opened
@@ -231,17 +231,17 @@ def test_measured_before_predicted_before_tokens_and_by_file(opened: tuple[Bundl
     mine = [engine for engine in bundle.manifest.engines if engine.segment == "to1" and engine.submodel == "depth2"]
     filled_up = [Latency(engine.id, 10.0 + engine.bucket.batch) for engine in mine]
 
-    def cover(latencies: list[Latency]) -> list[int]:
-        return [bucket.batch for bucket in ExitChain(bundle, "depth4", pool, latencies).cover(0, 6, 16)]
+    def plan(latencies: list[Latency]) -> list[int]:
+        return [bucket.batch for bucket in ExitChain(bundle, "depth4", pool, latencies).batch_plan(0, 6, 16)]
 
-    assert cover([]) == [4, 1, 1]
-    assert cover(filled_up) == [8]  # measured for another submodel that has the file
-    assert cover([replace(latency, measured_p50_ms=1.0, predicted_ms=99.0) for latency in filled_up]) == [8]
-    assert cover(filled_up[:-1]) == [4, 1, 1]  # one is unknown: all by tokens
+    assert plan([]) == [4, 1, 1]
+    assert plan(filled_up) == [8]  # measured for another submodel that has the file
+    assert plan([replace(latency, measured_p50_ms=1.0, predicted_ms=99.0) for latency in filled_up]) == [8]
+    assert plan(filled_up[:-1]) == [4, 1, 1]  # one is unknown: all by tokens
     other = [Latency(engine.id, 1.0, float(engine.bucket.batch), residency="packed") for engine in mine]
     here = [Latency(engine.id, 1.0, 10.0 + engine.bucket.batch, residency="shared") for engine in mine]
-    assert cover([*here, *other]) == [8]
-    assert cover(other) == [4, 1, 1]
+    assert plan([*here, *other]) == [8]
+    assert plan(other) == [4, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,14 @@ from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits import steps
+from nestforge.runtime.exits.batch_plan import BatchPlan
 from nestforge.runtime.exits.chain import ExitChain, SegmentRun
-from nestforge.runtime.exits.cover import Cover
 from nestforge.runtime.exits.device_workspace import DeviceWorkspace
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.model import ElasticModel
 from support.exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_exits_bundle
+from support.fake_gpu import CapturingSession, Gpu, provider_on
 from support.fake_tensorrt import World, host_with_gpu, list_plans
-from support.gpu_stand_in import CapturingSession, Gpu, provider_on
 from support.host_provider import host_provider
 
 THRESHOLDS = st.tuples(*(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.875]) for _ in LAYERS[:-1]))
@@ -190,7 +190,7 @@ def test_no_more_requests_than_workspaces_are_under_way_on_a_device(exits_bundle
 def test_steps_that_make_room_take_their_bindings_with_them(
     exits_bundle: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "_REMEMBERED", 4)
+    monkeypatch.setattr(steps, "_MAX_BOUND_STEPS", 4)
     bundle = open_bundle(exits_bundle)
     pools = pool_of(bundle, None), pool_of(bundle, device)
     ordinary, resident = (ExitChain(bundle, "depth4", pool, ()) for pool in pools)
@@ -221,9 +221,9 @@ def test_a_step_of_which_one_engine_cannot_be_opened_keeps_none() -> None:
 
     exits, device = exits_entry(), HostDevice()
     workspace = DeviceWorkspace(exits, 4, 8, device)
-    cover = Cover((Bucket(2, 8), Bucket(1, 8)), 1.0)
+    plan = BatchPlan((Bucket(2, 8), Bucket(1, 8)), 1.0)
     with pytest.raises(BundleError, match="no memory"):
-        workspace.step(0, exits.segments[0], cover, 0, False, runner)
+        workspace.step(0, exits.segments[0], plan, 0, False, runner)
     assert closed == ["close"]
     workspace.close()
     assert device.allocated_bytes == 0
@@ -250,7 +250,7 @@ def test_only_answers_come_back_and_rows_that_lie_together_move_in_one_copy() ->
     workspace = DeviceWorkspace(exits_entry(), 16, 8, device)
     state = np.arange(8 * 8 * HIDDEN, dtype=np.float32).reshape(8, 8, HIDDEN)
     device.to_device(workspace._states[0], state)
-    old, new = Cover((Bucket(8, 8),), 1.0), Cover((Bucket(4, 8),), 1.0)
+    old, new = BatchPlan((Bucket(8, 8),), 1.0), BatchPlan((Bucket(4, 8),), 1.0)
     origin, source = workspace.keep(np.array([0, 5, 6, 7]), old, new, 0)
     assert (origin.tolist(), source) == ([0, 5, 6, 7], 0)
     assert device.moves == [("within", 3), ("within", 3)]  # the state's rows, and the mask's
@@ -269,10 +269,10 @@ def test_a_request_that_failed_on_its_way_is_waited_for() -> None:
             waits.append("wait")
 
     workspace = DeviceWorkspace(exits_entry(), 4, 8, Slow())
-    cover = Cover((Bucket(2, 8),), 1.0)
-    workspace.fill(requests([3, 8]), cover)
+    plan = BatchPlan((Bucket(2, 8),), 1.0)
+    workspace.fill(requests([3, 8]), plan)
     assert waits == []
-    workspace.fill(requests([3, 8]), cover)
+    workspace.fill(requests([3, 8]), plan)
     assert waits == ["wait"]
 
 

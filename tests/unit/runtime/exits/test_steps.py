@@ -38,7 +38,7 @@ def test_a_step_is_bound_once_and_closed_with_the_others() -> None:
 
 
 def test_steps_beyond_the_bound_make_room_by_closing_what_they_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_REMEMBERED", 2)
+    monkeypatch.setattr(module, "_MAX_BOUND_STEPS", 2)
     steps, calls = Steps(), [Call() for _ in range(5)]
     for number, call in enumerate(calls):
         steps.get(number, lambda call=call: step_of(call))

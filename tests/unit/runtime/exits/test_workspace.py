@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
-from nestforge.runtime.exits.cover import Cover
+from nestforge.runtime.exits.batch_plan import BatchPlan
 from nestforge.runtime.exits.workspace import Workspace
 from support.exit_bundles import HIDDEN, exits_entry
 
 
-def cover(rows: int, sequence: int) -> Cover:
-    return Cover((Bucket(rows, sequence),), 1.0)
+def plan(rows: int, sequence: int) -> BatchPlan:
+    return BatchPlan((Bucket(rows, sequence),), 1.0)
 
 
 def states(workspace: Workspace, source: int, rows: int, sequence: int) -> np.ndarray:
@@ -46,8 +46,8 @@ def test_what_is_kept_comes_first_and_the_rest_counts_for_nothing(
     mask_of(workspace, rows, old)[:] = masks
 
     count = len(positions)
-    target = cover(count + spare, new)
-    origin, source = workspace.keep(positions, cover(rows, old), target, 1)
+    target = plan(count + spare, new)
+    origin, source = workspace.keep(positions, plan(rows, old), target, 1)
 
     assert sorted(origin.tolist()) == positions.tolist()
     steps = min(old, new)
@@ -68,7 +68,7 @@ def test_rows_already_in_front_stay_where_they_are() -> None:
     workspace = Workspace(exits_entry(), 16, 8)
     workspace._states[0][:] = 0
     workspace._buffers["attention_mask"][:] = 0
-    origin, source = workspace.keep(np.array([0, 2, 3, 6, 7]), cover(8, 8), cover(5, 8), 0)
+    origin, source = workspace.keep(np.array([0, 2, 3, 6, 7]), plan(8, 8), plan(5, 8), 0)
     assert origin.tolist() == [0, 6, 2, 3, 7]
     assert source == 0
 
@@ -78,9 +78,9 @@ def test_inputs_are_cut_or_padded_and_spare_rows_are_empty() -> None:
     for buffer in workspace._buffers.values():
         buffer[:] = 7
     feeds = {"input_ids": np.full((2, 8), 5), "attention_mask": np.ones((2, 8), np.int64)}
-    workspace.fill(feeds, cover(4, 4))
+    workspace.fill(feeds, plan(4, 4))
     assert mask_of(workspace, 4, 4).tolist() == [[1] * 4] * 2 + [[0] * 4] * 2
-    workspace.fill(feeds, cover(3, 16))
+    workspace.fill(feeds, plan(3, 16))
     assert mask_of(workspace, 3, 16).tolist() == [[1] * 8 + [0] * 8] * 2 + [[0] * 16]
     assert workspace._buffers["input_ids"][:16].tolist() == [5] * 8 + [0] * 8
 
@@ -92,8 +92,8 @@ def test_an_input_without_padding_must_have_the_steps() -> None:
     entry = replace(entry, segments=(replace(first, inputs=unpadded), *entry.segments[1:]))
     workspace = Workspace(entry, 4, 8)
     feeds = {"input_ids": np.full((2, 4), 5), "attention_mask": np.ones((2, 4), np.int64)}
-    workspace.fill(feeds, cover(2, 4))
+    workspace.fill(feeds, plan(2, 4))
     with pytest.raises(
         InputError, match=r"input input_ids: cannot be padded, and shape \[2, 4\] has not the bucket's 8"
     ):
-        workspace.fill(feeds, cover(2, 8))
+        workspace.fill(feeds, plan(2, 8))

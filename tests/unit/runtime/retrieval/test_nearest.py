@@ -61,8 +61,8 @@ def test_a_large_search_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> 
     rng = np.random.default_rng(1)
     corpus, queries = (unit(rng.standard_normal((n, 16)).astype(np.float32)) for n in (300, 20))
     whole = nearest(corpus, queries, 7)
-    monkeypatch.setattr(nearest_module, "_SCORES", 700)
-    monkeypatch.setattr(nearest_module, "_VALUES", 40)
+    monkeypatch.setattr(nearest_module, "_SCORES_AT_ONCE", 700)
+    monkeypatch.setattr(nearest_module, "_VALUES_AT_ONCE", 40)
     for mine, theirs in zip(nearest(corpus, queries, 7), whole, strict=True):
         assert np.array_equal(mine, theirs)
 

@@ -1,4 +1,4 @@
-"""``nestforge build`` on tests/fake_tensorrt.py: no plan is really built."""
+"""``nestforge build`` on tests/support/fake_tensorrt.py: no plan is really built."""
 
 from __future__ import annotations
 

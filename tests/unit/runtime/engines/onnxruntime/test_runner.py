@@ -249,7 +249,7 @@ def test_an_engine_of_another_shape_is_refused(tiny_bundle: Path) -> None:
         runner_for(bundle, replace(first, file=second.file), "shared", 1).__enter__()
 
 
-def test_a_backend_that_is_not_here(tiny_bundle: Path) -> None:
+def test_a_backend_that_is_not_available(tiny_bundle: Path) -> None:
     bundle = open_bundle(tiny_bundle)
     foreign = tuple(replace(engine, backend="tensorrt") for engine in bundle.manifest.engines)
     mixed = replace(bundle, manifest=replace(bundle.manifest, engines=(*foreign, bundle.manifest.engines[0])))

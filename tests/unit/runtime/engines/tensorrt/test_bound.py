@@ -1,4 +1,4 @@
-"""Runs on memory of the caller's, on tests/fake_tensorrt.py: no plan is really run."""
+"""Runs on memory of the caller's, on tests/support/fake_tensorrt.py: no plan is really run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner's side of the conversation with TensorRT, on tests/fake_tensorrt.py: no plan is really built or run."""
+"""The runner's side of the conversation with TensorRT, on tests/support/fake_tensorrt.py: no plan really runs."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_lanes_are_made_and_closed_under_the_devices_lock(
         lock = lock or runner._device.lock
         held.append((what, lock._is_owned()))
 
-    class Lane(module.Lane):  # type: ignore[name-defined, misc]
+    class Watched(module.ExecutionContext):  # type: ignore[name-defined, misc]
         def __init__(self, *args: Any) -> None:
             note("make")
             super().__init__(*args)
@@ -276,15 +276,15 @@ def test_lanes_are_made_and_closed_under_the_devices_lock(
         def run(self, *args: Any) -> None:
             note("run")
             super().run(*args)
-            if len(held) == 2:  # another lane, beside this one
+            if len(held) == 2:  # another context, beside this one
                 runner.run(feeds)
 
         def close(self) -> None:
             note("close")
             super().close()
 
-    monkeypatch.setattr(module, "Lane", Lane)
+    monkeypatch.setattr(module, "ExecutionContext", Watched)
     with runner:
         runner.run(feeds)
-    lane = [("make", True), ("run", False)]
-    assert held == [*lane, *lane, ("close", True), ("close", True)]
+    expected = [("make", True), ("run", False)]
+    assert held == [*expected, *expected, ("close", True), ("close", True)]

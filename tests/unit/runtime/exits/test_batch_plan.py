@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
-from nestforge.runtime.exits.cover import Covers
+from nestforge.runtime.exits.batch_plan import BatchPlanner
 
 TOKENS = {Bucket(batch, sequence): float(batch * sequence) for batch in (1, 4, 8) for sequence in (16, 32)}
 
 
-def sizes(covers: Covers, rows: int, longest: int) -> list[tuple[int, int]]:
-    return [(bucket.batch, bucket.sequence) for bucket in covers.cheapest(rows, longest).buckets]
+def sizes(planner: BatchPlanner, rows: int, longest: int) -> list[tuple[int, int]]:
+    return [(bucket.batch, bucket.sequence) for bucket in planner.cheapest(rows, longest).buckets]
 
 
 @pytest.mark.parametrize(
@@ -26,35 +26,35 @@ def sizes(covers: Covers, rows: int, longest: int) -> list[tuple[int, int]]:
     ],
 )
 def test_by_tokens_no_row_is_wasted(rows: int, longest: int, expected: list[tuple[int, int]]) -> None:
-    assert sizes(Covers(TOKENS), rows, longest) == expected
+    assert sizes(BatchPlanner(TOKENS), rows, longest) == expected
 
 
 def test_where_a_larger_engine_is_cheaper_it_is_filled_up() -> None:
     costs = {bucket: 10.0 + bucket.batch for bucket in TOKENS}
-    assert sizes(Covers(costs), 5, 16) == [(8, 16)]
-    assert sizes(Covers(costs), 13, 16) == [(8, 16), (8, 16)]
-    assert sizes(Covers(costs), 12, 16) == [(8, 16), (4, 16)]
+    assert sizes(BatchPlanner(costs), 5, 16) == [(8, 16)]
+    assert sizes(BatchPlanner(costs), 13, 16) == [(8, 16), (8, 16)]
+    assert sizes(BatchPlanner(costs), 12, 16) == [(8, 16), (4, 16)]
 
 
 def test_no_engine_is_passed_over_for_a_larger_one_that_was_measured_faster() -> None:
     costs = {Bucket(1, 16): 6.0, Bucket(2, 16): 4.0, Bucket(2, 32): 5.0}
-    assert sizes(Covers(costs), 1, 16) == [(1, 16)]
-    assert sizes(Covers(costs), 2, 16) == [(2, 16)]
-    assert Covers(costs).cheapest(1, 16).cost == 4.0
+    assert sizes(BatchPlanner(costs), 1, 16) == [(1, 16)]
+    assert sizes(BatchPlanner(costs), 2, 16) == [(2, 16)]
+    assert BatchPlanner(costs).cheapest(1, 16).cost == 4.0
 
 
 def test_a_longer_sequence_answers_only_where_it_is_cheaper() -> None:
     costs = {Bucket(8, 16): 8.0, Bucket(1, 32): 2.0}
-    covers = Covers(costs)
-    assert sizes(covers, 3, 16) == [(1, 32)] * 3
-    assert sizes(covers, 4, 16) == [(8, 16)]  # as cheap, and shorter
-    assert covers.shortest(3, 16).buckets == (Bucket(8, 16),)
+    planner = BatchPlanner(costs)
+    assert sizes(planner, 3, 16) == [(1, 32)] * 3
+    assert sizes(planner, 4, 16) == [(8, 16)]  # as cheap, and shorter
+    assert planner.shortest(3, 16).buckets == (Bucket(8, 16),)
 
 
 def test_the_cost_of_a_cover_on_other_engines() -> None:
-    cover = Covers(TOKENS).cheapest(5, 16)
-    assert (cover.rows, cover.sequence, cover.cost) == (5, 16, 80.0)
-    assert Covers(dict.fromkeys(TOKENS, 3.0)).cost(cover) == 6.0
+    plan = BatchPlanner(TOKENS).cheapest(5, 16)
+    assert (plan.rows, plan.sequence, plan.cost) == (5, 16, 80.0)
+    assert BatchPlanner(dict.fromkeys(TOKENS, 3.0)).cost(plan) == 6.0
 
 
 COSTS = st.dictionaries(
@@ -74,19 +74,19 @@ def test_no_cover_is_cheaper_and_only_the_last_run_has_spare_rows(
     for bucket in costs:  # what a disturbed measurement gives, and what counts
         larger = [c for o, c in costs.items() if o.batch >= bucket.batch and o.sequence >= bucket.sequence]
         costs = {**costs, bucket: min(larger)}
-    cover = Covers(costs).cheapest(rows, longest)
-    assert cover.cost == sum(costs[bucket] for bucket in cover.buckets)
-    assert {bucket.sequence for bucket in cover.buckets} == {cover.sequence}
-    assert cover.sequence >= longest
-    assert list(cover.buckets) == sorted(cover.buckets, reverse=True)
-    assert 0 <= cover.rows - rows < cover.buckets[-1].batch
+    plan = BatchPlanner(costs).cheapest(rows, longest)
+    assert plan.cost == sum(costs[bucket] for bucket in plan.buckets)
+    assert {bucket.sequence for bucket in plan.buckets} == {plan.sequence}
+    assert plan.sequence >= longest
+    assert list(plan.buckets) == sorted(plan.buckets, reverse=True)
+    assert 0 <= plan.rows - rows < plan.buckets[-1].batch
     for count in range(1, min(rows, 5) + 1):
         for runs in combinations_with_replacement(fitting, count):
             if len({bucket.sequence for bucket in runs}) == 1 and sum(bucket.batch for bucket in runs) >= rows:
-                assert cover.cost <= sum(costs[bucket] for bucket in runs)
+                assert plan.cost <= sum(costs[bucket] for bucket in runs)
 
 
 def test_lengths_of_one_bucket_share_one_cover() -> None:
-    covers = Covers(TOKENS)
-    assert len({id(covers.cheapest(3, longest)) for longest in range(1, 33)}) == 2
-    assert len({id(covers.shortest(3, longest)) for longest in range(1, 33)}) == 2
+    planner = BatchPlanner(TOKENS)
+    assert len({id(planner.cheapest(3, longest)) for longest in range(1, 33)}) == 2
+    assert len({id(planner.shortest(3, longest)) for longest in range(1, 33)}) == 2

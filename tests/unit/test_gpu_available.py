@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from support.gpu_here import WITHOUT_TF32
+from support.gpu_available import WITHOUT_TF32
 
 
 @pytest.mark.filterwarnings(WITHOUT_TF32)
