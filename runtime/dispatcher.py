@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,24 +19,11 @@ from .bundle.manifest import EngineEntry, Latency, Manifest, SubmodelEntry
 from .engines.contract.residency import Residency
 from .in_flight import LoadEstimate
 from .inputs.limits import positive_limit
+from .request import Request
 
 _MAX_REMEMBERED_SIZES = 4096
 _MAX_LISTED_ENGINES = 8
 _MAX_DIMENSION = 2**31
-
-
-class Request(NamedTuple):
-    """What a request can afford: a named budget, or one submodel, or limits (all must hold); nothing asks for the
-    largest submodel. ``memory_mb`` limits what the engine needs for itself: weights, private initializers, activations.
-    A limit in time is one of two: ``latency_ms`` for the run alone, or ``deadline_ms`` for the run among those that
-    are in flight.
-    """
-
-    budget: str | None = None
-    submodel: str | None = None
-    latency_ms: float | None = None
-    memory_mb: float | None = None
-    deadline_ms: float | None = None
 
 
 @dataclass(frozen=True)

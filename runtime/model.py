@@ -6,19 +6,18 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from time import perf_counter
 from types import TracebackType
 from typing import Literal, Self
 
-from ..elastic import Bucket
 from ..errors import InputError, SelectionError
 from ..profiles.probe_host import probe_host
-from .answer import Answer, ExitRows, Padding, Timings
-from .bundle.manifest import TextEntry
+from .answer import Answer, Padding, Timings
+from .bundle.manifest import EngineEntry, TextEntry
 from .bundle.open_bundle import Bundle, Check, open_bundle
-from .dispatcher import Choice, Dispatcher, Request
+from .dispatcher import Choice, Dispatcher
+from .engine_runs import run_chain, run_whole
 from .engines.contract.residency import RESIDENCIES, Residency
 from .engines.contract.threads import threads_or_default
 from .engines.host_latencies import measured_elsewhere
@@ -30,8 +29,9 @@ from .exits.choice import OFF, AskedExits, ExitChoice, ExitChooser
 from .exits.drift import Drift
 from .in_flight import InFlight, LoadEstimate
 from .inputs.arrays import Array
-from .inputs.check_inputs import InputChecker, cut_back
+from .inputs.check_inputs import InputChecker
 from .inputs.text import Encoded, TextEncoder
+from .request import Request, RequestContext
 
 # Texts whose tokens are counted at a time.
 _TEXTS_COUNTED_AT_ONCE = 256
@@ -147,13 +147,13 @@ class ElasticModel:
             encoded, before = self._encode(inputs, request if truncate else Request(), truncate, prompt, prompt_name)
             feeds, truncated = encoded.feeds, encoded.truncated
         encoded_at = perf_counter()
+        shape = self._inputs.sizes_of(feeds)
+        context = RequestContext(request, exits, decisions, feeds, shape, truncated, before, started, encoded_at)
 
-        given = self._inputs.sizes_of(feeds)
-        choice, number = self._admit(request, given, started)
+        choice, number = self._admit(context)
         try:
             self._inputs.check_values(feeds)
-            answer = self._answer(feeds, given, choice, exits, request, truncated, (started, encoded_at), decisions)
-            return replace(answer, prompt=before) if before else answer
+            return self._answer(context, choice)
         finally:
             self._in_flight.leave(number)
 
@@ -230,136 +230,67 @@ class ElasticModel:
     def __repr__(self) -> str:
         return f"ElasticModel({self.bundle!r}, {self.threads} threads)"
 
-    def _admit(self, request: Request, given: Bucket, started: float) -> tuple[Choice, int]:
+    def _admit(self, context: RequestContext) -> tuple[Choice, int]:
         """The choice for a request, and its number among those in flight."""
+        request, shape = context.request, context.shape
         if request.deadline_ms is None:
-            choice = self._dispatcher.choose(request, given.batch, given.sequence)
+            choice = self._dispatcher.choose(request, shape.batch, shape.sequence)
             return choice, self._in_flight.enter(choice.latency_ms)
 
         def in_time(load: LoadEstimate) -> tuple[Choice, float]:
-            spent_ms = 1e3 * (perf_counter() - started)
-            choice = self._dispatcher.choose_in_time(request, given.batch, given.sequence, load, spent_ms)
+            spent_ms = 1e3 * (perf_counter() - context.started)
+            choice = self._dispatcher.choose_in_time(request, shape.batch, shape.sequence, load, spent_ms)
             return choice, choice.latency_ms
 
         return self._in_flight.admit(in_time)
 
-    def _answer(
-        self,
-        feeds: Mapping[str, Array],
-        given: Bucket,
-        choice: Choice,
-        exits: AskedExits | None,
-        request: Request,
-        truncated: tuple[int, ...],
-        times: tuple[float, float],
-        decisions: bool,
-    ) -> Answer:
+    def _answer(self, context: RequestContext, choice: Choice) -> Answer:
         """Answers by the engine chosen, or by its submodel's segments where exits are open."""
-        started, encoded_at = times
-        engine, reason = choice.engine, self._where_it_ran(choice.reason)
-        if decisions and not engine.decisions:
+        engine, reasons = choice.engine, [choice.reason]
+        if self._provider is not None:
+            reasons.append(f"by ONNX Runtime's provider {self._provider.name}")
+        if context.decisions and not engine.decisions:
             raise InputError(f"decisions: engine {engine.id} returns none; ask for its outputs alone")
+        exit_choice = self._exit_choice(context, engine)
+        if exit_choice is not None:
+            reasons.append(exit_choice.reason)
+        if exit_choice is None or exit_choice.open is None:
+            runs = run_whole(context, engine, self._pool, self._inputs, self._outputs)
+        elif context.decisions:
+            raise InputError("decisions: segments return none; ask with exits='off', or for outputs alone")
+        else:
+            runs = run_chain(context, engine, exit_choice.open)
+        return Answer(
+            outputs={spec.name: runs.outputs[spec.name] for spec in self._outputs},
+            submodel=engine.submodel,
+            engine=runs.engine.id,
+            bucket=runs.engine.bucket,
+            residency=self.residencies[runs.engine.id],
+            reason="; ".join(reasons),
+            padding=Padding(runs.shape, runs.filled) if runs.shape != runs.filled else None,
+            truncated=context.truncated,
+            timings=Timings(
+                encode=1e3 * (context.encoded - context.started),
+                dispatch=1e3 * (runs.ended - context.encoded) - runs.open_ms - runs.run_ms,
+                open=runs.open_ms,
+                run=runs.run_ms,
+            ),
+            exits=runs.exits,
+            decisions=runs.decisions,
+            prompt=context.prompt,
+        )
+
+    def _exit_choice(self, context: RequestContext, engine: EngineEntry) -> ExitChoice | None:
+        """Which exits are open, or None for a model that has none. Raises SelectionError where they cannot be had."""
+        request, exits = context.request, context.exits
         if self._exits is not None:
             limited = request.latency_ms is not None or request.deadline_ms is not None
-            exit_choice = self._exits.choose(exits, engine.submodel, limited or request.budget in self._latency_budgets)
-            if exit_choice.chain is not None:
-                if decisions:
-                    raise InputError("decisions: segments return none; ask with exits='off', or for outputs alone")
-                return self._leave(feeds, given, choice, exit_choice, truncated, times)
-            reason = f"{reason}; {exit_choice.reason}"
-        elif exits is not None and not (isinstance(exits, str) and exits == OFF):
+            return self._exits.choose(exits, engine.submodel, limited or request.budget in self._latency_budgets)
+        if exits is not None and not (isinstance(exits, str) and exits == OFF):
             raise SelectionError(
                 f"exits: this model has no exits to leave at; expected none or 'off', got {exits!r:.80}"
             )
-        dispatched = perf_counter()
-        # Opened first: only then is it known that the engine has the shapes for which memory is taken.
-        runner = self._pool.get(engine)
-        opened = perf_counter()
-        given = self._inputs.own_shape(given, engine.bucket)
-        padding = None
-        if given != engine.bucket:
-            feeds = self._inputs.filled(feeds, engine.bucket)
-            padding = Padding(given, engine.bucket)
-        filled = perf_counter()
-        returned = runner.run(feeds, decisions)
-        ran = perf_counter()
-        outputs, decided = returned[: len(self._outputs)], returned[len(self._outputs) :]
-        if padding:
-            outputs = cut_back(outputs, self._outputs, given)
-        return Answer(
-            outputs={spec.name: output for spec, output in zip(self._outputs, outputs, strict=True)},
-            submodel=engine.submodel,
-            engine=engine.id,
-            bucket=engine.bucket,
-            residency=self.residencies[engine.id],
-            reason=reason,
-            padding=padding,
-            truncated=truncated,
-            timings=Timings(
-                encode=1e3 * (encoded_at - started),
-                dispatch=1e3 * (dispatched - encoded_at + filled - opened),
-                open=1e3 * (opened - dispatched),
-                run=1e3 * (ran - filled),
-            ),
-            decisions=(
-                {entry.name: array for entry, array in zip(engine.decisions or (), decided, strict=True)}
-                if decisions
-                else None
-            ),
-        )
-
-    def _leave(
-        self,
-        feeds: Mapping[str, Array],
-        given: Bucket,
-        choice: Choice,
-        exit_choice: ExitChoice,
-        truncated: tuple[int, ...],
-        times: tuple[float, float],
-    ) -> Answer:
-        """Answers by the segments of the submodel chosen, rows leaving by a policy."""
-        chain, policy = exit_choice.chain, exit_choice.policy
-        assert chain is not None
-        assert policy is not None
-        started, encoded_at = times
-        dispatched = perf_counter()
-        run = chain.answer(feeds, given, policy)
-        ran = perf_counter()
-        if exit_choice.monitor is not None:
-            exit_choice.monitor.add(run.index)
-        whole = choice.engine
-        first = chain.engine(0, run.buckets[0])
-        filled = Bucket(sum(bucket.batch for bucket in run.buckets), first.bucket.sequence)
-        names = self.bundle.manifest.exits
-        assert names is not None
-        outputs = {names.logits: run.logits, names.entropy: run.entropy}
-        return Answer(
-            outputs={spec.name: outputs[spec.name] for spec in self._outputs},
-            submodel=whole.submodel,
-            engine=first.id,
-            bucket=first.bucket,
-            residency=self.residencies[first.id],
-            reason=f"{self._where_it_ran(choice.reason)}; {exit_choice.reason}",
-            padding=Padding(given, filled) if filled != given else None,
-            truncated=truncated,
-            timings=Timings(
-                encode=1e3 * (encoded_at - started),
-                dispatch=1e3 * (dispatched - encoded_at),
-                open=run.open_ms,
-                run=1e3 * (ran - dispatched) - run.open_ms,
-            ),
-            exits=ExitRows(
-                run.index,
-                run.layer,
-                run.entropy,
-                run.flops,
-                run.flops * (whole.bucket.batch / max(1, whole.flops)),
-                policy,
-            ),
-        )
-
-    def _where_it_ran(self, reason: str) -> str:
-        return reason if self._provider is None else f"{reason}; by ONNX Runtime's provider {self._provider.name}"
+        return None
 
     def _encode(
         self,

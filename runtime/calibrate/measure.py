@@ -16,7 +16,7 @@ from ...elastic import Bucket
 from ...errors import InputError
 from ..bundle.manifest import EngineEntry
 from ..bundle.open_bundle import Bundle
-from ..dispatcher import Dispatcher, Request
+from ..dispatcher import Dispatcher
 from ..engines.host_latencies import host_latencies
 from ..engines.pool import EnginePool
 from ..exits.calibration import Costs
@@ -24,6 +24,7 @@ from ..exits.chain import ExitChain, SegmentRun
 from ..exits.policy import ExitPolicy, closed
 from ..inputs.arrays import Array
 from ..inputs.check_inputs import InputChecker, cut_back
+from ..request import Request
 from .budget import LATENCIES
 from .curve import SegmentCosts, latency_figure, monotone
 from .data import LabelledData

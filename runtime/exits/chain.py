@@ -25,6 +25,7 @@ from ..inputs.arrays import Array
 from ..inputs.check_inputs import InputChecker
 from .batch_plan import BatchPlan, BatchPlanner
 from .device_workspace import DeviceWorkspace
+from .host_workspace import HostWorkspace
 from .policy import ExitPolicy, check_count
 from .segments import segments_of
 from .workspace import Workspace
@@ -74,8 +75,8 @@ class ExitChain:
     """The exits of ``submodel`` (its id) on the engines of ``pool``. Thread-safe.
 
     ``engines`` are the ids of those that may be used, all that can run here by default. ``latencies`` decide which
-    buckets run how many rows: measured medians, else predictions, else tokens. Raises SelectionError where the model
-    has no exits or not all segments may be used.
+    buckets run how many rows: measured medians, else predictions, else tokens. ``entry`` is what the manifest says of
+    the model's exits. Raises SelectionError where there are none or not all segments may be used.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class ExitChain:
         manifest = bundle.manifest
         if manifest.exits is None:
             raise SelectionError(f"bundle {bundle.path}: this model has no exits to leave at; its whole engines answer")
-        self._exits = manifest.exits
+        self.entry = manifest.exits
         self._segments = segments_of(bundle, manifest.exits, submodel, pool, latencies, engines)
         self.exits = len(self._segments)
         self.layers = tuple(segment.entry.layer for segment in self._segments)
@@ -98,7 +99,7 @@ class ExitChain:
         self._buckets = sorted(self._segments[0].engines)
         self._fitting: set[tuple[int, int]] = set()
         self._flops: dict[tuple[int, int, BatchPlan], list[int]] = {}
-        self._idle: list[Workspace | DeviceWorkspace] = []
+        self._idle: list[Workspace] = []
         self._idle_lock = Lock()
         self._kept = _MAX_IDLE_WORKSPACES
         on_device = self._segments[0].device_source is not None
@@ -161,20 +162,20 @@ class ExitChain:
                 if not is_kept:
                     workspace.close()
 
-    def _new_workspace(self) -> Workspace | DeviceWorkspace:
+    def _new_workspace(self) -> Workspace:
         # A batch plan has fewer spare rows than the largest batch.
         rows = 2 * max(bucket.batch for bucket in self._buckets)
         sequence = max(bucket.sequence for bucket in self._buckets)
         source = self._segments[0].device_source
         return (
-            Workspace(self._exits, rows, sequence)
+            HostWorkspace(self.entry, rows, sequence)
             if source is None
-            else DeviceWorkspace(self._exits, rows, sequence, source())
+            else DeviceWorkspace(self.entry, rows, sequence, source())
         )
 
     def _walk(
         self,
-        workspace: Workspace | DeviceWorkspace,
+        workspace: Workspace,
         feeds: Mapping[str, Array],
         shape: Bucket,
         policy: ExitPolicy,
@@ -182,8 +183,8 @@ class ExitChain:
         opened_ms: float,
     ) -> ChainRun:
         batch = shape.batch
-        mask = feeds[self._exits.mask]
-        lengths = _lengths(mask) if self._exits.trims else [shape.sequence] * batch
+        mask = feeds[self.entry.mask]
+        lengths = _lengths(mask) if self.entry.trims else [shape.sequence] * batch
         longest = max(lengths)
         # Books are kept in lists: between two engines the caches hold weights, and every numpy function comes anew.
         index, places, flops = [0] * batch, [0] * batch, [0] * batch
@@ -275,7 +276,7 @@ class ExitChain:
 
     def _plan(self, planner: BatchPlanner, rows: int, longest: int) -> BatchPlan:
         """Where steps behind the longest row change answers, the request's own length decides how many there are."""
-        return planner.cheapest(rows, longest) if self._exits.trims else planner.shortest(rows, longest)
+        return planner.cheapest(rows, longest) if self.entry.trims else planner.shortest(rows, longest)
 
 
 def _lengths(mask: Array) -> list[int]:

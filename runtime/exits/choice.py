@@ -28,13 +28,20 @@ _MAX_REMEMBERED_CHOICES = 1024
 
 
 @dataclass(frozen=True)
+class OpenExits:
+    """A chain, the policy that it follows, and what counts its exits if the policy was calibrated."""
+
+    chain: ExitChain
+    policy: ExitPolicy
+    monitor: ExitMonitor | None = None
+
+
+@dataclass(frozen=True)
 class ExitChoice:
-    """A chain and the policy that it follows, or the whole engine where there is none; ``reason`` ends the answer's."""
+    """The exits that rows may leave at, or None where the whole engine answers; ``reason`` ends the answer's."""
 
     reason: str
-    chain: ExitChain | None = None
-    policy: ExitPolicy | None = None
-    monitor: ExitMonitor | None = None
+    open: OpenExits | None = None
 
 
 class ExitChooser:
@@ -113,7 +120,7 @@ class ExitChooser:
         assert self._gate is not None
         thresholds = self._gate.thresholds[: chain.exits - 1]
         policy = ExitPolicy(thresholds, self._gate.compare, name="the model's own gate")
-        return ExitChoice(f"exits: {policy.name}", chain, policy)
+        return ExitChoice(f"exits: {policy.name}", OpenExits(chain, policy))
 
     def _asked(self, asked: AskedExits, submodel: str) -> ExitChoice:
         if isinstance(asked, str) and asked == OFF:
@@ -133,14 +140,14 @@ class ExitChooser:
             policy = ExitPolicy(thresholds_for(asked, chain.exits), compare)
         else:
             raise _unknown(asked)
-        return ExitChoice(f"exits: {policy.name}", chain, policy)
+        return ExitChoice(f"exits: {policy.name}", OpenExits(chain, policy))
 
     def _calibrated(self, chain: ExitChain, calibrated: CalibratedPolicy, why: str) -> ExitChoice:
         if all(threshold < 0 for threshold in calibrated.thresholds):  # the same answers without the chain's overhead
             return ExitChoice(f"whole engine: calibrated {calibrated.name} for {calibrated.budget} closes every exit")
         monitor = self._monitors[calibrated.submodel, calibrated.name]
         reason = f"exits: calibrated {calibrated.name} for {calibrated.budget}, {why}"
-        return ExitChoice(reason, chain, calibrated.policy(), monitor)
+        return ExitChoice(reason, OpenExits(chain, calibrated.policy(), monitor))
 
     def _chain(self, submodel: str) -> ExitChain:
         with self._lock:

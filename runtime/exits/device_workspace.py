@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from math import prod
-from time import perf_counter
 from typing import cast
 
 import numpy as np
@@ -22,11 +21,11 @@ from ..engines.runner import DeviceCall, DeviceRunner, Runner
 from ..inputs.arrays import Array
 from .batch_plan import BatchPlan
 from .row_moves import Move, side_by_side, to_front
-from .steps import Step, Steps
-from .workspace import Feeds, put_rows
+from .steps import Step
+from .workspace import Feeds, Workspace, put_rows
 
 
-class DeviceWorkspace:
+class DeviceWorkspace(Workspace):
     """Buffers on ``device``, whose use it ends when it is closed, for up to ``rows`` rows of ``sequence`` steps.
 
     One request at a time.
@@ -34,28 +33,20 @@ class DeviceWorkspace:
 
     def __init__(self, exits: ExitsEntry, rows: int, sequence: int, device: Device) -> None:
         """Raises BundleIncompatibleError where the device has too little memory."""
-        self._exits, self._device = exits, device
+        super().__init__(exits)
+        self._device = device
         most = Bucket(rows, sequence)
-        first = exits.segments[0]
-        self._inputs = first.inputs
-        specs = {spec.name: spec for spec in first.outputs}
-        self._state_spec = specs[exits.state_out]
-        (self._mask_spec,) = (spec for spec in first.inputs if spec.name == exits.mask)
-        self._answer_specs = (specs[exits.logits], specs[exits.entropy])
         self._blocks: list[int] = []
         self._staged: list[Array] = []
         self._pending = False
-        self._steps = Steps()
-        self.open_ms = 0.0
         count = len(exits.segments)
         try:
-            self._buffers = {spec.name: self._allocate(spec, most) for spec in first.inputs}
+            self._buffers = {spec.name: self._allocate(spec, most) for spec in self._inputs}
             self._states = (self._allocate(self._state_spec, most), self._allocate(self._state_spec, most))
             # Engines read one mask, so that one of other steps is put together here and copied over it.
             self._other_mask = self._allocate(self._mask_spec, most)
             self._fresh = tuple(self._allocate(spec, most) for spec in self._answer_specs)
-            self._staging = {spec.name: self._stage(spec, most) for spec in first.inputs}
-            # Every exit has its own, so that answers stay where they are until the request ends: [exits, rows, ...].
+            self._staging = {spec.name: self._stage(spec, most) for spec in self._inputs}
             self._answers = tuple(
                 self._stage(spec, most, count).reshape(count, *spec.shape(most)) for spec in self._answer_specs
             )
@@ -64,7 +55,6 @@ class DeviceWorkspace:
             raise
 
     def fill(self, feeds: Feeds, plan: BatchPlan) -> None:
-        """See ``Workspace.fill``."""
         if self._pending:  # the request before failed on its way, and its copies may still read what is written now
             self._device.wait()
         self._pending = True
@@ -75,23 +65,7 @@ class DeviceWorkspace:
             put_rows(spec, target, feeds[spec.name])
             self._device.to_device(self._buffers[spec.name], target)
 
-    def step(
-        self,
-        index: int,
-        segment: SegmentEntry,
-        plan: BatchPlan,
-        source: int,
-        fetch_state: bool,
-        runner: Callable[[Bucket], Runner],
-    ) -> Step:
-        """See ``Workspace.step``; the last call waits for the answers."""
-        return self._steps.get(
-            (index, plan, source, fetch_state),
-            lambda: self._bind(index, segment, plan, source, fetch_state, runner),
-        )
-
     def keep(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
-        """See ``Workspace.keep``; nothing leaves the device."""
         places = positions.tolist()
         count = len(places)
         before, after = Bucket(old.rows, old.sequence), Bucket(new.rows, new.sequence)
@@ -113,11 +87,6 @@ class DeviceWorkspace:
             self._clear_rows(spec, address, after, count)
         self._copy(self._mask_spec, [Move(0, 0, new.rows)], other, after, mask, after)
         return positions, 1 - source
-
-    def answers(self, exits: Array, places: Array) -> tuple[Array, Array]:
-        """See ``Workspace.answers``."""
-        logits, entropy = self._answers
-        return logits[exits, places], entropy[exits, places]
 
     def close(self) -> None:
         """Frees all of it, and what engines keep for it; no step may run afterwards."""
@@ -170,19 +139,13 @@ class DeviceWorkspace:
             outputs[state.name] = DeviceArray(self._states[1 - source], state.dtype, state.shape(size))
         with ExitStack() as stack:
             calls: list[DeviceCall] = []
-            begin = 0
-            for bucket in plan.buckets:
-                end = begin + bucket.batch
-                started = perf_counter()
-                opened = cast(DeviceRunner, runner(bucket))  # the pool says of which engines it is one
-                call = opened.bind_device(
+            for engine, begin, end in self._engines(plan, runner):
+                call = cast(DeviceRunner, engine).bind_device(  # the pool says of which engines it is one
                     {name: array.rows(begin, end) for name, array in feeds.items()},
                     {name: array.rows(begin, end) for name, array in outputs.items()},
                 )
                 stack.callback(call.close)  # where the next engine cannot be opened
                 calls.append(call)
-                self.open_ms += 1e3 * (perf_counter() - started)
-                begin = end
             stack.pop_all()
 
         def fetch() -> None:

@@ -10,10 +10,10 @@ import numpy as np
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
 from ..bundle.manifest import EngineEntry, TensorSpec
-from ..dispatcher import Request
 from ..exits.choice import OFF
 from ..inputs.arrays import Array
 from ..model import ElasticModel
+from ..request import Request
 from .identity import covered
 from .nearest import unit
 from .rows import Rows, batches

@@ -13,9 +13,9 @@ import numpy as np
 
 from ...errors import InputError, SelectionError
 from ..bundle.open_bundle import Bundle
-from ..dispatcher import Request
 from ..inputs.arrays import Array
 from ..model import ElasticModel
+from ..request import Request
 from .encode import Progress, encode, encode_in_time
 from .identity import (
     INDEX_SCHEMA_VERSION,

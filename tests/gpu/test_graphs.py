@@ -21,7 +21,7 @@ def test_threads_get_their_own_answers(
     cuda: Provider, leaver: Bundle, results: Results, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Six threads, chains and whole engines, requests of both buckets, where sessions may keep ``most`` graphs."""
-    monkeypatch.setattr(onnxruntime_gpu_runner, "_MAX_CAPTURED", most)
+    monkeypatch.setattr(onnxruntime_gpu_runner, "_MAX_CAPTURED_GRAPHS", most)
     asked = [{"exits": ExitPolicy((-1.0, -1.0), "<=")}, {"exits": ExitPolicy((1.0, 1.0), "<=")}, {"exits": "off"}]
     cases = [
         (random_feeds(leaver.manifest.inputs, bucket, seed), how)

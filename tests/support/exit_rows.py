@@ -25,7 +25,7 @@ WORDS = ["[PAD]", *(f"w{number}" for number in range(1, VOCABULARY))]
 def timed_once() -> Iterator[None]:
     """For tests that do not look at how long things take: calibration times each of them once."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_SAMPLES", "_LEAST_ROUNDS", "_MOST_ROUNDS"):
+        for name in ("_TIMED_RUNS", "_MIN_ROUNDS", "_MAX_ROUNDS"):
             patch.setattr(measure_exits, name, 1)
         yield
 

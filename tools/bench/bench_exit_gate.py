@@ -13,7 +13,7 @@ from ...runtime.bundle.manifest import EngineEntry
 from ...runtime.engines.pool import EnginePool
 from ...runtime.exits.batch_plan import BatchPlan
 from ...runtime.exits.chain import ExitChain
-from ...runtime.exits.workspace import Workspace
+from ...runtime.exits.host_workspace import HostWorkspace
 from ...runtime.inputs.arrays import Array
 from .exit_subject import deepest, exits_bundle, half_the_flops, requests
 from .harness import Row, milliseconds
@@ -25,15 +25,17 @@ _BATCH, _REQUESTS, _RUNS = 32, 20, 15
 def run() -> list[Row]:
     bundle, policy = exits_bundle(), half_the_flops().policy()
     pool = _TimedPool(bundle, dict.fromkeys((e.id for e in bundle.manifest.engines), "packed"), CORES)
-    keep, moved = Workspace.keep, [0.0]
+    keep, moved = HostWorkspace.keep, [0.0]
 
-    def timed_keep(self: Workspace, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
+    def timed_keep(
+        self: HostWorkspace, positions: Array, old: BatchPlan, new: BatchPlan, source: int
+    ) -> tuple[Array, int]:
         began = perf_counter()
         result = keep(self, positions, old, new, source)
         moved[0] += 1e3 * (perf_counter() - began)
         return result
 
-    Workspace.keep = timed_keep  # type: ignore[method-assign]
+    HostWorkspace.keep = timed_keep  # type: ignore[method-assign]
     try:
         chain = ExitChain(bundle, deepest(bundle), pool, bundle.build.latencies)
         gates: list[float] = []
@@ -52,7 +54,7 @@ def run() -> list[Row]:
             for figures, column in zip((gates, moving, requests_us), zip(*taken, strict=True), strict=True):
                 figures.append(1e3 * median(column))
     finally:
-        Workspace.keep = keep  # type: ignore[method-assign]
+        HostWorkspace.keep = keep  # type: ignore[method-assign]
         pool.close()
     gate = median(gates)
     return [

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from nestforge.elastic import SEQUENCE, Axis, Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.bundle.manifest import BudgetEntry, EngineEntry, Latency, Limits, Manifest, SubmodelEntry
-from nestforge.runtime.dispatcher import Dispatcher, Request
+from nestforge.runtime.dispatcher import Dispatcher
 from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.in_flight import InFlight, LoadEstimate
+from nestforge.runtime.request import Request
 
 MB = 10**6
 SIZES = {"small": 1, "medium": 2, "large": 4}

@@ -34,7 +34,7 @@ ROWS = 150
 def quick() -> Iterator[None]:
     """How long things take is not looked at here, so each is timed once."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_SAMPLES", "_LEAST_ROUNDS", "_MOST_ROUNDS"):
+        for name in ("_TIMED_RUNS", "_MIN_ROUNDS", "_MAX_ROUNDS"):
             patch.setattr(measure_exits, name, 1)
         yield
 

@@ -96,14 +96,14 @@ def test_tokens_are_those_that_numpy_says(
 
 def test_engines_in_groups_say_the_same(bundle: Bundle, rows: ArraySamples, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measured(bundle, rows, "ffn16", "ffn32")
-    monkeypatch.setattr(module, "_AT_ONCE", 1)
+    monkeypatch.setattr(module, "_ENGINES_OPEN_AT_ONCE", 1)
     assert measured(bundle, rows, "ffn16", "ffn32") == whole
 
 
 def test_progress_counts_the_batches_of_all_groups(
     bundle: Bundle, rows: ArraySamples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_AT_ONCE", 1)
+    monkeypatch.setattr(module, "_ENGINES_OPEN_AT_ONCE", 1)
     (universal,), steps = engines(bundle, "ffn32"), list[tuple[int, int]]()
     list(measure(bundle, universal, engines(bundle, "ffn16", "ffn32"), rows, 1, lambda *step: steps.append(step)))
     assert steps == [(n, 16) for n in range(16)], "8 batches of 2 rows, twice"

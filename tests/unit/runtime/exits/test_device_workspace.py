@@ -129,7 +129,7 @@ def test_captured_runs_answer_from_the_workspace_they_are_asked_for(
     """Sessions start a graph for the addresses that it was captured with, as ONNX Runtime's do: on either provider, on
     one thread and on several, and where they may not keep a graph for every place."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(onnxruntime_gpu_runner, "_MAX_CAPTURED", most)
+    monkeypatch.setattr(onnxruntime_gpu_runner, "_MAX_CAPTURED_GRAPHS", most)
     monkeypatch.setattr(onnxruntime_gpu_runner, "GpuSession", type("S", (CapturingSession,), {"opened": []}))
     bundle = open_bundle(exits_bundle)
     held = {engine.id: "shared" for engine in bundle.manifest.engines}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
 from nestforge.runtime.exits.batch_plan import BatchPlan
-from nestforge.runtime.exits.workspace import Workspace
+from nestforge.runtime.exits.host_workspace import HostWorkspace
 from support.exit_bundles import HIDDEN, exits_entry
 
 
@@ -17,11 +17,11 @@ def plan(rows: int, sequence: int) -> BatchPlan:
     return BatchPlan((Bucket(rows, sequence),), 1.0)
 
 
-def states(workspace: Workspace, source: int, rows: int, sequence: int) -> np.ndarray:
+def states(workspace: HostWorkspace, source: int, rows: int, sequence: int) -> np.ndarray:
     return workspace._states[source][: rows * sequence * HIDDEN].reshape(rows, sequence, HIDDEN)
 
 
-def mask_of(workspace: Workspace, rows: int, sequence: int) -> np.ndarray:
+def mask_of(workspace: HostWorkspace, rows: int, sequence: int) -> np.ndarray:
     return workspace._buffers["attention_mask"][: rows * sequence].reshape(rows, sequence)
 
 
@@ -36,7 +36,7 @@ def test_what_is_kept_comes_first_and_the_rest_counts_for_nothing(
     data: st.DataObject, rows: int, old: int, new: int, spare: int
 ) -> None:
     positions = np.array(sorted(data.draw(st.sets(st.integers(0, rows - 1), min_size=1))))
-    workspace = Workspace(exits_entry(), 16, 8)
+    workspace = HostWorkspace(exits_entry(), 16, 8)
     for source in (0, 1):
         workspace._states[source][:] = np.nan
     workspace._buffers["attention_mask"][:] = 9
@@ -65,7 +65,7 @@ def test_what_is_kept_comes_first_and_the_rest_counts_for_nothing(
 
 
 def test_rows_already_in_front_stay_where_they_are() -> None:
-    workspace = Workspace(exits_entry(), 16, 8)
+    workspace = HostWorkspace(exits_entry(), 16, 8)
     workspace._states[0][:] = 0
     workspace._buffers["attention_mask"][:] = 0
     origin, source = workspace.keep(np.array([0, 2, 3, 6, 7]), plan(8, 8), plan(5, 8), 0)
@@ -74,7 +74,7 @@ def test_rows_already_in_front_stay_where_they_are() -> None:
 
 
 def test_inputs_are_cut_or_padded_and_spare_rows_are_empty() -> None:
-    workspace = Workspace(exits_entry(), 16, 16)
+    workspace = HostWorkspace(exits_entry(), 16, 16)
     for buffer in workspace._buffers.values():
         buffer[:] = 7
     feeds = {"input_ids": np.full((2, 8), 5), "attention_mask": np.ones((2, 8), np.int64)}
@@ -90,7 +90,7 @@ def test_an_input_without_padding_must_have_the_steps() -> None:
     first = entry.segments[0]
     unpadded = tuple(replace(spec, pad=None) for spec in first.inputs)
     entry = replace(entry, segments=(replace(first, inputs=unpadded), *entry.segments[1:]))
-    workspace = Workspace(entry, 4, 8)
+    workspace = HostWorkspace(entry, 4, 8)
     feeds = {"input_ids": np.full((2, 4), 5), "attention_mask": np.ones((2, 4), np.int64)}
     workspace.fill(feeds, plan(2, 4))
     with pytest.raises(

@@ -1,0 +1,42 @@
+"""A request: what its caller asked for, and what is known of it before an engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..elastic import Bucket
+from .exits.choice import AskedExits
+from .inputs.arrays import Array
+
+
+class Request(NamedTuple):
+    """What a request can afford: a named budget, or one submodel, or limits (all must hold); nothing asks for the
+    largest submodel. ``memory_mb`` limits what the engine needs for itself: weights, private initializers, activations.
+    A limit in time is one of two: ``latency_ms`` for the run alone, or ``deadline_ms`` for the run among those that
+    are in flight.
+    """
+
+    budget: str | None = None
+    submodel: str | None = None
+    latency_ms: float | None = None
+    memory_mb: float | None = None
+    deadline_ms: float | None = None
+
+
+class RequestContext(NamedTuple):
+    """A request with its inputs as arrays of ``shape``, and what its answer repeats of it.
+
+    ``exits`` and ``decisions`` are what was asked for. ``truncated`` are the texts that were cut, ``prompt`` stood
+    before each. The call began at ``started`` and had its arrays at ``encoded`` (``perf_counter``, seconds).
+    """
+
+    request: Request
+    exits: AskedExits | None
+    decisions: bool
+    feeds: Mapping[str, Array]
+    shape: Bucket
+    truncated: tuple[int, ...]
+    prompt: str
+    started: float
+    encoded: float
