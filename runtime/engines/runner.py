@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import util
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -14,6 +13,7 @@ from ..bundle.open_bundle import Bundle
 from ..device.device import Device, DeviceArray
 from ..inputs.arrays import Array
 from .contract.residency import RESIDENCIES, Residency
+from .onnxruntime.available import onnxruntime_problem
 from .onnxruntime_gpu.provider import Provider
 from .tensorrt.available import require_tensorrt, tensorrt_problem
 
@@ -106,7 +106,8 @@ def runnable_engines(bundle: Bundle, provider: Provider | None = None) -> tuple[
     if provider is not None:
         return _graphs_for_gpus(bundle, provider)
     needed = {engine.backend for engine in bundle.manifest.engines}
-    problems = {backend: _problem(backend) for backend in sorted(needed)}
+    found = {"onnxruntime": onnxruntime_problem, "tensorrt": tensorrt_problem}
+    problems = {backend: found[backend]() for backend in sorted(needed)}
     engines = tuple(engine for engine in bundle.manifest.engines if problems[engine.backend] is None)
     if not engines:
         missing = "; ".join(filter(None, problems.values()))
@@ -125,12 +126,6 @@ def _graphs_for_gpus(bundle: Bundle, provider: Provider) -> tuple[EngineEntry, .
             "processor's; use provider cpu, or compile it with fp32 or fp16"
         )
     return engines
-
-
-def _problem(backend: str) -> str | None:
-    if backend == "tensorrt":
-        return tensorrt_problem()
-    return None if util.find_spec("onnxruntime") else "onnxruntime is not installed; install nestforge[cpu]"
 
 
 def runner_for(

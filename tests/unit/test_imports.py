@@ -79,7 +79,7 @@ OUTSIDE = {
 }
 # Imported where an engine is opened in ONNX Runtime.
 IN_ONNX_RUNTIME = {
-    "runtime.engines.onnxruntime.runner",
+    *(f"runtime.engines.onnxruntime.{name}" for name in ("runner", "session")),
     *(f"runtime.engines.onnxruntime_gpu.{name}" for name in ("runner", "session", "bound")),
 }
 # `nestforge plan` reads headers alone, so what it imports must not load torch.

@@ -24,18 +24,8 @@ from ...graphs.weight_store import MappedStore, mapped_store
 from ...inputs.arrays import Array
 from ...inputs.feeds import random_feeds
 from ..contract.residency import Residency
-from ..contract.threads import process_wide_threads
-from .errors import open_error
 from .mapped_cache import mapped_engine
-from .shared_arena import use_shared_arena
-
-# The compiler has folded constants and fused what pays, so ONNX Runtime need not look again: opening is a fifth faster
-# than at BASIC and runs are not slower; above BASIC, fusions gained nothing on transformer graphs (0 to 5 % slower).
-_OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-# What the packed form is saved at; it is opened as it was saved.
-_SAVED_OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-# Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
-_LOG_FATAL_ONLY = 4
+from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, session_options
 
 _TYPES = {
     "float32": "tensor(float)",
@@ -71,8 +61,8 @@ class OnnxRuntimeRunner:
             if self.residency == "mapped":  # from a file of this user alone
                 session = self._mapped_session(path)
             else:
-                session = _session(
-                    path, _options(self._threads, _OPTIMIZATION_LEVEL, packed=self.residency == "packed")
+                session = open_session(
+                    path, session_options(self._threads, OPTIMIZATION_LEVEL, packed=self.residency == "packed")
                 )
                 self._store = mapped_store(bundle.file(WEIGHTS_NAME)) if initializers else None
         self._check_interface(session)
@@ -157,18 +147,18 @@ class OnnxRuntimeRunner:
                 raise BundleCorruptError(f"engine {self.engine.id}: {kind}s are {have}, the manifest says {want}")
 
     def _mapped_session(self, path: Path) -> Any:
-        as_saved = _options(self._threads, _OPTIMIZATION_LEVEL, packed=True)
+        as_saved = session_options(self._threads, OPTIMIZATION_LEVEL, packed=True)
 
         def build(target: Path, weights_name: str) -> None:
-            options = _options(self._threads, _SAVED_OPTIMIZATION_LEVEL, packed=True)
+            options = session_options(self._threads, SAVED_OPTIMIZATION_LEVEL, packed=True)
             options.optimized_model_filepath = str(target)
             options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights_name)
             options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-            packed = _session(path, options)  # changed settings here need another _PACKING in mapped_cache.py
+            packed = open_session(path, options)  # other settings: raise _PACKING_VERSION in mapped_cache.py
             self._check_interface(packed)
             feeds = random_feeds(self._inputs, self.engine.bucket)
-            saved_session = _session(target, as_saved)
+            saved_session = open_session(target, as_saved)
             with library_errors(lambda said: BundleCorruptError(f"engine {self.engine.id}: does not run: {said}")):
                 pairs = list(zip(packed.run(None, feeds), saved_session.run(None, feeds), strict=True))
             if not all(np.array_equal(here, saved, equal_nan=True) for here, saved in pairs):
@@ -177,41 +167,7 @@ class OnnxRuntimeRunner:
                     "back as it was; use residency 'packed' or 'shared'"
                 )
 
-        return _session(mapped_engine(self._bundle, self.engine, build), as_saved)
-
-
-def _options(threads: int, level: Any, packed: bool) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = _LOG_FATAL_ONLY
-    options.graph_optimization_level = level
-    options.add_session_config_entry("session.load_model_format", "ONNX")  # whatever the file's name says
-    if process_wide_threads():
-        options.use_per_session_threads = False
-    else:
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-    use_shared_arena(options)
-    # Idle pools of other engines must not spin on the cores that this one needs.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    if not packed:
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    return options
-
-
-def _session(path: Path, options: Any) -> Any:
-    """A CPU session. ``path`` is absolute: ONNX Runtime then confines the weights to its folder."""
-    provider = "CPUExecutionProvider"
-    try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=[provider], enable_fallback=0)
-    except BaseException as failure:
-        if not is_of_library(failure):
-            raise
-        raise open_error(failure)(
-            f"{path}: onnxruntime {onnxruntime.__version__} cannot open it: {said_by(failure)}"
-        ) from failure
-    if session.get_providers() != [provider]:
-        raise BundleIncompatibleError(f"{path}: expected {provider}, onnxruntime took {session.get_providers()}")
-    return session
+        return open_session(mapped_engine(self._bundle, self.engine, build), as_saved)
 
 
 def _check_arrays(engine: EngineEntry, specs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> None:

@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,11 @@ from ...bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...bundle.private_files import private_folder
 from ...device.device import Device
+from .available import provider_problem
 
 PROVIDERS = ("cpu", "cuda", "tensorrt")
 
 _CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
-_INSTALL = "install nestforge[cuda] in place of nestforge[cpu]"
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def provider_named(name: str) -> Provider | None:
     if name == "cpu":
         return None
     provider = gpu_provider(name)
-    if problem := _problem(provider.chain):
+    if problem := provider_problem(provider.chain):
         raise BundleIncompatibleError(f"provider {name}: {problem}")
     _find_libraries()
     return provider
@@ -92,23 +91,6 @@ def require_providers(where: str, session: Any, provider: Provider) -> None:
         raise BundleIncompatibleError(
             f"{where}: expected {', '.join(provider.chain)}, onnxruntime took {', '.join(found) or 'the processor'}"
         )
-
-
-def _problem(chain: tuple[str, ...]) -> str | None:
-    if util.find_spec("onnxruntime") is None:
-        return "onnxruntime is not installed; install nestforge[cuda]"
-    import onnxruntime
-
-    installed = onnxruntime.get_available_providers()
-    if missing := [name for name in chain if name not in installed]:
-        return f"onnxruntime {onnxruntime.__version__} here has {', '.join(installed)} and no {missing[0]}; {_INSTALL}"
-    try:
-        import_module("cuda.bindings.runtime")
-    except ModuleNotFoundError:
-        return "cuda.bindings is not installed; install nestforge[cuda]"
-    except (ImportError, OSError) as failure:
-        return f"cuda.bindings does not load: {' '.join(str(failure).split())[:200]}"
-    return None
 
 
 @cache

@@ -8,17 +8,14 @@ captured with until the run is closed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import tensorrt as trt
 
 from ....errors import BundleError
 from ...device.cuda_device import CudaDevice
 from ...device.cuda_memory import Graph, Stream, use_device
+from ...device.device import DeviceArray
 from ...device.layout import Layout
-
-if TYPE_CHECKING:
-    from ...device.device import DeviceArray
 
 
 class BoundContext:

@@ -39,17 +39,6 @@ def test_a_wheel_without_the_provider_is_refused(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_a_host_without_onnx_runtime_or_the_bindings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel(monkeypatch, *GPU)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "cuda.bindings.runtime", None)
-        with pytest.raises(BundleIncompatibleError, match=r"cuda: cuda.bindings .*(not installed|not load)"):
-            provider_named("cuda")
-    monkeypatch.setattr(module.util, "find_spec", lambda name: None)
-    with pytest.raises(BundleIncompatibleError, match=r"^provider cuda: onnxruntime is not installed; install nestf"):
-        provider_named("cuda")
-
-
 def test_the_processor_needs_nothing_and_other_names_are_refused() -> None:
     assert provider_named("cpu") is None
     with pytest.raises(InputError, match=r"^provider 'rocm': expected one of cpu, cuda, tensorrt$"):

@@ -243,7 +243,7 @@ def test_runs_are_captured_where_onnx_runtime_captures_them(
 def test_a_session_keeps_a_bounded_number_of_graphs(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
     """ONNX Runtime releases none before a session closes: the same places get the same one, however often they are
     bound, and places beyond the bound are run call by call. All answer from where they were bound."""
-    monkeypatch.setattr(module, "_MAX_CAPTURED", 3)
+    monkeypatch.setattr(module, "_MAX_CAPTURED_GRAPHS", 3)
     session_class(monkeypatch)
     engine = bundle.manifest.engines[0]
     seeds = range(4)
