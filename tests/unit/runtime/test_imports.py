@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import nestforge
 import pytest
-from nestforge import runtime
 
 FORBIDDEN = ["torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors"]
 FORBIDDEN += ["nestforge.compiler", "nestforge.exporters", "nestforge.tools"]
@@ -83,18 +80,3 @@ def test_public_names_are_exactly_these() -> None:
         assert getattr(nestforge, name) is not None
     with pytest.raises(AttributeError, match="module 'nestforge' has no attribute 'loads'"):
         nestforge.loads  # noqa: B018 - the access is the test
-
-
-def test_the_runtimes_files_import_each_other_in_one_direction() -> None:
-    files = {path.stem: path for path in Path(runtime.__path__[0]).glob("*.py")}
-    imports = {
-        name: {
-            node.module
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module in files
-        }
-        for name, path in files.items()
-    }
-    # Imports inside functions count: runner.py opens a backend's file only when an engine needs it.
-    assert "onnxruntime_runner" in imports["runner"]
-    TopologicalSorter(imports).prepare()  # raises CycleError
