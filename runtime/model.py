@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cached_property
 from time import perf_counter
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from ..errors import InputError, SelectionError
 from ..profiles.probe_host import probe_host
@@ -219,7 +219,7 @@ class ElasticModel:
         if self._exits is not None:
             self._exits.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ElasticModel:
         return self
 
     def __exit__(

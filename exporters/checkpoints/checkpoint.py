@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from safetensors import safe_open
 
 from ...errors import CheckpointError
 from ...outside import library_errors
+from ...runtime.bundle.regular_file import stream_sha256
 from ...strict import parse_json
 
 MAX_CONFIG_BYTES = 8 * 2**20
@@ -141,7 +141,7 @@ def _read_json(path: Path) -> object:
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return stream_sha256(stream)
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from typing import Literal
 from ...errors import BundleCorruptError, BundleFormatError
 from .manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, BuildRecord, Manifest
 from .read_manifest import MAX_JSON_BYTES, read_build_record, read_manifest
-from .regular_file import FETCH_AGAIN, FileIdentity, identity_at, regular_file
+from .regular_file import FETCH_AGAIN, FileIdentity, identity_at, regular_file, stream_sha256
 
 Check = Literal["fast", "full"]
 
@@ -123,6 +123,6 @@ def _read_json(path: Path) -> tuple[bytes, FileIdentity]:
 
 
 def _require_hash(path: Path, file: io.BufferedReader, expected: str) -> None:
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = stream_sha256(file)
     if digest != expected:
         raise BundleCorruptError(f"{path}: sha256 {digest}, expected {expected}; {FETCH_AGAIN}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
@@ -55,3 +56,11 @@ def regular_file(path: Path) -> Iterator[tuple[io.BufferedReader, FileIdentity]]
         raise BundleCorruptError(f"{path}: cannot be read ({failure.strerror}); {FETCH_AGAIN}") from failure
     with os.fdopen(descriptor, "rb") as file:
         yield file, FileIdentity.of(os.fstat(descriptor))
+
+
+def stream_sha256(file: io.BufferedReader) -> str:
+    """The hash of what is left of ``file``; ``hashlib.file_digest`` does the same from Python 3.11 on."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(2**18))
+    while count := file.readinto(block):
+        digest.update(block[:count])
+    return digest.hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from ...errors import BundleIncompatibleError
 from ...profiles.precision import INTEGERS
@@ -35,7 +35,7 @@ BACKENDS = ("onnxruntime", "tensorrt")
 class Runner(Protocol):
     """One engine on one backend. Entering it opens the engine; using it while inactive is an error."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Runner: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

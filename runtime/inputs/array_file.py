@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 
 from ...errors import InputError
 from ..bundle.manifest import TensorSpec
+from ..bundle.regular_file import stream_sha256
 from .arrays import Array
 from .check_inputs import InputChecker
 from .npz import open_regular, read_npz
@@ -80,7 +80,7 @@ def file_sha256(path: Path, max_bytes: int = MAX_BYTES) -> str:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise InputError(f"{path}: {size} bytes, more than the {max_bytes} allowed; some thousand rows are enough")
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return stream_sha256(file)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Self
 
 import numpy as np
 
@@ -83,7 +82,7 @@ class Index:
         progress: Progress | None = None,
         prompt: str | None = None,
         prompt_name: str | None = None,
-    ) -> Self:
+    ) -> Index:
         """Encodes ``corpus``, texts or arrays by input name with rows first, with the universal model of the bundle.
 
         ``ids`` name the rows of arrays; texts are kept as they are. ``output`` is the embedding, by default the one
@@ -128,7 +127,7 @@ class Index:
         return cls(identity, encoded.vectors, entries, classes)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Index:
         """Reads an index of any origin; nothing in it is executed. Raises InputError for what is damaged."""
         content = read_index(Path(path))
         return cls(content.identity, content.embeddings, content.entries, content.labels, f"index {path}")

@@ -22,6 +22,7 @@ from ....whole_file import folder_beside, remove_unfinished
 from ...bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...bundle.private_files import private_folder
+from ...bundle.regular_file import stream_sha256
 
 # Part of the key: raised when engines are packed with other settings.
 _PACKING_VERSION = 1
@@ -104,7 +105,7 @@ def _hashes(folder: Path) -> dict[str, str]:
     for path in sorted(folder.iterdir()):
         if path.name != _RECEIPT_NAME:
             with path.open("rb") as file:
-                hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+                hashes[path.name] = stream_sha256(file)
     return hashes
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -52,7 +52,7 @@ class OnnxRuntimeRunner:
         self._session: Any = None
         self._store: MappedStore | None = None  # even packed, what has no packed layout is mapped
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> OnnxRuntimeRunner:
         """Opens the session. Raises BundleCorruptError or BundleIncompatibleError."""
         bundle, file = self._bundle, self.engine.file
         with bundle.held(file, WEIGHTS_NAME):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class OnnxRuntimeGpuRunner:
         self._captures = False
         self._refusal: str | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> OnnxRuntimeGpuRunner:
         """Opens the session and runs it once, on zeros, so that what cannot run is found here.
 
         Raises BundleCorruptError or BundleIncompatibleError.

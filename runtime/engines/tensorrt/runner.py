@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
 
 import numpy as np
 import tensorrt as trt
@@ -51,7 +50,7 @@ class TensorRTRunner:
         self._device: CudaDevice | None = None
         self._bound: BoundContext | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> TensorRTRunner:
         """Opens the plan. Raises BundleCorruptError or BundleIncompatibleError."""
         self._device = device = take_cuda_device(self._index)
         try:

@@ -52,7 +52,8 @@ SOURCES = (
 def docstrings(file: Path) -> Iterator[list[str]]:
     """The prose paragraphs of every docstring in ``file`` that has any, each paragraph on one line."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # invalid escapes are the package's business
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes are the package's business
             tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # packages ship templates that are no Python
         return
