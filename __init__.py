@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from .compiler.compile import compile_bundle as compile
     from .compiler.nest.nest import nest
+    from .compiler.request import CompileRequest, plan
+    from .compiler.verify import verify_bundle as verify
     from .runtime.answer import Answer
     from .runtime.bundle.open_bundle import Bundle, open_bundle
     from .runtime.engines.contract.threads import use_process_wide_threads
@@ -23,24 +25,30 @@ __version__ = "0.1.0"
 __all__ = [
     "Answer",
     "Bundle",
+    "CompileRequest",
     "ElasticModel",
     "__version__",
     "compile",
     "load",
     "nest",
     "open_bundle",
+    "plan",
     "use_process_wide_threads",
+    "verify",
 ]
 
 _HOMES = {
     "Answer": ("runtime.answer", "Answer"),
     "Bundle": ("runtime.bundle.open_bundle", "Bundle"),
+    "CompileRequest": ("compiler.request", "CompileRequest"),
     "ElasticModel": ("runtime.model", "ElasticModel"),
     "compile": ("compiler.compile", "compile_bundle"),
     "load": ("runtime.model", "load"),
     "nest": ("compiler.nest.nest", "nest"),
     "open_bundle": ("runtime.bundle.open_bundle", "open_bundle"),
+    "plan": ("compiler.request", "plan"),
     "use_process_wide_threads": ("runtime.engines.contract.threads", "use_process_wide_threads"),
+    "verify": ("compiler.verify", "verify_bundle"),
 }
 
 

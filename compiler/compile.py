@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from ..elastic import Bucket, Submodel
 from ..errors import BuildError, InputError, ParityError, PlanError
 from ..exporters.checkpoints.checkpoint import sha256_of
-from ..exporters.published_slice import read_slice
-from ..exporters.source import ModelSource, open_source
+from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal
-from ..profiles.device_profile import BudgetSpec, DeviceProfile, LadderShape, profile_data
-from ..profiles.load_profile import load_profile
-from ..profiles.precision import Precision, precision_problem
-from ..profiles.probe_host import is_this_host
+from ..profiles.device_profile import DeviceProfile, profile_data
+from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
 from ..runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ..runtime.bundle.open_bundle import Bundle, open_bundle
 from ..runtime.engines.tensorrt.available import tensorrt_problem
@@ -35,11 +32,8 @@ from .graph.store import read_store, write_store
 from .parity.cases import parity_cases
 from .parity.prove import prove
 from .parity.reference import References, exact_outputs
-from .planning.assignments import read_assignment
-from .planning.ladder import in_every_precision, ladder
-from .planning.levels import Level
-from .planning.levels import levels as make_levels
-from .planning.plan import Plan, make_plan
+from .planning.ladder import in_every_precision
+from .planning.plan import Plan
 from .publish.write_bundle import (
     complete,
     draft_bundle,
@@ -48,93 +42,58 @@ from .publish.write_bundle import (
     write_build_record,
     write_manifest,
 )
+from .request import CompileRequest, Resolved, resolve
 from .tensorrt.build_bundle import build_plans
 from .verify import verify_engines
 from .work.clock import Clock, Progress, silent
 from .work.staging import Stage, publish, staged
 
-Include = Literal["budgets", "levels", "ladder"]
-
 
 def compile_bundle(
     model: str | Path,
-    profile: str | Path | DeviceProfile = "host-cpu",
+    profile: str | Path | DeviceProfile = HOST_PROFILE_NAME,
     output: str | Path = "model.bundle",
     *,
-    text: str | Path | None = None,
-    data: str | Path | None = None,
-    levels: Mapping[str, Sequence[float]] | None = None,
-    shape: LadderShape | None = None,
-    budgets: Mapping[str, BudgetSpec] | None = None,
-    submodels: Sequence[str] = (),
-    slices: Sequence[str | Path] = (),
-    buckets: Sequence[Bucket] | None = None,
-    exits: Sequence[int] | None = None,
-    variants: Mapping[str, str] | None = None,
-    precisions: Sequence[Precision] | None = None,
-    include: Include = "levels",
-    emit_only: bool = False,
     command: Sequence[str] = (),
     progress: Progress = silent,
+    **options: Any,
 ) -> Path:
     """Compiles the checkpoint in folder ``model`` into the bundle ``output``, which must not exist.
 
-    ``text`` is a file with one text per line: part calibrates the ranking, the rest is held out and shows quality.
-    ``data`` is the same for models of anything else: an NPZ file with an array per input, and perhaps ``labels``.
-    ``levels`` maps an axis kind to fractions of its size, ``shape`` says which layers the ladder between them promotes
-    first, and ``budgets`` stand in place of the profile's. ``exits`` are the layers after which a multi-exit model is
-    cut, by default all that have an exit; the last always is one. ``variants`` maps what engines may compute in several
-    equal ways, such as ``moe.combine``, to one of them, where the cheapest is not wanted. ``precisions`` stand in
-    place of the profile's; of several a budget takes the widest that it affords. ``include`` says which submodels to
-    build: those that budgets chose, also every level, or every rung of the ladder; ``submodels`` (ids)
-    come on top, and so do ``slices``, folders that hold a published slice of the model. Plans for TensorRT are built
-    here, unless ``emit_only`` leaves them to `nestforge build` on the device. ``progress(stage, done, total)`` is
-    called as work proceeds.
+    ``options`` are the other fields of ``CompileRequest``, which documents them. Plans for TensorRT are built here,
+    unless ``emit_only`` leaves them to `nestforge build` on the device. ``progress(stage, done, total)`` is called as
+    work proceeds.
     Raises a NestforgeError and publishes nothing if an input is bad or a gate fails; an interrupted compile goes on
     where it was when called again with the same arguments.
     """
-    if include not in get_args(Include):
-        raise PlanError(f"include {include!r}: expected one of {', '.join(get_args(Include))}")
-    source = open_source(model, exits)
+    return compile_request(CompileRequest(model, profile, **options), output, command=command, progress=progress)
+
+
+def compile_request(
+    request: CompileRequest, output: str | Path, *, command: Sequence[str] = (), progress: Progress = silent
+) -> Path:
+    """Compiles what ``request`` asks for into the bundle ``output``; see ``compile_bundle``."""
+    resolved = resolve(request)
+    source, device = resolved.source, resolved.profile
     source.checkpoint.require_weights()
-    device = _device(
-        source, profile, buckets, levels=levels, shape=shape, budgets=budgets, variants=variants, precisions=precisions
-    )
-    source = replace(source, precisions=device.precisions)
-    _require_backend(device, emit_only)
-    steps = make_levels(source.spec, device.levels, device.width_multiple)
-    rungs = ladder(steps, device.shape)
-    wanted = [read_assignment(source.spec, submodel, steps, device.width_multiple) for submodel in submodels]
-    published = [read_slice(source, Path(folder)) for folder in slices]
-    wanted += published
-    _refuse_impossible_budgets(source, device, steps)
-    corpus = _corpus(source, text, data)
+    _require_backend(resolved)
+    _refuse_impossible_budgets(resolved)
+    corpus = _corpus(source, request)
     require_examples(device.precisions, corpus)
-    options: dict[str, Any] = {
-        "include": include,
-        "submodels": [submodel.id for submodel in wanted],
-        "text": text is not None,
-    }
-    if data is not None:
-        options["data"] = True
-    if exits is not None:
-        options["exits"] = sorted(exits)
-    if published:
-        options["slices"] = [submodel.id for submodel in published]
     clock, output = Clock(progress), Path(output)
-    with staged(output, _key(source, device, corpus, options)) as stage:
+    with staged(output, _key(resolved, corpus)) as stage:
         if stage.is_published:  # an earlier call was stopped after that
-            return _with_plans(output, device, emit_only, progress)
+            return _with_plans(output, resolved, progress)
         with clock("load"):
             universal = load_universal(source)
         with clock("rank"):  # every elastic dimension becomes a prefix
             ranking = rank_axes(universal, corpus, stage, clock)
         templates = Templates(universal, stage, device)
-        keys = templates.keys([*in_every_precision(rungs), *wanted], device.buckets)
+        keys = templates.keys([*in_every_precision(resolved.rungs), *resolved.submodels], device.buckets)
         with clock("trace"):  # once per bucket, depth and segment
             for key in clock.each(list(dict.fromkeys(key.traced for key in keys))):
                 templates.get(key)
-        draft, fp32 = draft_bundle(stage, universal.source, ranking, device, options), None
+        draft, fp32 = draft_bundle(stage, universal.source, ranking, device, resolved.options), None
         if device.precisions != ("fp32",):
             with clock("calibrate"):  # what other precisions must know of the values that they hold
                 fp32 = build_fp32_reference(templates, stage, draft)
@@ -144,11 +103,11 @@ def compile_bundle(
                 templates.get(key)
             write = partial(write_store, universal, templates.weights(), templates.tables())
             stage.once(stage.folder / WEIGHTS_NAME, write)
-        builder = _builder(universal, device, templates, stage, draft, [*rungs, *wanted])
+        builder = _builder(universal, device, templates, stage, draft, [*resolved.rungs, *resolved.submodels])
         with clock("measure"):  # a few rungs on this host correct the predictions
-            corrections = fit_rungs(builder, rungs, clock)
-        plan = make_plan(universal.source, device, levels=steps, submodels=wanted, corrections=corrections)
-        chosen = _chosen(universal, plan, steps, wanted, include)
+            corrections = fit_rungs(builder, resolved.rungs, clock)
+        plan = resolved.plan(universal.source, corrections)
+        chosen = _chosen(universal, plan, resolved)
         with clock("build"):  # slice, and compare with PyTorch: the gate
             engines: list[EngineEntry] = []
             pairs = [(submodel, shape) for submodel in chosen for shape in _shapes(submodel, device)]
@@ -171,43 +130,19 @@ def compile_bundle(
         write_build_record(stage, manifest, command, clock.seconds, latencies)  # now with every stage's seconds
         _remove_emulations(stage)
         publish(stage, output)
-        return _with_plans(output, device, emit_only, progress)
+        return _with_plans(output, resolved, progress)
 
 
-def _with_plans(output: Path, device: DeviceProfile, emit_only: bool, progress: Progress) -> Path:
+def _with_plans(output: Path, resolved: Resolved, progress: Progress) -> Path:
     """The published bundle, with plans where they are to be built here; the stage is kept until they are."""
-    if device.backend == "tensorrt" and not emit_only:
+    if resolved.profile.backend == "tensorrt" and not resolved.request.emit_only:
         build_plans(output, progress)
     return output
 
 
-def _device(
-    source: ModelSource,
-    profile: str | Path | DeviceProfile,
-    buckets: Sequence[Bucket] | None,
-    *,
-    levels: Mapping[str, Sequence[float]] | None,
-    shape: LadderShape | None,
-    budgets: Mapping[str, BudgetSpec] | None,
-    variants: Mapping[str, str] | None,
-    precisions: Sequence[Precision] | None,
-) -> DeviceProfile:
-    """The profile, with what this compile asks for in place of its own."""
-    device = profile if isinstance(profile, DeviceProfile) else load_profile(profile)
-    device = replace(device, buckets=source.signature.buckets(buckets, device.buckets))
-    if levels:
-        device = replace(device, levels={kind: tuple(fractions) for kind, fractions in levels.items()})
-    if variants:
-        device = replace(device, variants={**(device.variants or {}), **variants})
-    if precisions:
-        device = replace(device, precisions=tuple(precisions))
-        if problem := precision_problem(device.precisions, device.backend):
-            raise PlanError(f"precision: {problem}")
-    return replace(device, shape=shape or device.shape, budgets=budgets or device.budgets)
-
-
-def _require_backend(device: DeviceProfile, emit_only: bool) -> None:
+def _require_backend(resolved: Resolved) -> None:
     """Before any work: whether engines can be finished here, or need not be."""
+    device, emit_only = resolved.profile, resolved.request.emit_only
     if device.backend != "tensorrt":
         if emit_only:
             raise BuildError(
@@ -220,32 +155,31 @@ def _require_backend(device: DeviceProfile, emit_only: bool) -> None:
         )
 
 
-def _refuse_impossible_budgets(source: ModelSource, device: DeviceProfile, steps: Sequence[Level]) -> None:
+def _refuse_impossible_budgets(resolved: Resolved) -> None:
     """Before any work; a latency on this host is judged later, once rungs were measured."""
+    device = resolved.profile
     if is_this_host(device):
         budgets = {name: replace(budget, latency_ms=None) for name, budget in device.budgets.items()}
-        device = replace(device, budgets=budgets)
-    make_plan(source, device, levels=steps)
+        resolved = replace(resolved, profile=replace(device, budgets=budgets))
+    resolved.plan()
 
 
-def _corpus(source: ModelSource, text: str | Path | None, data: str | Path | None) -> Corpus | ArrayCorpus | None:
-    if text is not None and data is not None:
+def _corpus(source: ModelSource, request: CompileRequest) -> Corpus | ArrayCorpus | None:
+    if request.text is not None and request.data is not None:
         raise InputError("text and data: expected one of them, the examples that rank the axes and show quality")
-    if data is not None:
-        return read_array_corpus(Path(data), source)
-    return read_corpus(Path(text)) if text is not None else None
+    if request.data is not None:
+        return read_array_corpus(Path(request.data), source)
+    return read_corpus(Path(request.text)) if request.text is not None else None
 
 
-def _key(
-    source: ModelSource, device: DeviceProfile, corpus: Corpus | ArrayCorpus | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _key(resolved: Resolved, corpus: Corpus | ArrayCorpus | None) -> dict[str, Any]:
     """Everything that an interrupted compile must share with the one that goes on."""
     return {
         "tools": tool_versions(),
-        "source": unstructure(source_entries(source)),
-        "profile": profile_data(device),
+        "source": unstructure(source_entries(resolved.source)),
+        "profile": profile_data(resolved.profile),
         "corpus": corpus.key if corpus is not None else None,
-        "options": options,
+        "options": resolved.options,
     }
 
 
@@ -280,15 +214,13 @@ def _shapes(submodel: Submodel, device: DeviceProfile) -> list[Bucket]:
     return list(dict.fromkeys(map(submodel.at, device.buckets)))
 
 
-def _chosen(
-    universal: UniversalModel, plan: Plan, steps: Sequence[Level], wanted: Iterable[Submodel], include: Include
-) -> list[Submodel]:
+def _chosen(universal: UniversalModel, plan: Plan, resolved: Resolved) -> list[Submodel]:
     """The submodels to build, smallest first; the universal model, which the rest is held against, is always one."""
-    ids = {budget.submodel for budget in plan.budgets} | {submodel.id for submodel in wanted}
+    ids = {budget.submodel for budget in plan.budgets} | {submodel.id for submodel in resolved.submodels}
     ids.add(universal.spec.universal().id)
-    if include != "budgets":
-        ids |= {submodel.id for submodel in in_every_precision([level.submodel for level in steps])}
-    if include == "ladder":
+    if resolved.request.include != "budgets":
+        ids |= {submodel.id for submodel in in_every_precision([level.submodel for level in resolved.levels])}
+    if resolved.request.include == "ladder":
         ids |= {candidate.id for candidate in plan.candidates}
     found = [(c.parameters, universal.spec.parse(c.id)) for c in plan.candidates if c.id in ids]
     found.sort(key=lambda pair: (pair[0], [v for _, v in pair[1].structure], pair[1].bits or 0, pair[1].id))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,14 +11,15 @@ from ..elastic import Submodel
 from ..errors import PlanError
 from ..exporters.source import ModelSource
 from ..exporters.universal import load_universal
-from ..profiles.device_profile import LIMITS, BudgetSpec, DeviceProfile
+from ..profiles.device_profile import LIMITS, BudgetSpec
+from ..profiles.precision import BITS_OF
 from .examples.corpus import read_corpus
 from .examples.held_out_loss import HeldOutLoss
 from .examples.rank_axes import rank_axes
 from .planning.ladder import SHAPES
-from .planning.levels import Level
-from .planning.plan import Plan, figures_of, make_plan
+from .planning.plan import Plan, figures_of
 from .planning.search_assignments import Found, Sizes, search_assignments
+from .request import CompileRequest, resolve
 from .work.clock import Clock, Progress, silent
 from .work.staging import Stage
 
@@ -56,24 +56,27 @@ class Comparison:
 
 
 def compare_assignments(
-    source: ModelSource,
-    profile: DeviceProfile,
-    levels: Sequence[Level],
+    request: CompileRequest,
     text: Path,
     *,
     evaluations: int,
     seed: int,
     progress: Progress = silent,
 ) -> Comparison:
-    """Compares the four shapes and a search of ``evaluations`` assignments under the one budget of ``profile``.
+    """Compares the four shapes and a search of ``evaluations`` assignments under the one budget of ``request``.
 
+    Losses are PyTorch's in float32, so of several precisions only the widest is planned for.
     A model that was not trained nested is ranked on the calibration texts first, as ``compile`` does.
     Raises PlanError unless the budget has exactly one limit and a submodel that keeps it; CheckpointError for a bad
     text file or a model that reads no text.
     """
+    resolved = resolve(request)
+    widest = max(resolved.profile.precisions, key=BITS_OF.__getitem__)
+    resolved = resolve(replace(request, precisions=(widest,)))
+    source, profile, levels = resolved.source, resolved.profile, resolved.levels
     ((name, budget),) = profile.budgets.items()
     metric = _only_metric(name, budget)
-    plans = {shape: make_plan(source, replace(profile, shape=shape), levels=levels) for shape in SHAPES}
+    plans = {shape: replace(resolved, profile=replace(profile, shape=shape)).plan() for shape in SHAPES}
     corpus, clock = read_corpus(text), Clock(progress)
     model = load_universal(source)
     with clock("rank"), TemporaryDirectory() as folder:

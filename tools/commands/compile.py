@@ -28,7 +28,7 @@ from ..options import (
 )
 
 if TYPE_CHECKING:
-    from ...compiler.compile import Include
+    from ...compiler.request import Include
     from ...profiles.device_profile import BudgetSpec, LadderShape
     from ...profiles.precision import Precision
 
@@ -104,28 +104,27 @@ def command(
     interrupted compile is resumed by the same command. Nothing is published unless every parity gate passes.
     """
     with working() as progress, resumable(output):
-        from ...compiler.compile import compile_bundle
+        from ...compiler.compile import compile_request
+        from ...compiler.request import CompileRequest
 
-        path = compile_bundle(
+        request = CompileRequest(
             model,
             profile,
-            output,
             text=text,
             data=data,
-            levels=dict(levels) or None,
+            levels=dict(levels),
             shape=shape,
-            budgets=dict(budgets) or None,
+            budgets=dict(budgets),
             submodels=submodels,
             slices=slices,
-            buckets=buckets or None,
+            buckets=buckets,
             exits=exits,
-            variants=dict(variants) or None,
+            variants=dict(variants),
             precisions=precisions,
             include=include,
             emit_only=emit_only,
-            command=("nestforge", *sys.argv[1:]),
-            progress=progress,
         )
+        path = compile_request(request, output, command=("nestforge", *sys.argv[1:]), progress=progress)
     bundle = open_bundle(path)
     if as_json:
         print_json(bundle_data(bundle))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
 from ...elastic import Axis, Bucket
-from ...profiles.load_profile import load_profile
 from ...profiles.precision import Precision
 from ...profiles.probe_host import HOST_PROFILE_NAME
 from ...runtime.bundle.manifest import MANIFEST_NAME
@@ -118,16 +117,12 @@ def view_model(
 
     Raises CheckpointError, UnsupportedModelError, ProfileError, ExportError or PlanError.
     """
-    from ...compiler.planning.levels import levels
     from ...compiler.planning.variants import variant_workload
-    from ...exporters.source import open_source
+    from ...compiler.request import CompileRequest, resolve
 
-    source = open_source(folder, exits)
     with working():  # the first use of host-cpu measures this host
-        device = load_profile(profile)
-    device = replace(device, buckets=source.signature.buckets(buckets, device.buckets))
-    source = replace(source, precisions=device.precisions)
-    shapes, steps = device.buckets, levels(source.spec, fractions or device.levels, device.width_multiple)
+        resolved = resolve(CompileRequest(folder, profile, levels=fractions, buckets=buckets, exits=exits))
+    source, device, steps, shapes = resolved.source, resolved.profile, resolved.levels, resolved.profile.buckets
     views = [
         LevelView(
             label=level.label,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ...profiles.load_profile import load_profile
-from ...profiles.precision import BITS_OF
 from ..console import print_facts, print_json, print_table, working
 from ..options import BudgetType, json_option, levels_option, model_argument, profile_option
 
@@ -61,21 +58,11 @@ def command(
     the table shows the loss on the other half.
     """
     from ...compiler.mix_n_match import compare_assignments
-    from ...compiler.planning.levels import levels as make_levels
-    from ...exporters.source import open_source
+    from ...compiler.request import CompileRequest
 
-    source = open_source(model)
+    request = CompileRequest(model, profile, levels=dict(levels), budgets=dict([budget]))
     with working() as progress:
-        device = load_profile(profile)
-        shapes = source.signature.buckets(None, device.buckets)
-        device = replace(device, levels=dict(levels) or device.levels, buckets=shapes, budgets=dict([budget]))
-        # Losses are PyTorch's in float32: of several precisions one, so that each submodel stands there once.
-        device = replace(device, precisions=(max(device.precisions, key=BITS_OF.__getitem__),))
-        source = replace(source, precisions=device.precisions)
-        steps = make_levels(source.spec, device.levels, device.width_multiple)
-        compared = compare_assignments(
-            source, device, steps, text, evaluations=evaluations, seed=seed, progress=progress
-        )
+        compared = compare_assignments(request, text, evaluations=evaluations, seed=seed, progress=progress)
     if as_json:
         print_json(compared)
     else:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ...elastic import Bucket
-from ...errors import PlanError
-from ...profiles.load_profile import load_profile
-from ...profiles.precision import precision_problem
 from ...strict import unstructure
 from ..console import print_facts, print_json, print_table, say, working
 from ..options import (
@@ -74,30 +71,24 @@ def command(
     Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
     the profile's figures; a compile on the target itself corrects them by measuring.
     """
-    from ...compiler.planning.assignments import read_assignment
-    from ...compiler.planning.levels import levels as make_levels
-    from ...compiler.planning.plan import make_plan
-    from ...exporters.source import open_source
+    from ...compiler.request import CompileRequest, resolve
 
-    source = open_source(model, exits)
     with working():  # the first use of host-cpu measures this host
-        device = load_profile(profile)
-    shapes = source.signature.buckets(buckets, device.buckets)
-    device = replace(
-        device,
-        levels=dict(levels) or device.levels,
-        shape=shape or device.shape,
-        budgets=dict(budgets) or device.budgets,
-        variants={**(device.variants or {}), **dict(variants)} or None,
-        buckets=shapes,
-        precisions=precisions or device.precisions,
-    )
-    if problem := precision_problem(device.precisions, device.backend):
-        raise PlanError(f"precision: {problem}")
-    source = replace(source, precisions=device.precisions)
-    steps = make_levels(source.spec, device.levels, device.width_multiple)
-    wanted = [read_assignment(source.spec, submodel, steps, device.width_multiple) for submodel in submodels]
-    made = make_plan(source, device, levels=steps, submodels=wanted)
+        resolved = resolve(
+            CompileRequest(
+                model,
+                profile,
+                levels=dict(levels),
+                shape=shape,
+                budgets=dict(budgets),
+                submodels=submodels,
+                buckets=buckets,
+                exits=exits,
+                variants=dict(variants),
+                precisions=precisions,
+            )
+        )
+    source, device, made = resolved.source, resolved.profile, resolved.plan()
     variants_got = variant_views(source, [source.spec.parse(candidate.id) for candidate in made.candidates], device)
     if as_json:
         print_json({**unstructure(made), "forms": unstructure(variants_got)})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from nestforge.compiler import mix_n_match as module
 from nestforge.compiler.mix_n_match import Comparison, compare_assignments
-from nestforge.compiler.planning.levels import Level, levels
+from nestforge.compiler.request import CompileRequest
 from nestforge.elastic import Submodel
 from nestforge.errors import PlanError
 from nestforge.exporters.source import ModelSource, open_source
@@ -43,12 +43,9 @@ def profile(*budgets: str) -> DeviceProfile:
     return board(budgets=plain)
 
 
-def steps(source: ModelSource) -> tuple[Level, ...]:
-    return levels(source.spec, {"ffn": [0.25, 0.5, 1]}, 8)
-
-
 def compared(source: ModelSource, device: DeviceProfile, text: Path, **options: Any) -> Comparison:
-    return compare_assignments(source, device, steps(source), text, evaluations=8, seed=0, **options)
+    request = CompileRequest(source.checkpoint.folder, device, levels={"ffn": [0.25, 0.5, 1]})
+    return compare_assignments(request, text, evaluations=8, seed=0, **options)
 
 
 def test_shapes_and_search_under_one_budget(tiny_folder: Path, tmp_path: Path, judged: list[tuple[int, str]]) -> None:

@@ -67,16 +67,19 @@ def test_public_names_are_exactly_these() -> None:
     assert sorted(nestforge.__all__) == [
         "Answer",
         "Bundle",
+        "CompileRequest",
         "ElasticModel",
         "__version__",
         "compile",
         "load",
         "nest",
         "open_bundle",
+        "plan",
         "use_process_wide_threads",
+        "verify",
     ]
     assert set(nestforge.__all__) <= set(dir(nestforge))
-    for name in set(nestforge.__all__) - {"compile", "nest"}:  # these need the extra that brings torch
+    for name in set(nestforge.__all__) - {"compile", "nest", "verify"}:  # these need the extra that brings torch
         assert getattr(nestforge, name) is not None
     with pytest.raises(AttributeError, match="module 'nestforge' has no attribute 'loads'"):
         nestforge.loads  # noqa: B018 - the access is the test

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.compiler import mix_n_match
+from nestforge.compiler import mix_n_match, request
 from nestforge.profiles.load_profile import dump_profile, load_profile
 from nestforge.profiles.precision import Precision
 from nestforge.tools.cli import main
@@ -71,8 +71,8 @@ def test_mixnmatch_plans_in_the_widest_precision(
         raise Planned
 
     monkeypatch.setattr(mix_n_match, "read_corpus", stop)
-    made, make_plan = [], mix_n_match.make_plan
-    monkeypatch.setattr(mix_n_match, "make_plan", lambda *a, **k: made.append(make_plan(*a, **k)) or made[-1])
+    made, make_plan = [], request.make_plan
+    monkeypatch.setattr(request, "make_plan", lambda *a, **k: made.append(make_plan(*a, **k)) or made[-1])
     profile = profile_with(tmp_path, compiled.profile, *precisions)
     arguments = ["mixnmatch", compiled.model, "--text", "t", "--budget", "parameters<=80%", "--profile", profile]
     result = CliRunner().invoke(main, [str(argument) for argument in arguments])

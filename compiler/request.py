@@ -1,0 +1,162 @@
+"""What a compile is asked for, and what that means for one model on one device: resolved once, used by everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..elastic import Bucket, Submodel
+from ..errors import PlanError
+from ..exporters.source import ModelSource, open_source
+from ..profiles.device_profile import BudgetSpec, DeviceProfile, LadderShape
+from ..profiles.load_profile import load_profile
+from ..profiles.precision import Precision, precision_problem
+from ..profiles.probe_host import HOST_PROFILE_NAME
+from .planning.assignments import read_assignment
+from .planning.ladder import ladder
+from .planning.levels import Level
+from .planning.levels import levels as make_levels
+from .planning.plan import Corrections, Plan, make_plan
+
+Include = Literal["budgets", "levels", "ladder"]
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """A model folder, a device, and what to take in place of the profile's own; what is left out is the profile's.
+
+    ``text`` is a file with one text per line: part calibrates the ranking, the rest is held out and shows quality.
+    ``data`` is the same for models of anything else: an NPZ file with an array per input, and perhaps ``labels``.
+    ``levels`` maps an axis kind to fractions of its size, ``shape`` says which layers the ladder between them promotes
+    first, and ``budgets`` stand in place of the profile's. ``exits`` are the layers after which a multi-exit model is
+    cut, by default all that have an exit; the last always is one. ``variants`` maps what engines may compute in
+    several equal ways, such as ``moe.combine``, to one of them, where the cheapest is not wanted. ``precisions`` stand
+    in place of the profile's; of several a budget takes the widest that it affords. ``include`` says which submodels
+    to build: those that budgets chose, also every level, or every rung of the ladder; ``submodels`` (ids) come on top,
+    and so do ``slices``, folders that hold a published slice of the model. ``emit_only`` leaves plans for TensorRT to
+    `nestforge build` on the device.
+    """
+
+    model: str | Path
+    profile: str | Path | DeviceProfile = HOST_PROFILE_NAME
+    text: str | Path | None = None
+    data: str | Path | None = None
+    levels: Mapping[str, Sequence[float]] | None = None
+    shape: LadderShape | None = None
+    budgets: Mapping[str, BudgetSpec] | None = None
+    submodels: Sequence[str] = ()
+    slices: Sequence[str | Path] = ()
+    buckets: Sequence[Bucket] | None = None
+    exits: Sequence[int] | None = None
+    variants: Mapping[str, str] | None = None
+    precisions: Sequence[Precision] | None = None
+    include: Include = "levels"
+    emit_only: bool = False
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A request with its model opened (headers alone) and its profile as this request has it.
+
+    ``submodels`` are those that were asked for by id or as published slices; ``published`` are the latter.
+    """
+
+    request: CompileRequest
+    source: ModelSource
+    profile: DeviceProfile
+    levels: tuple[Level, ...]
+    submodels: tuple[Submodel, ...]
+    published: tuple[Submodel, ...]
+
+    @cached_property
+    def rungs(self) -> tuple[Submodel, ...]:
+        """The ladder between the levels, smallest first, in one precision."""
+        return ladder(self.levels, self.profile.shape)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the profile does not say of this request, as the manifest keeps it."""
+        request = self.request
+        options: dict[str, Any] = {
+            "include": request.include,
+            "submodels": [submodel.id for submodel in self.submodels],
+            "text": request.text is not None,
+        }
+        if request.data is not None:
+            options["data"] = True
+        if request.exits is not None:
+            options["exits"] = sorted(request.exits)
+        if self.published:
+            options["slices"] = [submodel.id for submodel in self.published]
+        return options
+
+    def plan(self, source: ModelSource | None = None, corrections: Corrections | None = None) -> Plan:
+        """The submodel of each budget; ``source`` stands in place of the headers' once the weights were read.
+
+        Raises PlanError if no submodel keeps a budget.
+        """
+        return make_plan(
+            source or self.source,
+            self.profile,
+            levels=self.levels,
+            submodels=self.submodels,
+            corrections=corrections,
+        )
+
+
+def resolve(request: CompileRequest) -> Resolved:
+    """Opens the model (headers alone, no torch) and the profile, and reads what was asked for by name.
+
+    Raises a NestforgeError for a model, profile, level, submodel, bucket or precision that does not exist or fit.
+    """
+    if request.include not in get_args(Include):
+        raise PlanError(f"include {request.include!r}: expected one of {', '.join(get_args(Include))}")
+    source = open_source(request.model, request.exits)
+    profile = _profile(request, source)
+    source = replace(source, precisions=profile.precisions)
+    levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
+    asked = [read_assignment(source.spec, id_, levels, profile.width_multiple) for id_ in request.submodels]
+    published = _published(source, request.slices)
+    return Resolved(request, source, profile, levels, (*asked, *published), published)
+
+
+def _published(source: ModelSource, folders: Sequence[str | Path]) -> tuple[Submodel, ...]:
+    """The submodels of ``source`` that ``folders`` hold."""
+    if not folders:
+        return ()
+    from ..exporters.published_slice import read_slice  # it compares weights, which needs torch; nothing else here does
+
+    return tuple(read_slice(source, Path(folder)) for folder in folders)
+
+
+def plan(model: str | Path, profile: str | Path | DeviceProfile = HOST_PROFILE_NAME, **options: Any) -> Plan:
+    """Which submodel each budget gets and why; nothing is traced, latencies are predicted.
+
+    ``options`` are the other fields of ``CompileRequest``, as for ``compile``; those that say how engines are made
+    change nothing here.
+    Raises as ``resolve``, and PlanError if no submodel keeps a budget.
+    """
+    return resolve(CompileRequest(model, profile, **options)).plan()
+
+
+def _profile(request: CompileRequest, source: ModelSource) -> DeviceProfile:
+    given = request.profile
+    device = given if isinstance(given, DeviceProfile) else load_profile(given)
+    device = replace(
+        device,
+        buckets=source.signature.buckets(request.buckets, device.buckets),
+        shape=request.shape or device.shape,
+        budgets=request.budgets or device.budgets,
+    )
+    if request.levels:
+        device = replace(device, levels={kind: tuple(fractions) for kind, fractions in request.levels.items()})
+    if request.variants:
+        device = replace(device, variants={**(device.variants or {}), **request.variants})
+    if request.precisions:
+        device = replace(device, precisions=tuple(request.precisions))
+        if problem := precision_problem(device.precisions, device.backend):
+            raise PlanError(f"precision: {problem}")
+    return device

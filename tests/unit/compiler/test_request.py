@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import pytest
+from nestforge.compiler.request import CompileRequest, plan, resolve
+from nestforge.elastic import Bucket
+from nestforge.errors import PlanError
+from nestforge.profiles.device_profile import BudgetSpec
+from support.tiny_compile import board
+
+
+def test_what_is_left_out_is_the_profiles(tiny_folder: Path) -> None:
+    device = board(levels={"ffn": [0.5, 1.0]}, shape="decreasing")
+    resolved = resolve(CompileRequest(tiny_folder, device))
+    assert resolved.profile == device
+    assert [level.submodel["layers.0.ffn"] for level in resolved.levels] == [32, 64]
+    assert resolved.submodels == resolved.published == ()
+    assert resolved.options == {"include": "levels", "submodels": [], "text": False}
+
+
+def test_what_is_asked_for_replaces_the_profiles(tiny_folder: Path) -> None:
+    resolved = resolve(
+        CompileRequest(
+            tiny_folder,
+            board(variants={"moe.combine": "sum"}),
+            text="examples.txt",
+            levels={"ffn": (0.5, 1)},
+            shape="up-down",
+            budgets={"small": BudgetSpec(parameters="90 %")},
+            submodels=["ffn16-heads4"],
+            buckets=[Bucket(1, 8)],
+            variants={"other": "one_hot"},
+            precisions=["fp32", "int8-dynamic"],
+            include="budgets",
+        )
+    )
+    device = resolved.profile
+    assert (device.shape, device.budgets) == ("up-down", {"small": BudgetSpec(parameters="90 %")})
+    assert device.buckets == (Bucket(1, 8),)
+    assert device.precisions == resolved.source.precisions == ("fp32", "int8-dynamic")
+    assert (device.levels, device.variants) == ({"ffn": (0.5, 1)}, {"moe.combine": "sum", "other": "one_hot"})
+    (asked,) = resolved.submodels
+    assert asked["layers.0.ffn"] == 16
+    assert resolved.options == {"include": "budgets", "submodels": [asked.id], "text": True}
+
+
+def test_nothing_asked_for_is_the_same_as_left_out(tiny_folder: Path) -> None:
+    """Commands hand over what their repeatable options hold, empty where none was given."""
+    empty: dict[str, Any] = {"levels": {}, "budgets": {}, "buckets": (), "variants": {}, "precisions": ()}
+    asked, left_out = (
+        resolve(CompileRequest(tiny_folder, board(), **empty)),
+        resolve(CompileRequest(tiny_folder, board())),
+    )
+    assert (asked.profile, asked.levels, asked.rungs) == (left_out.profile, left_out.levels, left_out.rungs)
+
+
+def test_a_plan_is_the_resolved_requests(tiny_folder: Path) -> None:
+    made = plan(tiny_folder, board(), submodels=["ffn16-heads4"])
+    assert made == resolve(CompileRequest(tiny_folder, board(), submodels=["ffn16-heads4"])).plan()
+    assert made.candidates[-1].id == "ffn16-heads4"
+    assert made.budgets == plan(tiny_folder, board()).budgets
+
+
+def test_plan_is_public_and_needs_no_torch(tiny_folder: Path) -> None:
+    assert nestforge.plan is plan
+    assert nestforge.CompileRequest is CompileRequest
+    program = (
+        "import sys, nestforge, nestforge.elastic as elastic; "
+        f"print(nestforge.plan({str(tiny_folder)!r}, 'raspberry-pi-5', buckets=[elastic.Bucket(1, 16)]).model); "
+        "print([m for m in ('torch', 'transformers', 'onnx', 'onnx_ir') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tiny_folder.name}\n[]\n"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"include": "all"}, "include 'all': expected one of budgets, levels, ladder"),
+        (
+            {"precisions": ["bf16"]},
+            "precision: bf16 does not run on onnxruntime; expected some of fp32, fp16, int8, int8-dynamic, int4",
+        ),
+        (
+            {"submodels": ["ffn7"]},
+            "submodel 'ffn7': layers.0.ffn 7 is neither a multiple of 8, as the profile asks, nor the width of a "
+            "level; nearest: 8",
+        ),
+        ({"exits": [1]}, "{folder}: exits [1] asked for, but this model has none"),
+        ({"levels": {"wings": [1.0]}}, "levels: this model has no axis kind 'wings'; expected one of ffn, heads"),
+    ],
+)
+def test_what_does_not_exist_or_fit_is_refused(tiny_folder: Path, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError) as failure:
+        resolve(CompileRequest(tiny_folder, board(), **wrong))
+    assert str(failure.value) == message.replace("{folder}", str(tiny_folder))
+
+
+def test_an_option_that_does_not_exist_is_a_type_error(tiny_folder: Path) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'budget'"):
+        plan(tiny_folder, board(), budget="latency_ms<=5")
