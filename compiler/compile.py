@@ -13,7 +13,7 @@ from ..errors import BuildError, InputError, ParityError, PlanError
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal
-from ..profiles.device_profile import DeviceProfile, profile_data
+from ..profiles.device_profile import DeviceProfile, recorded_profile
 from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
 from ..runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ..runtime.bundle.open_bundle import Bundle, open_bundle
@@ -177,7 +177,7 @@ def _key(resolved: Resolved, corpus: Corpus | ArrayCorpus | None) -> dict[str, A
     return {
         "tools": tool_versions(),
         "source": unstructure(source_entries(resolved.source)),
-        "profile": profile_data(resolved.profile),
+        "profile": recorded_profile(resolved.profile),
         "corpus": corpus.key if corpus is not None else None,
         "options": resolved.options,
     }

@@ -1,4 +1,4 @@
-"""Mix'n'Match on held-out text: the ladder's rung for a budget, the other shapes, and the best that a search finds."""
+"""Mix'n'Match on held-out text: the ladder's rung for a budget, the other promotion orders, and a search's best."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..profiles.precision import BITS_OF
 from .examples.corpus import read_corpus
 from .examples.held_out_loss import HeldOutLoss
 from .examples.rank_axes import rank_axes
-from .planning.ladder import SHAPES
+from .planning.ladder import PROMOTION_ORDERS
 from .planning.plan import Plan, figures_of
 from .planning.search_assignments import Found, Sizes, search_assignments
 from .request import CompileRequest, resolve
@@ -63,7 +63,7 @@ def compare_assignments(
     seed: int,
     progress: Progress = silent,
 ) -> Comparison:
-    """Compares the four shapes and a search of ``evaluations`` assignments under the one budget of ``request``.
+    """Compares the promotion orders and a search of ``evaluations`` assignments under the one budget of ``request``.
 
     Losses are PyTorch's in float32, so of several precisions only the widest is planned for.
     A model that was not trained nested is ranked on the calibration texts first, as ``compile`` does.
@@ -76,14 +76,16 @@ def compare_assignments(
     source, profile, levels = resolved.source, resolved.profile, resolved.levels
     ((name, budget),) = profile.budgets.items()
     metric = _only_metric(name, budget)
-    plans = {shape: replace(resolved, profile=replace(profile, shape=shape)).plan() for shape in SHAPES}
+    plans = {
+        order: replace(resolved, profile=replace(profile, promotion_order=order)).plan() for order in PROMOTION_ORDERS
+    }
     corpus, clock = read_corpus(text), Clock(progress)
     model = load_universal(source)
     with clock("rank"), TemporaryDirectory() as folder:
         stage = Stage(Path(folder), Path(folder))
         rank_axes(model, corpus, stage, clock)
     seen, unseen = HeldOutLoss(model, corpus.held_out[::2]), HeldOutLoss(model, corpus.held_out[1::2])
-    chosen: dict[str, Submodel] = {shape: _chosen(source, plan) for shape, plan in plans.items()}
+    chosen: dict[str, Submodel] = {order: _chosen(source, plan) for order, plan in plans.items()}
     limit = float(getattr(plans["increasing"].budgets[0].limits, metric))
 
     def size(submodel: Submodel) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from ..elastic import Bucket, Submodel
 from ..errors import PlanError
 from ..exporters.source import ModelSource, open_source
-from ..profiles.device_profile import BudgetSpec, DeviceProfile, LadderShape
+from ..profiles.device_profile import BudgetSpec, DeviceProfile, PromotionOrder
 from ..profiles.load_profile import load_profile
 from ..profiles.precision import Precision, precision_problem
 from ..profiles.probe_host import HOST_PROFILE_NAME
@@ -30,14 +30,14 @@ class CompileRequest:
 
     ``text`` is a file with one text per line: part calibrates the ranking, the rest is held out and shows quality.
     ``data`` is the same for models of anything else: an NPZ file with an array per input, and perhaps ``labels``.
-    ``levels`` maps an axis kind to fractions of its size, ``shape`` says which layers the ladder between them promotes
-    first, and ``budgets`` stand in place of the profile's. ``exits`` are the layers after which a multi-exit model is
-    cut, by default all that have an exit; the last always is one. ``variants`` maps what engines may compute in
-    several equal ways, such as ``moe.combine``, to one of them, where the cheapest is not wanted. ``precisions`` stand
-    in place of the profile's; of several a budget takes the widest that it affords. ``include`` says which submodels
-    to build: those that budgets chose, also every level, or every rung of the ladder; ``submodels`` (ids) come on top,
-    and so do ``slices``, folders that hold a published slice of the model. ``emit_only`` leaves plans for TensorRT to
-    `nestforge build` on the device.
+    ``levels`` maps an axis kind to fractions of its size, ``promotion_order`` says which layers the ladder between
+    them promotes first, and ``budgets`` stand in place of the profile's. ``exits`` are the layers after which a
+    multi-exit model is cut, by default all that have an exit; the last always is one. ``variants`` maps what engines
+    may compute in several equal ways, such as ``moe.combine``, to one of them, where the cheapest is not wanted.
+    ``precisions`` stand in place of the profile's; of several a budget takes the widest that it affords. ``include``
+    says which submodels to build: those that budgets chose, also every level, or every rung of the ladder;
+    ``submodels`` (ids) come on top, and so do ``slices``, folders that hold a published slice of the model.
+    ``emit_only`` leaves plans for TensorRT to `nestforge build` on the device.
     """
 
     model: str | Path
@@ -45,7 +45,7 @@ class CompileRequest:
     text: str | Path | None = None
     data: str | Path | None = None
     levels: Mapping[str, Sequence[float]] | None = None
-    shape: LadderShape | None = None
+    promotion_order: PromotionOrder | None = None
     budgets: Mapping[str, BudgetSpec] | None = None
     submodels: Sequence[str] = ()
     slices: Sequence[str | Path] = ()
@@ -74,7 +74,7 @@ class Resolved:
     @cached_property
     def rungs(self) -> tuple[Submodel, ...]:
         """The ladder between the levels, smallest first, in one precision."""
-        return ladder(self.levels, self.profile.shape)
+        return ladder(self.levels, self.profile.promotion_order)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _profile(request: CompileRequest, source: ModelSource) -> DeviceProfile:
     device = replace(
         device,
         buckets=source.signature.buckets(request.buckets, device.buckets),
-        shape=request.shape or device.shape,
+        promotion_order=request.promotion_order or device.promotion_order,
         budgets=request.budgets or device.budgets,
     )
     if request.levels:

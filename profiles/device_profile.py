@@ -22,7 +22,10 @@ from .tensorrt_options import TensorRTOptions
 SCHEMA_VERSION = 1
 
 # Which layers a rung of the promotion ladder promotes first; compiler/planning/ladder.py defines them.
-LadderShape = Literal["increasing", "decreasing", "up-down", "down-up"]
+PromotionOrder = Literal["increasing", "decreasing", "up-down", "down-up"]
+
+# Names that keys had before: manifests and older YAML files hold them.
+_OLD_KEYS = {"forms": "variants", "shape": "promotion_order"}
 
 _SHARE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?%")
 _COUNT_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?([KMGB])")
@@ -86,8 +89,9 @@ class DeviceProfile:
 
     ``cores`` are CPU cores, or streaming multiprocessors of a GPU. ``memory_mb`` is what a set of engines may use.
     ``width_multiple``: FFN widths are rounded to it. ``levels`` maps an axis kind to its granularities as fractions.
-    ``shape`` says which layers are promoted first on the way from one level to the next. ``variants`` maps what may be
-    computed in several equal ways, such as ``moe.combine``, to the one that engines get in place of the cheapest.
+    ``promotion_order`` says which layers are promoted first on the way from one level to the next. ``variants`` maps
+    what may be computed in several equal ways, such as ``moe.combine``, to the one that engines get in place of the
+    cheapest.
     ``tensorrt`` says how that backend builds its plans, None leaves it to the defaults of TensorRTOptions.
     ``precisions``, written ``precision: fp16`` or as a list, are those of engines; where there are several, a budget
     takes the widest one that it can afford at the largest submodel that it can afford.
@@ -109,7 +113,7 @@ class DeviceProfile:
     # Below 20 Gelu is not one operation; from 23 on attention becomes one that ONNX Runtime's CPU kernel refuses.
     opset: Literal[20, 21, 22] = 20
     levels: Mapping[str, tuple[float, ...]] | None = None
-    shape: LadderShape = "increasing"
+    promotion_order: PromotionOrder = "increasing"
     variants: Mapping[str, str] | None = None
     tensorrt: TensorRTOptions | None = None
     host: str | None = None
@@ -126,7 +130,7 @@ def read_profile(data: object, where: str) -> DeviceProfile:
     Raises ProfileError for an unknown or missing key, a wrong type, or a figure that no device can have.
     """
     if isinstance(data, Mapping):
-        data = _with_variants(data, where)
+        data = _with_todays_keys(data, where)
         if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
             raise ProfileError(f"{where}: schema_version {data['schema_version']!r}, expected {SCHEMA_VERSION}")
         data = {**data, "buckets": _read_buckets(data["buckets"], where)} if "buckets" in data else data
@@ -136,13 +140,12 @@ def read_profile(data: object, where: str) -> DeviceProfile:
     return profile
 
 
-def _with_variants(data: Mapping[str, object], where: str) -> Mapping[str, object]:
-    """``data`` with the key ``variants`` under the name ``forms``, which it had in profiles before."""
-    if "forms" not in data:
-        return data
-    if "variants" in data:
-        raise ProfileError(f"{where}: forms and variants are one key; write variants alone")
-    return {"variants" if key == "forms" else key: value for key, value in data.items()}
+def _with_todays_keys(data: Mapping[str, object], where: str) -> Mapping[str, object]:
+    """``data`` with the names that its keys have today."""
+    for old, new in _OLD_KEYS.items():
+        if old in data and new in data:
+            raise ProfileError(f"{where}: {old} and {new} are one key; write {new} alone")
+    return {_OLD_KEYS.get(key, key): value for key, value in data.items()}
 
 
 def parse_budget(text: str) -> tuple[str, BudgetSpec]:
@@ -163,15 +166,20 @@ def parse_budget(text: str) -> tuple[str, BudgetSpec]:
 
 
 def profile_data(profile: DeviceProfile) -> dict[str, Any]:
-    """The plain data that ``read_profile`` reads back as an equal profile."""
+    """The plain data that ``read_profile`` reads back as an equal profile, as YAML files have it."""
     data = unstructure(profile)
     precisions = data.pop("precisions")
     data["precision"] = precisions[0] if len(precisions) == 1 else precisions
     return {**data, "buckets": [f"{bucket.batch}x{bucket.sequence}" for bucket in profile.buckets]}
 
 
+def recorded_profile(profile: DeviceProfile) -> dict[str, Any]:
+    """``profile_data`` as manifests have it since their first schema, where the promotion order is called ``shape``."""
+    return {"shape" if key == "promotion_order" else key: value for key, value in profile_data(profile).items()}
+
+
 def profile_precisions(data: Mapping[str, Any]) -> tuple[Precision, ...]:
-    """The precisions in ``profile_data``, as a manifest keeps it."""
+    """The precisions in ``recorded_profile``."""
     given = data.get("precision", "fp32")
     names = [given] if isinstance(given, str) else given
     return tuple(precision for name in names for precision in PRECISIONS if precision == name)

@@ -9,13 +9,10 @@ import click
 
 from ..elastic import Bucket
 from ..errors import ProfileError
-from ..profiles.device_profile import BudgetSpec, LadderShape, parse_budget
+from ..profiles.device_profile import BudgetSpec, PromotionOrder, parse_budget
 from ..profiles.precision import PRECISIONS, Precision
 from ..runtime.engines.onnxruntime_gpu.provider import PROVIDERS
 from .console import say
-
-# Values of --form in a command's context.
-_OLD_VARIANTS = f"{__name__}.form"
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 
@@ -140,11 +137,6 @@ levels_option = click.option(
     callback=once_each,
     help="Granularities of an axis kind, such as ffn=0.25,0.5,1; repeatable. Default: the profile's, else S/M/L/XL.",
 )
-shape_option = click.option(
-    "--shape",
-    type=click.Choice(get_args(LadderShape)),
-    help="Which layers are promoted first between two levels. Default: the profile's, else increasing (the last ones).",
-)
 budget_option = click.option(
     "--budget",
     "budgets",
@@ -174,11 +166,47 @@ exits_option = click.option(
 )
 
 
+def _old_name(old: str, new: str, **settings: Any) -> Any:
+    """The hidden option ``old``, until the next release: a line on stderr, its value for the callback of ``new``."""
+
+    def keep(ctx: click.Context, _: click.Parameter, value: Any) -> None:
+        if value:
+            say(f"{old} is called {new} now; the next release takes that name alone", err=True)
+            ctx.meta[_key(new)] = value
+
+    return click.option(old, hidden=True, expose_value=False, is_eager=True, callback=keep, **settings)
+
+
+def _key(option: str) -> str:
+    """Where a command's context holds what the old name of ``option`` was given."""
+    return f"{__name__}{option}"
+
+
+def promotion_order_option(command: Any) -> Any:
+    """``--promotion-order``, and until the next release ``--shape``, its name before."""
+    orders = click.Choice(get_args(PromotionOrder))
+    return _old_name("--shape", "--promotion-order", type=orders)(
+        click.option(
+            "--promotion-order",
+            type=orders,
+            callback=_one_order,
+            help="Which layers are promoted first between two levels. Default: the profile's, else increasing (the "
+            "last ones).",
+        )(command)
+    )
+
+
+def _one_order(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+    old = ctx.meta.get(_key("--promotion-order"))
+    if value and old:
+        raise click.BadParameter("--shape is its old name; write --promotion-order alone", ctx, param)
+    return value or old
+
+
 def variant_option(command: Any) -> Any:
-    """``--variant``, and until the next release ``--form``, its name before, with a line on stderr."""
+    """``--variant``, and until the next release ``--form``, its name before."""
     settings: dict[str, Any] = {"type": VariantType(), "multiple": True}
-    before = click.option("--form", hidden=True, expose_value=False, is_eager=True, callback=_old_variants, **settings)
-    return before(
+    return _old_name("--form", "--variant", **settings)(
         click.option(
             "--variant",
             "variants",
@@ -190,14 +218,8 @@ def variant_option(command: Any) -> Any:
     )
 
 
-def _old_variants(ctx: click.Context, _: click.Parameter, value: tuple[tuple[str, str], ...]) -> None:
-    if value:
-        say("--form is called --variant now; the next release takes that name alone", err=True)
-        ctx.meta[_OLD_VARIANTS] = value
-
-
 def _all_variants(ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, str], ...]) -> Any:
-    return once_each(ctx, param, (*ctx.meta.get(_OLD_VARIANTS, ()), *value))
+    return once_each(ctx, param, (*ctx.meta.get(_key("--variant"), ()), *value))
 
 
 precision_option = click.option(

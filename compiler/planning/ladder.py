@@ -1,7 +1,7 @@
-"""The promotion ladder: from one level to the next, layer by layer, in one of four shapes.
+"""The promotion ladder: from one level to the next, layer by layer, in one of four orders.
 
-A rung mixes two adjacent levels at most, so its widths rise with the least slope that its size allows. A shape says
-which ``k`` of ``l`` layers have the larger level:
+A rung mixes two adjacent levels at most, so its widths rise with the least slope that its size allows. The
+promotion order says which ``k`` of ``l`` layers have the larger level:
 
 - ``increasing``: the last ``k``. What nested training favours most, and the default.
 - ``decreasing``: the first ``k``.
@@ -9,7 +9,7 @@ which ``k`` of ``l`` layers have the larger level:
 - ``down-up``: the first ``k // 2`` and the rest of the ``k`` at the end, so that widths fall and then rise.
 
 Each step promotes one layer more and demotes none, so figures never fall along a ladder. Where all layers are of one
-size, rung ``n`` has the same parameters in every shape.
+size, rung ``n`` has the same parameters in every order.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from itertools import pairwise
 from typing import get_args
 
 from ...elastic import BITS, Submodel, canonical
-from ...profiles.device_profile import LadderShape
+from ...profiles.device_profile import PromotionOrder
 from .levels import Level
 
-SHAPES: tuple[LadderShape, ...] = get_args(LadderShape)
+PROMOTION_ORDERS: tuple[PromotionOrder, ...] = get_args(PromotionOrder)
 
 
-def ladder(levels: Sequence[Level], shape: LadderShape = "increasing") -> tuple[Submodel, ...]:
+def ladder(levels: Sequence[Level], order: PromotionOrder = "increasing") -> tuple[Submodel, ...]:
     """``(g - 1) * l + 1`` rungs for ``g`` levels and ``l`` layers, smallest first.
 
     All axes of a layer are promoted together; axes outside the layers move with the next full level. Rungs that
@@ -35,7 +35,7 @@ def ladder(levels: Sequence[Level], shape: LadderShape = "increasing") -> tuple[
     rungs: dict[str, Submodel] = {}
     for low, high in pairwise(levels):
         for count in range(max(1, len(layers))):
-            raised = promoted(layers, count, shape)
+            raised = promoted(layers, count, order)
             values = tuple(
                 (axis, high.submodel[axis.name] if axis.layer in raised else value)
                 for axis, value in low.submodel.values
@@ -46,10 +46,10 @@ def ladder(levels: Sequence[Level], shape: LadderShape = "increasing") -> tuple[
     return tuple(rungs.values())
 
 
-def promoted(layers: Sequence[int], count: int, shape: LadderShape) -> frozenset[int]:
+def promoted(layers: Sequence[int], count: int, order: PromotionOrder) -> frozenset[int]:
     """The ``count`` of ``layers`` (in order) that have the larger level."""
     rest = len(layers) - count
-    match shape:
+    match order:
         case "increasing":
             return frozenset(layers[rest:])
         case "decreasing":

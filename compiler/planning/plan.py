@@ -157,7 +157,7 @@ def make_plan(
     corrections = corrections or {}
     if corrections and set(corrections) != {(b, p) for b in profile.buckets for p in profile.precisions}:
         raise ValueError("corrections: expected one for every bucket and precision of the profile")
-    rungs = in_every_precision(ladder(levels, profile.shape))
+    rungs = in_every_precision(ladder(levels, profile.promotion_order))
     known = {rung.id for rung in rungs}
     extra = {submodel.id: submodel for submodel in submodels if submodel.id not in known}
     labels = _labels(levels, rungs, profile)

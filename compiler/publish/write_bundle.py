@@ -17,7 +17,7 @@ import onnxruntime
 from ...elastic import Submodel
 from ...exporters.checkpoints.checkpoint import sha256_of
 from ...exporters.source import ModelSource
-from ...profiles.device_profile import DeviceProfile, profile_data
+from ...profiles.device_profile import DeviceProfile, recorded_profile
 from ...profiles.probe_host import probe_host
 from ...runtime.bundle.manifest import (
     BUILD_NAME,
@@ -86,7 +86,7 @@ def draft_bundle(
         inputs=signature.inputs,
         outputs=signature.outputs,
         files=(),
-        provenance=Provenance(tool_versions(), source_entries(source), profile_data(profile), options),
+        provenance=Provenance(tool_versions(), source_entries(source), recorded_profile(profile), options),
         text=signature.text,
         exits=source.exits.entry if source.exits else None,
     )

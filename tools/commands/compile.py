@@ -21,7 +21,7 @@ from ..options import (
     model_argument,
     precision_option,
     profile_option,
-    shape_option,
+    promotion_order_option,
     slice_option,
     submodel_option,
     variant_option,
@@ -29,14 +29,14 @@ from ..options import (
 
 if TYPE_CHECKING:
     from ...compiler.request import Include
-    from ...profiles.device_profile import BudgetSpec, LadderShape
+    from ...profiles.device_profile import BudgetSpec, PromotionOrder
     from ...profiles.precision import Precision
 
 EXAMPLES = """\b
 Examples:
   nestforge compile MODEL --profile host-cpu --output my.bundle
   nestforge compile MODEL --text calibration.txt --levels ffn=0.25,0.5,1 --levels heads=0.5,1,1 --output my.bundle
-  nestforge compile MODEL --budget 'ffn_parameters<=50 %' --shape increasing --include budgets --output my.bundle
+  nestforge compile MODEL --budget 'ffn_parameters<=50 %' --promotion-order up-down --output my.bundle
   nestforge compile MODEL --submodel ffn768-heads6 --bucket 1x64 --bucket 8x128 --output my.bundle
   nestforge compile MODEL --precision fp32,int8 --text calibration.txt --output my.bundle
   nestforge compile MODEL --profile jetson-orin-nano-8gb --emit-only --output jetson.bundle
@@ -58,7 +58,7 @@ Examples:
     help="The same for models that take no text: .npz with an array per input, rows first, perhaps 'labels'.",
 )
 @levels_option
-@shape_option
+@promotion_order_option
 @budget_option
 @submodel_option
 @slice_option
@@ -86,7 +86,7 @@ def command(
     text: Path | None,
     data: Path | None,
     levels: tuple[tuple[str, tuple[float, ...]], ...],
-    shape: LadderShape | None,
+    promotion_order: PromotionOrder | None,
     budgets: tuple[tuple[str, BudgetSpec], ...],
     submodels: tuple[str, ...],
     slices: tuple[Path, ...],
@@ -113,7 +113,7 @@ def command(
             text=text,
             data=data,
             levels=dict(levels),
-            shape=shape,
+            promotion_order=promotion_order,
             budgets=dict(budgets),
             submodels=submodels,
             slices=slices,

@@ -1,4 +1,4 @@
-"""``nestforge mixnmatch``: what a budget's rung is worth on held-out text, beside other shapes and a search."""
+"""``nestforge mixnmatch``: a budget's rung on held-out text, beside other promotion orders and a search."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Examples:
     type=click.IntRange(min=4),
     default=64,
     show_default=True,
-    help="Assignments that the search evaluates, the four shapes among them.",
+    help="Assignments that the search evaluates, the four promotion orders among them.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the search.")
 @json_option
@@ -53,9 +53,9 @@ def command(
 ) -> None:
     """Compare ways to assign levels to layers within one budget.
 
-    Loss of the submodel that the ladder gives the budget, in each of the four shapes, and of the best assignment that
-    an evolutionary search finds. In PyTorch; nothing is compiled. The search chooses on half of the held-out texts, and
-    the table shows the loss on the other half.
+    Loss of the submodel that the ladder gives the budget, in each of the four promotion orders, and of the best
+    assignment that an evolutionary search finds. In PyTorch; nothing is compiled. The search chooses on half of the
+    held-out texts, and the table shows the loss on the other half.
     """
     from ...compiler.mix_n_match import compare_assignments
     from ...compiler.request import CompileRequest

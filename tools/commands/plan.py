@@ -20,7 +20,7 @@ from ..options import (
     model_argument,
     precision_option,
     profile_option,
-    shape_option,
+    promotion_order_option,
     submodel_option,
     variant_option,
 )
@@ -28,7 +28,7 @@ from ..variant_view import VariantView, print_variants, shared_variants, variant
 
 if TYPE_CHECKING:
     from ...compiler.planning.plan import Plan
-    from ...profiles.device_profile import BudgetSpec, LadderShape
+    from ...profiles.device_profile import BudgetSpec, PromotionOrder
     from ...profiles.precision import Precision
 
 _LISTED = 4  # rejected candidates shown per budget
@@ -37,7 +37,7 @@ EXAMPLES = """\b
 Examples:
   nestforge plan MODEL --profile host-cpu
   nestforge plan MODEL --profile raspberry-pi-5 --levels ffn=0.25,0.5,1 --json
-  nestforge plan MODEL --budget 'non_embedding_parameters<=245.4M' --budget 'latency_ms<=50 %' --shape up-down
+  nestforge plan MODEL --budget 'non_embedding_parameters<=245.4M' --budget 'latency_ms<=50 %' --promotion-order up-down
 """
 
 
@@ -45,7 +45,7 @@ Examples:
 @model_argument
 @profile_option
 @levels_option
-@shape_option
+@promotion_order_option
 @budget_option
 @submodel_option
 @bucket_option
@@ -57,7 +57,7 @@ def command(
     model: Path,
     profile: str,
     levels: tuple[tuple[str, tuple[float, ...]], ...],
-    shape: LadderShape | None,
+    promotion_order: PromotionOrder | None,
     budgets: tuple[tuple[str, BudgetSpec], ...],
     submodels: tuple[str, ...],
     buckets: tuple[Bucket, ...],
@@ -79,7 +79,7 @@ def command(
                 model,
                 profile,
                 levels=dict(levels),
-                shape=shape,
+                promotion_order=promotion_order,
                 budgets=dict(budgets),
                 submodels=submodels,
                 buckets=buckets,

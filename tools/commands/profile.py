@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ...profiles.device_profile import profile_data
+from ...profiles.device_profile import recorded_profile
 from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
 from ...whole_file import require_new, write_whole
@@ -32,6 +32,6 @@ def command(output: Path | None, as_json: bool) -> None:
         write_whole(output, lambda stream: stream.write(text.encode()), "the profile", new=True)
         say(f"wrote {output}", err=True)
     if as_json:
-        print_json(profile_data(profile))
+        print_json(recorded_profile(profile))
     elif output is None:
         click.echo(dump_profile(profile), nl=False)

@@ -15,7 +15,7 @@ from support.tiny_compile import board
 
 
 def test_what_is_left_out_is_the_profiles(tiny_folder: Path) -> None:
-    device = board(levels={"ffn": [0.5, 1.0]}, shape="decreasing")
+    device = board(levels={"ffn": [0.5, 1.0]}, promotion_order="decreasing")
     resolved = resolve(CompileRequest(tiny_folder, device))
     assert resolved.profile == device
     assert [level.submodel["layers.0.ffn"] for level in resolved.levels] == [32, 64]
@@ -30,7 +30,7 @@ def test_what_is_asked_for_replaces_the_profiles(tiny_folder: Path) -> None:
             board(variants={"moe.combine": "sum"}),
             text="examples.txt",
             levels={"ffn": (0.5, 1)},
-            shape="up-down",
+            promotion_order="up-down",
             budgets={"small": BudgetSpec(parameters="90 %")},
             submodels=["ffn16-heads4"],
             buckets=[Bucket(1, 8)],
@@ -40,7 +40,7 @@ def test_what_is_asked_for_replaces_the_profiles(tiny_folder: Path) -> None:
         )
     )
     device = resolved.profile
-    assert (device.shape, device.budgets) == ("up-down", {"small": BudgetSpec(parameters="90 %")})
+    assert (device.promotion_order, device.budgets) == ("up-down", {"small": BudgetSpec(parameters="90 %")})
     assert device.buckets == (Bucket(1, 8),)
     assert device.precisions == resolved.source.precisions == ("fp32", "int8-dynamic")
     assert (device.levels, device.variants) == ({"ffn": (0.5, 1)}, {"moe.combine": "sum", "other": "one_hot"})

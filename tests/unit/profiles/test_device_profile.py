@@ -11,6 +11,7 @@ from nestforge.profiles.device_profile import (
     profile_data,
     profile_precisions,
     read_profile,
+    recorded_profile,
     resolve_limit,
 )
 from nestforge.profiles.tensorrt_options import TensorRTOptions
@@ -47,7 +48,7 @@ def test_reads_units_buckets_and_defaults() -> None:
     profile = read_profile(DATA, "here")
     assert profile.buckets == (Bucket(1, 128), Bucket(8, 32), Bucket(4, 64))
     assert (profile.precisions, profile.opset, profile.levels, profile.memory_mb) == (("fp32",), 20, None, 4000.0)
-    assert profile.shape == "increasing"
+    assert profile.promotion_order == "increasing"
     assert profile.budgets["full"] == BudgetSpec()
     assert profile.budgets["fast"] == BudgetSpec("50 %", 100.0, 1000, "12.5%")
 
@@ -58,8 +59,10 @@ def test_largest_bucket_has_most_tokens_then_the_longest_sequence() -> None:
 
 def test_data_round_trip() -> None:
     budgets = {"named": {"non_embedding_parameters": "245.4M", "ffn_parameters": "40 %"}}
-    profile = read_profile({**DATA, "levels": {"ffn": [0.5, 1]}, "shape": "up-down", "budgets": budgets}, "here")
-    assert read_profile(profile_data(profile), "there") == profile
+    profile = read_profile(
+        {**DATA, "levels": {"ffn": [0.5, 1]}, "promotion_order": "up-down", "budgets": budgets}, "here"
+    )
+    assert read_profile(profile_data(profile), "there") == profile == read_profile(recorded_profile(profile), "there")
     assert profile_data(profile)["buckets"] == DATA["buckets"]
 
 
@@ -70,6 +73,18 @@ def test_variants_were_called_forms() -> None:
     assert "forms" not in profile_data(profile)
     with pytest.raises(ProfileError, match=r"^here: forms and variants are one key; write variants alone$"):
         read_profile({**DATA, "forms": wanted, "variants": wanted}, "here")
+
+
+def test_the_promotion_order_was_called_shape_and_is_in_manifests() -> None:
+    profile = read_profile({**DATA, "promotion_order": "up-down"}, "here")
+    assert read_profile({**DATA, "shape": "up-down"}, "here") == profile
+    plain, recorded = profile_data(profile), recorded_profile(profile)
+    assert (plain["promotion_order"], recorded["shape"]) == ("up-down", "up-down")
+    assert list(recorded) == ["shape" if key == "promotion_order" else key for key in plain]
+    with pytest.raises(
+        ProfileError, match=r"^here: shape and promotion_order are one key; write promotion_order alone$"
+    ):
+        read_profile({**DATA, "shape": "up-down", "promotion_order": "up-down"}, "here")
 
 
 def test_precisions_are_one_or_a_list_and_keep_their_order() -> None:
@@ -162,7 +177,11 @@ def test_options_of_tensorrt() -> None:
             {"memory_mb": "1M"},
             "here: budgets.fast: memory_mb: expected a positive number or a share such as \"50 %\", got '1M'",
         ),
-        ("shape", "flat", "here: shape: got 'flat'; expected one of decreasing, down-up, increasing, up-down"),
+        (
+            "promotion_order",
+            "flat",
+            "here: promotion_order: got 'flat'; expected one of decreasing, down-up, increasing, up-down",
+        ),
         ("budgets.fast", {"parameters": 0}, "here: budgets.fast: parameters: expected more than 0, got 0"),
         (
             "budgets.fast",

@@ -7,7 +7,14 @@ import pytest
 from click.testing import CliRunner
 from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import BudgetSpec
-from nestforge.tools.options import BucketType, BudgetType, LevelsType, VariantType, variant_option
+from nestforge.tools.options import (
+    BucketType,
+    BudgetType,
+    LevelsType,
+    VariantType,
+    promotion_order_option,
+    variant_option,
+)
 
 
 def test_bucket() -> None:
@@ -54,3 +61,24 @@ def test_the_old_name_of_variant_is_said_once_on_stderr() -> None:
     twice = CliRunner().invoke(show, ["--form", "mixing=dense", "--variant", "mixing=folded"])
     assert twice.exit_code == 2
     assert "mixing is given 2 times; say it once" in twice.stderr
+
+
+def test_the_old_name_of_promotion_order_is_said_once_on_stderr() -> None:
+    @click.command()
+    @promotion_order_option
+    def show(promotion_order: str | None) -> None:
+        click.echo(str(promotion_order))
+
+    old = CliRunner().invoke(show, ["--shape", "up-down"])
+    assert (old.stdout, old.stderr) == (
+        "up-down\n",
+        "--shape is called --promotion-order now; the next release takes that name alone\n",
+    )
+    new = CliRunner().invoke(show, ["--promotion-order", "down-up"])
+    assert (new.stdout, new.stderr) == ("down-up\n", "")
+    assert CliRunner().invoke(show, []).stdout == "None\n"
+    both = CliRunner().invoke(show, ["--shape", "up-down", "--promotion-order", "down-up"])
+    assert both.exit_code == 2
+    assert "--shape is its old name; write --promotion-order alone" in both.stderr
+    assert CliRunner().invoke(show, ["--shape", "flat"]).exit_code == 2
+    assert "--shape" not in CliRunner().invoke(show, ["--help"]).stdout

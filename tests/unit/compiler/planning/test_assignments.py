@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from nestforge.compiler.planning.assignments import read_assignment, unusual
-from nestforge.compiler.planning.ladder import SHAPES, ladder
+from nestforge.compiler.planning.ladder import PROMOTION_ORDERS, ladder
 from nestforge.compiler.planning.levels import Level, levels
 from nestforge.elastic import Axis, ElasticSpec
 from nestforge.errors import PlanError
@@ -59,10 +59,10 @@ def test_a_width_above_the_last_multiple_names_the_full_size() -> None:
         read_assignment(odd, "ffn99", steps(odd), 8)
 
 
-def test_rungs_are_not_unusual_but_for_their_shape() -> None:
+def test_rungs_are_not_unusual_but_for_their_order() -> None:
     assert list(unusual(ladder(steps()), steps())) == []
-    for shape in SHAPES:
-        assert all("shrinks with depth" in note for note in unusual(ladder(steps(), shape), steps()))
+    for order in PROMOTION_ORDERS:
+        assert all("shrinks with depth" in note for note in unusual(ladder(steps(), order), steps()))
 
 
 def test_what_is_unusual() -> None:

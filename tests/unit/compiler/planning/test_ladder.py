@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.compiler.planning.ladder import SHAPES, in_every_precision, ladder, promoted
+from nestforge.compiler.planning.ladder import PROMOTION_ORDERS, in_every_precision, ladder, promoted
 from nestforge.compiler.planning.levels import levels
 from nestforge.elastic import BITS, Axis, ElasticSpec
-from nestforge.profiles.device_profile import LadderShape
+from nestforge.profiles.device_profile import PromotionOrder
 from support.bare_encoder import encoder
 
 
@@ -45,7 +45,7 @@ def test_layers_behind_the_depth_make_no_rungs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "expected"),
+    ("order", "expected"),
     [
         ("increasing", ["....", "...#", "..##", ".###", "####"]),
         ("decreasing", ["....", "#...", "##..", "###.", "####"]),
@@ -53,46 +53,46 @@ def test_layers_behind_the_depth_make_no_rungs() -> None:
         ("down-up", ["....", "...#", "#..#", "#.##", "####"]),
     ],
 )
-def test_which_layers_each_shape_promotes(shape: LadderShape, expected: list[str]) -> None:
-    raised = [promoted(range(4), count, shape) for count in range(5)]
+def test_which_layers_each_order_promotes(order: PromotionOrder, expected: list[str]) -> None:
+    raised = [promoted(range(4), count, order) for count in range(5)]
     assert ["".join("#" if layer in layers else "." for layer in range(4)) for layers in raised] == expected
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("order", PROMOTION_ORDERS)
 @pytest.mark.parametrize(("layers", "rungs"), [(12, 37), (16, 49), (24, 73)])
-def test_rungs_of_the_papers_depths(layers: int, rungs: int, shape: LadderShape) -> None:
-    assert len(ladder(levels(encoder(layers, ffn=512, heads=0, nested=True).spec, None, 64), shape)) == rungs
+def test_rungs_of_the_papers_depths(layers: int, rungs: int, order: PromotionOrder) -> None:
+    assert len(ladder(levels(encoder(layers, ffn=512, heads=0, nested=True).spec, None, 64), order)) == rungs
 
 
-@given(st.integers(1, 24), st.integers(1, 5), st.sampled_from(SHAPES))
-def test_every_ladder_of_every_shape_rises(layers: int, count: int, shape: LadderShape) -> None:
+@given(st.integers(1, 24), st.integers(1, 5), st.sampled_from(PROMOTION_ORDERS))
+def test_every_ladder_of_every_order_rises(layers: int, count: int, order: PromotionOrder) -> None:
     source = encoder(layers, ffn=640, heads=10)
     fractions = [(i + 1) / count for i in range(count)]
     steps = levels(source.spec, {"ffn": fractions, "heads": fractions}, 8)
-    rungs = ladder(steps, shape)
+    rungs = ladder(steps, order)
     assert len(rungs) == (count - 1) * layers + 1
     parameters = [source.parameters(rung) for rung in rungs]
     assert parameters == sorted(set(parameters))
-    assert parameters == [source.parameters(rung) for rung in ladder(steps)], "of one size whatever the shape"
+    assert parameters == [source.parameters(rung) for rung in ladder(steps)], "of one size whatever the order"
     widths = [level.submodel["layers.0.ffn"] for level in steps]
     for rung in rungs:
         used = sorted({widths.index(value) for value in rung.by_kind()["ffn"]})
         assert used in ([used[0]], [used[0], used[0] + 1]), "adjacent levels alone"
 
 
-@given(st.lists(st.integers(1, 1024), min_size=1, max_size=8), st.sampled_from(SHAPES))
-def test_layers_of_different_sizes_rise_too(sizes: list[int], shape: LadderShape) -> None:
+@given(st.lists(st.integers(1, 1024), min_size=1, max_size=8), st.sampled_from(PROMOTION_ORDERS))
+def test_layers_of_different_sizes_rise_too(sizes: list[int], order: PromotionOrder) -> None:
     spec = ElasticSpec(tuple(Axis(f"layers.{i}.ffn", size) for i, size in enumerate(sizes)), (), trained_nested=True)
-    rungs = ladder(levels(spec, None, 8), shape)
+    rungs = ladder(levels(spec, None, 8), order)
     totals = [sum(value for _, value in rung.values) for rung in rungs]
     assert totals == sorted(totals)
     for smaller, larger in pairwise(rungs):
         assert all(smaller[axis.name] <= larger[axis.name] for axis in spec.axes), "no layer is ever demoted"
 
 
-def test_the_shape_of_a_rung() -> None:
+def test_the_order_of_a_rung() -> None:
     steps = levels(encoder(layers=6, ffn=64, heads=0).spec, {"ffn": [0.5, 1]}, 8)
-    third = {shape: ladder(steps, shape)[3].id for shape in SHAPES}
+    third = {order: ladder(steps, order)[3].id for order in PROMOTION_ORDERS}
     assert third == {
         "increasing": "ffn32x3_64x3",
         "decreasing": "ffn64x3_32x3",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.compiler.planning.cost_model import Correction
-from nestforge.compiler.planning.ladder import SHAPES
+from nestforge.compiler.planning.ladder import PROMOTION_ORDERS
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import Candidate, Plan, make_plan
 from nestforge.elastic import BITS, Axis, Bucket
@@ -163,9 +163,12 @@ def test_ffn_parameters_need_feed_forward_networks() -> None:
     assert str(failure.value) == ("budget 'small': ffn_parameters: this model has no feed-forward networks that shrink")
 
 
-def test_the_shape_of_the_ladder_is_the_profiles() -> None:
+def test_the_promotion_order_is_the_profiles() -> None:
     budgets = {"half": BudgetSpec(parameters="45 %")}
-    chosen = {shape: plan_for(encoder(layers=4), device(budgets, shape=shape)).budgets[0].submodel for shape in SHAPES}
+    chosen = {
+        order: plan_for(encoder(layers=4), device(budgets, promotion_order=order)).budgets[0].submodel
+        for order in PROMOTION_ORDERS
+    }
     assert chosen == {
         "increasing": "ffn64x1_128x3-heads1x1_2x3",
         "decreasing": "ffn128x3_64x1-heads2x3_1x1",

@@ -4,7 +4,7 @@ from itertools import product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.compiler.planning.ladder import SHAPES, ladder
+from nestforge.compiler.planning.ladder import PROMOTION_ORDERS, ladder
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.search_assignments import Found, Sizes, search_assignments
 from nestforge.elastic import Axis, ElasticSpec, Submodel
@@ -12,7 +12,7 @@ from support.bare_encoder import encoder
 
 SOURCE = encoder(layers=4, ffn=64, heads=4)
 STEPS = levels(SOURCE.spec, {"ffn": [0.25, 0.5, 1], "heads": [0.25, 0.5, 1]}, 8)
-RUNGS = [ladder(STEPS, shape)[6] for shape in SHAPES]
+RUNGS = [ladder(STEPS, order)[6] for order in PROMOTION_ORDERS]
 SIZE = SOURCE.parameters(RUNGS[0])
 
 

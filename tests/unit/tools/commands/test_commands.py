@@ -16,7 +16,7 @@ from nestforge.compiler import compile as compile_module
 from nestforge.compiler import verify as verify_module
 from nestforge.compiler.verify import EngineVerdict, VerifyReport
 from nestforge.elastic import Bucket
-from nestforge.profiles.device_profile import profile_data
+from nestforge.profiles.device_profile import recorded_profile
 from nestforge.profiles.load_profile import load_profile
 from nestforge.runtime.bundle.manifest import SCHEMA_VERSION, ParityOutput
 from nestforge.runtime.bundle.open_bundle import open_bundle
@@ -314,7 +314,7 @@ def test_profile_is_what_the_option_accepts(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "my.yaml"
     data = json_of("profile", "--output", path)
     assert data["name"] == "host-cpu"
-    assert profile_data(load_profile(path)) == data
+    assert recorded_profile(load_profile(path)) == data
     assert error_of("profile", "--output", path) == f"{path}: exists already; choose another file"
 
 

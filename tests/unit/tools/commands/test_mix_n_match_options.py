@@ -35,8 +35,15 @@ def error_of(*arguments: str | Path) -> str:
     return result.stderr.removeprefix("nestforge: error: ").rstrip("\n")
 
 
-def test_plan_takes_budgets_and_a_shape(compiled: Any) -> None:
-    options = ["--budget", "ffn_parameters<=60%", "--budget", "parameters<=90%,flops<=90 %", "--shape", "decreasing"]
+def test_plan_takes_budgets_and_a_promotion_order(compiled: Any) -> None:
+    options = [
+        "--budget",
+        "ffn_parameters<=60%",
+        "--budget",
+        "parameters<=90%,flops<=90 %",
+        "--promotion-order",
+        "decreasing",
+    ]
     data = json_of("plan", compiled.model, "--profile", compiled.profile, *options)
     first, second = data["budgets"]
     source = open_source(compiled.model)
@@ -85,7 +92,7 @@ def test_budgets_that_make_no_sense(compiled: Any) -> None:
     result = nestforge("plan", compiled.model, "--profile", compiled.profile, "--budget", "ffn<=1M")
     assert result.exit_code == 2
     assert "budget 'ffn<=1M': unknown key 'ffn'" in result.stderr
-    assert nestforge("plan", compiled.model, "--shape", "flat").exit_code == 2
+    assert nestforge("plan", compiled.model, "--promotion-order", "flat").exit_code == 2
 
 
 @pytest.fixture(scope="module")
