@@ -8,11 +8,12 @@ besides holds its private initializers and its activations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from ....errors import SelectionError
 from ...bundle.manifest import Residency as Residency
@@ -53,22 +54,28 @@ def assign_residencies(
     """
     if memory_mb is not None:
         memory_mb = positive_limit("memory_mb", memory_mb)
+    memory = _OpenEngines(needs)
     if memory_mb is None or requested != "auto":
         residency: Residency = "packed" if requested == "auto" else requested
         assigned = {need.engine: residency if need.can_share else "packed" for need in needs}
-        if memory_mb is not None and (total := _Memory(needs).bytes(assigned)) > memory_mb * 1e6:
+        for need in needs if memory_mb is not None else ():
+            memory.add(need, assigned[need.engine])
+        if memory_mb is not None and memory.bytes > memory_mb * 1e6:
             raise SelectionError(
-                f"memory_mb={memory_mb:g}: {len(needs)} engines as {residency} take {total / 1e6:.1f} MB; "
+                f"memory_mb={memory_mb:g}: {len(needs)} engines as {residency} take {memory.bytes / 1e6:.1f} MB; "
                 "raise the cap, or let residency='auto' choose"
             )
         return assigned
 
-    memory, cap = _Memory(needs), memory_mb * 1e6
+    cap = memory_mb * 1e6
     assigned = {}
     for need in sorted(needs, key=lambda n: (-n.importance, -n.weight_bytes, n.own_bytes, n.engine)):
         least: Residency = "shared" if need.can_share else "packed"
-        if memory.bytes({**assigned, need.engine: least}) <= cap:
+        memory.add(need, least)
+        if memory.bytes <= cap:
             assigned[need.engine] = least
+        else:
+            memory.remove(need, least)
     if not assigned:
         smallest = min(needs, key=lambda n: n.weight_bytes + n.own_bytes)
         raise SelectionError(
@@ -76,41 +83,89 @@ def assign_residencies(
             f"{(smallest.weight_bytes + smallest.own_bytes) / 1e6:.1f} MB"
         )
     for need in sorted(needs, key=lambda n: (-n.latency_ms * n.importance / max(1, n.weight_bytes), n.engine)):
-        if need.engine in assigned and memory.bytes({**assigned, need.engine: "packed"}) <= cap:
-            assigned[need.engine] = "packed"
+        if assigned.get(need.engine) == "shared":
+            memory.remove(need, "shared")
+            memory.add(need, "packed")
+            if memory.bytes <= cap:
+                assigned[need.engine] = "packed"
+            else:
+                memory.remove(need, "packed")
+                memory.add(need, "shared")
     return assigned
 
 
-class _Memory:
-    """Bytes of a set of engines, by who reads a prefix of whose weights."""
+class _OpenEngines:
+    """A set of open engines; ``bytes`` is an upper bound of what they hold together.
+
+    Engines that read the same views are one row, and sets of rows are the bits of a number. Of the rows that are open
+    as shared, those count that no other one contains.
+    """
 
     def __init__(self, needs: Sequence[EngineNeed]) -> None:
-        self._needs = {need.engine: need for need in needs}
-        # Engines that read the same views are one row here.
         rows = sorted(
             {(need.weight_bytes, need.widths, need.layers) for need in needs},
             key=lambda row: (-row[0], [-width for width in row[1]], row[2]),
         )
-        self._row = {need.engine: rows.index((need.weight_bytes, need.widths, need.layers)) for need in needs}
-        self._bytes = [weight_bytes for weight_bytes, _, _ in rows]
-        # Engine ``i`` reads a part of what ``j`` reads where none of these is larger.
+        number = {row: i for i, row in enumerate(rows)}
+        self._row = {need.engine: number[need.weight_bytes, need.widths, need.layers] for need in needs}
+        self._row_bytes = [weight_bytes for weight_bytes, _, _ in rows]
+        # Row ``i`` reads a part of what ``j`` reads where none of these is larger.
         extents = np.array([[*widths, -first, last] for _, widths, (first, last) in rows]).reshape(len(rows), -1)
-        within = np.all(extents[:, None] <= extents[None], axis=2).tolist()  # [row][other]
         # Rows go from large to small, and among equal bytes (axes without weights) from wide to narrow, so whoever
         # contains a row stands before it.
-        self._containers = [sum(1 << j for j in range(i) if within[i][j]) for i in range(len(rows))]
+        within = np.tri(len(rows), k=-1, dtype=bool)  # [row, other]
+        for extent in extents.T:
+            within &= extent[:, None] <= extent
+        self._containers, self._contained = _bit_sets(within), _bit_sets(within.T)
+        self._sharing = [0] * len(rows)  # engines of each row that are open as shared
+        self._shared = self._counted = 0
+        self.bytes = 0
 
-    def bytes(self, assigned: Mapping[str, Residency]) -> int:
-        """Upper bound with every engine of ``assigned`` open."""
-        total = 0
-        shared = 0
-        for engine, residency in assigned.items():
-            need = self._needs[engine]
-            total += need.own_bytes
-            if residency == "shared":
-                shared |= 1 << self._row[engine]
-            else:
-                total += need.weight_bytes
-        return total + sum(
-            self._bytes[i] for i, outer in enumerate(self._containers) if shared >> i & 1 and not outer & shared
-        )
+    def add(self, need: EngineNeed, residency: Residency) -> None:
+        """Opens an engine."""
+        self.bytes += need.own_bytes
+        if residency != "shared":
+            self.bytes += need.weight_bytes
+            return
+        row = self._row[need.engine]
+        self._sharing[row] += 1
+        if self._sharing[row] == 1:
+            self._shared |= 1 << row
+            self._count(1 << row)
+
+    def remove(self, need: EngineNeed, residency: Residency) -> None:
+        """Closes an engine that was opened so."""
+        self.bytes -= need.own_bytes
+        if residency != "shared":
+            self.bytes -= need.weight_bytes
+            return
+        row = self._row[need.engine]
+        self._sharing[row] -= 1
+        if not self._sharing[row]:
+            self._shared &= ~(1 << row)
+            if self._counted >> row & 1:
+                self._discount(1 << row)
+                self._count(self._shared & self._contained[row])
+
+    def _count(self, rows: int) -> None:
+        """Counts those of the shared ``rows`` that no other shared one contains."""
+        while rows:
+            row = (rows & -rows).bit_length() - 1  # the largest one first
+            rows &= ~(1 << row)
+            if not self._containers[row] & self._shared:
+                self._discount(self._counted & self._contained[row])
+                self._counted |= 1 << row
+                self.bytes += self._row_bytes[row]
+                rows &= ~self._contained[row]
+
+    def _discount(self, rows: int) -> None:
+        self._counted &= ~rows
+        while rows:
+            row = (rows & -rows).bit_length() - 1
+            rows &= ~(1 << row)
+            self.bytes -= self._row_bytes[row]
+
+
+def _bit_sets(table: npt.NDArray[np.bool_]) -> list[int]:
+    """Per row of ``table`` ``[rows, rows]`` the numbers of its true columns, as the bits of one number."""
+    return [int.from_bytes(bits.tobytes(), "little") for bits in np.packbits(table, axis=1, bitorder="little")]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -125,3 +126,69 @@ def test_the_cap_holds_and_order_does_not_matter(needs: list[EngineNeed], cap: i
     own = sum(n.own_bytes + (n.weight_bytes if assigned[n.engine] == "packed" else 0) for n in admitted)
     largest_shared = max((n.weight_bytes for n in needs if assigned.get(n.engine) == "shared"), default=0)
     assert own + largest_shared <= cap * MB
+
+
+def bytes_of(needs: list[EngineNeed], assigned: dict[str, Residency]) -> int:
+    """The rule, plainly: shared engines that read a part of what another shared one reads add no pages."""
+    shared = {(need.weight_bytes, need.widths, need.layers) for need in needs if assigned.get(need.engine) == "shared"}
+
+    def order(row: tuple[int, tuple[int, ...], tuple[int, int]]) -> tuple[Any, ...]:
+        return -row[0], [-width for width in row[1]], row[2]
+
+    def contains(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> bool:
+        wide = all(mine <= other for mine, other in zip(inner[1], outer[1], strict=True))
+        return order(outer) < order(inner) and wide and outer[2][0] <= inner[2][0] and inner[2][1] <= outer[2][1]
+
+    pages = sum(row[0] for row in shared if not any(contains(other, row) for other in shared))
+    opened = [need for need in needs if need.engine in assigned]
+    copies = sum(need.weight_bytes for need in opened if assigned[need.engine] != "shared")
+    return pages + copies + sum(need.own_bytes for need in opened)
+
+
+def by_the_rule(needs: list[EngineNeed], cap_bytes: float) -> dict[str, Residency]:
+    """``auto``, every engine tried against the sum of all."""
+    assigned: dict[str, Residency] = {}
+    for need in sorted(needs, key=lambda n: (-n.importance, -n.weight_bytes, n.own_bytes, n.engine)):
+        least: Residency = "shared" if need.can_share else "packed"
+        if bytes_of(needs, {**assigned, need.engine: least}) <= cap_bytes:
+            assigned[need.engine] = least
+    for need in sorted(needs, key=lambda n: (-n.latency_ms * n.importance / max(1, n.weight_bytes), n.engine)):
+        packed: dict[str, Residency] = {**assigned, need.engine: "packed"}
+        if need.engine in assigned and bytes_of(needs, packed) <= cap_bytes:
+            assigned = packed
+    return assigned
+
+
+@st.composite
+def random_needs(draw: st.DrawFn) -> list[EngineNeed]:
+    small = st.integers(0, 3)
+    needs = []
+    for number in range(draw(st.integers(1, 12))):
+        widths = (draw(small), draw(small))
+        first, last = sorted((draw(small), draw(small)))
+        weight_bytes = draw(st.sampled_from([(1 + widths[0] + widths[1]) * (1 + last - first), 4])) * MB
+        latency, importance = draw(st.sampled_from([1.0, 2.0])), draw(st.sampled_from([1.0, 2.0]))
+        can_share = draw(st.sampled_from([True, True, True, False]))
+        own = draw(small) * MB
+        needs.append(EngineNeed(f"e{number}", widths, weight_bytes, own, latency, importance, (first, last), can_share))
+    return needs
+
+
+@given(needs=random_needs(), cap=st.integers(1, 150))
+def test_what_is_open_is_counted_as_by_the_rule(needs: list[EngineNeed], cap: int) -> None:
+    expected = by_the_rule(needs, cap * MB)
+    if expected:
+        assert assign_residencies(needs, cap) == expected
+    else:
+        with pytest.raises(SelectionError, match="no engine fits"):
+            assign_residencies(needs, cap)
+
+
+@given(needs=random_needs(), residency=st.sampled_from(["shared", "packed", "mapped"]))
+def test_what_is_asked_for_takes_what_the_rule_says(needs: list[EngineNeed], residency: Residency) -> None:
+    assigned = assign_residencies(needs, None, residency)
+    takes = bytes_of(needs, assigned)
+    if takes:
+        assert assign_residencies(needs, takes / MB, residency) == assigned
+        with pytest.raises(SelectionError, match=f"as {residency} take {takes / MB:.1f} MB"):
+            assign_residencies(needs, (takes - 1) / MB, residency)
