@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.nestforge-dev
 DOCS_SETUP := $(VENV)/.nestforge-docs
+PACKAGES := profiles runtime exporters compiler tools
 # Of its own: onnxruntime and onnxruntime-gpu are one Python package.
 GPU_VENV := .venv-gpu
 GPU_SETUP := $(GPU_VENV)/.nestforge-dev
@@ -48,9 +49,10 @@ hostile: $(SETUP)  ## damaged files, kills and crowds of threads for HOSTILE_MIN
 gpu-tests: $(GPU_SETUP)  ## the tests that need an NVIDIA GPU, some minutes; RESULTS=docs/results/NAME.md keeps their figures
 	$(GPU_VENV)/bin/python -m pytest tests/gpu -rs $(if $(RESULTS),--gpu-results $(RESULTS))
 
-lint: $(SETUP)  ## ruff: rules and formatting
+lint: $(SETUP)  ## ruff: rules and formatting; vermin: nothing that Python 3.10 lacks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/vermin --quiet --violations --no-tips --eval-annotations --target=3.10- *.py $(PACKAGES)
 
 typecheck: $(SETUP) $(PACKAGE_LINK)  ## mypy --strict over the package
 	$(BIN)/mypy

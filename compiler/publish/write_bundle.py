@@ -6,7 +6,7 @@ import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -150,7 +150,7 @@ def write_build_record(
     record = BuildRecord(
         schema_version=SCHEMA_VERSION,
         manifest_sha256=hashlib.sha256((stage.folder / MANIFEST_NAME).read_bytes()).hexdigest(),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=tuple(command),
         host=asdict(probe_host()),
         seconds=dict(seconds),

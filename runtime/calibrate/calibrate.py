@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
@@ -120,7 +120,7 @@ def calibrate(
         engines=bench.engines,
         processor=probe_host().cpu,
         threads=threads,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         notes=tuple(_notes(rows, outside, budget, policy, measured, whole)),
     )
 

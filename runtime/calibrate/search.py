@@ -46,7 +46,8 @@ class Problem:
 
     def everywhere(self, threshold: float, open_exits: Array) -> Array:
         """``threshold`` at the exits of the mask ``open_exits`` ``[m - 1]``, the others closed."""
-        return np.where(open_exits, np.float32(threshold), np.float32(CLOSED))
+        placed: Array = np.where(open_exits, np.float32(threshold), np.float32(CLOSED))
+        return placed
 
     def candidates(self, open_exits: Array) -> Array:
         """Every common threshold of these exits that decides differently, rising."""
@@ -180,7 +181,7 @@ def _with_margins(problem: Problem, thresholds: Array) -> Array:
     """The same decisions, each threshold halfway between the rows that it parts; closed where none leave."""
     observed = problem.observed
     index = observed.leaving(thresholds)
-    placed = thresholds.copy()
+    placed: Array = thresholds.copy()
     for exit_index in range(observed.exits - 1):
         reaching = observed.gate[index >= exit_index, exit_index]
         leave = int((index == exit_index).sum())
