@@ -30,7 +30,7 @@ ENTRY_POINTS = {
     "nvonnxparser": ("createNvOnnxParser_INTERNAL", "createNvOnnxParserRefitter_INTERNAL", "getNvOnnxParserVersion"),
     "nvinfer_plugin": ("initLibNvInferPlugins",),
 }
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "tests" / "golden" / "tensorrt_api"
 # Runs in a process of its own: what it imports would stay. Members come with what their docstrings say of them.
 _READER = """
