@@ -21,7 +21,7 @@ from ..engines.runner import DeviceCall, DeviceRunner, Runner
 from ..inputs.arrays import Array
 from .batch_plan import BatchPlan
 from .row_moves import Move, side_by_side, to_front
-from .steps import Step
+from .steps import Step, StepKey
 from .workspace import Feeds, Workspace, put_rows
 
 
@@ -111,15 +111,8 @@ class DeviceWorkspace(Workspace):
         self._staged.append(staged)
         return staged.view(spec.dtype)
 
-    def _bind(
-        self,
-        index: int,
-        segment: SegmentEntry,
-        plan: BatchPlan,
-        source: int,
-        fetch_state: bool,
-        runner: Callable[[Bucket], Runner],
-    ) -> Step:
+    def _bind(self, key: StepKey, segment: SegmentEntry, runner: Callable[[Bucket], Runner]) -> Step:
+        index, plan, source, fetch_state = key
         exits, size, device = self._exits, Bucket(plan.rows, plan.sequence), self._device
         feeds = {
             spec.name: DeviceArray(

@@ -12,7 +12,7 @@ from ..bundle.manifest import ExitsEntry, SegmentEntry, TensorSpec
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .batch_plan import BatchPlan
-from .steps import Step
+from .steps import Step, StepKey
 from .workspace import Feeds, Workspace, put_rows
 
 _CACHE_LINE_BYTES = 64
@@ -77,15 +77,8 @@ class HostWorkspace(Workspace):
             target[count:] = 0
         return positions, 1 - source
 
-    def _bind(
-        self,
-        index: int,
-        segment: SegmentEntry,
-        plan: BatchPlan,
-        source: int,
-        fetch_state: bool,
-        runner: Callable[[Bucket], Runner],
-    ) -> Step:
+    def _bind(self, key: StepKey, segment: SegmentEntry, runner: Callable[[Bucket], Runner]) -> Step:
+        index, plan, source, fetch_state = key
         exits, size = self._exits, Bucket(plan.rows, plan.sequence)
         feeds = {
             spec.name: _view(

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..engines.runner import DeviceCall
 from ..inputs.arrays import Array
+from .batch_plan import BatchPlan
 
 _MAX_BOUND_STEPS = 512
+
+
+class StepKey(NamedTuple):
+    """Which step: segment number ``segment`` over ``plan``, reading state ``source``; whether it returns its own."""
+
+    segment: int
+    plan: BatchPlan
+    source: int
+    fetch_state: bool
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..bundle.manifest import ExitsEntry, SegmentEntry, TensorSpec
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .batch_plan import BatchPlan
-from .steps import Step, Steps
+from .steps import Step, StepKey, Steps
 
 # Inputs of a request by name.
 Feeds = Mapping[str, Array]
@@ -58,15 +58,7 @@ class Workspace(ABC):
         """Gives back all of it; no step may run afterwards."""
 
     @abstractmethod
-    def _bind(
-        self,
-        index: int,
-        segment: SegmentEntry,
-        plan: BatchPlan,
-        source: int,
-        fetch_state: bool,
-        runner: Callable[[Bucket], Runner],
-    ) -> Step:
+    def _bind(self, key: StepKey, segment: SegmentEntry, runner: Callable[[Bucket], Runner]) -> Step:
         """Binds the engines of a step, see ``step``."""
 
     def step(
@@ -82,10 +74,8 @@ class Workspace(ABC):
 
         Engines are bound when a step is first asked for; the time that this took is added to ``open_ms``.
         """
-        return self._steps.get(
-            (index, plan, source, fetch_state),
-            lambda: self._bind(index, segment, plan, source, fetch_state, runner),
-        )
+        key = StepKey(index, plan, source, fetch_state)
+        return self._steps.get(key, lambda: self._bind(key, segment, runner))
 
     def answers(self, exits: Array, places: Array) -> tuple[Array, Array]:
         """Copies of the answers that stand at ``places`` [B] of ``exits`` [B] (int64): logits [B, C], entropy [B]."""
