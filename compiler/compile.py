@@ -16,7 +16,7 @@ from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.device_profile import DeviceProfile, recorded_profile
 from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
 from ..runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
-from ..runtime.bundle.open_bundle import Bundle, open_bundle
+from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.tensorrt.available import tensorrt_problem
 from ..strict import unstructure
 from .build.build_engine import EngineBuilder
@@ -27,7 +27,7 @@ from .build.quality import measure_quality
 from .build.templates import Templates
 from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
 from .examples.rank_axes import rank_axes, text_encoder
-from .graph.precision.proof_graphs import for_backend, in_onnx_runtime, is_emulation
+from .graph.precision.proof_graphs import proof_bundle_in, with_proof_graphs
 from .graph.store import read_store, write_store
 from .parity.cases import parity_cases
 from .parity.prove import prove
@@ -41,6 +41,7 @@ from .publish.write_bundle import (
     tool_versions,
     write_build_record,
     write_manifest,
+    written_bundle,
 )
 from .request import CompileRequest, Resolved, resolve
 from .tensorrt.build_bundle import build_plans
@@ -120,15 +121,12 @@ def compile_request(
         completed = complete(draft, plan, chosen, engines, quality, latencies)
         _refuse_broken_budgets(completed, plan)
         with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
-            for engine in engines:  # emulations that an interrupted compile had removed
-                builder.proof_engine(engine)
-            proofs = prove(universal, in_onnx_runtime(completed), chosen, builder.cases, builder.references, clock)
-        manifest = write_manifest(stage, for_backend(completed, device.backend), proofs)
-        write_build_record(stage, manifest, command, clock.seconds, latencies)
+            proven = with_proof_graphs(completed, builder.proofs.path)
+            proofs = prove(universal, proven, chosen, builder.cases, builder.references, clock)
+        manifest = write_manifest(stage, completed, proofs)
         with clock("verify"):  # the written files, through the runtime
-            _verify_written(stage, universal, clock)
-        write_build_record(stage, manifest, command, clock.seconds, latencies)  # now with every stage's seconds
-        _remove_emulations(stage)
+            _verify_written(stage, written_bundle(stage, completed.build), universal, clock)
+        write_build_record(stage, manifest, command, clock.seconds, latencies)
         publish(stage, output)
         return _with_plans(output, resolved, progress)
 
@@ -241,14 +239,7 @@ def _refuse_broken_budgets(completed: Bundle, plan: Plan) -> None:
             )
 
 
-def _verify_written(stage: Stage, universal: UniversalModel, clock: Clock) -> None:
-    bundle = in_onnx_runtime(open_bundle(stage.folder, check="full"))
-    for verdict in verify_engines(bundle, universal, clock):
+def _verify_written(stage: Stage, written: Bundle, universal: UniversalModel, clock: Clock) -> None:
+    for verdict in verify_engines(proof_bundle_in(written, stage.work / "verify"), universal, clock):
         if verdict.problem:
             raise ParityError(f"engine {verdict.engine}, as written: {verdict.problem}")
-
-
-def _remove_emulations(stage: Stage) -> None:
-    for path in stage.folder.iterdir():
-        if is_emulation(path.name):
-            path.unlink()

@@ -24,7 +24,7 @@ from .examples.rank_axes import text_encoder
 from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
 from .parity.cases import Case, parity_cases
-from .parity.engine_verdict import EngineVerdict, tolerance_of, verdict_of
+from .parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
 from .parity.reference import Reference, References, replayed
 from .parity.verify_segments import verify_segments
 from .work.clock import Clock, Progress, silent
@@ -164,7 +164,7 @@ def _verdict(
         expected = replayed(reference, own, engine.decisions, decided, limit.atol)
     except ParityError as failure:
         return EngineVerdict(engine.id, (), str(failure))
-    return verdict_of(bundle, universal, engine, own, expected, found)
+    return EngineVerdict.of(engine, judge_engine(bundle.manifest, universal, engine, own, expected, found))
 
 
 def _as_loaded(

@@ -15,23 +15,23 @@ from ...elastic import Bucket, Submodel
 from ...errors import BuildError, ParityError
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
-from ...profiles.precision import INTEGERS
+from ...profiles.precision import INTEGERS, Precision
 from ...runtime.bundle.manifest import EngineEntry, ParityReceipt
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.threads import threads_or_default
-from ...runtime.engines.runner import Residency, runner_for
+from ...runtime.engines.runner import Residency, Runner, runner_for
 from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
 from ..graph.precision.derive import wide_products
-from ..graph.precision.emulation import emulated
-from ..graph.precision.proof_graphs import proof_file
+from ..graph.precision.proof_graphs import in_onnx_runtime, link, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
 from ..graph.template import Template, emit, private_bytes, weight_bytes
 from ..parity.cases import Case
-from ..parity.compare import Comparison, Tolerance, max_difference, tolerance_for
-from ..parity.divergence import NOWHERE, first_divergence
-from ..parity.judge import Interface, judge
-from ..parity.reference import BrokenDecision, Reference, References, Replayed, replayed, rule_of
+from ..parity.compare import max_difference
+from ..parity.engine_verdict import judge_engine, judged_outputs, tolerance_of
+from ..parity.reference import Reference, References, replayed, rule_of
+from ..parity.replayed import Replayed
+from ..parity.require_parity import ProofRun, require_parity
 from ..planning.cost_model import predict
 from ..planning.variants import chosen_variants, variant_workload
 from ..tensorrt.graphs import accepted
@@ -40,6 +40,7 @@ from .emitted import Emitted
 from .prove_exact import ExactProof
 from .templates import Templates
 
+_PROOF_FOLDER = "proof"
 _MAX_STEM_LENGTH = 120
 # Weights that a fact names.
 _MAX_NAMED_WEIGHTS = 4
@@ -75,10 +76,6 @@ class EngineBuilder:
         if not all((self.stage.folder / file).exists() for file in files):
             (self.stage.work / receipt).unlink(missing_ok=True)
 
-    def tolerance(self, engine: EngineEntry) -> Tolerance:
-        """The limits of the gate for ``engine``."""
-        return tolerance_for(engine.precision, self.universal.spec.depth)
-
     @cached_property
     def references(self) -> References:
         """What engines must equal, one submodel at a time."""
@@ -87,15 +84,18 @@ class EngineBuilder:
     @cached_property
     def prove_exact(self) -> ExactProof:
         """The tight half of the gate of integer engines."""
-        return ExactProof(self.universal, self.stage.folder, self.run)
+        return ExactProof(self.universal, self.proofs.path, self.run)
 
-    def interface(self, segment: str | None) -> Interface:
-        """What the gate knows of the outputs of engines of ``segment``, or of whole engines for None."""
-        exits, specs = self.universal.source.exits, self.draft.manifest.interface(segment)[1]
-        return Interface(specs, exits.entry.computed_from if exits else (), self.universal.source.signature.mask)
+    @cached_property
+    def proofs(self) -> Bundle:
+        """``draft`` with the proof graphs, in a folder of their own beside its weights."""
+        folder = self.stage.work / _PROOF_FOLDER
+        link_shared_files(self.draft, folder)
+        return with_proof_graphs(self.draft, folder)
 
     def emit(self, name: str, file: str, submodel: Submodel, bucket: Bucket, segment: int | None = None) -> Emitted:
-        """Writes the engine of ``submodel``, or of one segment of it: sliced from its template, or traced."""
+        """Writes the engine of ``submodel``, or of one segment of it, and what proves it: sliced from its template, or
+        traced."""
         template = self.templates.of(submodel, bucket, segment)
         problem, emitted = template.slice_problem, "sliced"
         if problem and any(value < axis.size for axis, value in submodel.values if axis.choices is None):
@@ -108,7 +108,7 @@ class EngineBuilder:
         graph = emit(template, self.store, submodel)
         if self.profile.backend == "tensorrt":
             graph = accepted(f"engine {name}", graph)
-        write_synced(self.stage.folder / file, graph)
+        proof = self._write(file, graph, template.precision)
         source, exits = self.universal.source, self.universal.source.exits
         if segment is None or exits is None:
             ops, part = variant_workload(source, submodel, bucket, self.profile), None
@@ -122,7 +122,7 @@ class EngineBuilder:
             id=name,
             submodel=submodel.id,
             bucket=bucket,
-            backend="onnxruntime",  # whatever the profile's is: what is proven here is the graph
+            backend=self.profile.backend,
             file=file,
             emitted=kind,
             private_bytes=private_bytes(template, self.store),
@@ -137,14 +137,11 @@ class EngineBuilder:
             forms=(chosen_variants(source, submodel, bucket, self.profile) or None) if whole else None,
             precision=template.precision,
         )
-        return Emitted(entry, template, hashlib.sha256(graph).hexdigest())
+        return Emitted(entry, template, graph, proof)
 
-    def proof_engine(self, engine: EngineEntry) -> EngineEntry:
-        """``engine`` as this host runs it while it is proven; an emulation is made where it is missing."""
-        here = replace(engine, file=proof_file(engine))
-        path = self.stage.folder / here.file
-        self.stage.once(path, lambda path: write_synced(path, emulated((self.stage.folder / engine.file).read_bytes())))
-        return here
+    def runner(self, engine: EngineEntry, residency: Residency) -> Runner:
+        """An inactive runner for the proof graph of ``engine``."""
+        return runner_for(self.proofs, in_onnx_runtime(engine), residency, threads_or_default(None))
 
     def proven(
         self,
@@ -160,33 +157,29 @@ class EngineBuilder:
         Raises ParityError if ``found`` breaks the rule, naming the first module that diverges, or if PyTorch's own
         float32 is too far from its float64 to prove anything by.
         """
-        names, limit = [case.name for case in cases], self.tolerance(engine.entry)
-        rule = rule_of(limit, engine.entry.decisions)
-        if engine.entry.precision in INTEGERS:
-            exact = self.prove_exact(engine, submodel, cases, self.interface(engine.entry.segment))
-            rule = f"{rule}; without the rounding of activations, {exact}"
-        precision, interface = engine.entry.precision, self.interface(engine.entry.segment)
-        judgement = judge(reference, found, cases, interface, precision, limit)
-        broken = judgement.broken
-        if broken is not None and judgement.unprovable:
-            raise ParityError(f"engine {engine.entry.id}: {broken.describe()}")
-        if broken is not None:
-            case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
-            raise self._diverged(engine, broken, module, case, arrays)
+        entry, limit = engine.entry, tolerance_of(engine.entry, self.universal)
+        rule = stated = rule_of(limit, entry.decisions)
+        if entry.precision in INTEGERS:
+            outputs = judged_outputs(self.draft.manifest, self.universal, entry.segment)
+            exact = self.prove_exact(engine, submodel, cases, outputs)
+            stated = f"{rule}; without the rounding of activations, {exact}"
+        verdict = judge_engine(self.draft.manifest, self.universal, entry, cases, reference, found)
+        run = ProofRun(engine.proof_graph, engine.template.module_outputs, self.proofs.path, module, entry.decisions)
+        require_parity(f"engine {entry.id}", verdict, run, cases, found, limit, rule)
         receipt = ParityReceipt(
             reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}, in float64",
-            rule=rule,
+            rule=stated,
             atol=limit.atol,
             rtol=limit.rtol,
             min_cosine=limit.min_cosine,
-            cases=tuple(names),
-            outputs=judgement.outputs,
+            cases=tuple(case.name for case in cases),
+            outputs=verdict.outputs,
             graph_sha256=engine.graph_sha256,
             weights_sha256=self.weights_sha256,
-            decisions=judgement.decisions,
+            decisions=verdict.decisions,
             rms=limit.rms,
         )
-        return replace(engine.entry, parity=receipt)
+        return replace(entry, parity=receipt)
 
     def run(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> list[Arrays]:
         """Outputs and decisions of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see
@@ -194,8 +187,18 @@ class EngineBuilder:
         names = [spec.name for spec in self.draft.manifest.interface(engine.segment)[1]]
         names += [entry.name for entry in engine.decisions or ()]
         residency: Residency = "packed" if engine.precision == "int4" else "shared"
-        with runner_for(self.draft, self.proof_engine(engine), residency, threads_or_default(None)) as runner:
+        with self.runner(engine, residency) as runner:
             return [dict(zip(names, runner.run(arrays, decisions=True), strict=True)) for arrays in feeds]
+
+    def _write(self, file: str, graph: bytes, precision: Precision) -> bytes:
+        """Writes an engine and its proof graph, which it returns."""
+        engine, proof = self.stage.folder / file, proof_graph(graph, precision)
+        write_synced(engine, graph)
+        if proof == graph:
+            link(engine, self.proofs.path / file)
+        else:
+            (self.proofs.path / file).write_bytes(proof)
+        return proof
 
     def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         engine = self.emit(name, file, submodel, bucket)
@@ -218,27 +221,9 @@ class EngineBuilder:
         self, engine: EngineEntry, module: Reference, cases: Sequence[Case], found: Sequence[Arrays]
     ) -> Replayed:
         try:
-            return replayed(module, cases, engine.decisions, found, self.tolerance(engine).atol)
+            return replayed(module, cases, engine.decisions, found, tolerance_of(engine, self.universal).atol)
         except ParityError as failure:
             raise ParityError(f"engine {engine.id}: {failure}") from failure
-
-    def _diverged(
-        self,
-        engine: Emitted,
-        broken: Comparison | BrokenDecision,
-        module: Reference,
-        case: Case,
-        found: Arrays,
-    ) -> ParityError:
-        limit = self.tolerance(engine.entry)
-        rule = rule_of(limit, engine.entry.decisions)
-        run = module.bound(case.feeds, engine.entry.decisions, found)
-        modules = engine.template.module_outputs
-        graph = (self.stage.folder / self.proof_engine(engine.entry).file).read_bytes()
-        where = first_divergence(graph, modules, module, case, limit, self.stage.folder, run)
-        if where == NOWHERE and isinstance(broken, BrokenDecision):
-            where = "no module; the decision alone is wrong"
-        return ParityError(f"engine {engine.entry.id}: {broken.describe()}; allowed {rule}; first to diverge: {where}")
 
     def _must_differ(self, submodel: Submodel) -> bool:
         """Whether ``submodel`` leaves parameters out; a smaller token group may still hold every token of a bucket."""

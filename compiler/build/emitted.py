@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...runtime.bundle.manifest import EngineEntry
 from ..graph.template import Template
@@ -10,8 +12,14 @@ from ..graph.template import Template
 
 @dataclass(frozen=True)
 class Emitted:
-    """An engine whose file is written and whose parity is not proven yet."""
+    """An engine whose file is written and whose parity is not proven yet: its ``graph``, and the ``proof_graph`` that
+    this host runs to prove it."""
 
     entry: EngineEntry
     template: Template
-    graph_sha256: str
+    graph: bytes
+    proof_graph: bytes
+
+    @cached_property
+    def graph_sha256(self) -> str:
+        return hashlib.sha256(self.graph).hexdigest()

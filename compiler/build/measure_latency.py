@@ -10,9 +10,8 @@ from ...elastic import Bucket, Submodel
 from ...profiles.precision import BITS_OF, Precision, precision_of
 from ...profiles.probe_host import is_this_host
 from ...runtime.bundle.manifest import EngineEntry, Latency
-from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.measure import measure
-from ...runtime.engines.runner import Residency, runner_for
+from ...runtime.engines.runner import Residency
 from ...runtime.inputs.feeds import random_feeds
 from ..planning.cost_model import Cost, fit_correction, predict
 from ..planning.plan import Corrections
@@ -131,10 +130,7 @@ def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> l
     Another program's burst then spoils a round of some engines, not the proportions between them.
     """
     with ExitStack() as stack:
-        runners = [
-            stack.enter_context(runner_for(builder.draft, engine, _MEASURED_RESIDENCY, threads_or_default(None)))
-            for engine in engines
-        ]
+        runners = [stack.enter_context(builder.runner(engine, _MEASURED_RESIDENCY)) for engine in engines]
         interface = builder.draft.manifest.interface
         feeds = [random_feeds(interface(engine.segment)[0], engine.bucket) for engine in engines]
         rounds = [

@@ -7,25 +7,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...elastic import Submodel
-from ...errors import ParityError
 from ...exporters.universal import UniversalModel
 from ...runtime.bundle.manifest import EngineEntry
 from ...runtime.inputs.arrays import Arrays
 from ..graph.precision.exact import exact, with_stored_weights
 from ..parity.cases import Case
 from ..parity.compare import tolerance_for
-from ..parity.divergence import first_divergence
-from ..parity.judge import Interface, judge
+from ..parity.judge import JudgedOutputs, judge
 from ..parity.reference import Reference, replayed
-from ..work.staging import write_synced
+from ..parity.require_parity import ProofRun, require_parity
 from .emitted import Emitted
 
-_FILE = "exact.onnx"
+_GRAPH_FILE = "exact.onnx"
 
 
 @dataclass(frozen=True)
 class ExactProof:
-    """Proves engines of ``universal`` in ``folder``; ``run`` returns what an engine makes of sets of inputs."""
+    """Proves engines of ``universal`` by graphs in ``folder``; ``run`` returns what one makes of sets of inputs."""
 
     universal: UniversalModel
     folder: Path
@@ -33,12 +31,12 @@ class ExactProof:
     # The universal model with the numbers that stored integers stand for, by the names of those.
     stored_weights: dict[frozenset[str], UniversalModel] = field(default_factory=dict)
 
-    def __call__(self, engine: Emitted, submodel: Submodel, cases: Sequence[Case], interface: Interface) -> str:
+    def __call__(self, engine: Emitted, submodel: Submodel, cases: Sequence[Case], outputs: JudgedOutputs) -> str:
         """The rule that ``engine``, without the rounding of activations, keeps against PyTorch with its weights.
 
         Raises ParityError, naming the first module that diverges, if it does not.
         """
-        entry, folder, source = engine.entry, self.folder, self.universal.source
+        entry, source = engine.entry, self.universal.source
         names = frozenset(engine.template.weights)
         if names not in self.stored_weights:
             self.stored_weights[names] = with_stored_weights(self.universal, names)
@@ -46,21 +44,13 @@ class ExactProof:
         if entry.segment is not None and source.exits is not None:
             index = [segment.name for segment in source.exits.entry.segments].index(entry.segment)
             module = source.exits.segment(module, index)
-        reference = Reference(source.family, module, interface.specs)
-        limit, graph = tolerance_for("fp32", self.universal.spec.depth), exact((folder / entry.file).read_bytes())
-        write_synced(folder / _FILE, graph)
-        try:
-            found = self.run(replace(entry, file=_FILE), [case.feeds for case in cases])
-        finally:
-            (folder / _FILE).unlink()
+        reference = Reference(source.family, module, outputs.specs)
+        limit, graph = tolerance_for("fp32", self.universal.spec.depth), exact(engine.graph)
+        (self.folder / _GRAPH_FILE).write_bytes(graph)
+        found = self.run(replace(entry, file=_GRAPH_FILE), [case.feeds for case in cases])
         expected = replayed(reference, cases, entry.decisions, found, limit.atol)
-        judgement = judge(expected, found, cases, interface, "fp32", limit)
-        broken, subject = judgement.broken, f"engine {entry.id}, without the rounding of activations"
-        if broken is not None and judgement.unprovable:
-            raise ParityError(f"{subject}: {broken.describe()}")
-        if broken is not None:
-            case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
-            run = reference.bound(case.feeds, entry.decisions, arrays)
-            where = first_divergence(graph, engine.template.module_outputs, reference, case, limit, folder, run)
-            raise ParityError(f"{subject}: {broken.describe()}; allowed {limit.rule}; first to diverge: {where}")
+        verdict = judge(expected, found, cases, outputs, "fp32", limit)
+        run = ProofRun(graph, engine.template.module_outputs, self.folder, reference, entry.decisions)
+        subject = f"engine {entry.id}, without the rounding of activations"
+        require_parity(subject, verdict, run, cases, found, limit, limit.rule)
         return limit.rule

@@ -11,6 +11,7 @@ from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.inputs.text import TextEncoder
 from ...strict import structure, unstructure
 from ..examples.corpus import ArrayCorpus, Corpus
+from ..graph.precision.proof_graphs import in_onnx_runtime
 from ..work.clock import Clock
 from .build_engine import EngineBuilder
 from .fp32_reference import Fp32Reference
@@ -36,12 +37,12 @@ def measure_quality(
         return {}
     spec = builder.universal.spec
     bucket = max(builder.profile.buckets, key=lambda b: (b.sequence, -b.batch))
-    universal = fp32.engine if fp32 else builder.build(spec.universal(), bucket)
+    universal = fp32.engine if fp32 else in_onnx_runtime(builder.build(spec.universal(), bucket))
     largest = [e for e in engines if e.segment is None and e.bucket == spec.parse(e.submodel).at(bucket)]
-    wholes = [builder.proof_engine(engine) for engine in largest]
+    wholes = [in_onnx_runtime(engine) for engine in largest]
     missing = [engine for engine in wholes if not (builder.stage.work / _receipt(engine)).exists()]
-    reference = fp32.bundle if fp32 else builder.draft
-    measured = measure(builder.draft, universal, missing, samples, threads_or_default(None), clock.tick, reference)
+    reference = fp32.bundle if fp32 else builder.proofs
+    measured = measure(builder.proofs, universal, missing, samples, threads_or_default(None), clock.tick, reference)
     found = {engine.submodel: _kept(builder, engine, quality) for engine, quality in measured}
     for engine in wholes:
         if engine not in missing:

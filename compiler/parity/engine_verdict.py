@@ -1,4 +1,4 @@
-"""What the last verification says of one engine of a written bundle."""
+"""The verdict on one engine, asked alike when it is built and when a written bundle is verified."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.manifest import EngineEntry, ParityDecision, ParityOutput
-from ...runtime.bundle.open_bundle import Bundle
+from ...runtime.bundle.manifest import EngineEntry, Manifest, ParityDecision, ParityOutput
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance, tolerance_for
-from .judge import Interface, judge
-from .reference import Replayed
+from .judge import JudgedOutputs, Verdict, judge
+from .replayed import Replayed
 
 
 @dataclass(frozen=True)
@@ -25,26 +24,31 @@ class EngineVerdict:
     problem: str | None = None
     decisions: tuple[ParityDecision, ...] | None = None
 
+    @staticmethod
+    def of(engine: EngineEntry, verdict: Verdict) -> EngineVerdict:
+        problem = verdict.broken.describe() if verdict.broken is not None else None
+        return EngineVerdict(engine.id, verdict.outputs, problem, verdict.decisions)
 
-def verdict_of(
-    bundle: Bundle,
+
+def judge_engine(
+    manifest: Manifest,
     universal: UniversalModel,
     engine: EngineEntry,
     cases: Sequence[Case],
     reference: Replayed,
     found: Sequence[Arrays],
-) -> EngineVerdict:
-    """The outputs ``found`` on ``cases`` against PyTorch's, by the rule of the gate."""
-    manifest = bundle.manifest
+) -> Verdict:
+    """The outputs ``found`` on ``cases`` against PyTorch's, by the rule and the tolerance of the gate."""
+    outputs = judged_outputs(manifest, universal, engine.segment)
+    return judge(reference, found, cases, outputs, engine.precision, tolerance_of(engine, universal))
+
+
+def judged_outputs(manifest: Manifest, universal: UniversalModel, segment: str | None) -> JudgedOutputs:
+    """The outputs of engines of ``segment``, or of whole engines for None."""
     computed = manifest.exits.computed_from if manifest.exits else ()
-    interface = Interface(manifest.interface(engine.segment)[1], computed, universal.source.signature.mask)
-    judgement = judge(reference, found, cases, interface, engine.precision, tolerance_of(engine, universal))
-    broken = judgement.broken
-    return EngineVerdict(
-        engine.id, judgement.outputs, broken.describe() if broken is not None else None, judgement.decisions
-    )
+    return JudgedOutputs(manifest.interface(segment)[1], computed, universal.source.signature.mask)
 
 
 def tolerance_of(engine: EngineEntry, universal: UniversalModel) -> Tolerance:
-    """The tolerance that the gate of the build had."""
+    """The limits of the gate for ``engine``."""
     return tolerance_for(engine.precision, universal.spec.depth)

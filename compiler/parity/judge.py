@@ -1,4 +1,5 @@
-"""One engine's outputs against their reference: what the gate, the exact proof of integers and `verify` ask alike."""
+"""One engine's outputs against their reference: what the gate, the exact proof of integers, `verify` and the check of a
+plan ask alike."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from ...runtime.bundle.manifest import ParityDecision, ParityOutput, TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Comparison, Tolerance, compare, judged
-from .reference import BrokenDecision, Replayed
+from .replayed import BrokenDecision, Replayed
 
 
 @dataclass(frozen=True)
-class Interface:
+class JudgedOutputs:
     """What is known of the outputs: their ``specs``, those that are ``computed`` from another one, and the input that
     masks positions."""
 
@@ -26,7 +27,7 @@ class Interface:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Verdict:
     """Figures by output and decision; ``broken`` is what breaks the rule, if anything does."""
 
     outputs: tuple[ParityOutput, ...]
@@ -42,38 +43,38 @@ def judge(
     reference: Replayed,
     found: Sequence[Arrays],
     cases: Sequence[Case],
-    interface: Interface,
+    outputs: JudgedOutputs,
     precision: Precision,
     limit: Tolerance,
-) -> Judgement:
-    """The outputs ``found`` of an engine in ``precision`` on ``cases``, by the rules of parity.py and reference.py.
+) -> Verdict:
+    """The outputs ``found`` of an engine in ``precision`` on ``cases``, by the rules of compare.py and reference.py.
 
     Where they break a limit, PyTorch's own rounding is measured again, in more passes, before that is believed.
     """
-    got = [case.read(arrays, interface.specs) for case, arrays in zip(cases, found, strict=True)]
-    once = _judge(reference, got, cases, interface, precision, limit)
+    got = [case.read(arrays, outputs.specs) for case, arrays in zip(cases, found, strict=True)]
+    once = _judge(reference, got, cases, outputs, precision, limit)
     if once.broken is None or once.unprovable or reference.again is None:
         return once
-    return _judge(reference.again(), got, cases, interface, precision, limit)
+    return _judge(reference.again(), got, cases, outputs, precision, limit)
 
 
 def _judge(
     reference: Replayed,
     got: Sequence[Arrays],
     cases: Sequence[Case],
-    interface: Interface,
+    outputs: JudgedOutputs,
     precision: Precision,
     limit: Tolerance,
-) -> Judgement:
-    masks = [_mask(case, interface.mask) for case in cases]
+) -> Verdict:
+    masks = [_mask(case, outputs.mask) for case in cases]
     wanted, given = (
-        [judged(arrays, interface.specs, precision, mask) for arrays, mask in zip(outputs, masks, strict=True)]
-        for outputs in (reference.outputs, got)
+        [judged(arrays, outputs.specs, precision, mask) for arrays, mask in zip(side, masks, strict=True)]
+        for side in (reference.outputs, got)
     )
     names = [case.name for case in cases]
-    comparisons = compare(wanted, given, names, limit, reference.roundings, interface.computed)
+    comparisons = compare(wanted, given, names, limit, reference.roundings, outputs.computed)
     broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
-    return Judgement(tuple(comparison.output for comparison in comparisons), reference.decisions, broken)
+    return Verdict(tuple(comparison.output for comparison in comparisons), reference.decisions, broken)
 
 
 def _mask(case: Case, name: str | None) -> np.ndarray | None:

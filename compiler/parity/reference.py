@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -32,6 +32,7 @@ from .cases import Case
 from .compare import Rounding, Roundings, Tolerance, rounding
 from .compare import widened as widened_limit
 from .float64 import float64_inputs, in_float64, nudged, widened
+from .replayed import BrokenDecision, Replayed
 
 # Passes with moved weights, where one does not explain what an engine is off by.
 _NUDGED_PASSES = 7
@@ -87,39 +88,6 @@ class References:
             module = self._universal.narrow(submodel)
             self._last = submodel, Reference(source.family, module, source.signature.outputs)
         return self._last[1]
-
-
-@dataclass(frozen=True)
-class BrokenDecision:
-    """A decision that is further from PyTorch's own than the rule allows; ``where`` says which and by how much."""
-
-    failed_case: str
-    where: str
-
-    def describe(self) -> str:
-        return self.where
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """A PyTorch module on every case with an engine's decisions: its outputs by name (float64), what its own float32 is
-    off by, and what it says of the decisions. ``again`` is the same with more passes of float32 behind it."""
-
-    outputs: Sequence[Arrays]
-    roundings: Sequence[Roundings]
-    decisions: tuple[ParityDecision, ...] | None = None
-    broken: BrokenDecision | None = None
-    again: Callable[[], Replayed] | None = None
-
-    def of(self, names: Mapping[str, str]) -> Replayed:
-        """With the outputs ``names`` alone, each under the name that it is mapped to."""
-        more = self.again
-        return replace(
-            self,
-            outputs=[{new: arrays[name] for name, new in names.items()} for arrays in self.outputs],
-            roundings=[{new: own[name] for name, new in names.items()} for own in self.roundings],
-            again=None if more is None else lambda: more().of(names),
-        )
 
 
 def rule_of(limit: Tolerance, decisions: Sequence[DecisionEntry] | None) -> str:

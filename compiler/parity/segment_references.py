@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ...exporters.exits import Exits
 from .cases import Case
-from .reference import Reference, Replayed, replayed
+from .reference import Reference, replayed
+from .replayed import Replayed
 
 
 def by_segment(exits: Exits, reference: Reference, depth: int, cases: Sequence[Case]) -> list[Replayed]:

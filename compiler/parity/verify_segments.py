@@ -16,8 +16,9 @@ from ...runtime.engines.pool import EnginePool
 from ...runtime.exits.chain import ExitChain, SegmentRun
 from ...runtime.exits.policy import closed
 from .cases import Case
-from .engine_verdict import EngineVerdict, verdict_of
-from .reference import Reference, Replayed
+from .engine_verdict import EngineVerdict, judge_engine
+from .reference import Reference
+from .replayed import Replayed
 from .segment_references import by_segment
 
 
@@ -59,9 +60,10 @@ def verify_segments(
         pool.close()
     assert submodel.depth is not None
     reference = by_segment(exits, module, submodel.depth, cases)
+    manifest = bundle.manifest
     return [
-        verdict_of(bundle, universal, engine, cases, _fetched(reference[index], found[index]), found[index])
-        for index, engine in enumerate(engines.values())
+        EngineVerdict.of(engine, judge_engine(manifest, universal, engine, cases, _fetched(wanted, arrays), arrays))
+        for engine, wanted, arrays in zip(engines.values(), reference, found, strict=True)
     ]
 
 

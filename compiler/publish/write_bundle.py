@@ -38,9 +38,9 @@ from ...runtime.bundle.manifest import (
     SubmodelEntry,
 )
 from ...runtime.bundle.open_bundle import Bundle
+from ...runtime.bundle.read_manifest import read_manifest
 from ...runtime.bundle.seal import sealed_json, to_json
 from ...strict import unstructure
-from ..graph.precision.proof_graphs import is_emulation
 from ..planning.plan import Candidate, Plan
 from ..tensorrt.trtexec import build_commands
 from ..work.staging import Stage, write_synced
@@ -127,7 +127,7 @@ def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> 
     """Writes the manifest of a completed bundle; files of engines that it does not list are removed first."""
     listed = {engine.file for engine in completed.manifest.engines}
     for path in stage.folder.glob("*.onnx"):
-        if path.name not in listed and not is_emulation(path.name):  # rungs that were built only to be measured
+        if path.name not in listed:  # rungs that were built only to be measured
             path.unlink()
     paths = sorted(path for path in stage.folder.iterdir() if path.is_file() and _listed(path.name))
     manifest = replace(
@@ -137,6 +137,17 @@ def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> 
     )
     write_synced(stage.folder / MANIFEST_NAME, to_json(unstructure(manifest)))
     return manifest
+
+
+def written_bundle(stage: Stage, build: BuildRecord) -> Bundle:
+    """The bundle as its files state it, every byte of them checked; ``build`` is what will be recorded beside them.
+
+    Raises BundleFormatError or BundleCorruptError.
+    """
+    path = stage.folder / MANIFEST_NAME
+    bundle = Bundle(stage.folder.absolute(), read_manifest(path.read_bytes(), str(path)), build)
+    bundle.require_hashes(*(entry.path for entry in bundle.manifest.files))
+    return bundle
 
 
 def write_build_record(
@@ -168,4 +179,4 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _listed(name: str) -> bool:
-    return name not in UNLISTED and not name.startswith(".") and not is_emulation(name)
+    return name not in UNLISTED and not name.startswith(".")

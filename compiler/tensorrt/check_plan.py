@@ -22,7 +22,10 @@ from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Runner
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.feeds import random_feeds
-from ..parity.compare import Rounding, Tolerance, compare, judged
+from ..parity.cases import Case
+from ..parity.compare import Rounding, Tolerance
+from ..parity.judge import JudgedOutputs, judge
+from ..parity.replayed import Replayed
 
 _CASES_COMPARED = 4
 # Plan and graph round the same activations by the same scales; what lies between two integers may fall to either, and
@@ -56,7 +59,7 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
     inputs, outputs = here.manifest.interface(engine.segment)
     mask = next((spec.name for spec in inputs if _is_mask(spec)), None)
     own = next(graph for graph in here.manifest.engines if graph.id == engine.id)
-    computed_from = here.manifest.exits.computed_from if here.manifest.exits else {}
+    judged = JudgedOutputs(outputs, here.manifest.exits.computed_from if here.manifest.exits else (), mask)
     names, decisions = [spec.name for spec in outputs], [entry.name for entry in engine.decisions or ()]
     kept: list[ParityOutput] = []
     left_out = 0
@@ -67,13 +70,11 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
                 dict(zip([*names, *decisions], runner.run(feeds, decisions=True), strict=True))
                 for runner in (graph, plan)
             )
-            hidden = feeds[mask] if mask else None
-            wanted, got = (judged(arrays, outputs, engine.precision, hidden) for arrays in (expected, found))
-            reference = {name: wanted[name] for name in names}
-            comparisons = compare([reference], [got], [f"seed {seed}"], limit, [rounding], computed_from)
-            broken = next((comparison for comparison in comparisons if not comparison), None)
+            reference = Replayed([{name: expected[name] for name in names}], [rounding])
+            verdict = judge(reference, [found], [Case(f"seed {seed}", feeds)], judged, engine.precision, limit)
+            broken = verdict.broken
             if broken is None:
-                kept += [comparison.output for comparison in comparisons]
+                kept += verdict.outputs
             elif all(np.array_equal(expected[name], found[name]) for name in decisions):
                 raise ParityError(f"engine {engine.id}: its plan: {broken.describe()}; allowed {limit.rule}")
             else:

@@ -91,7 +91,7 @@ def test_all_submodels_share_the_weights_of_a_precision(tmp_path: Path, wide: Pa
 
 def test_bfloat16_is_proven_by_an_emulation_which_is_not_published(tmp_path: Path, wide: Path) -> None:
     bundle = open_bundle(compiled(wide, tmp_path / "b", "bf16", backend="tensorrt"), check="full")
-    assert not list(bundle.path.glob("*emulation*"))
+    assert {path.name for path in bundle.path.glob("*.onnx")} == {engine.file for engine in bundle.manifest.engines}
     assert {(engine.precision, engine.backend) for engine in bundle.manifest.engines} == {("bf16", "tensorrt")}
     graph = onnx.load(bundle.file(bundle.manifest.engines[0].file), load_external_data=False).graph
     types = {tensor.data_type for tensor in graph.initializer}
@@ -197,25 +197,34 @@ def test_a_published_slice_is_one_in_the_widest_precision(tmp_path: Path, wide: 
     assert any(submodel.id.endswith("bits32") for submodel in bundle.manifest.submodels)
 
 
-def test_a_compile_in_bfloat16_goes_on_wherever_it_was_stopped(
-    tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Emulations are gone by then, and are made again."""
-    honest, calls = compile_module.write_build_record, []
+@pytest.mark.parametrize("stage", ["quality", "prove", "verify"])
+def test_a_compile_in_bfloat16_goes_on_wherever_it_was_stopped(tmp_path: Path, wide: Path, stage: str) -> None:
+    """Its proof graphs lie in the working folder, where a later run finds them."""
 
-    def stop_at_the_last(*arguments: Any) -> None:
-        calls.append(arguments)
-        honest(*arguments)
-        if len(calls) == 2:
-            compile_module._remove_emulations(arguments[0])
+    def stop(reached: str, done: int, _total: int) -> None:
+        if (reached, done) == (stage, 0):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(compile_module, "write_build_record", stop_at_the_last)
     with pytest.raises(KeyboardInterrupt):
-        compiled(wide, tmp_path / "b", "bf16", backend="tensorrt")
+        compiled(wide, tmp_path / "b", "bf16", backend="tensorrt", progress=stop)
     resumed = compiled(wide, tmp_path / "b", "bf16", backend="tensorrt")
-    assert not list(resumed.glob("*emulation*"))
+    assert {path.name for path in resumed.glob("*.onnx")} == {e.file for e in open_bundle(resumed).manifest.engines}
     assert verify_bundle(resumed, wide)
+
+
+def test_the_build_record_is_written_once_with_the_seconds_of_every_stage(
+    tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, calls = compile_module.write_build_record, []
+
+    def counted(*arguments: Any) -> None:
+        calls.append(arguments)
+        honest(*arguments)
+
+    monkeypatch.setattr(compile_module, "write_build_record", counted)
+    bundle = open_bundle(compiled(wide, tmp_path / "b", "fp32"), check="full")
+    assert len(calls) == 1
+    assert list(bundle.build.seconds)[-2:] == ["prove", "verify"]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,10 @@ from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.build.emitted import Emitted
 from nestforge.compiler.build.templates import Templates
 from nestforge.compiler.parity.cases import Case
-from nestforge.compiler.parity.judge import Judgement, judge
-from nestforge.compiler.parity.reference import Replayed, replayed
+from nestforge.compiler.parity.engine_verdict import judge_engine, tolerance_of
+from nestforge.compiler.parity.judge import Verdict
+from nestforge.compiler.parity.reference import replayed
+from nestforge.compiler.parity.replayed import Replayed
 from nestforge.compiler.work.staging import Stage
 from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
@@ -54,15 +56,15 @@ class Subject:
                 arrays[mask][row, places[-1]] = 0
         return self.builder.run(self.engine.entry, feeds)
 
-    def judged(self, found: list[Arrays]) -> Judgement:
+    def judged(self, found: list[Arrays]) -> Verdict:
         """By today's rule."""
-        entry = self.engine.entry
-        limit = self.builder.tolerance(entry)
-        return judge(self.reference, found, self.cases, self.builder.interface(None), entry.precision, limit)
+        manifest, universal = self.builder.draft.manifest, self.builder.universal
+        return judge_engine(manifest, universal, self.engine.entry, self.cases, self.reference, found)
 
     def was_passed(self, found: list[Arrays]) -> bool:
         """By the rule before: against PyTorch's float32, without rms, and without its own error."""
-        limit, specs = self.builder.tolerance(self.engine.entry), self.builder.universal.source.signature.outputs
+        universal = self.builder.universal
+        limit, specs = tolerance_of(self.engine.entry, universal), universal.source.signature.outputs
         for case, arrays in zip(self.cases, found, strict=True):
             with torch.no_grad():
                 inputs = [torch.from_numpy(array) for array in case.feeds.values()]
@@ -85,7 +87,7 @@ class Subject:
         return self._with_graph(_other_epsilons) if fault == "epsilon changed" else self._with_weights(fault)
 
     def _with_graph(self, change: Callable[[onnx.ModelProto], bool]) -> list[Arrays] | None:
-        folder, entry = self.builder.stage.folder, self.engine.entry
+        folder, entry = self.builder.proofs.path, self.engine.entry
         model = onnx.load(folder / entry.file, load_external_data=False)
         if not change(model):
             return None
@@ -128,7 +130,7 @@ def subject(folder: Path, model: Path, bucket: Bucket, edit: Callable[[Universal
     builder = builder_in(folder / "stage", universal, template, profile)
     engine, cases = builder.emit("engine", "engine.onnx", whole, bucket), list(builder.cases[bucket])
     found = builder.run(engine.entry, [case.feeds for case in cases])
-    atol = builder.tolerance(engine.entry).atol
+    atol = tolerance_of(engine.entry, universal).atol
     reference = replayed(builder.references.of(whole), cases, engine.entry.decisions, found, atol)
     return Subject(builder, engine, cases, reference)
 
@@ -238,9 +240,9 @@ def findings(one: Subject) -> Mapping[str, Finding]:
 
 
 def _finding(one: Subject, found: list[Arrays]) -> Finding:
-    judgement = one.judged(found)
-    worst = max(judgement.outputs, key=lambda output: output.max_rms or 0.0)
-    new = "unprovable" if judgement.unprovable else "passes" if judgement.broken is None else "refused"
+    verdict = one.judged(found)
+    worst = max(verdict.outputs, key=lambda output: output.max_rms or 0.0)
+    new = "unprovable" if verdict.unprovable else "passes" if verdict.broken is None else "refused"
     old = "passes" if one.was_passed(found) else "refused"
     return Finding(worst.max_rms or 0.0, worst.float32_rms or 0.0, old, new)
 

@@ -10,7 +10,6 @@ from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.build.measure_latency import measure_engines
 from nestforge.compiler.build.templates import TemplateKey, Templates
 from nestforge.compiler.examples.rank_axes import text_encoder
-from nestforge.compiler.graph.precision.proof_graphs import for_backend
 from nestforge.compiler.graph.store import read_store, write_store
 from nestforge.compiler.graph.template import Template, traced_template
 from nestforge.compiler.parity.cases import parity_cases
@@ -95,6 +94,6 @@ def write_levels(builder: EngineBuilder, quality: dict[str, Quality] | None = No
     engines = [builder.build(submodel, bucket) for submodel in chosen for bucket in profile.buckets]
     latencies = measure_engines(builder, engines, {}, Clock(silent))
     completed = complete(builder.draft, plan, chosen, engines, quality or {}, latencies)
-    manifest = write_manifest(builder.stage, for_backend(completed, profile.backend), ())
+    manifest = write_manifest(builder.stage, completed, ())
     write_build_record(builder.stage, manifest, ["nestforge", "compile"], {"build": 1.5}, latencies)
     return builder.stage.folder

@@ -1,62 +1,73 @@
-"""Engines as this host runs them while they are proven: graphs in ONNX Runtime, whatever backend they are for.
+"""Proof graphs: what this host runs in ONNX Runtime to prove engines, whatever backend they are for.
 
-An engine for TensorRT is a graph until its plan is built. One in bfloat16, which no processor computes with, is proven
-by a float32 emulation (emulation.py), a file that lies beside it as long as it is needed and is never published.
+An engine for TensorRT is a graph until its plan is built, and is proven by that graph. One in bfloat16, which no
+processor computes with, is proven by a float32 emulation (emulation.py). Proof graphs have the names of their engines'
+files and lie in a folder of their own, beside a link to the weight store; a bundle never holds them.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
+from ....profiles.precision import Precision
 from ....runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ....runtime.bundle.open_bundle import Bundle
 from .emulation import emulated
 
-_GRAPH = ".onnx"
-_EMULATION = ".emulation.onnx"
+
+def proof_graph(graph: bytes, precision: Precision) -> bytes:
+    """What proves the emitted engine ``graph``: itself, or of bfloat16 its emulation."""
+    return emulated(graph) if precision == "bf16" else graph
 
 
-def is_emulation(file: str) -> bool:
-    """Whether a file is no engine of a bundle, but stands for one while it is proven."""
-    return file.endswith(_EMULATION)
+def in_onnx_runtime(engine: EngineEntry) -> EngineEntry:
+    """``engine`` as this host runs it."""
+    return replace(engine, backend="onnxruntime")
 
 
-def proof_file(engine: EngineEntry) -> str:
-    """The file that this host runs in place of the engine's own; of an emulation itself its own."""
-    is_own = engine.precision != "bf16" or is_emulation(engine.file)
-    return engine.file if is_own else engine.file.removesuffix(_GRAPH) + _EMULATION
+def with_proof_graphs(bundle: Bundle, folder: Path) -> Bundle:
+    """``bundle`` as this host runs it, with the proof graphs in ``folder``."""
+    engines = tuple(map(in_onnx_runtime, bundle.manifest.engines))
+    return Bundle(folder.absolute(), replace(bundle.manifest, engines=engines), bundle.build)
 
 
-def in_onnx_runtime(bundle: Bundle) -> Bundle:
-    """``bundle`` with its engines as this host runs them; emulations must lie beside them."""
-    engines = (replace(engine, backend="onnxruntime", file=proof_file(engine)) for engine in bundle.manifest.engines)
-    return replace(bundle, manifest=replace(bundle.manifest, engines=tuple(engines)))
+def link_shared_files(bundle: Bundle, folder: Path) -> None:
+    """Puts what engines of ``bundle`` read beside their graphs into ``folder``, which is made."""
+    folder.mkdir(exist_ok=True)
+    for file in (WEIGHTS_NAME, *((bundle.manifest.text.file,) if bundle.manifest.text else ())):
+        link(bundle.file(file), folder / file)
 
 
-def for_backend(bundle: Bundle, backend: Literal["onnxruntime", "tensorrt"]) -> Bundle:
-    """``bundle`` with its engines for ``backend``, as a device has them."""
-    engines = (replace(engine, backend=backend) for engine in bundle.manifest.engines)
-    return replace(bundle, manifest=replace(bundle.manifest, engines=tuple(engines)))
+def link(source: Path, target: Path) -> None:
+    """Makes ``target`` the same file as ``source``, or a copy where the file system has no hard links."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def proof_bundle_in(bundle: Bundle, folder: Path) -> Bundle:
+    """A written ``bundle`` as this host runs it: its own files, or proof graphs in ``folder`` where any differs."""
+    engines = {engine.file: engine for engine in bundle.manifest.engines}
+    if all(engine.precision != "bf16" for engine in engines.values()):
+        return replace(
+            bundle, manifest=replace(bundle.manifest, engines=tuple(map(in_onnx_runtime, bundle.manifest.engines)))
+        )
+    link_shared_files(bundle, folder)
+    for file, engine in engines.items():
+        (folder / file).write_bytes(proof_graph(bundle.file(file).read_bytes(), engine.precision))
+    return with_proof_graphs(bundle, folder)
 
 
 @contextmanager
 def proof_bundle(bundle: Bundle) -> Iterator[Bundle]:
-    """A published ``bundle`` as this host runs it: itself, or a copy with emulations in a temporary folder."""
-    engines = {engine.file: engine for engine in bundle.manifest.engines}
-    if all(proof_file(engine) == file for file, engine in engines.items()):
-        yield in_onnx_runtime(bundle)
-        return
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        for file in (WEIGHTS_NAME, *((bundle.manifest.text.file,) if bundle.manifest.text else ())):
-            shutil.copyfile(bundle.file(file), folder / file)
-        for file, engine in engines.items():
-            graph = bundle.file(file).read_bytes()
-            (folder / proof_file(engine)).write_bytes(emulated(graph) if engine.precision == "bf16" else graph)
-        yield in_onnx_runtime(Bundle(folder, bundle.manifest, bundle.build))
+    """``proof_bundle_in`` a temporary folder."""
+    with TemporaryDirectory() as folder:
+        yield proof_bundle_in(bundle, Path(folder))

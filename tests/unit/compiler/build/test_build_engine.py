@@ -89,7 +89,7 @@ def test_a_build_that_was_interrupted_before_its_receipt_is_done_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(module, "judge", interrupt)
+        context.setattr(module, "judge_engine", interrupt)
         with pytest.raises(KeyboardInterrupt):
             builder.build(submodel, BUCKET)
     assert builder.build(submodel, BUCKET).parity is not None

@@ -19,6 +19,7 @@ from nestforge.compiler.build.templates import Templates
 from nestforge.compiler.graph.template import Template, emit
 from nestforge.compiler.parity.cases import Case
 from nestforge.compiler.parity.compare import compare
+from nestforge.compiler.parity.engine_verdict import tolerance_of
 from nestforge.compiler.parity.reference import exact_outputs, replayed
 from nestforge.compiler.verify import verify_bundle
 from nestforge.compiler.work.staging import Stage
@@ -163,7 +164,7 @@ def test_a_near_tie_that_falls_otherwise_is_no_error(builder: EngineBuilder, mon
     cases = builder.cases[BUCKET]
     found = builder.run(entry, [case.feeds for case in cases])
     alone = exact_outputs(builder.references.of(builder.universal.spec.universal()), cases)
-    assert not all(compare(alone, found, ["twins"], builder.tolerance(entry)))
+    assert not all(compare(alone, found, ["twins"], tolerance_of(entry, builder.universal)))
 
 
 def test_a_wrong_route_stops_the_build(builder: EngineBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +225,7 @@ def test_routes_of_another_count_are_refused(builder: EngineBuilder) -> None:
     fewer = [{**arrays, "routes.1": arrays["routes.1"][:, :, :2].copy()} for arrays in found]
     reference = builder.references.of(builder.universal.spec.universal())
     with pytest.raises(ParityError, match=r"routes\.1: expected int64 \[1, 4, 3\], got int64 \[1, 4, 2\]"):
-        replayed(reference, cases, entry.decisions, fewer, builder.tolerance(entry).atol)
+        replayed(reference, cases, entry.decisions, fewer, tolerance_of(entry, builder.universal).atol)
 
 
 def test_a_written_bundle_keeps_the_rule(builder: EngineBuilder, routed: Path) -> None:

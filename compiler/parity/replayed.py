@@ -1,0 +1,44 @@
+"""What engines are held against, however it was computed (no torch here: a plan is held against its graph)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...runtime.bundle.manifest import ParityDecision
+from ...runtime.inputs.arrays import Arrays
+from .compare import Roundings
+
+
+@dataclass(frozen=True)
+class BrokenDecision:
+    """A decision that is further from PyTorch's own than the rule allows; ``where`` says which and by how much."""
+
+    failed_case: str
+    where: str
+
+    def describe(self) -> str:
+        return self.where
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The reference on every case with an engine's decisions: its outputs by name (float64 of a PyTorch module), what
+    PyTorch's own float32 is off by, and what it says of the decisions. ``again`` is the same after more passes of
+    float32."""
+
+    outputs: Sequence[Arrays]
+    roundings: Sequence[Roundings]
+    decisions: tuple[ParityDecision, ...] | None = None
+    broken: BrokenDecision | None = None
+    again: Callable[[], Replayed] | None = None
+
+    def of(self, names: Mapping[str, str]) -> Replayed:
+        """With the outputs ``names`` alone, each under the name that it is mapped to."""
+        more = self.again
+        return replace(
+            self,
+            outputs=[{new: arrays[name] for name, new in names.items()} for arrays in self.outputs],
+            roundings=[{new: own[name] for name, new in names.items()} for own in self.roundings],
+            again=None if more is None else lambda: more().of(names),
+        )

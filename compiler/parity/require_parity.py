@@ -1,0 +1,56 @@
+"""Stops a build whose engine breaks the rule, and says where it leaves PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import ParityError
+from ...runtime.bundle.manifest import DecisionEntry
+from ...runtime.inputs.arrays import Arrays
+from .cases import Case
+from .compare import Tolerance
+from .divergence import NOWHERE, first_divergence
+from .judge import Verdict
+from .reference import Reference
+from .replayed import BrokenDecision
+
+
+@dataclass(frozen=True)
+class ProofRun:
+    """What was run, and what it was compared with.
+
+    ``graph`` ran in ONNX Runtime, its weight store lies in ``folder``, and its value ``modules[name]`` is what the
+    module ``name`` of ``reference`` returns. ``decisions`` are those that the engine returns.
+    """
+
+    graph: bytes
+    modules: Mapping[str, str]
+    folder: Path
+    reference: Reference
+    decisions: Sequence[DecisionEntry] | None
+
+
+def require_parity(
+    subject: str,
+    verdict: Verdict,
+    run: ProofRun,
+    cases: Sequence[Case],
+    found: Sequence[Arrays],
+    limit: Tolerance,
+    rule: str,
+) -> None:
+    """Raises ParityError where the ``verdict`` on the outputs ``found`` is broken, naming the first module that
+    diverges, or why nothing can be proved. ``rule`` states ``limit`` in words."""
+    broken = verdict.broken
+    if broken is None:
+        return
+    if verdict.unprovable:
+        raise ParityError(f"{subject}: {broken.describe()}")
+    case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
+    bound = run.reference.bound(case.feeds, run.decisions, arrays)
+    where = first_divergence(run.graph, run.modules, run.reference, case, limit, run.folder, bound)
+    if where == NOWHERE and isinstance(broken, BrokenDecision):
+        where = "no module; the decision alone is wrong"
+    raise ParityError(f"{subject}: {broken.describe()}; allowed {rule}; first to diverge: {where}")
