@@ -43,20 +43,22 @@ def drop_open_masks(model: ir.Model) -> bool:
     """Replaces every ``Add`` of such a mask by what the mask is added to."""
     opsets = dict(model.opset_imports)
     judged: dict[ir.Value, bool] = {}  # layers share their mask
-    changed = False
-    for node in list(model.graph):
+    scored: dict[ir.Node, int] = {}  # the input of each such Add that is not its mask
+    for node in model.graph:
         if node.op_type != "Add" or node.outputs[0].is_graph_output():
             continue
-        for mask, scores in (node.inputs, reversed(node.inputs)):
+        for place, (scores, mask) in enumerate((node.inputs, reversed(node.inputs))):
             if mask is None or scores is None or scores.shape is None or scores.shape != node.outputs[0].shape:
                 continue
             if mask not in judged:
                 judged[mask] = _is_open(mask, opsets)
             if judged[mask]:
-                ir.convenience.replace_all_uses_with(node.outputs[0], scores)
-                changed = True
-                break
-    return changed
+                scored[node] = place
+    for node, place in scored.items():
+        scores = node.inputs[place]  # now: it may be the output of an Add that was replaced
+        assert scores is not None
+        ir.convenience.replace_all_uses_with(node.outputs[0], scores)
+    return bool(scored)
 
 
 def _is_open(mask: ir.Value, opsets: dict[str, int]) -> bool:

@@ -5,7 +5,8 @@ a number, or an axis: the output of a query projection is ``(heads * 32)``, afte
 regroups the factors, and its one elastic target dimension becomes ``-1``.
 
 Requires: static shapes; linear layers as Gemm; prefix slices along dimension 0 of each stored weight.
-Ensures: no constant in the graph repeats an elastic extent. Raises SliceError naming the first node it cannot follow.
+Ensures: no constant in the graph repeats an elastic extent. Raises SliceError naming the first node it cannot follow,
+and then leaves the graph as it was: every dimension is followed before the first Reshape changes.
 """
 
 from __future__ import annotations
@@ -36,12 +37,22 @@ Dims = tuple[Dim, ...]
 
 def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
     """Follows the elastic dimensions from ``seeds`` (initializer name to its dimension 0) and frees the Reshapes."""
+    targets = _reshape_targets(model, seeds)
+    for node, target in targets.items():
+        shape = int64_constant(target)
+        node.prepend(shape)
+        node.replace_input_with(1, shape.outputs[0])
+    return bool(targets)
+
+
+def _reshape_targets(model: ir.Model, seeds: Mapping[str, Dim]) -> dict[ir.Node, list[int]]:
+    """The new target of every Reshape that an elastic dimension reaches; nothing is changed."""
     known: dict[ir.Value, Dims] = {}
+    targets: dict[ir.Node, list[int]] = {}
     for name, first in seeds.items():
         if name in model.graph.initializers:
             value = model.graph.initializers[name]
             known[value] = (first, *_dims(value, {})[1:])
-    changed = False
     for node in model.graph:
         if not any(value in known for value in node.inputs if value is not None):
             continue
@@ -49,13 +60,14 @@ def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
         if rule is None:
             raise _error(node, f"no rule for {node.op_type} on an elastic dimension")
         dims = rule(node, [_dims(value, known) for value in node.inputs])
-        changed |= node.op_type == "Reshape"
+        if node.op_type == "Reshape":
+            targets[node] = _target(node, dims)
         if any(_is_elastic(dim) for dim in dims):
             for output in node.outputs:
                 known[output] = _at_extents(output, dims)
                 if output.is_graph_output():
                     raise _error(node, "an output of the model would shrink")
-    return changed
+    return targets
 
 
 def _at_extents(output: ir.Value, dims: Dims) -> Dims:
@@ -180,23 +192,21 @@ def _mean(node: ir.Node, inputs: list[Dims]) -> Dims:
 
 
 def _reshape(node: ir.Node, inputs: list[Dims]) -> Dims:
-    """Regroups the factors into the output's extents and frees the one elastic dimension of the target."""
+    """Regroups the factors into the output's extents."""
     output = node.outputs[0]
     constant = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
     if constant is None or output.shape is None:
         raise _error(node, "the target of a Reshape is not constant")
     factors: list[Factor] = [factor for dim in inputs[0] for factor in dim if factor != 1]
-    dims = tuple(_take(node, factors, int(extent)) for extent in output.shape.numpy())
+    return tuple(_take(node, factors, int(extent)) for extent in output.shape.numpy())
+
+
+def _target(node: ir.Node, dims: Dims) -> list[int]:
+    """The target of a Reshape whose output has ``dims``, with -1 for the one elastic dimension."""
     elastic = [index for index, dim in enumerate(dims) if _is_elastic(dim)]
     if len(elastic) > 1:
         raise _error(node, "a Reshape target with two elastic dimensions")
-    target = [_extent(dim) for dim in dims]
-    for index in elastic:
-        target[index] = -1
-    shape = int64_constant(target)
-    node.prepend(shape)
-    node.replace_input_with(1, shape.outputs[0])
-    return dims
+    return [-1 if index in elastic else _extent(dim) for index, dim in enumerate(dims)]
 
 
 def _take(node: ir.Node, factors: list[Factor], extent: int) -> Dim:

@@ -14,16 +14,19 @@ import onnx_ir as ir
 
 @contextmanager
 def weights_as_inputs(model: ir.Model, names: Collection[str]) -> Iterator[None]:
-    """Within the block the initializers ``names`` are graph inputs; afterwards those still used are initializers."""
+    """Within the block the initializers ``names`` are graph inputs; afterwards, however it ends, those still used are
+    initializers."""
     graph = model.graph
     held = [(value, value.const_value) for name, value in graph.initializers.items() if name in names]
     for value, _ in held:
         del graph.initializers[value.name or ""]
         value.const_value = None
         graph.inputs.append(value)
-    yield
-    for value, tensor in held:
-        graph.inputs.remove(value)
-        if value.uses():
-            value.const_value = tensor
-            graph.register_initializer(value)
+    try:
+        yield
+    finally:
+        for value, tensor in held:
+            graph.inputs.remove(value)
+            if value.uses():
+                value.const_value = tensor
+                graph.register_initializer(value)

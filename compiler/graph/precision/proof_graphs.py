@@ -32,9 +32,9 @@ def in_onnx_runtime(engine: EngineEntry) -> EngineEntry:
 
 
 def with_proof_graphs(bundle: Bundle, folder: Path) -> Bundle:
-    """``bundle`` as this host runs it, with the proof graphs in ``folder``."""
+    """``bundle`` as this host runs it, with the proof graphs in ``folder``, whose hashes are not those it lists."""
     engines = tuple(map(in_onnx_runtime, bundle.manifest.engines))
-    return Bundle(folder.absolute(), replace(bundle.manifest, engines=engines), bundle.build)
+    return Bundle(folder.absolute(), replace(bundle.manifest, engines=engines, files=()), bundle.build)
 
 
 def link_shared_files(bundle: Bundle, folder: Path) -> None:

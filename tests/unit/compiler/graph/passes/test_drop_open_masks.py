@@ -78,3 +78,33 @@ def test_a_mask_larger_than_the_scores_stays() -> None:
     _, after, changed = _dropped(smaller)
     assert changed, "the second sum has its scores' shape"
     assert Counter(node.op_type for node in after.graph.node)["Add"] == 1
+
+
+def test_two_open_masks_one_behind_the_other_are_both_gone() -> None:
+    text = (
+        MASKED.replace("LEAST", "0")
+        .replace("KEPT", "0.0")
+        .replace("a = Add (first, mask)", "f = Add (first, mask) a = Add (f, mask)")
+    )
+    before, after, changed = _dropped(text)
+    assert changed
+    assert Counter(node.op_type for node in after.graph.node) == {"Softmax": 2}
+    for expected, found in zip(_run(before), _run(after), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_condition_that_cannot_be_computed_changes_nothing() -> None:
+    """The second mask's condition fails when it is judged, behind an Add that could have been dropped."""
+    text = MASKED.replace("LEAST", "0").replace("KEPT", "0.0")
+    text = text.replace("int64[4] whole", "int64[2] bad = {2, 3}, int64[4] whole")
+    text = text.replace(
+        "b = Add (mask, second)",
+        "wrong = Expand (seen, bad) other = Where (wrong, zero, low) b = Add (other, second)",
+    )
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    for value in (value for node in model.graph for value in node.outputs if node.op_type == "Add"):
+        value.shape = ir.Shape((2, 3, 5, 5))
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    with pytest.raises(ValueError, match="broadcast"):
+        drop_open_masks(model)
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import pytest
 import transformers
 from nestforge.compiler.graph.passes.weights_as_inputs import weights_as_inputs
 from nestforge.compiler.graph.template import traced_template
@@ -36,6 +37,14 @@ def test_a_weight_that_nothing_reads_is_dropped() -> None:
         reader = next(node for node in model.graph if node.inputs[1].name == "a")
         reader.replace_input_with(1, model.graph.initializers["c"])
     assert "a" not in model.graph.initializers
+
+
+def test_weights_come_back_where_an_optimiser_fails() -> None:
+    model = ir.from_proto(onnx.parser.parse_model(TWO_EQUAL))
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    with pytest.raises(RuntimeError, match="no rule"), weights_as_inputs(model, {"a", "b", "c"}):
+        raise RuntimeError("no rule")
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
 
 def test_a_fresh_model_full_of_equal_biases_slices(tmp_path: Path) -> None:
