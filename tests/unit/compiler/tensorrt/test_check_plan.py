@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nestforge.compiler.graph.precision.proof_graphs import in_onnx_runtime
+from nestforge.compiler.graph.precision.proof_graphs import with_proof_graphs
 from nestforge.compiler.tensorrt.check_plan import check_plan
 from nestforge.errors import ParityError
 from nestforge.runtime.bundle.manifest import EngineEntry
@@ -47,7 +47,7 @@ def test_cases_that_decide_otherwise_make_room(
 ) -> None:
     bundle = open_bundle(GOLDEN)
     with Plan(bundle, bundle.manifest.engines[0], outputs, decisions) as plan:
-        parity = check_plan(in_onnx_runtime(bundle), plan.engine, plan)
+        parity = check_plan(with_proof_graphs(bundle, bundle.path), plan.engine, plan)
         assert (parity.cases, parity.left_out, plan.case + 1) == (4, left_out, runs)
     assert (parity.max_abs, np.round(parity.min_cosine, 9)) == (0.0, 1.0)
 
@@ -66,5 +66,5 @@ def test_other_outputs_from_the_same_decisions_are_refused(
     bundle = open_bundle(GOLDEN)
     engine = bundle.manifest.engines[0]
     with Plan(bundle, engine, outputs, decisions) as plan, pytest.raises(ParityError, match=message) as raised:
-        check_plan(in_onnx_runtime(bundle), engine, plan)
+        check_plan(with_proof_graphs(bundle, bundle.path), engine, plan)
     assert str(raised.value).startswith(f"engine {engine.id}: ")

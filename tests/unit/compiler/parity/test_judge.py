@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from nestforge.compiler.parity.cases import Case
+from nestforge.compiler.parity.compare import Rounding, tolerance_for
+from nestforge.compiler.parity.judge import JudgedOutputs, Verdict, judge
+from nestforge.compiler.parity.replayed import BrokenDecision, Replayed
+from nestforge.profiles.precision import Precision
+from nestforge.runtime.bundle.manifest import TensorSpec
+
+SPEC = TensorSpec("y", "float32", ("batch", "sequence", 4))
+MASK = np.array([[1, 1, 0]], np.int64)
+EXPECTED = np.random.default_rng(0).standard_normal((1, 3, 4))
+LIMIT = tolerance_for("fp32", 2)
+REFERENCE = Replayed([{"y": EXPECTED}], [{}])
+
+
+def verdict(found: np.ndarray, precision: Precision = "fp32", reference: Replayed = REFERENCE) -> Verdict:
+    cases = [Case("one", {"mask": MASK})]
+    outputs = JudgedOutputs([SPEC], mask="mask")
+    return judge(reference, [{"y": found.astype(np.float32)}], cases, outputs, precision, LIMIT)
+
+
+def off_at(position: int) -> np.ndarray:
+    found = EXPECTED.copy()
+    found[0, position] += 0.1
+    return found
+
+
+def test_equal_outputs_break_nothing() -> None:
+    found = verdict(EXPECTED)
+    assert found.broken is None
+    assert found.outputs[0].max_abs < 1e-6
+
+
+@pytest.mark.parametrize(("precision", "is_broken"), [("fp32", True), ("fp16", True), ("int8", False)])
+def test_integers_are_not_asked_about_positions_that_do_not_count(precision: Precision, is_broken: bool) -> None:
+    assert (verdict(off_at(2), precision).broken is not None) == is_broken
+    assert verdict(off_at(1), precision).broken is not None
+
+
+def test_a_broken_decision_comes_first() -> None:
+    decision = BrokenDecision("one", "decision routes, case one: worse")
+    found = verdict(off_at(0), reference=replace(REFERENCE, broken=decision))
+    assert found.broken is decision
+
+
+def test_more_passes_of_float32_are_asked_before_a_failure_is_believed() -> None:
+    """In them PyTorch itself is off by as much as the engine, and by less than would make it unprovable."""
+    rounding = {"y": Rounding(max_abs=0.01, rms=0.005)}
+    again = replace(REFERENCE, roundings=[rounding])
+    near = EXPECTED + 0.004
+    assert verdict(near).broken is not None
+    assert verdict(near, reference=replace(REFERENCE, again=lambda: again)).broken is None
+
+
+def test_what_rounds_too_much_in_pytorch_itself_is_unprovable() -> None:
+    found = verdict(EXPECTED, reference=replace(REFERENCE, roundings=[{"y": Rounding(1.0, 1.0)}]))
+    assert found.unprovable
