@@ -224,7 +224,7 @@ def test_the_build_record_is_written_once_with_the_seconds_of_every_stage(
     monkeypatch.setattr(compile_module, "write_build_record", counted)
     bundle = open_bundle(compiled(wide, tmp_path / "b", "fp32"), check="full")
     assert len(calls) == 1
-    assert list(bundle.build.seconds)[-2:] == ["prove", "verify"]
+    assert {"build", "prove", "verify"} <= set(bundle.build.seconds)
 
 
 @pytest.mark.parametrize(
