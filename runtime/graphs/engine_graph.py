@@ -15,7 +15,8 @@ from ..bundle.regular_file import FETCH_AGAIN, identity_at, regular_file
 from .initializers import Initializer, external_initializers
 from .weight_store import tensor_spans
 
-_MAX_GRAPH_BYTES = 2**31
+# Nodes and names; beside them a graph holds the initializers that the manifest counts as the engine's own.
+_MAX_NODES_BYTES = 16 * 2**20
 
 
 def store_initializers(bundle: Bundle, engine: EngineEntry) -> tuple[Initializer, ...]:
@@ -25,9 +26,10 @@ def store_initializers(bundle: Bundle, engine: EngineEntry) -> tuple[Initializer
     """
     path = bundle.file(engine.file)
     with regular_file(path) as (file, identity):
-        if identity.size >= _MAX_GRAPH_BYTES:
-            raise BundleCorruptError(f"{path}: larger than an ONNX file can be")
-        graph = file.read(_MAX_GRAPH_BYTES)
+        allowed = engine.private_bytes + _MAX_NODES_BYTES
+        if identity.size > allowed:
+            raise BundleCorruptError(f"{path}: {identity.size} bytes, more than the {allowed} of such an engine")
+        graph = file.read(allowed)
     expected = {entry.path: entry.sha256 for entry in bundle.manifest.files}.get(engine.file)
     if expected is not None and engine.file not in bundle.hashed:  # an engine that is being built has no entry yet
         digest = hashlib.sha256(graph).hexdigest()

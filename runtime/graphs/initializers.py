@@ -2,12 +2,13 @@
 
 An ONNX file is a protobuf message: fields of a number, a kind and a value. Of those only ``ModelProto.graph`` (7),
 ``GraphProto.initializer`` (5) and the fields of ``TensorProto`` below are looked at; whatever else stands in the file
-is stepped over, once it is known to name no file. The bytes may come from anywhere, so every length is checked before
-it is used.
+is searched as bytes for what names a file, and not read. The bytes may come from anywhere, so every length is checked
+before it is used, and what only some readers accept (groups, tags of more than 32 bits) is refused.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -31,14 +32,18 @@ _DIMS, _DATA_TYPE, _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14
 _KEY, _VALUE = 1, 2
 _EXTERNAL = 1
 _ENTRIES = ("location", "offset", "length")
-# Without this key no tensor names a file. Where it stands outside the initializers, tensors may lie at any depth:
-# constants, the graphs of branches and loops, functions.
-_NAMES_A_FILE = b"location"
-# As deep as protobuf reads.
-_MAX_DEPTH = 100
+# Without this text, as the ``key`` (1) of an entry, no tensor names a file. The tag and the length before it may be
+# padded: readers drop the bits above 32.
+_LOCATION = re.compile(b"location")
+_KEY_BEFORE = re.compile(rb"(?:\x0a|\x8a\x80{0,8}[\x00-\x7f])(?:\x08|\x88\x80{0,8}[\x00-\x7f])\Z")
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _MAX_VARINT = 10
+_MAX_NUMBER = 2**29 - 1
 _COPIED_BYTES = 2**20
+# Fields that are looked at in one file. A field takes two bytes of it, and a microsecond: an engine has some thousands.
+_MAX_FIELDS = 2**19
+# As many dimensions as numpy's arrays have.
+_MAX_RANK = 64
 
 
 @dataclass(frozen=True)
@@ -58,56 +63,63 @@ def external_initializers(graph: bytes, where: str) -> tuple[Initializer, ...]:
     Raises BundleCorruptError for a file that is no protobuf message, for an initializer of an unknown type, in another
     file, or whose shape and length disagree, and for any other tensor outside the file; ``where`` begins the message.
     """
-    found = []
+    found, limit = [], _Limit()
     try:
-        for number, body in _fields(memoryview(graph)):
+        for number, body in _fields(memoryview(graph), limit):
             if number != _GRAPH or not isinstance(body, memoryview):
-                _require_inside(body)
+                _require_inside(body, limit)
                 continue
-            for inner, part in _fields(body):
+            for inner, part in _fields(body, limit):
                 if inner != _INITIALIZER or not isinstance(part, memoryview):
-                    _require_inside(part)
-                elif (initializer := _external(part)) is not None:
+                    _require_inside(part, limit)
+                elif (initializer := _external(part, limit)) is not None:
                     found.append(initializer)
     except ValueError as failure:
         raise BundleCorruptError(f"{where}: {failure}; fetch the bundle again, or compile it again") from failure
     return tuple(found)
 
 
-def _require_inside(part: int | memoryview) -> None:
+class _Limit:
+    """Counts what is looked at in one file."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_FIELDS
+
+    def count(self) -> None:
+        """Raises ValueError once there is too much."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"more than {_MAX_FIELDS} fields, which no engine has")
+
+
+def _require_inside(part: int | memoryview, limit: _Limit) -> None:
     """Raises ValueError for a part of the file that holds a tensor outside it.
 
-    What is a message and what a text only the schema says, so whatever reads as an entry that names a file is taken for
-    one: a ``key`` (1) of that text.
+    Tensors lie at any depth: constants, the graphs of branches and loops, functions. Only the schema says what is a
+    message and what a text, so whatever has the bytes of an entry that names a file is taken for one.
     """
-    pending = [(part, 0)]
-    while pending:
-        outer, depth = pending.pop()
-        if not isinstance(outer, memoryview) or _NAMES_A_FILE not in bytes(outer):
-            continue
-        if depth > _MAX_DEPTH:
-            raise ValueError(f"no ONNX file: messages lie more than {_MAX_DEPTH} deep")
-        try:
-            inner = [(number, value) for number, value in _fields(outer) if isinstance(value, memoryview)]
-        except ValueError:  # a text, or numbers
-            continue
-        if any(number == _KEY and value == _NAMES_A_FILE for number, value in inner):
+    if isinstance(part, int):
+        return
+    for place in _LOCATION.finditer(part):
+        limit.count()
+        at = place.start()
+        if _KEY_BEFORE.search(part[max(0, at - 2 * _MAX_VARINT) : at]):
             raise ValueError("a tensor that is no initializer of the graph lies outside the file")
-        pending += [(value, depth + 1) for _, value in inner]
 
 
-def _external(tensor: memoryview) -> Initializer | None:
+def _external(tensor: memoryview, limit: _Limit) -> Initializer | None:
     name, data_type, location, dims = "", 0, 0, []
     entries: dict[str, str] = {}
     written = 0
-    for number, value in _fields(tensor):
+    for number, value in _fields(tensor, limit):
         if isinstance(value, memoryview):
             if number == _NAME:
                 name = _text(value)
             elif number == _DIMS:
-                dims += [_signed(dim) for dim in _varints(value)]
+                dims += [_signed(dim) for dim in _varints(value, limit)]
             elif number == _EXTERNAL_DATA:
-                pair = {n: _text(v) for n, v in _fields(value) if isinstance(v, memoryview) and n in (_KEY, _VALUE)}
+                texts = ((n, v) for n, v in _fields(value, limit) if isinstance(v, memoryview))
+                pair = {n: _text(v) for n, v in texts if n in (_KEY, _VALUE)}
                 entries[pair.get(_KEY, "")] = pair.get(_VALUE, "")
                 written += 1
         elif number == _DIMS:
@@ -130,19 +142,24 @@ def _external(tensor: memoryview) -> Initializer | None:
         raise ValueError(f"{label}: lies in {entries['location']!r:.80}, expected {WEIGHTS_NAME}")
     dtype, size = _DTYPES[data_type]
     offset, length = (_count(entries[key], f"{label}: {key}") for key in ("offset", "length"))
+    if len(dims) > _MAX_RANK:
+        raise ValueError(f"{label}: {len(dims)} dimensions, more than {_MAX_RANK}")
     if min(dims, default=0) < 0 or prod(dims) * size != length:
         raise ValueError(f"{label}: {length} bytes, expected those of {dtype} {dims}")
     return Initializer(name, dtype, tuple(dims), offset, length)
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+def _fields(message: memoryview, limit: _Limit) -> Iterator[tuple[int, int | memoryview]]:
     """Number and value of each field: whole numbers, and the bytes of messages, texts and packed numbers."""
     at = 0
     # Numbers are read faster from bytes; only a message with a large tensor inside is not worth the copy.
     data = bytes(message) if len(message) < _COPIED_BYTES else message
     while at < len(data):
+        limit.count()
         tag, at = _varint(data, at)
         number, kind = tag >> 3, tag & 7
+        if not 0 < number <= _MAX_NUMBER:
+            raise ValueError(f"no ONNX file: a field of number {number}")
         if kind == _VARINT:
             value, at = _varint(data, at)
             yield number, value
@@ -175,9 +192,10 @@ def _varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
     raise ValueError("no ONNX file: a number of more than ten bytes")
 
 
-def _varints(packed: memoryview) -> Iterator[int]:
+def _varints(packed: memoryview, limit: _Limit) -> Iterator[int]:
     at = 0
     while at < len(packed):
+        limit.count()
         value, at = _varint(packed, at)
         yield value
 

@@ -14,7 +14,8 @@ from ...errors import BundleCorruptError
 from ...strict import parse_json
 from ..bundle.regular_file import FETCH_AGAIN, FileIdentity
 
-_MAX_HEADER_BYTES = 100 * 2**20
+# Some 40,000 tensors; parsed, a header takes 15 times its bytes.
+_MAX_HEADER_BYTES = 4 * 2**20
 _LENGTH_BYTES = 8
 
 
@@ -26,8 +27,10 @@ def tensor_spans(path: Path, identity: FileIdentity) -> tuple[tuple[int, int], .
     """
     with readable(path), path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > min(_MAX_HEADER_BYTES, identity.size - _LENGTH_BYTES):
+        if length > identity.size - _LENGTH_BYTES:
             raise ValueError("longer than the file")
+        if length > _MAX_HEADER_BYTES:
+            raise BundleCorruptError(f"{path}: a header of {length} bytes, more than the {_MAX_HEADER_BYTES} allowed")
         header = parse_json(file.read(length))
         data = _LENGTH_BYTES + length
         spans = []

@@ -1,6 +1,7 @@
 """Damage to a protobuf message (an ONNX file) that stays a protobuf message: fields changed, moved, doubled, removed.
 
 Nothing is known of the schema: a field of bytes whose content parses as a message is taken for one, as often as not.
+Groups (wire types 3 and 4) and tags of more than 32 bits are among the changes: some readers step over them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from .changes import Change, damaged_bytes
 
 Field = tuple[int, int, bytes | int]  # number, wire type, value
 
-_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+_VARINT, _EIGHT, _BYTES, _GROUP, _END, _FOUR = range(6)
 _NUMBERS = (0, 1, 2, 3, 7, 16, 31, 100, 2**26, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 _TEXTS = (
     *(
@@ -62,7 +63,7 @@ def _changed(raw: bytes, rng: Random, path: str) -> Change:
         inner, how = _changed(value, rng, path)
         fields[at] = (number, kind, inner)
         return encoded(fields), how
-    match rng.randrange(8):
+    match rng.randrange(10):
         case 0:
             del fields[at]
             how = "removed"
@@ -78,6 +79,13 @@ def _changed(raw: bytes, rng: Random, path: str) -> Change:
             number = rng.choice((0, 1, 2, 5, 7, 8, 13, 14, 20, 100, 2**28))
             fields[at] = (number, kind, value)
             how = f"under number {number}"
+        case 4:
+            group = rng.choice(((_GROUP, _END), (_GROUP,), (_END,)))
+            fields[at:at] = [(1000, mark, b"") for mark in group]
+            how = f"behind a group's marks {group}"
+        case 5:
+            fields[at] = (number + 2**29, kind, value)
+            how = "under a number of 30 bits, which some readers drop to 29"
         case _ if isinstance(value, bytes):
             new, how = (rng.choice(_TEXTS), "another text") if rng.random() < 0.6 else damaged_bytes(value, rng)
             fields[at] = (number, kind, new)
@@ -103,6 +111,8 @@ def parsed(raw: bytes) -> list[Field]:
         elif kind in (_EIGHT, _FOUR):
             size = 8 if kind == _EIGHT else 4
             value, at = int.from_bytes(raw[at : at + size], "little"), at + size
+        elif kind in (_GROUP, _END):
+            value = b""
         elif kind == _BYTES:
             size, at = _varint(raw, at)
             if at < 0 or size > len(raw) - at:
@@ -121,7 +131,7 @@ def encoded(fields: list[Field]) -> bytes:
     for number, kind, value in fields:
         out += _as_varint(number << 3 | kind)
         if isinstance(value, bytes):
-            out += _as_varint(len(value)) + value
+            out += _as_varint(len(value)) + value if kind == _BYTES else b""
         elif kind == _VARINT:
             out += _as_varint(value)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -58,6 +59,19 @@ def test_weights_that_are_no_tensor_of_the_store_are_refused(own_bundle: Path, o
     bundle = edit_graph(own_bundle, lambda model: place(model, "offset", str(offset)))
     with pytest.raises(BundleCorruptError, match=rf"'up\.weight': bytes {offset} to {offset + 1024} are no tensor of"):
         runner_for(bundle, bundle.manifest.engines[0], "shared", 1).__enter__()
+
+
+def test_a_graph_larger_than_its_engine_can_be_is_refused_before_it_is_read(own_bundle: Path) -> None:
+    """16 MiB for nodes and names, beside the initializers of its own that the manifest counts."""
+    with (own_bundle / ENGINE).open("r+b") as file:
+        file.truncate(16 * 2**20 + 1)  # and nothing but zeros, which are no ONNX file
+    reseal(own_bundle)
+    bundle = open_bundle(own_bundle)
+    engine = next(engine for engine in bundle.manifest.engines if engine.file == ENGINE)
+    with pytest.raises(BundleCorruptError, match=rf"{ENGINE}: 16777217 bytes, more than the 16777216 of such an eng"):
+        store_initializers(bundle, replace(engine, private_bytes=0))
+    with pytest.raises(BundleCorruptError, match="no ONNX file"):
+        store_initializers(bundle, replace(engine, private_bytes=1))
 
 
 def test_a_flipped_byte_of_a_graph_is_found_where_its_engine_is_opened(own_bundle: Path) -> None:

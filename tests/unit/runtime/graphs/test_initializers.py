@@ -113,9 +113,7 @@ def test_packed_dims_are_read_too() -> None:
     """Writers may pack repeated numbers: three dims, 2, 3 and 300, as one field."""
     tensor = external("w", TensorProto.FLOAT, (), 0, length=4 * 2 * 3 * 300)
     raw = tensor.SerializeToString() + bytes([1 << 3 | 2, 4, 2, 3, 0xAC, 0x02])
-    graph = bytes([5 << 3 | 2, len(raw)]) + raw
-    data = bytes([7 << 3 | 2, len(graph)]) + graph
-    assert [one.shape for one in external_initializers(data, "engine.onnx")] == [(2, 3, 300)]
+    assert [one.shape for one in external_initializers(_field(7, _field(5, raw)), "engine.onnx")] == [(2, 3, 300)]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +144,9 @@ def test_what_does_not_fit_the_store_is_named(tensor: TensorProto, message: str)
         (b"\x80", "it ends within a number"),
         (b"\xff" * 11, "a number of more than ten bytes"),
         (b"\x3b", "a field of kind 3"),
+        (b"\x3c", "a field of kind 4"),
+        (b"\x00\x00", "a field of number 0"),
+        (b"\xba\x80\x80\x80\x10\x00", "a field of number 536870919"),
     ],
 )
 def test_what_is_no_onnx_file_is_refused(data: bytes, message: str) -> None:
@@ -183,19 +184,76 @@ def test_a_place_that_only_some_readers_know_is_refused(location: int) -> None:
     """Protobuf keeps the low 32 bits of an enumeration, and steps over values that it does not know."""
     varint = bytes([location]) if location < 128 else bytes([0x81, 0x80, 0x80, 0x80, 0x10])
     raw = external("w", TensorProto.FLOAT, (2,), 0).SerializeToString() + bytes([14 << 3]) + varint
-    graph = bytes([5 << 3 | 2, *_varint(len(raw))]) + raw
     with pytest.raises(BundleCorruptError, match="data location"):
-        external_initializers(bytes([7 << 3 | 2, *_varint(len(graph))]) + graph, "engine.onnx")
+        external_initializers(_field(7, _field(5, raw)), "engine.onnx")
 
 
-def _varint(value: int) -> bytes:
-    return bytes([value]) if value < 128 else bytes([value & 127 | 128, value >> 7])
+GROUP = bytes([0xC3, 0x3E, 0xC4, 0x3E])  # field 1000, begun and ended: readers step over it
+KEY, VALUE = b"\x0a\x08location", b"\x12\x05other"
 
 
-def test_messages_without_end_are_refused() -> None:
-    """What names a file, 200 messages deep."""
-    raw = b"\x0a\x08location"
+@pytest.mark.parametrize(
+    ("entry", "behind"),
+    [
+        (KEY + VALUE, GROUP),
+        (GROUP + KEY + VALUE, b""),
+        (b"\x8a\x00\x08location" + VALUE, b""),
+        (b"\x0a\x88\x80\x00location" + VALUE, b""),
+        (b"\x8a\x80\x80\x80\x10\x08location" + VALUE, b""),
+    ],
+    ids=["group behind", "group inside", "padded tag", "padded length", "tag of 33 bits"],
+)
+def test_no_way_of_writing_hides_a_tensor_outside_the_file(entry: bytes, behind: bytes) -> None:
+    """ONNX Runtime reads each of these constants from the other file."""
+    tensor = TensorProto(name="c", data_type=1, dims=[4], data_location=TensorProto.EXTERNAL).SerializeToString()
+    attribute = _field(1, b"value") + _field(5, tensor + _field(13, entry)) + b"\xa0\x01\x04"
+    node = _field(2, b"c") + _field(4, b"Constant") + _field(5, attribute) + behind
+    with pytest.raises(BundleCorruptError, match=r"^engine\.onnx: a tensor that is no initializer of the graph"):
+        external_initializers(_field(7, _field(1, node)), "engine.onnx")
+
+
+def test_a_place_behind_a_tag_of_33_bits_is_refused() -> None:
+    """ONNX Runtime drops the bits above 32, and sees data location 1 (field 14)."""
+    tensor = TensorProto(name="w", data_type=1, dims=[1]).SerializeToString() + _field(13, KEY + VALUE)
+    with pytest.raises(BundleCorruptError, match="no ONNX file: a field of number 536870926"):
+        external_initializers(_field(7, _field(5, tensor + b"\xf0\x80\x80\x80\x10\x01")), "engine.onnx")
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pytest.param(lambda many: b"\x0a\x00" * many, id="nodes"),
+        pytest.param(lambda many: _field(5, b"\x42\x00" * many), id="names"),
+        pytest.param(lambda many: _field(5, _field(1, b"\x01" * many)), id="dims"),
+        pytest.param(lambda many: _field(5, _field(13, b"\x0a\x00" * many)), id="keys"),
+        pytest.param(lambda many: _field(1, b"location" * many), id="texts"),
+    ],
+)
+def test_more_fields_than_engines_have_are_refused(
+    graph: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nestforge.runtime.graphs.initializers._MAX_FIELDS", 100)
+    assert external_initializers(_field(7, graph(97)), "engine.onnx") == ()
+    with pytest.raises(BundleCorruptError, match="more than 100 fields, which no engine has"):
+        external_initializers(_field(7, graph(100)), "engine.onnx")
+
+
+def test_dimensions_beyond_those_of_arrays_are_refused_before_they_are_multiplied() -> None:
+    with pytest.raises(BundleCorruptError, match="initializer 'w': 65 dimensions, more than 64"):
+        external_initializers(model(external("w", TensorProto.FLOAT, (1,) * 65, 0)), "engine.onnx")
+
+
+def test_what_names_a_file_is_found_at_any_depth() -> None:
+    raw = KEY
     for _ in range(200):
-        raw = bytes([1 << 3 | 2, *_varint(len(raw))]) + raw
-    with pytest.raises(BundleCorruptError, match="messages lie more than 100 deep"):
-        external_initializers(bytes([7 << 3 | 2, *_varint(len(raw))]) + raw, "engine.onnx")
+        raw = _field(1, raw)
+    with pytest.raises(BundleCorruptError, match="a tensor that is no initializer of the graph"):
+        external_initializers(_field(7, raw), "engine.onnx")
+
+
+def _field(number: int, body: bytes) -> bytes:
+    size, out = len(body), bytearray([number << 3 | 2])
+    while size > 127:
+        out.append(size & 127 | 128)
+        size >>= 7
+    return bytes([*out, size]) + body

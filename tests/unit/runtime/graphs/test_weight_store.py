@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from nestforge.errors import BundleCorruptError
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.graphs.weight_store import MappedStore, mapped_store
+from nestforge.runtime.bundle.regular_file import FileIdentity
+from nestforge.runtime.graphs.weight_store import MappedStore, mapped_store, tensor_spans
 
 
 def test_engines_of_one_process_share_a_store(own_bundle: Path) -> None:
@@ -29,3 +31,15 @@ def test_a_store_that_is_being_closed_is_not_taken_over(own_bundle: Path, monkey
     armed = True
     del store
     next_one[0].require_unchanged()
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_header_larger_than_stores_have_is_refused_before_it_is_read(tmp_path: Path, more: int) -> None:
+    store, length = tmp_path / WEIGHTS_NAME, 4 * 2**20 + more
+    store.write_bytes(length.to_bytes(8, "little") + b"{}".ljust(length))
+    identity = FileIdentity.of(store.stat())
+    if more:
+        with pytest.raises(BundleCorruptError, match=f"a header of {length} bytes, more than the {2**22} allowed$"):
+            tensor_spans(store, identity)
+    else:
+        assert tensor_spans(store, identity) == ()
