@@ -1,4 +1,4 @@
-"""The main job: one checkpoint in, one verified bundle out. Read ``compile_bundle`` from top to bottom."""
+"""The main job: one checkpoint in, one verified bundle out. Read ``compile_request`` from top to bottom."""
 
 from __future__ import annotations
 

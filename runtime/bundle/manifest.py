@@ -334,7 +334,8 @@ class TextEntry:
         if name is None:
             return ""
         if not isinstance(name, str) or name not in known:
-            raise InputError(f"prompt_name {name!r:.80}{nearest(str(name)[:80], known)}")
+            hint = nearest(str(name)[:80], known) if known else ": this model has no prompts; give the text as prompt"
+            raise InputError(f"prompt_name {name!r:.80}{hint}")
         return known[name]
 
 
