@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from ..elastic import Submodel
-from ..profiles.device_profile import DeviceProfile
 from .console import print_table
 
 if TYPE_CHECKING:
-    from ..compiler.planning.variants import HasVariants
-
-
-@dataclass(frozen=True)
-class VariantView:
-    """``forms``: what engines of ``submodel`` (its id) at ``bucket`` (its label) compute, to the variant that it gets.
-
-    A field's name is its key in the JSON that commands print.
-    """
-
-    submodel: str
-    bucket: str
-    forms: dict[str, str]
-
-
-def variant_views(source: HasVariants, submodels: Iterable[Submodel], device: DeviceProfile) -> tuple[VariantView, ...]:
-    """One view for every submodel and bucket of ``device``; none of a model that has one variant of everything.
-
-    Raises PlanError for a variant that the profile asks for and that does not exist.
-    """
-    from ..compiler.planning.variants import chosen_variants
-
-    return tuple(
-        VariantView(submodel.id, bucket.label, variants)
-        for submodel in submodels
-        for bucket in dict.fromkeys(submodel.at(bucket) for bucket in device.buckets)
-        if (variants := chosen_variants(source, submodel, bucket, device))
-    )
+    from ..compiler.planning.variants import VariantView
 
 
 def shared_variants(views: Sequence[VariantView]) -> list[tuple[str, str]]:

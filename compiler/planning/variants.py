@@ -7,7 +7,8 @@ structure's largest submodel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ...elastic import Bucket, ElasticSpec, Submodel
@@ -47,6 +48,31 @@ def chosen_variants(source: HasVariants, submodel: Submodel, bucket: Bucket, pro
 def variant_workload(source: HasVariants, submodel: Submodel, bucket: Bucket, profile: DeviceProfile) -> Sequence[Op]:
     """The operations of the engine of ``submodel`` at ``bucket``, in the variants that it has on this device."""
     return source.workload(submodel, bucket, chosen_variants(source, submodel, bucket, profile))
+
+
+@dataclass(frozen=True)
+class VariantView:
+    """``forms``: what engines of ``submodel`` (its id) at ``bucket`` (its label) compute, to the variant that it gets.
+
+    A field's name is its key in the JSON that commands print.
+    """
+
+    submodel: str
+    bucket: str
+    forms: dict[str, str]
+
+
+def variant_views(source: HasVariants, submodels: Iterable[Submodel], device: DeviceProfile) -> tuple[VariantView, ...]:
+    """One view for every submodel and bucket of ``device``; none of a model that has one variant of everything.
+
+    Raises PlanError for a variant that the profile asks for and that does not exist.
+    """
+    return tuple(
+        VariantView(submodel.id, bucket.label, variants)
+        for submodel in submodels
+        for bucket in dict.fromkeys(submodel.at(bucket) for bucket in device.buckets)
+        if (variants := chosen_variants(source, submodel, bucket, device))
+    )
 
 
 def _refuse_unknown(offered: Mapping[str, Mapping[str, Sequence[Op]]], wanted: Mapping[str, str]) -> None:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
-from ...elastic import Axis, Bucket
-from ...profiles.precision import Precision
-from ...profiles.probe_host import HOST_PROFILE_NAME
+from ...elastic import Bucket
 from ...runtime.bundle.manifest import MANIFEST_NAME
 from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.bundle.tables import describe_axes
-from ...workload import macs
 from ..bundle_view import bundle_data, print_bundle
 from ..console import print_facts, print_json, print_table, say, working
 from ..options import bucket_option, exits_option, json_option, levels_option, profile_option
-from ..variant_view import VariantView, print_variants, shared_variants, variant_views
+from ..variant_view import print_variants, shared_variants
+
+if TYPE_CHECKING:
+    from ...compiler.model_view import ModelView
 
 EXAMPLES = """\b
 Examples:
@@ -28,43 +28,6 @@ Examples:
   nestforge inspect preset:matlm-850m
   nestforge inspect my.bundle --json
 """
-
-
-@dataclass(frozen=True)
-class LevelView:
-    """One level of a model; per bucket label ``flops`` in the variants that engines get, as ``plan`` counts them, and
-    ``macs`` as papers do: multiply-adds of the matrix products alone, in the first variant of each on any device.
-
-    ``non_embedding`` are the parameters outside the tables of tokens and positions, ``ffn`` those that FFN axes slice.
-    """
-
-    label: str
-    submodel: str
-    parameters: int
-    non_embedding: int
-    ffn: int
-    weight_bytes: int
-    flops: dict[str, int]
-    macs: dict[str, int]
-    rounding: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ModelView:
-    """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks, and
-    ``forms`` are the variants that a compile for it takes. Of several ``precisions`` the levels are in the widest."""
-
-    kind: str
-    name: str
-    folder: str
-    family: str
-    trained_nested: bool
-    profile: str
-    width_multiple: int
-    precisions: tuple[Precision, ...]
-    axes: tuple[Axis, ...]
-    levels: tuple[LevelView, ...]
-    forms: tuple[VariantView, ...]
 
 
 @click.command(epilog=EXAMPLES)
@@ -99,62 +62,16 @@ def command(
         else:
             print_bundle(bundle)
         return
-    view = view_model(model_or_bundle, buckets, dict(levels), profile, exits)
+    from ...compiler.model_view import view_model
+    from ...compiler.request import CompileRequest
+
+    request = CompileRequest(model_or_bundle, profile, levels=dict(levels), buckets=buckets, exits=exits)
+    with working():  # the first use of host-cpu measures this host
+        view = view_model(request)
     if as_json:
         print_json(view)
     else:
         _print_model(view)
-
-
-def view_model(
-    folder: Path,
-    buckets: tuple[Bucket, ...],
-    fractions: dict[str, tuple[float, ...]],
-    profile: str = HOST_PROFILE_NAME,
-    exits: tuple[int, ...] | None = None,
-) -> ModelView:
-    """Reads headers only; buckets and fractions that are not given are the profile's.
-
-    Raises CheckpointError, UnsupportedModelError, ProfileError, ExportError or PlanError.
-    """
-    from ...compiler.planning.variants import variant_workload
-    from ...compiler.request import CompileRequest, resolve
-
-    with working():  # the first use of host-cpu measures this host
-        resolved = resolve(CompileRequest(folder, profile, levels=fractions, buckets=buckets, exits=exits))
-    source, device, steps, shapes = resolved.source, resolved.profile, resolved.levels, resolved.profile.buckets
-    views = [
-        LevelView(
-            label=level.label,
-            submodel=level.submodel.id,
-            parameters=groups.total,
-            non_embedding=groups.non_embedding,
-            ffn=groups.ffn,
-            weight_bytes=source.weight_bytes(level.submodel, on_cpu=device.backend == "onnxruntime"),
-            flops={
-                b.label: sum(op.flops for op in variant_workload(source, level.submodel, level.submodel.at(b), device))
-                for b in shapes
-            },
-            macs={b.label: macs(source.workload(level.submodel, b)) for b in shapes},
-            rounding=level.rounding,
-        )
-        for level in steps
-        for groups in [source.parameter_groups(level.submodel)]
-    ]
-    spec = source.spec
-    return ModelView(
-        kind="model",
-        name=source.name,
-        folder=str(folder),
-        family=source.family.name,
-        trained_nested=spec.trained_nested,
-        profile=device.name,
-        width_multiple=device.width_multiple,
-        precisions=device.precisions,
-        axes=spec.axes,
-        levels=tuple(views),
-        forms=variant_views(source, [level.submodel for level in steps], device),
-    )
 
 
 def _print_model(view: ModelView) -> None:

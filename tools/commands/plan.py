@@ -24,10 +24,11 @@ from ..options import (
     submodel_option,
     variant_option,
 )
-from ..variant_view import VariantView, print_variants, shared_variants, variant_views
+from ..variant_view import print_variants, shared_variants
 
 if TYPE_CHECKING:
     from ...compiler.planning.plan import Plan
+    from ...compiler.planning.variants import VariantView
     from ...profiles.device_profile import BudgetSpec, PromotionOrder
     from ...profiles.precision import Precision
 
@@ -71,6 +72,7 @@ def command(
     Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
     the profile's figures; a compile on the target itself corrects them by measuring.
     """
+    from ...compiler.planning.variants import variant_views
     from ...compiler.request import CompileRequest, resolve
 
     with working():  # the first use of host-cpu measures this host

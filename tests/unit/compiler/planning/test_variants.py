@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from nestforge.compiler.planning.cost_model import predict
-from nestforge.compiler.planning.variants import chosen_variants, variant_workload
+from nestforge.compiler.planning.variants import VariantView, chosen_variants, variant_views, variant_workload
 from nestforge.elastic import Axis, Bucket, ElasticSpec, Submodel
 from nestforge.errors import PlanError
 from nestforge.exporters.source import open_source
@@ -103,3 +104,35 @@ def test_figures_without_a_device_count_the_first_variant() -> None:
     assert source.workload(universal, bucket) == source.workload(universal, bucket, first)
     other = source.workload(universal, bucket, {"moe.combine": "one_hot"})
     assert sum(op.flops for op in other) > sum(op.flops for op in source.workload(universal, bucket))
+
+
+class ByShape:
+    """``sum`` is cheapest in ``few`` products up to 4 tokens, ``copy`` always ``by_index``."""
+
+    spec = ElasticSpec((Axis("capacity", 100, (50, 100)), Axis("sequence", 8, (4, 8))), ())
+
+    def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
+        few, many = product("few", bucket.tokens), product("many", 6)
+        return {"sum": {"many": [many], "few": [few]}, "copy": {"by_index": [product("copy", 0)], "one_hot": [many]}}
+
+    def workload(self, submodel: Submodel, bucket: Bucket, variants: Mapping[str, str] | None = None) -> Sequence[Op]:
+        raise NotImplementedError
+
+
+def test_views_are_of_every_submodel_at_its_own_buckets() -> None:
+    device = replace(PROFILE, buckets=(Bucket(1, 4), Bucket(1, 8)))
+    submodels = [ByShape.spec.parse("capacity50-sequence8"), ByShape.spec.parse("capacity100-sequence4")]
+    few, many = ({"sum": variant, "copy": "by_index"} for variant in ("few", "many"))
+    assert variant_views(ByShape(), submodels, device) == (
+        VariantView("capacity50-sequence8", "b1-s8", many),
+        VariantView("capacity100-sequence4", "b1-s4", few),
+    )
+    wanted = variant_views(ByShape(), submodels, replace(device, variants={"sum": "few"}))
+    assert {view.forms["sum"] for view in wanted} == {"few"}
+    with pytest.raises(PlanError, match="variant sum=none: expected one of many, few"):
+        variant_views(ByShape(), submodels, replace(device, variants={"sum": "none"}))
+
+
+def test_a_model_of_one_variant_has_no_views(tiny_folder: Path) -> None:
+    source = open_source(tiny_folder)
+    assert variant_views(source, [source.spec.universal()], PROFILE) == ()

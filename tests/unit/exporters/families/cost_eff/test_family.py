@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from nestforge.compiler.model_view import view_model
+from nestforge.compiler.request import CompileRequest
 from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
 from nestforge.exporters.families.cost_eff import weights as weights_module
 from nestforge.exporters.ranking import magnitude_scores, rank, taylor_scores
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.tools.commands.inspect import view_model
 from support.cost_eff_models import (
     CONFIG,
     SIDECAR,
@@ -273,7 +274,7 @@ def test_published_settings(tmp_path: Path, heads, ffn, rank_, parameters, macs,
     assert source.parameters(universal) == parameters
     assert _macs(source) == macs
     assert f"{parameters / 1e6:.2f} {macs / 1e9:.2f}" == shown
-    levels = view_model(tmp_path / "m", (Bucket(1, 128),), {}, "raspberry-pi-5").levels
+    levels = view_model(CompileRequest(tmp_path / "m", "raspberry-pi-5", buckets=[Bucket(1, 128)])).levels
     assert [level.label for level in levels] == [f"depth{layer}" for layer in range(1, 13)]
     assert (levels[-1].parameters, levels[-1].macs) == (parameters, {"b1-s128": macs})
 

@@ -1,0 +1,86 @@
+"""What a model offers, as ``inspect MODEL`` shows it: the sizes and work of its levels on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..elastic import Axis
+from ..profiles.precision import Precision
+from ..workload import macs
+from .planning.variants import VariantView, variant_views, variant_workload
+from .request import CompileRequest, resolve
+
+
+@dataclass(frozen=True)
+class LevelView:
+    """One level of a model; per bucket label ``flops`` in the variants that engines get, as ``plan`` counts them, and
+    ``macs`` as papers do: multiply-adds of the matrix products alone, in the first variant of each on any device.
+
+    ``non_embedding`` are the parameters outside the tables of tokens and positions, ``ffn`` those that FFN axes slice.
+    """
+
+    label: str
+    submodel: str
+    parameters: int
+    non_embedding: int
+    ffn: int
+    weight_bytes: int
+    flops: dict[str, int]
+    macs: dict[str, int]
+    rounding: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks, and
+    ``forms`` are the variants that a compile for it takes. Of several ``precisions`` the levels are in the widest."""
+
+    kind: str
+    name: str
+    folder: str
+    family: str
+    trained_nested: bool
+    profile: str
+    width_multiple: int
+    precisions: tuple[Precision, ...]
+    axes: tuple[Axis, ...]
+    levels: tuple[LevelView, ...]
+    forms: tuple[VariantView, ...]
+
+
+def view_model(request: CompileRequest) -> ModelView:
+    """What the model of ``request`` offers its profile; reads headers alone. Raises as ``resolve``."""
+    resolved = resolve(request)
+    source, device, steps, shapes = resolved.source, resolved.profile, resolved.levels, resolved.profile.buckets
+    views = [
+        LevelView(
+            label=level.label,
+            submodel=level.submodel.id,
+            parameters=groups.total,
+            non_embedding=groups.non_embedding,
+            ffn=groups.ffn,
+            weight_bytes=source.weight_bytes(level.submodel, on_cpu=device.backend == "onnxruntime"),
+            flops={
+                b.label: sum(op.flops for op in variant_workload(source, level.submodel, level.submodel.at(b), device))
+                for b in shapes
+            },
+            macs={b.label: macs(source.workload(level.submodel, b)) for b in shapes},
+            rounding=level.rounding,
+        )
+        for level in steps
+        for groups in [source.parameter_groups(level.submodel)]
+    ]
+    spec = source.spec
+    return ModelView(
+        kind="model",
+        name=source.name,
+        folder=str(request.model),
+        family=source.family.name,
+        trained_nested=spec.trained_nested,
+        profile=device.name,
+        width_multiple=device.width_multiple,
+        precisions=device.precisions,
+        axes=spec.axes,
+        levels=tuple(views),
+        forms=variant_views(source, [level.submodel for level in steps], device),
+    )

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from nestforge.compiler.model_view import view_model
+from nestforge.compiler.request import CompileRequest, plan
+from nestforge.elastic import Bucket
+from nestforge.exporters.source import open_source
+from nestforge.workload import macs
+from support.tiny_compile import board
+
+
+def test_levels_are_those_that_a_plan_counts(tiny_folder: Path) -> None:
+    levels, device = {"ffn": (0.5, 1.0)}, board(budgets={"full": {}})
+    view = view_model(CompileRequest(tiny_folder, device, levels=levels, buckets=[Bucket(2, 8)]))
+    made = plan(tiny_folder, device, levels=levels, buckets=[Bucket(2, 8)])
+    source = open_source(tiny_folder)
+    candidates = {candidate.id: candidate for candidate in made.candidates}
+    assert [level.submodel for level in view.levels] == ["ffn32-heads4", "ffn64-heads4"]
+    for level in view.levels:
+        planned, submodel = candidates[level.submodel], source.spec.parse(level.submodel)
+        assert (level.parameters, level.weight_bytes) == (planned.parameters, planned.weight_bytes)
+        assert (level.non_embedding, level.ffn) == (planned.non_embedding_parameters, planned.ffn_parameters)
+        assert level.flops == {"b2-s8": planned.costs[0].flops}
+        assert level.macs == {"b2-s8": macs(source.workload(submodel, Bucket(2, 8)))}
+    assert (view.kind, view.folder, view.profile, view.forms) == ("model", str(tiny_folder), "board", ())
+    assert (view.axes, view.width_multiple, view.precisions) == (source.spec.axes, 8, ("fp32",))
