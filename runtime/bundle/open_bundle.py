@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,7 @@ class Bundle:
     path: Path
     manifest: Manifest
     build: BuildRecord
-    opened: Mapping[str, FileIdentity] = field(default_factory=dict, repr=False, compare=False)
+    opened: dict[str, FileIdentity] = field(default_factory=dict, repr=False, compare=False)
     hashed: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def file(self, name: str) -> Path:
@@ -43,14 +43,29 @@ class Bundle:
         self.require_unchanged(name)
         return self.path / name
 
+    def sha256(self, name: str) -> str | None:
+        """What the manifest, or the build record, states of the file ``name``; None where neither lists it."""
+        listed = {entry.path: entry.sha256 for entry in self.manifest.files}
+        return self.build.manifest_sha256 if name == MANIFEST_NAME else listed.get(name)
+
     def require_unchanged(self, *names: str) -> None:
-        """Raises BundleCorruptError unless the files ``names`` are those that were opened, untouched since."""
+        """Raises BundleCorruptError unless the files ``names`` are those that were opened, not written to since.
+
+        One whose rights, owner or links changed is hashed, once for each change.
+        """
         for name in names:
             known = self.opened.get(name)
-            if known is not None and identity_at(self.path / name) != known:
+            if known is None or (now := identity_at(self.path / name)) == known:
+                continue
+            if now is None or not now.may_have_bytes_of(known) or not self._has_listed_bytes(name):
                 raise BundleCorruptError(
                     f"{self.path / name}: removed, replaced or written to since the bundle was opened; open it again"
                 )
+            self.opened[name] = now  # as it was before it was hashed: what happened meanwhile is seen next time
+
+    def _has_listed_bytes(self, name: str) -> bool:
+        with regular_file(self.path / name) as (file, _):
+            return stream_sha256(file) == self.sha256(name)
 
     @contextmanager
     def held(self, *names: str) -> Iterator[None]:

@@ -23,6 +23,7 @@ from .manifest import PLANS_NAME, WEIGHTS_NAME, EngineEntry
 from .open_bundle import Bundle
 from .private_files import KEY_VARIABLE, plan_key
 from .read_manifest import is_plain_name
+from .regular_file import regular_file
 
 PLAN_SUFFIX = ".plan"
 # Part of every key: raised when the same options build otherwise.
@@ -169,11 +170,12 @@ def read_plan(bundle: Bundle, plan: PlanEntry) -> bytes:
     """
     path = bundle.path / plan.file
     try:
-        data = path.read_bytes() if not path.is_symlink() else None
-    except OSError:
-        data = None
+        with regular_file(path) as (file, identity):
+            data = file.read(plan.bytes) if identity.size == plan.bytes else None
+    except (BundleFormatError, BundleCorruptError, OSError):
+        raise BundleCorruptError(f"{path}: missing, or no regular file; {_REBUILD}") from None
     if data is None:
-        raise BundleCorruptError(f"{path}: missing, or no regular file; {_REBUILD}")
+        raise BundleCorruptError(f"{path}: {identity.size} bytes, {PLANS_NAME} expects {plan.bytes}; {_REBUILD}")
     digest = hashlib.sha256(data).hexdigest()
     if digest != plan.sha256:
         raise BundleCorruptError(f"{path}: sha256 {digest}, {PLANS_NAME} expects {plan.sha256}; {_REBUILD}")

@@ -18,17 +18,26 @@ FETCH_AGAIN = "fetch the bundle again, or compile it again"
 
 class FileIdentity(NamedTuple):
     """Which file it is, and of which state: another file at the same path has another number, and one that was
-    written to another time (ns) or size."""
+    written to another time (ns) or size.
+
+    Who writes may set the time of writing back. ``changed_ns`` nobody sets; but it moves with the file's rights, owner
+    and links too, so of a file where it alone differs only the bytes say whether it is the same.
+    """
 
     device: int
     number: int
     size: int
     modified_ns: int
+    changed_ns: int
 
     @staticmethod
     def of(status: os.stat_result) -> FileIdentity:
         """The identity that ``status`` states."""
-        return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    def may_have_bytes_of(self, other: FileIdentity) -> bool:
+        """Whether the two differ in ``changed_ns`` at most."""
+        return self._replace(changed_ns=other.changed_ns) == other
 
 
 def identity_at(path: Path) -> FileIdentity | None:

@@ -112,8 +112,7 @@ class StoreUse:
     def __init__(self, path: Path, device: Device) -> None:
         """Raises BundleCorruptError."""
         with readable(path):
-            status = path.stat()
-        self._key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, id(device))
+            self._key = (FileIdentity.of(path.stat()), id(device))
         self.store = _stores.take(self._key, lambda: DeviceStore(path, device))
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ def store_initializers(bundle: Bundle, engine: EngineEntry) -> tuple[Initializer
         if identity.size > allowed:
             raise BundleCorruptError(f"{path}: {identity.size} bytes, more than the {allowed} of such an engine")
         graph = file.read(allowed)
-    expected = {entry.path: entry.sha256 for entry in bundle.manifest.files}.get(engine.file)
+    expected = bundle.sha256(engine.file)
     if expected is not None and engine.file not in bundle.hashed:  # an engine that is being built has no entry yet
         digest = hashlib.sha256(graph).hexdigest()
         if digest != expected:

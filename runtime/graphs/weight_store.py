@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary, finalize
 
 from ...errors import BundleCorruptError
 from ...strict import parse_json
-from ..bundle.regular_file import FETCH_AGAIN, FileIdentity
+from ..bundle.regular_file import FETCH_AGAIN, FileIdentity, stream_sha256
 
 # Some 40,000 tensors; parsed, a header takes 15 times its bytes.
 _MAX_HEADER_BYTES = 4 * 2**20
@@ -56,8 +56,9 @@ class MappedStore:
     """A store whose bytes open engines map: one that was written to would change their answers, and where one was cut
     short a run would end the process (SIGBUS). Replacing the file by another changes nothing: this one stays."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, sha256: str | None) -> None:
+        self._path, self._sha256 = path, sha256
+        self._lock = threading.Lock()
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         # With the last engine that maps it. In __del__, which runs while weak references still find the object, another
         # engine could take it over with its descriptor closed.
@@ -65,20 +66,36 @@ class MappedStore:
         self.identity = FileIdentity.of(os.fstat(self._descriptor))
 
     def require_unchanged(self) -> None:
-        """Raises BundleCorruptError for a store that was written to since it was opened. Takes a microsecond."""
-        if FileIdentity.of(os.fstat(self._descriptor)) != self.identity:
-            raise BundleCorruptError(
-                f"{self._path}: written to or cut short while engines read it; put a new bundle into a new folder, "
-                "and open it again"
-            )
+        """Raises BundleCorruptError for a store that was written to since it was opened.
+
+        Takes a microsecond; where its rights, owner or links changed (its removal is one) it is hashed, once.
+        """
+        if FileIdentity.of(os.fstat(self._descriptor)) == self.identity:
+            return
+        with self._lock:
+            now = FileIdentity.of(os.fstat(self._descriptor))
+            if now != self.identity and not (now.may_have_bytes_of(self.identity) and self._digest() == self._sha256):
+                raise BundleCorruptError(
+                    f"{self._path}: written to or cut short while engines read it; put a new bundle into a new folder, "
+                    "and open it again"
+                )
+            self.identity = now
+
+    def _digest(self) -> str:
+        with readable(self._path), open(self._descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            return stream_sha256(file)
 
 
 _mapped: WeakValueDictionary[FileIdentity, MappedStore] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def mapped_store(path: Path) -> MappedStore:
-    """The store at ``path``, which all engines of the process share. Raises BundleCorruptError."""
+def mapped_store(path: Path, sha256: str | None) -> MappedStore:
+    """The store at ``path``, which all engines of the process share; its bundle lists ``sha256``.
+
+    Raises BundleCorruptError.
+    """
     with readable(path), _lock:
-        opened = MappedStore(path)
+        opened = MappedStore(path, sha256)
         return _mapped.setdefault(opened.identity, opened)

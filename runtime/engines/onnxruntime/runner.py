@@ -64,7 +64,8 @@ class OnnxRuntimeRunner:
                 session = open_session(
                     path, session_options(self._threads, OPTIMIZATION_LEVEL, packed=self.residency == "packed")
                 )
-                self._store = mapped_store(bundle.file(WEIGHTS_NAME)) if initializers else None
+                if initializers:
+                    self._store = mapped_store(bundle.file(WEIGHTS_NAME), bundle.sha256(WEIGHTS_NAME))
         self._check_interface(session)
         self._session = session
         return self

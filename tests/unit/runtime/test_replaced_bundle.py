@@ -83,6 +83,37 @@ def test_a_store_that_is_written_to_is_an_error_and_neither_an_answer_nor_the_en
             call()
 
 
+def set_back(path: Path, content: bytes) -> None:
+    """Writes over ``path``, and sets its times back."""
+    before = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_time_of_writing_that_is_set_back_hides_nothing(own_bundle: Path, other: Path, feeds: Feeds) -> None:
+    with nestforge.load(own_bundle, threads=1, residency="shared") as model:
+        model(feeds(1, 8), submodel="ffn16")
+        set_back(own_bundle / WEIGHTS_NAME, (other / WEIGHTS_NAME).read_bytes())
+        with pytest.raises(BundleCorruptError, match=r"weights\.safetensors: written to or cut short while engines"):
+            model(feeds(1, 8), submodel="ffn16")
+        with pytest.raises(BundleCorruptError, match=r"weights\.safetensors: removed, replaced or written to since"):
+            model(feeds(1, 8), submodel="ffn32")
+
+
+@pytest.mark.parametrize("residency", ["shared", "packed"])
+def test_rights_owners_and_links_may_change(own_bundle: Path, tmp_path: Path, feeds: Feeds, residency: Any) -> None:
+    """As where a backup makes hard links, or a volume is mounted with another group."""
+    with nestforge.load(own_bundle, threads=1, residency=residency) as model:
+        before = model(feeds(1, 8), submodel="ffn16")
+        for path in own_bundle.iterdir():
+            path.chmod(0o440)
+            os.link(path, tmp_path / f"{path.name}.kept")
+        again = model(feeds(1, 8), submodel="ffn16")
+        np.testing.assert_array_equal(again["hidden"], before["hidden"])
+        model(feeds(1, 8), submodel="ffn32")
+        model("a nest")
+
+
 def test_a_link_that_is_switched_to_a_new_folder(own_bundle: Path, other: Path, tmp_path: Path, feeds: Feeds) -> None:
     """The recipe of docs/deployment.md: the open model goes on as it was, and the next one is the new one."""
     link = tmp_path / "current"

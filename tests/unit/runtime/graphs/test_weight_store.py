@@ -11,8 +11,8 @@ from nestforge.runtime.graphs.weight_store import MappedStore, mapped_store, ten
 
 
 def test_engines_of_one_process_share_a_store(own_bundle: Path) -> None:
-    first = mapped_store(own_bundle / WEIGHTS_NAME)
-    assert mapped_store(own_bundle / WEIGHTS_NAME) is first
+    first = mapped_store(own_bundle / WEIGHTS_NAME, None)
+    assert mapped_store(own_bundle / WEIGHTS_NAME, None) is first
 
 
 def test_a_store_that_is_being_closed_is_not_taken_over(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,11 +23,11 @@ def test_a_store_that_is_being_closed_is_not_taken_over(own_bundle: Path, monkey
         nonlocal armed
         if armed:
             armed = False
-            next_one.append(mapped_store(own_bundle / WEIGHTS_NAME))
+            next_one.append(mapped_store(own_bundle / WEIGHTS_NAME, None))
         close(descriptor)
 
     monkeypatch.setattr(os, "close", closing)
-    store = mapped_store(own_bundle / WEIGHTS_NAME)
+    store = mapped_store(own_bundle / WEIGHTS_NAME, None)
     armed = True
     del store
     next_one[0].require_unchanged()

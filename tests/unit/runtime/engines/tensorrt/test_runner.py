@@ -243,7 +243,7 @@ def test_a_plan_of_another_engine_is_refused(bundle: Bundle, world: World) -> No
     plan = list_plan(bundle, small)
     data = json.dumps({"graph": str(bundle.file(large.file)), "stripped": False}).encode()
     (bundle.path / plan.file).write_bytes(data)
-    write_plans(bundle, [replace(plan, sha256=hashlib.sha256(data).hexdigest())])
+    write_plans(bundle, [replace(plan, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())])
     with pytest.raises(
         BundleCorruptError, match=r"inputs are input_ids INT64 \[2, 16\], .* the manifest says input_ids"
     ):
