@@ -13,6 +13,7 @@ from ..errors import CheckpointError, PlanError
 from ..profiles.precision import Precision, precision_of, widths_of
 from ..workload import Op
 from .checkpoints.checkpoint import Checkpoint, open_checkpoint
+from .checkpoints.tokenizer_file import tokenizer_content
 from .exits import Exits, chosen_exits
 from .family import Family, Signature, family_of
 from .parameter_groups import ParameterGroups, parameter_groups
@@ -82,6 +83,15 @@ class ModelSource:
     @cached_property
     def signature(self) -> Signature:
         return self.family.signature(self.checkpoint)
+
+    @cached_property
+    def tokenizer(self) -> bytes | None:
+        """Content of the tokenizer file that the bundle gets, None for a model that takes no text.
+
+        Loads transformers where the folder has a ``tokenizer_config.json``. Raises CheckpointError.
+        """
+        text = self.signature.text
+        return None if text is None else tokenizer_content(self.checkpoint.folder / text.file)
 
     def parameters(self, submodel: Submodel) -> int:
         """Number of parameters of ``submodel``."""

@@ -30,11 +30,12 @@ _BATCH = 16
 
 
 def text_encoder(model: UniversalModel) -> TextEncoder | None:
-    """The checkpoint's own tokenizer, or None if the folder has none."""
-    signature = model.source.signature
+    """The checkpoint's own tokenizer, as the bundle gets it, or None if the folder has none."""
+    source, signature = model.source, model.source.signature
     if signature.text is None:
         return None
-    return TextEncoder(model.source.checkpoint.folder / signature.text.file, signature.text, signature.inputs)
+    file = source.checkpoint.folder / signature.text.file
+    return TextEncoder(file, signature.text, signature.inputs, source.tokenizer)
 
 
 def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage: Stage, clock: Clock) -> Ranking:

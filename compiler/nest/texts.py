@@ -54,7 +54,8 @@ class TextBatches:
         """
         signature = source.signature
         assert signature.text is not None
-        encoder = TextEncoder(source.checkpoint.folder / signature.text.file, signature.text, signature.inputs)
+        file = source.checkpoint.folder / signature.text.file
+        encoder = TextEncoder(file, signature.text, signature.inputs, source.tokenizer)
         return cls(tuple(sorted(texts, key=lambda text: (len(text), text))), encoder, signature)
 
     def once(self, size: int) -> Iterator[Batch]:

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import onnxruntime
@@ -70,9 +69,8 @@ def draft_bundle(
 ) -> Bundle:
     """The bundle in the staging folder before it has engines: what runners need to open one."""
     signature = source.signature
-    if signature.text is not None:
-        tokenizer = source.checkpoint.folder / signature.text.file
-        stage.once(stage.folder / signature.text.file, partial(_copy, tokenizer))
+    if signature.text is not None and source.tokenizer is not None:
+        stage.once(stage.folder / signature.text.file, partial(write_synced, data=source.tokenizer))
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         name=source.name,
@@ -172,10 +170,6 @@ def write_build_record(
     write_synced(stage.folder / REPORT_NAME, report)
     sealed = replace(record, report_sha256=hashlib.sha256(report).hexdigest())
     write_synced(stage.folder / BUILD_NAME, sealed_json(unstructure(sealed)))
-
-
-def _copy(source: Path, target: Path) -> None:
-    write_synced(target, source.read_bytes())
 
 
 def _listed(name: str) -> bool:

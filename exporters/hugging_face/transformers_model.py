@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from ...errors import CheckpointError
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.offline_transformers import offline_transformers
 from ..family import Signature
 from ..sentence_transformers.head import SentenceHead
 from .sentence_interface import EMBEDDING, HIDDEN, POOLING_MASK
@@ -54,12 +54,7 @@ def load_transformers(
     Raises CheckpointError if there are no weights, or one is missing, has another shape or is not finite.
     """
     checkpoint.require_weights()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import transformers
-
-    logging: Any = transformers.utils.logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers = offline_transformers()
     name = checkpoint.architecture
     if name is not None and not hasattr(transformers, name):
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r:.80}")

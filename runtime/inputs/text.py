@@ -30,13 +30,15 @@ class Encoded:
     lengths: tuple[int, ...]
 
 
-def open_tokenizer(file: Path) -> Any:
-    """The ``tokenizers.Tokenizer`` of a file, neither truncating nor padding. Raises BundleCorruptError."""
+def open_tokenizer(file: Path, content: bytes | None = None) -> Any:
+    """The ``tokenizers.Tokenizer`` of a file, neither truncating nor padding; ``content``, if given, is read in its
+    place. Raises BundleCorruptError.
+    """
     from tokenizers import Tokenizer
 
     with library_errors(lambda said: BundleCorruptError(f"{file}: not a tokenizer file ({said})")):
         # A tokenizer file may ask to truncate and pad; here both are the runtime's to do, and to tell.
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file)) if content is None else Tokenizer.from_buffer(content)
         tokenizer.no_truncation()
         tokenizer.no_padding()
     return tokenizer
@@ -45,9 +47,11 @@ def open_tokenizer(file: Path) -> Any:
 class TextEncoder:
     """Texts to the inputs that ``TextEntry`` names; shorter rows are filled with each input's ``pad``. Thread-safe."""
 
-    def __init__(self, tokenizer_file: Path, entry: TextEntry, inputs: Sequence[TensorSpec]) -> None:
-        """Raises BundleCorruptError if the file is not a tokenizer or one that cannot encode every text, InputError if
-        an input cannot come from text."""
+    def __init__(
+        self, tokenizer_file: Path, entry: TextEntry, inputs: Sequence[TensorSpec], content: bytes | None = None
+    ) -> None:
+        """``content``, if given, is read in the file's place. Raises BundleCorruptError if it is not a tokenizer or one
+        that cannot encode every text, InputError if an input cannot come from text."""
         self.entry = entry
         fields = {
             entry.ids: "ids",
@@ -61,7 +65,7 @@ class TextEncoder:
                 raise InputError(f"input {spec.name}: does not come from text; pass arrays instead")
             self._fields.append((spec, fields[spec.name]))
         self._file = tokenizer_file
-        self._tokenizer = open_tokenizer(tokenizer_file)
+        self._tokenizer = open_tokenizer(tokenizer_file, content)
         with library_errors(lambda said: self._broken(f"cannot encode every text ({said})")):
             self._added: int = self._tokenizer.num_special_tokens_to_add(False)
             if entry.lowercase:

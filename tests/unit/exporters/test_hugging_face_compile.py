@@ -13,7 +13,7 @@ from nestforge.exporters.source import open_source
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.hugging_face_classes import save_class
-from support.tiny_compile import BUCKET, board
+from support.tiny_compile import BUCKET, board, save_tiniest
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,20 @@ def test_a_head_is_compiled_and_answers_as_transformers_does(
         answer = model(feeds)
     for name in outputs:
         np.testing.assert_allclose(answer[name], expected[name].numpy(), atol=2e-5, rtol=1e-4, err_msg=name)
+
+
+def test_text_is_tokenised_as_transformers_does(tmp_path: Path) -> None:
+    """tokenizer_config.json says the opposite of tokenizer.json, which lowers case."""
+    import transformers
+
+    folder = save_tiniest(tmp_path / "m")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
+    compile_bundle(folder, board(budgets={"full": {}}), tmp_path / "b")
+    text = "the Quick FOX"
+    given = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    assert given["input_ids"].tolist() == [[2, 4, 1, 1, 3]]
+    with torch.no_grad():
+        expected = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()(**given)
+    with nestforge.load(tmp_path / "b") as model:
+        answer = model(text)
+    np.testing.assert_allclose(answer["last_hidden_state"], expected["last_hidden_state"].numpy(), atol=2e-5, rtol=1e-4)

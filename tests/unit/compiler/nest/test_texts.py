@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from nestforge.compiler.examples.corpus import read_corpus
 from nestforge.compiler.nest.texts import LONGEST, TextBatches, _epoch, training_texts
 from nestforge.errors import InputError
+from nestforge.exporters.source import open_source
 from support.tiny_models import corpus
 
 from .conftest import Ordinary
@@ -80,3 +82,12 @@ def test_an_input_that_does_not_come_from_text_is_refused(ordinary: Ordinary) ->
     vars(source)["signature"] = replace(source.signature, text=replace(entry, type_ids=None))
     with pytest.raises(InputError, match="input token_type_ids: does not come from text"):
         TextBatches.of(source, ["the fox"])
+
+
+def test_texts_are_tokenised_as_the_tokenizer_settings_say(ordinary: Ordinary, tmp_path: Path) -> None:
+    folder = copytree(ordinary.model, tmp_path / "m")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
+    ids = [
+        next(TextBatches.of(source, ["the FOX"]).once(1)).inputs[0] for source in (ordinary.source, open_source(folder))
+    ]
+    assert [batch.tolist() for batch in ids] == [[[2, 4, 8, 3]], [[2, 4, 1, 3]]]

@@ -46,6 +46,11 @@ LAYOUTS = [
         )
         for model_type, side in (("qwen3", "left"), ("llama", "right"))
     ),
+    Layout(
+        "a tokenizer that keeps case",
+        lambda m: [m.Pooling(HIDDEN), m.Normalize()],
+        tokenizer={"tokenizer_class": "BertTokenizer", "do_lower_case": False},
+    ),
     Layout("prompt not pooled", lambda m: [m.Pooling(HIDDEN, ("mean", "max"), include_prompt=False)], config=PROMPTS),
 ]
 

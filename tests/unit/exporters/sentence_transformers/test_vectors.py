@@ -104,6 +104,10 @@ LAYOUTS = [
         save=lambda f: save_text_decoder(f, "qwen3", bare=False),
         kept=True,
     ),
+    *(
+        Layout(f"BertTokenizer, {settings}", mean, tokenizer={"tokenizer_class": "BertTokenizer", **settings})
+        for settings in ({"do_lower_case": False}, {"do_lower_case": True}, {"strip_accents": False})
+    ),
     Layout("electra", mean, save=lambda f: save_tiny_encoder(f, "electra", **{**TINY, "embedding_size": HIDDEN})),
 ]
 
@@ -138,6 +142,16 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, layout: Layo
     expected, found = their_vectors(folder, **layout.ask), our_vectors(folder, **layout.ask)
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_case_is_kept_where_the_tokenizer_settings_say_so(tmp_path: Path) -> None:
+    """The tiny tokenizer lowers case itself: without its settings the vectors are others."""
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    folder = Layout("kept", mean, tokenizer=settings).write(tmp_path / "m")
+    expected = their_vectors(folder)
+    np.testing.assert_allclose(our_vectors(folder), expected, atol=1e-5, rtol=1e-5)
+    (folder / "tokenizer_config.json").unlink()
+    assert np.abs(our_vectors(folder)[0] - expected[0]).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
