@@ -19,6 +19,7 @@ from ...errors import ExportError
 from ...runtime.bundle.manifest import TensorSpec
 from ..universal import PREFIX
 from .onnx_translations import TRANSLATIONS
+from .torchlib import torchlib_read_once
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -47,7 +48,7 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
     """
     example = tuple(torch.ones(spec.shape(bucket), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs)
     try:
-        with quiet_export():
+        with quiet_export(), torchlib_read_once():
             program = torch.onnx.export(
                 module,
                 example,
