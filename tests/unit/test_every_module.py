@@ -18,7 +18,6 @@ MODULES = {
 TESTED_ELSEWHERE = {
     "runtime.answer": "runtime/test_model.py",
     "runtime.bundle.device_files": "runtime/exits/test_calibration.py",
-    "runtime.bundle.plan_index": "runtime/engines/tensorrt/test_plans.py",
     "runtime.bundle.private_files": "runtime/engines/tensorrt/test_plans.py",
     "runtime.bundle.read_manifest": "runtime/bundle/test_bundle_format.py",
     "runtime.calibrate.fit": "runtime/calibrate/test_calibrate.py",
