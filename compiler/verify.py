@@ -121,7 +121,7 @@ def _verify(
 ) -> tuple[EngineVerdict, ...]:
     """The universal engines against the user's module as it is, then every engine in the bundle's order."""
     whole, cases = universal.spec.universal().id, _cases(bundle, universal)
-    as_loaded = Reference(universal.source.family, universal.module, universal.source.signature.outputs)
+    as_loaded = Reference(universal.source.architecture.routing, universal.module, universal.source.signature.outputs)
     untouched = [
         _verdict(bundle, universal, engine, as_loaded, cases, orders)
         for engine in bundle.manifest.engines
@@ -170,10 +170,10 @@ def _verdict(
 def _as_loaded(
     universal: UniversalModel, engine: EngineEntry, found: Arrays, orders: Mapping[str, torch.Tensor]
 ) -> Arrays:
-    """The decisions ``found``, with steps that the bundle has permuted where the model's files have them."""
-    source, arrays = universal.source, dict(found)
+    """The arrays ``found``, with steps of routes that the bundle has permuted where the model's files have them."""
+    routing, arrays = universal.source.architecture.routing, dict(found)
     for entry in engine.decisions or ():
-        for dim, name in source.family.decision_orders(source.checkpoint, entry.name).items():
+        for dim, name in (routing.orders(entry.name) if routing is not None else {}).items():
             if name in orders:
                 permuted = torch.from_numpy(arrays[entry.name])
                 arrays[entry.name] = torch.empty_like(permuted).index_copy(dim, orders[name], permuted).numpy()

@@ -1,4 +1,4 @@
-"""What a family with exits says beside a ``Family``: where its model may be cut, and the modules of each segment."""
+"""Where a model with exits may be cut, and the modules of each segment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from ..errors import PlanError
 from ..runtime.bundle.manifest import ExitsEntry
 from ..workload import Op
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # plans are made without torch
     import torch
 
 
 class Exits(ABC):
     """The exits of one model and the segments between them. ``entry`` and ``workload`` must work without torch."""
+
+    @abstractmethod
+    def cut_at(self, layers: tuple[int, ...]) -> Exits:
+        """The same model cut at the exits after ``layers`` alone, at least two of them, rising to its last."""
 
     @property
     @abstractmethod
@@ -29,10 +33,11 @@ class Exits(ABC):
 
     @abstractmethod
     def segment(self, module: torch.nn.Module, segment: int) -> torch.nn.Module:
-        """Segment number ``segment`` of ``module`` (what ``Family.load`` returned, perhaps narrowed), on its weights.
+        """Segment number ``segment`` of ``module`` on its weights; that is what ``Architecture.load`` returned, perhaps
+        narrowed.
 
         ``forward`` takes the segment's inputs by position and returns its outputs as a tuple; the user's module is
-        attribute ``model``, as in ``Family.load``.
+        attribute ``model``, as in ``Architecture.load``.
         """
 
     @abstractmethod

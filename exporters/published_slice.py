@@ -151,7 +151,7 @@ class _Tensors:
     def __init__(self, source: ModelSource, stack: ExitStack) -> None:
         self.checkpoint = source.checkpoint
         self._shapes = source.shapes
-        self._names = source.family.names_in_files(source.checkpoint)
+        self._names = source.architecture.names_in_files
         self._headers = {**source.checkpoint.tensors, **(source.modules.headers if source.modules else {})}
         self._files: dict[str, Any] = {}
         self._stack = stack

@@ -11,14 +11,17 @@ from pathlib import Path
 from ..elastic import BITS, DEPTH, Axis, Bucket, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
 from ..profiles.precision import Precision, precision_of, widths_of
+from ..runtime.bundle.manifest import DecisionEntry
 from ..workload import Op
-from .checkpoints.checkpoint import Checkpoint, open_checkpoint
+from .architecture import Architecture, Variants
+from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint
 from .checkpoints.tokenizer_file import tokenizer_content
 from .exits import Exits, chosen_exits
-from .family import Family, Signature, family_of
+from .family import Family, family_of
 from .parameter_groups import ParameterGroups, parameter_groups
 from .presets import PREFIX, preset_checkpoint
 from .sentence_transformers.read_modules import SentenceModules
+from .signature import Signature
 
 # Engines hold float32 weights whatever the checkpoint's storage type. Beside integers lie a scale and a zero point for
 # each output, or a scale for each block of 4-bit ones. Narrower products and rows stay float32.
@@ -31,14 +34,14 @@ _LEAST = 16
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A checkpoint with the family that reads it; ``cut_at`` are the layers whose exits are used, None is all.
+    """A checkpoint with its family, and what that read; ``cut_at`` are the layers whose exits are used, None is all.
 
     ``precisions`` are those that its engines get; where there are several, they are one more axis of its submodels.
     """
 
     checkpoint: Checkpoint
     family: Family
-    shapes: Mapping[str, tuple[int, ...]]  # of every parameter of the universal model, by name
+    architecture: Architecture
     cut_at: tuple[int, ...] | None = None
     precisions: tuple[Precision, ...] = ("fp32",)
 
@@ -53,8 +56,8 @@ class ModelSource:
 
     @cached_property
     def _cut_spec(self) -> ElasticSpec:
-        """The family's spec, with the exits that are used."""
-        spec = self.family.describe(self.checkpoint)
+        """The architecture's spec, with the exits that are used."""
+        spec = self.architecture.spec
         if self.cut_at is None:
             return spec
         if DEPTH not in spec.kinds:
@@ -69,20 +72,28 @@ class ModelSource:
 
     @cached_property
     def exits(self) -> Exits | None:
-        return self.family.exits(self.checkpoint, self.cut_at)
+        """The exits that are used, if the model has several at which a row may leave."""
+        exits = self.architecture.exits
+        depths = next((axis.choices for axis in self._cut_spec.axes if axis.name == DEPTH), None)
+        return None if exits is None or depths is None or len(depths) == 1 else exits.cut_at(depths)
 
     @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every parameter of the universal model by name, those of ``modules`` included."""
+        return {**self.architecture.parameter_shapes, **(self.modules.parameter_shapes if self.modules else {})}
+
+    @property
     def modules(self) -> SentenceModules | None:
         """The modules of sentence-transformers behind the model, if its folder has any."""
-        return self.family.sentence_modules(self.checkpoint)
+        return self.architecture.modules
 
     def source_files(self) -> list[Path]:
         """The files that the compiled result depends on, sorted. Raises CheckpointError without weights."""
         return sorted({*self.checkpoint.source_files(), *(self.modules.files if self.modules else ())})
 
-    @cached_property
+    @property
     def signature(self) -> Signature:
-        return self.family.signature(self.checkpoint)
+        return self.architecture.signature
 
     @cached_property
     def tokenizer(self) -> bytes | None:
@@ -103,7 +114,7 @@ class ModelSource:
 
     def parameter_groups(self, submodel: Submodel) -> ParameterGroups:
         """Parameters of ``submodel``: in all, embedding tables, feed-forward."""
-        return parameter_groups(self.spec, self.shapes, submodel, self.family.is_embedding)
+        return parameter_groups(self.spec, self.shapes, submodel, self.architecture.is_embedding)
 
     def precision(self, submodel: Submodel) -> Precision:
         """The precision of engines of ``submodel``."""
@@ -126,7 +137,7 @@ class ModelSource:
         count = prod(shape)
         if precision in ("fp16", "bf16"):
             return count * (_HALF + (_FLOAT if on_cpu else 0))
-        is_table = self.family.is_embedding(name, full)
+        is_table = self.architecture.is_embedding(name, full)
         if precision == "fp32" or len(shape) < 2 or min(shape[-2:]) < _LEAST or (is_table and not on_cpu):
             return count * _FLOAT
         inputs_shrink = [cut.dim for cut in self.spec.slices_of(name)] == [1]  # stored transposed, never in blocks
@@ -141,14 +152,22 @@ class ModelSource:
         offered = self.variants(submodel, bucket)
         chosen = {computed: next(iter(options)) for computed, options in offered.items()} | dict(variants or {})
         ops = [
-            *self.family.workload(self.checkpoint, submodel, bucket),
+            *self.architecture.workload(submodel, bucket),
             *(self.modules.ops(bucket) if self.modules else ()),
         ]
         return [*ops, *(op for computed, options in offered.items() for op in options[chosen[computed]])]
 
-    def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
+    def variants(self, submodel: Submodel, bucket: Bucket) -> Variants:
         """What an engine may compute in several equal ways, to variant, to its operations."""
-        return self.family.variants(self.checkpoint, submodel, bucket)
+        return self.architecture.variants(submodel, bucket) if self.architecture.variants is not None else {}
+
+    def routes(self, submodel: Submodel, bucket: Bucket) -> tuple[DecisionEntry, ...]:
+        """The routes that an engine of the whole ``submodel`` returns after its outputs; none of most models."""
+        return self.architecture.routing.entries(submodel, bucket) if self.architecture.routing is not None else ()
+
+    def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
+        """Static numbers and rules of the routes of an engine; none where it returns no routes."""
+        return self.architecture.routing.metadata(submodel, bucket) if self.architecture.routing is not None else {}
 
 
 def open_source(
@@ -169,6 +188,10 @@ def open_source(
     if checkpoint.missing is not None and not family.reads_config_alone:
         raise CheckpointError(checkpoint.missing)
     cut_at = None if exits is None else tuple(exits)
-    modules = family.sentence_modules(checkpoint)
-    shapes = {**family.parameter_shapes(checkpoint), **(modules.parameter_shapes if modules else {})}
-    return ModelSource(checkpoint, family, shapes, cut_at, precisions)
+    architecture = family.read(checkpoint)
+    if checkpoint.has_modules and architecture.modules is None:
+        raise CheckpointError(
+            f"{checkpoint.folder / MODULES_FILE}: models of family {family.name} run without modules of "
+            "sentence-transformers; remove the file to compile the model alone"
+        )
+    return ModelSource(checkpoint, family, architecture, cut_at, precisions)

@@ -53,7 +53,8 @@ class UniversalModel:
         for part in narrowed.modules():
             if isinstance(part, torch.nn.Linear):
                 part.out_features, part.in_features = part.weight.shape
-        self.source.family.narrow(narrowed, submodel)
+        if self.source.architecture.narrow is not None:
+            self.source.architecture.narrow(narrowed, submodel)
         return narrowed
 
 
@@ -62,7 +63,7 @@ def load_universal(source: ModelSource) -> UniversalModel:
 
     Raises CheckpointError if weights are missing, misfit or not finite.
     """
-    model = UniversalModel(source, source.family.load(source.checkpoint).eval())
+    model = UniversalModel(source, source.architecture.load().eval())
     parameters = model.parameters()
     for cut in (*source.spec.slices, *source.spec.order_followers):
         if cut.parameter not in parameters:

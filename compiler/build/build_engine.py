@@ -42,7 +42,7 @@ from .templates import Templates
 
 _PROOF_FOLDER = "proof"
 _MAX_STEM_LENGTH = 120
-# Weights that a fact names.
+# Weights that the metadata of an engine names.
 _MAX_NAMED_WEIGHTS = 4
 
 
@@ -116,7 +116,7 @@ class EngineBuilder:
             ops, part = exits.workload(submodel, bucket, segment), exits.entry.segments[segment].name
         is_counted = part is not None or bool(template.tables) or template.precision != "fp32"
         cost = predict(ops, self.profile, template.precision)
-        family, checkpoint, whole = source.family, source.checkpoint, segment is None
+        whole = segment is None
         kind: Literal["sliced", "traced"] = "traced" if emitted == "traced" else "sliced"
         entry = EngineEntry(
             id=name,
@@ -132,8 +132,8 @@ class EngineBuilder:
             slice_problem=problem if emitted == "traced" else None,
             segment=part,
             weight_bytes=weight_bytes(template, self.store, submodel) if is_counted else None,
-            decisions=(family.decisions(checkpoint, submodel, bucket) or None) if whole else None,
-            facts=({**family.facts(checkpoint, submodel, bucket), **_wide(template)} or None) if whole else None,
+            decisions=(source.routes(submodel, bucket) or None) if whole else None,
+            facts=({**source.metadata(submodel, bucket), **_wide(template)} or None) if whole else None,
             forms=(chosen_variants(source, submodel, bucket, self.profile) or None) if whole else None,
             precision=template.precision,
         )
@@ -176,13 +176,13 @@ class EngineBuilder:
             outputs=verdict.outputs,
             graph_sha256=engine.graph_sha256,
             weights_sha256=self.weights_sha256,
-            decisions=verdict.decisions,
+            decisions=verdict.routes,
             rms=limit.rms,
         )
         return replace(entry, parity=receipt)
 
     def run(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> list[Arrays]:
-        """Outputs and decisions of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see
+        """Outputs and routes of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see
         verify.py), where that is the same computation."""
         names = [spec.name for spec in self.draft.manifest.interface(engine.segment)[1]]
         names += [entry.name for entry in engine.decisions or ()]
@@ -246,7 +246,7 @@ def _float32(arrays: Arrays) -> Arrays:
 
 
 def _wide(template: Template) -> dict[str, str]:
-    """Which products of a template in another precision stay in float32, as a fact about its engines."""
+    """Which products of a template in another precision stay in float32, as metadata of its engines."""
     names = wide_products(template) if template.precision != "fp32" else ()
     if not names:
         return {}

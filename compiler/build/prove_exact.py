@@ -44,7 +44,7 @@ class ExactProof:
         if entry.segment is not None and source.exits is not None:
             index = [segment.name for segment in source.exits.entry.segments].index(entry.segment)
             module = source.exits.segment(module, index)
-        reference = Reference(source.family, module, outputs.specs)
+        reference = Reference(source.architecture.routing, module, outputs.specs)
         limit, graph = tolerance_for("fp32", self.universal.spec.depth), exact(engine.graph)
         (self.folder / _GRAPH_FILE).write_bytes(graph)
         found = self.run(replace(entry, file=_GRAPH_FILE), [case.feeds for case in cases])

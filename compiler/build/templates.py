@@ -128,8 +128,10 @@ class Templates:
         module, interface = self.part(self.universal.narrow(submodel), segment)
         if segment is None:
             source = self.universal.source
-            module = source.family.lower(module, chosen_variants(source, submodel, bucket, self.profile))
-            interface = _deciding(interface, source.family.decisions(source.checkpoint, submodel, bucket))
+            if source.architecture.lower is not None:
+                chosen = chosen_variants(source, submodel, bucket, self.profile)
+                module = source.architecture.lower(module, chosen)
+            interface = _with_routes(interface, source.routes(submodel, bucket))
         return traced_template(self.universal, module, interface, bucket, self.profile.opset)
 
     def _precision(self, submodel: Submodel) -> Precision:
@@ -140,7 +142,7 @@ class Templates:
         return [template for key, template in self.known.items() if key.precision in self.profile.precisions]
 
 
-def _deciding(interface: Interface, decisions: Iterable[DecisionEntry]) -> Interface:
-    """``interface`` with the model's decisions after its outputs."""
-    decided = (TensorSpec(entry.name, "int64", entry.shape) for entry in decisions)
-    return _Interface(interface.inputs, (*interface.outputs, *decided))
+def _with_routes(interface: Interface, routes: Iterable[DecisionEntry]) -> Interface:
+    """``interface`` with the model's ``routes`` after its outputs."""
+    returned = (TensorSpec(entry.name, "int64", entry.shape) for entry in routes)
+    return _Interface(interface.inputs, (*interface.outputs, *returned))

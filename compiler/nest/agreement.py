@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...elastic import Submodel
-from ...exporters.family import Signature
+from ...exporters.signature import Signature
 from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel
 from ..work.clock import Clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...exporters.family import Signature
+from ...exporters.signature import Signature
 from .watched import Pass
 
 # Relative squares of vectors that are almost zero would be noise.

@@ -30,7 +30,7 @@ _SHARD_INDEX = re.compile(r".*\.index\.json")  # of weights in several files; he
 def refuse_unwritable(model: UniversalModel) -> None:
     """Raises CheckpointError if a weight that training changes is not in the checkpoint under its name and shape."""
     checkpoint = model.source.checkpoint
-    names = model.source.family.names_in_files(checkpoint)
+    names = model.source.architecture.names_in_files
     for name, weight in trainable(model).items():
         header = checkpoint.tensors.get(names.get(name, name))
         if header is None or header.shape != tuple(weight.shape):
@@ -70,7 +70,7 @@ def _companions(folder: Path, modules: SentenceModules | None) -> list[Path]:
 
 def _weights(model: UniversalModel) -> dict[str, torch.Tensor]:
     """Every tensor of the checkpoint, as the module has it where it has one: tied copies under each of their names."""
-    names = model.source.family.names_in_files(model.source.checkpoint)
+    names = model.source.architecture.names_in_files
     plain = ((name.removeprefix(PREFIX), data) for name, data in model.module.state_dict().items())
     loaded = {names.get(name, name): data for name, data in plain}
     tensors = {}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...errors import CheckpointError
-from ...exporters.family import Signature
+from ...exporters.signature import Signature
 from ...exporters.source import ModelSource
 from ...runtime.consistency.texts import MAX_TEXT_BYTES, keyed_texts
 from ...runtime.inputs.check_inputs import InputChecker

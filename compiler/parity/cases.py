@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...elastic import Bucket
-from ...exporters.family import Signature
+from ...exporters.signature import Signature
 from ...runtime.bundle.manifest import TensorSpec
 from ...runtime.consistency.samples import text_at_bucket
 from ...runtime.inputs.feeds import random_feeds

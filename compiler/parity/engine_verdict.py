@@ -16,7 +16,7 @@ from .replayed import Replayed
 
 @dataclass(frozen=True)
 class EngineVerdict:
-    """Parity of one engine through the runtime; ``problem`` says which decision or output, and which case, broke the
+    """Parity of one engine through the runtime; ``problem`` says which routes or output, and which case, broke the
     rule."""
 
     engine: str
@@ -27,7 +27,7 @@ class EngineVerdict:
     @staticmethod
     def of(engine: EngineEntry, verdict: Verdict) -> EngineVerdict:
         problem = verdict.broken.describe() if verdict.broken is not None else None
-        return EngineVerdict(engine.id, verdict.outputs, problem, verdict.decisions)
+        return EngineVerdict(engine.id, verdict.outputs, problem, verdict.routes)
 
 
 def judge_engine(

@@ -13,7 +13,7 @@ from ...runtime.bundle.manifest import ParityDecision, ParityOutput, TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Comparison, Tolerance, compare, judged
-from .replayed import BrokenDecision, Replayed
+from .replayed import BrokenRoute, Replayed
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class JudgedOutputs:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Figures by output and decision; ``broken`` is what breaks the rule, if anything does."""
+    """Figures by output and routes; ``broken`` is what breaks the rule, if anything does."""
 
     outputs: tuple[ParityOutput, ...]
-    decisions: tuple[ParityDecision, ...] | None
-    broken: Comparison | BrokenDecision | None
+    routes: tuple[ParityDecision, ...] | None
+    broken: Comparison | BrokenRoute | None
 
     @property
     def unprovable(self) -> bool:
@@ -74,7 +74,7 @@ def _judge(
     names = [case.name for case in cases]
     comparisons = compare(wanted, given, names, limit, reference.roundings, outputs.computed)
     broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
-    return Verdict(tuple(comparison.output for comparison in comparisons), reference.decisions, broken)
+    return Verdict(tuple(comparison.output for comparison in comparisons), reference.routes, broken)
 
 
 def _mask(case: Case, name: str | None) -> np.ndarray | None:

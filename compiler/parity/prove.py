@@ -28,7 +28,8 @@ def prove(
     """Every suite on the engines of ``bundle``, which answer through the runtime. Raises ParityError if one fails."""
     whole = universal.spec.universal()
     smallest = min(engine.bucket for engine in bundle.manifest.engines if engine.submodel == whole.id)
-    proofs = list(universal.source.family.prove_load(universal.source.checkpoint, cases[smallest][0].feeds))
+    prove_load = universal.source.architecture.prove_load
+    proofs = list(prove_load(cases[smallest][0].feeds)) if prove_load is not None else []
     for submodel in clock.each(chosen):
         limit = tolerance_for(universal.source.precision(submodel), universal.spec.depth)
         if submodel.bits in (None, whole.bits):  # a slice of PyTorch's weights, whatever engines make of them

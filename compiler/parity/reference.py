@@ -1,12 +1,12 @@
-"""What an engine must equal: a pass of the PyTorch submodel in float64, with the engine's decisions where it makes any.
+"""What an engine must equal: a pass of the PyTorch submodel in float64, with the engine's routes where it has any.
 
 Where a model routes tokens to experts, a score that differs in its last bit may send a token elsewhere, and what
-follows differs by far more than rounding though nothing is wrong. So the PyTorch submodel takes the engine's decisions
-in place of its own, and judges each by the scores that it has itself at that place, behind the same decisions.
+follows differs by far more than rounding though nothing is wrong. So the PyTorch submodel takes the engine's routes in
+place of its own, and judges each by the scores that it has itself at that place, behind the same routes.
 
-Rule: no decision is worse than PyTorch's own by more than ``atol``, in units of the score that decides, which is what
-rounding may move such a score by; and given the engine's decisions, its outputs keep the rule of parity.py. A wrong
-route breaks the first part, an expert that computes something else or is added wrongly the second.
+Rule: no route is worse than PyTorch's own by a score gap of more than ``atol``, which is what rounding may move such a
+score by; and given the engine's routes, its outputs keep the rule of compare.py. A wrong route breaks the first part,
+an expert that computes something else or is added wrongly the second.
 
 Beside it stands what PyTorch's own float32 is off by, which widens the rule where a model amplifies rounding. One pass
 may be lucky: where an engine fails by it, more are made, of modules with weights moved by rounding.
@@ -24,7 +24,7 @@ import torch
 
 from ...elastic import Submodel
 from ...errors import ParityError
-from ...exporters.family import Family, Judged
+from ...exporters.routing import JudgedRoutes, Routing
 from ...exporters.universal import UniversalModel
 from ...runtime.bundle.manifest import DecisionEntry, ParityDecision, TensorSpec
 from ...runtime.inputs.arrays import Arrays
@@ -32,17 +32,20 @@ from .cases import Case
 from .compare import Rounding, Roundings, Tolerance, rounding
 from .compare import widened as widened_limit
 from .float64 import float64_inputs, in_float64, nudged, widened
-from .replayed import BrokenDecision, Replayed
+from .replayed import BrokenRoute, Replayed
 
 # Passes with moved weights, where one does not explain what an engine is off by.
 _NUDGED_PASSES = 7
 
 
 class Reference:
-    """A PyTorch ``module`` (float32) whose outputs are ``specs``, and ``wide``, a float64 copy made when first used."""
+    """A PyTorch ``module`` (float32) whose outputs are ``specs``, and ``wide``, a float64 copy made when first used.
 
-    def __init__(self, family: Family, module: torch.nn.Module, specs: Sequence[TensorSpec]) -> None:
-        self.family, self.module, self.specs = family, module, tuple(specs)
+    ``routing`` is that of its model, None where it decides nothing on the way.
+    """
+
+    def __init__(self, routing: Routing | None, module: torch.nn.Module, specs: Sequence[TensorSpec]) -> None:
+        self.routing, self.module, self.specs = routing, module, tuple(specs)
 
     @cached_property
     def wide(self) -> torch.nn.Module:
@@ -50,28 +53,28 @@ class Reference:
 
     def viewed(self, view: Callable[[torch.nn.Module], torch.nn.Module], specs: Sequence[TensorSpec]) -> Reference:
         """The reference of another module on the same weights, such as one that returns every exit's answer."""
-        other = Reference(self.family, view(self.module), specs)
+        other = Reference(self.routing, view(self.module), specs)
         other.__dict__["wide"] = view(self.wide)
         return other
 
     def run(
-        self, module: torch.nn.Module, feeds: Arrays, decisions: Sequence[DecisionEntry] | None, found: Arrays
-    ) -> tuple[tuple[torch.Tensor, ...], Mapping[str, Judged]]:
-        """Outputs of ``module``, and its judgements of the ``decisions`` that an engine took (``found``, by name)."""
+        self, module: torch.nn.Module, feeds: Arrays, routes: Sequence[DecisionEntry] | None, found: Arrays
+    ) -> tuple[tuple[torch.Tensor, ...], Mapping[str, JudgedRoutes]]:
+        """Outputs of ``module``, and what it says of the ``routes`` that an engine took (``found``, by name)."""
         is_wide = module is self.wide
         inputs = float64_inputs(feeds) if is_wide else tuple(map(torch.from_numpy, feeds.values()))
         with in_float64() if is_wide else nullcontext(), torch.no_grad():
-            if not decisions:
+            if not routes or self.routing is None:
                 return tuple(module(*inputs)), {}
-            given = {entry.name: torch.from_numpy(found[entry.name]) for entry in decisions}
-            replay = self.family.replay(module, inputs, given)
-            return replay.outputs, replay.decisions
+            given = {entry.name: torch.from_numpy(found[entry.name]) for entry in routes}
+            replay = self.routing.replay(module, inputs, given)
+            return replay.outputs, replay.routes
 
     def bound(
-        self, feeds: Arrays, decisions: Sequence[DecisionEntry] | None, found: Arrays
+        self, feeds: Arrays, routes: Sequence[DecisionEntry] | None, found: Arrays
     ) -> Callable[[torch.nn.Module], object]:
         """``run`` on these inputs, for a module."""
-        return lambda module: self.run(module, feeds, decisions, found)
+        return lambda module: self.run(module, feeds, routes, found)
 
 
 class References:
@@ -86,13 +89,13 @@ class References:
             self._last = None  # before the next is made
             source = self._universal.source
             module = self._universal.narrow(submodel)
-            self._last = submodel, Reference(source.family, module, source.signature.outputs)
+            self._last = submodel, Reference(source.architecture.routing, module, source.signature.outputs)
         return self._last[1]
 
 
-def rule_of(limit: Tolerance, decisions: Sequence[DecisionEntry] | None) -> str:
+def rule_of(limit: Tolerance, routes: Sequence[DecisionEntry] | None) -> str:
     """The rule of the gate in words."""
-    if not decisions:
+    if not routes:
         return limit.rule
     return f"decisions within {limit.atol:.3g} of PyTorch's own by score; with them given, {limit.rule}"
 
@@ -100,22 +103,22 @@ def rule_of(limit: Tolerance, decisions: Sequence[DecisionEntry] | None) -> str:
 def replayed(
     reference: Reference,
     cases: Sequence[Case],
-    decisions: Sequence[DecisionEntry] | None = None,
+    routes: Sequence[DecisionEntry] | None = None,
     found: Sequence[Arrays] = (),
     atol: float = 0.0,
 ) -> Replayed:
-    """``reference`` on ``cases`` with the ``decisions`` that an engine took (``found``, by name and case), whose
-    margins ``atol`` judges; by itself where engines take none.
+    """``reference`` on ``cases`` with the ``routes`` that an engine took (``found``, by name and case), whose
+    score gaps ``atol`` judges; by itself where engines take none.
 
-    Raises ParityError for a decision that no model of these shapes can make.
+    Raises ParityError for routes that no model of these shapes can take.
     """
-    names = [entry.name for entry in decisions or ()]
-    taken = found if decisions else [{} for _ in cases]
+    names = [entry.name for entry in routes or ()]
+    taken = found if routes else [{} for _ in cases]
     outputs: list[Arrays] = []
-    verdicts: list[Mapping[str, Judged]] = []
+    verdicts: list[Mapping[str, JudgedRoutes]] = []
     for case, arrays in zip(cases, taken, strict=True):
         try:
-            tensors, judged = reference.run(reference.wide, case.feeds, decisions, arrays)
+            tensors, judged = reference.run(reference.wide, case.feeds, routes, arrays)
         except ParityError as failure:
             raise ParityError(f"case {case.name}: {failure}") from failure
         outputs.append(_read(reference, case, tensors))
@@ -126,9 +129,9 @@ def replayed(
         for make in modules:
             module = make()
             for number, (case, arrays) in enumerate(zip(cases, taken, strict=True)):
-                tensors, judged = reference.run(module, case.feeds, decisions, arrays)
+                tensors, judged = reference.run(module, case.feeds, routes, arrays)
                 own = {name: rounding(outputs[number][name], a) for name, a in _read(reference, case, tensors).items()}
-                own |= {name: _of_margins(verdicts[number][name], verdict) for name, verdict in judged.items()}
+                own |= {name: _of_gaps(verdicts[number][name], verdict) for name, verdict in judged.items()}
                 worst[number] = {name: one.worst(worst[number].get(name, Rounding())) for name, one in own.items()}
         broken = [
             _broken(name, case.name, verdict[name], atol, own[name])
@@ -161,21 +164,21 @@ def _read(reference: Reference, case: Case, tensors: Sequence[torch.Tensor]) -> 
     return case.read(named, reference.specs)
 
 
-def _of_margins(exact: Judged, float32: Judged) -> Rounding:
-    """What rounding moves the margin of a decision by, which is what it moves scores by."""
-    off = abs(exact.margin - float32.margin)
+def _of_gaps(exact: JudgedRoutes, float32: JudgedRoutes) -> Rounding:
+    """What rounding moves a score gap by, which is what it moves scores by."""
+    off = abs(exact.score_gap - float32.score_gap)
     return Rounding(off, off)
 
 
-def _broken(name: str, case: str, verdict: Judged, atol: float, own: Rounding) -> BrokenDecision | None:
+def _broken(name: str, case: str, verdict: JudgedRoutes, atol: float, own: Rounding) -> BrokenRoute | None:
     allowed = widened_limit(atol, own.max_abs)
-    if verdict.margin <= allowed < np.inf:  # written so that a margin that is no number breaks the rule
+    if verdict.score_gap <= allowed < np.inf:  # written so that a gap that is no number breaks the rule
         return None
-    worse = f"worse than PyTorch's own by {verdict.margin:.3g}, allowed {allowed:.3g}"
-    return BrokenDecision(case, f"decision {name}, case {case}: {verdict.where}; {worse}")
+    worse = f"worse than PyTorch's own by {verdict.score_gap:.3g}, allowed {allowed:.3g}"
+    return BrokenRoute(case, f"{name}, case {case}: {verdict.where}; {worse}")
 
 
-def _total(name: str, verdicts: Sequence[Judged]) -> ParityDecision:
+def _total(name: str, verdicts: Sequence[JudgedRoutes]) -> ParityDecision:
     shares: Mapping[str, float] = {
         share: float(np.mean([verdict.shares[share] for verdict in verdicts])) for share in verdicts[0].shares
     }
@@ -183,6 +186,6 @@ def _total(name: str, verdicts: Sequence[Judged]) -> ParityDecision:
         name,
         sum(verdict.made for verdict in verdicts),
         sum(verdict.differing for verdict in verdicts),
-        max(verdict.margin for verdict in verdicts),
+        max(verdict.score_gap for verdict in verdicts),
         shares,
     )

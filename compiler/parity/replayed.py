@@ -11,8 +11,8 @@ from .compare import Roundings
 
 
 @dataclass(frozen=True)
-class BrokenDecision:
-    """A decision that is further from PyTorch's own than the rule allows; ``where`` says which and by how much."""
+class BrokenRoute:
+    """A route that is further from PyTorch's own than the rule allows; ``where`` says which and by how much."""
 
     failed_case: str
     where: str
@@ -23,14 +23,14 @@ class BrokenDecision:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The reference on every case with an engine's decisions: its outputs by name (float64 of a PyTorch module), what
-    PyTorch's own float32 is off by, and what it says of the decisions. ``again`` is the same after more passes of
+    """The reference on every case with an engine's routes: its outputs by name (float64 of a PyTorch module), what
+    PyTorch's own float32 is off by, and what it says of the routes. ``again`` is the same after more passes of
     float32."""
 
     outputs: Sequence[Arrays]
     roundings: Sequence[Roundings]
-    decisions: tuple[ParityDecision, ...] | None = None
-    broken: BrokenDecision | None = None
+    routes: tuple[ParityDecision, ...] | None = None
+    broken: BrokenRoute | None = None
     again: Callable[[], Replayed] | None = None
 
     def of(self, names: Mapping[str, str]) -> Replayed:

@@ -14,7 +14,7 @@ from .compare import Tolerance
 from .divergence import NOWHERE, first_divergence
 from .judge import Verdict
 from .reference import Reference
-from .replayed import BrokenDecision
+from .replayed import BrokenRoute
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class ProofRun:
     """What was run, and what it was compared with.
 
     ``graph`` ran in ONNX Runtime, its weight store lies in ``folder``, and its value ``modules[name]`` is what the
-    module ``name`` of ``reference`` returns. ``decisions`` are those that the engine returns.
+    module ``name`` of ``reference`` returns. ``routes`` are those that the engine returns.
     """
 
     graph: bytes
     modules: Mapping[str, str]
     folder: Path
     reference: Reference
-    decisions: Sequence[DecisionEntry] | None
+    routes: Sequence[DecisionEntry] | None
 
 
 def require_parity(
@@ -49,8 +49,8 @@ def require_parity(
     if verdict.unprovable:
         raise ParityError(f"{subject}: {broken.describe()}")
     case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
-    bound = run.reference.bound(case.feeds, run.decisions, arrays)
+    bound = run.reference.bound(case.feeds, run.routes, arrays)
     where = first_divergence(run.graph, run.modules, run.reference, case, limit, run.folder, bound)
-    if where == NOWHERE and isinstance(broken, BrokenDecision):
-        where = "no module; the decision alone is wrong"
+    if where == NOWHERE and isinstance(broken, BrokenRoute):
+        where = "no module; the route alone is wrong"
     raise ParityError(f"{subject}: {broken.describe()}; allowed {rule}; first to diverge: {where}")

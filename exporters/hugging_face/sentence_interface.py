@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ...runtime.bundle.manifest import TensorSpec
 from ..checkpoints.checkpoint import Checkpoint
-from ..family import Signature
 from ..sentence_transformers.read_modules import SentenceModules
 from ..sentence_transformers.text_settings import with_text_settings
+from ..signature import Signature
 
 EMBEDDING, HIDDEN = "sentence_embedding", "last_hidden_state"
 # 1 where a token is pooled; an input where a pooling leaves the tokens of prompts out.

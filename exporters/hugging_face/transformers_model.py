@@ -11,8 +11,8 @@ import torch
 from ...errors import CheckpointError
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.offline_transformers import offline_transformers
-from ..family import Signature
 from ..sentence_transformers.head import SentenceHead
+from ..signature import Signature
 from .sentence_interface import EMBEDDING, HIDDEN, POOLING_MASK
 
 

@@ -32,5 +32,7 @@ def wide_template(checkpoint: Path, bucket: Bucket, segment: int | None = None) 
         module, interface = source.exits.segment(module, segment), source.exits.entry.segments[segment]  # type: ignore[assignment]
         heads = frozenset({source.exits.entry.logits, source.exits.entry.entropy})
     offered = source.variants(model.spec.universal(), bucket)
-    module = source.family.lower(module, {computed: next(iter(variants)) for computed, variants in offered.items()})
+    if source.architecture.lower is not None:
+        first = {computed: next(iter(variants)) for computed, variants in offered.items()}
+        module = source.architecture.lower(module, first)
     return WideTemplate(model, traced_template(model, module, interface, bucket, 20), interface, heads)

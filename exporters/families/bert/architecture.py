@@ -107,7 +107,8 @@ class BertArchitecture:
 def read_bert(checkpoint: Checkpoint) -> BertArchitecture:
     """The architecture of the model in ``checkpoint``, as its class reads config.json.
 
-    Raises CheckpointError for what config.json lacks or gets wrong, and for what is not honoured.
+    Raises CheckpointError for what config.json lacks or gets wrong, for what is not honoured, and for a tensor that is
+    missing, misfits or has no place.
     """
     refuse_unhonoured(checkpoint)
     config, layout = checkpoint.config, LAYOUTS[checkpoint.config["model_type"]]
@@ -140,26 +141,25 @@ def read_bert(checkpoint: Checkpoint) -> BertArchitecture:
     )
     for problem in _head_problems(checkpoint, architecture):
         raise _misfit(checkpoint, problem)
+    _compare_with_headers(checkpoint, architecture)
     return architecture
 
 
-def names_in_files(checkpoint: Checkpoint) -> dict[str, str]:
+def names_in_files(checkpoint: Checkpoint, architecture: BertArchitecture) -> dict[str, str]:
     """Every tensor of the folder, by the name that the module gives the parameter."""
-    architecture = read_bert(checkpoint)
     return parameter_names(checkpoint, architecture.parameter_shapes, architecture.layout.prefix)
 
 
-def checked_shapes(checkpoint: Checkpoint) -> dict[str, Shape]:
-    """Every parameter of the module. Raises CheckpointError for a tensor that is missing, misfits or has no place."""
-    architecture = read_bert(checkpoint)
+def _compare_with_headers(checkpoint: Checkpoint, architecture: BertArchitecture) -> None:
     unused = {*_BUFFERS, _POOLER, _POOLER.replace("weight", "bias")}
     for head in filter(None, architecture.layout.classes.values()):
         tied = (f"{head.vocabulary}.weight", f"{head.vocabulary}.bias") if head.vocabulary is not None else ()
         unused |= {*architecture.head_shapes(head), *tied}
     own = architecture.layout.prefix + "."
-    shapes = architecture.parameter_shapes
-    compare_with_headers(checkpoint, shapes, names_in_files(checkpoint), lambda name: name.removeprefix(own) in unused)
-    return shapes
+    names = names_in_files(checkpoint, architecture)
+    compare_with_headers(
+        checkpoint, architecture.parameter_shapes, names, lambda name: name.removeprefix(own) in unused
+    )
 
 
 def _head(checkpoint: Checkpoint, layout: Layout) -> Head | None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 
 from ...checkpoints.checkpoint import Checkpoint
-from ...family import Signature
 from ...hugging_face.transformers_model import TransformersModule, load_transformers
 from ...sentence_transformers.head import load_head
 from ...sentence_transformers.read_modules import SentenceModules
+from ...signature import Signature
 from .architecture import BertArchitecture
 
 

@@ -19,7 +19,7 @@ class Widths:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class CostEffArchitecture:
     """Everything that determines the graph, and how the stored tensors become its parameters.
 
     ``rank`` is None for a dense word embedding. ``layers`` are the model's widths, ``stored`` those of the tensors in

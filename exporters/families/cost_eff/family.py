@@ -9,106 +9,106 @@ would make every lookup jump ``R`` times.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING
 
-from ....elastic import DEPTH, Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
+from ....elastic import DEPTH, Axis, ElasticSpec, PrefixSlice, Submodel
 from ....errors import CheckpointError
 from ....runtime.bundle.manifest import Proof, TensorSpec, TextEntry
-from ....workload import Op
+from ....runtime.inputs.arrays import Arrays
+from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
-from ...exits import Exits, chosen_exits
-from ...family import Family, Signature
-from .architecture import Architecture
+from ...family import Family
+from ...signature import Signature
+from .architecture import CostEffArchitecture
 from .forward_ops import forward_ops
 from .read_architecture import read_architecture
 from .segments import CostEffExits, answer_specs
 from .sidecar import read_sidecar
 
-if TYPE_CHECKING:
-    import numpy as np
+if TYPE_CHECKING:  # plans are made without torch
     import torch
 
 _PLACED = re.compile(r"encoder\.layer\.(?P<layer>\d{1,9})\.|exits\.(?P<exit>\d{1,9})\.")
 
 
-class CostEffFamily(Family):
-    name: ClassVar[str] = "cost_eff"
-    model_types: ClassVar[tuple[str, ...]] = ("cost_eff",)
+def read(checkpoint: Checkpoint) -> Architecture:
+    """The model in ``checkpoint``, with its exits where their answers have an entropy."""
+    sidecar = read_sidecar(checkpoint.folder)
+    architecture = read_architecture(checkpoint, sidecar)
+    signature, layers = _signature(checkpoint, architecture), architecture.exits.layers
+    spec = _spec(architecture, _nested(checkpoint))
 
-    def describe(self, checkpoint: Checkpoint) -> ElasticSpec:
-        nested = checkpoint.config.get("nested", False)
-        if type(nested) is not bool:
-            raise CheckpointError(
-                f"{checkpoint.folder / 'config.json'}: nested: expected true or false, got {nested!r:.80}"
-            )
-        return _spec(read_architecture(checkpoint), nested)
-
-    def signature(self, checkpoint: Checkpoint) -> Signature:
-        architecture = read_architecture(checkpoint)
-        tokens = ("batch", "sequence")
-        inputs = [
-            TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=architecture.vocabulary),
-            TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="token"),
-        ]
-        if architecture.types > 1:
-            inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=architecture.types))
-        text = None
-        if (checkpoint.folder / "tokenizer.json").is_file():
-            type_ids = "token_type_ids" if architecture.types > 1 else None
-            text = TextEntry("tokenizer.json", "input_ids", "attention_mask", type_ids, None)
-        return Signature(tuple(inputs), answer_specs(architecture), architecture.positions, "attention_mask", text)
-
-    def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
-        return forward_ops(read_architecture(checkpoint), submodel, bucket)
-
-    def exits(self, checkpoint: Checkpoint, wanted: Sequence[int] | None) -> Exits | None:
-        architecture = read_architecture(checkpoint)
-        layers = chosen_exits(architecture.exits.layers, wanted)
-        if not architecture.has_entropy or len(layers) == 1:
-            return None
-        return CostEffExits(architecture, read_sidecar(checkpoint.folder), self.signature(checkpoint).inputs, layers)
-
-    def prove_load(self, checkpoint: Checkpoint, feeds: Mapping[str, np.ndarray]) -> Iterator[Proof]:
-        from .prove_load import prove_factors, prove_kept
-
-        architecture = read_architecture(checkpoint)
-        stored = replace(architecture, layers=architecture.stored, kept={})
-        specs = _spec(architecture, nested=False), _spec(stored, nested=False)
-        yield from prove_kept(checkpoint, architecture, specs, feeds)
-        yield from prove_factors(checkpoint, architecture, specs[0], feeds)
-
-    def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:
-        from .model import inner_model
-
-        model = inner_model(module)
-        assert submodel.depth is not None
-        del model.encoder.layer[submodel.depth :]
-        for layer in [name for name in model.exits if int(name) > submodel.depth]:
-            del model.exits[layer]
-
-    def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
-        return read_architecture(checkpoint).parameter_shapes
-
-    def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
+    def load() -> torch.nn.Module:
         import torch
 
         from .model import Answering, CostEffModel
         from .weights import read_weights
 
-        architecture = read_architecture(checkpoint)
         with torch.device("meta"):
             model = CostEffModel(architecture)
-        weights = read_weights(checkpoint, architecture, _spec(architecture, nested=False))
-        model.load_state_dict(weights, assign=True)
+        model.load_state_dict(read_weights(checkpoint, architecture, spec), assign=True)
         return Answering(model).eval().requires_grad_(False)
 
+    def prove_load(feeds: Arrays) -> Iterator[Proof]:
+        from .prove_load import prove_factors, prove_kept
 
-FAMILY = CostEffFamily()
+        stored = replace(architecture, layers=architecture.stored, kept={})
+        yield from prove_kept(checkpoint, architecture, (spec, _spec(stored, nested=False)), feeds)
+        yield from prove_factors(checkpoint, architecture, spec, feeds)
+
+    return Architecture(
+        spec=spec,
+        signature=signature,
+        parameter_shapes=architecture.parameter_shapes,
+        workload=partial(forward_ops, architecture),
+        load=load,
+        narrow=_narrow,
+        exits=CostEffExits(architecture, sidecar, signature.inputs, layers) if architecture.has_entropy else None,
+        prove_load=prove_load,
+    )
 
 
-def _spec(architecture: Architecture, nested: bool) -> ElasticSpec:
+FAMILY = Family("cost_eff", ("cost_eff",), read)
+
+
+def _nested(checkpoint: Checkpoint) -> bool:
+    nested = checkpoint.config.get("nested", False)
+    if type(nested) is not bool:
+        raise CheckpointError(
+            f"{checkpoint.folder / 'config.json'}: nested: expected true or false, got {nested!r:.80}"
+        )
+    return nested
+
+
+def _signature(checkpoint: Checkpoint, architecture: CostEffArchitecture) -> Signature:
+    tokens = ("batch", "sequence")
+    inputs = [
+        TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=architecture.vocabulary),
+        TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="token"),
+    ]
+    if architecture.types > 1:
+        inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=architecture.types))
+    text = None
+    if (checkpoint.folder / "tokenizer.json").is_file():
+        type_ids = "token_type_ids" if architecture.types > 1 else None
+        text = TextEntry("tokenizer.json", "input_ids", "attention_mask", type_ids, None)
+    return Signature(tuple(inputs), answer_specs(architecture), architecture.positions, "attention_mask", text)
+
+
+def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
+    from .model import inner_model
+
+    model = inner_model(module)
+    assert submodel.depth is not None
+    del model.encoder.layer[submodel.depth :]
+    for layer in [name for name in model.exits if int(name) > submodel.depth]:
+        del model.exits[layer]
+
+
+def _spec(architecture: CostEffArchitecture, nested: bool) -> ElasticSpec:
     axes = [Axis(DEPTH, len(architecture.layers), architecture.exits.layers)]
     slices = []
     min_depth = {}

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from ....elastic import Bucket, Submodel
 from ....workload import Op, elementwise, linear, lookup, self_attention
-from .architecture import Architecture
+from .architecture import CostEffArchitecture
 
 
-def forward_ops(architecture: Architecture, submodel: Submodel, bucket: Bucket) -> list[Op]:
+def forward_ops(architecture: CostEffArchitecture, submodel: Submodel, bucket: Bucket) -> list[Op]:
     """One pass through ``submodel``, to its depth and with each of its exits computed, as published costs count it.
 
     A whole engine computes the last exit alone, which is less by a thousandth or so.
@@ -25,7 +25,7 @@ def forward_ops(architecture: Architecture, submodel: Submodel, bucket: Bucket) 
 
 
 def segment_ops(
-    architecture: Architecture, submodel: Submodel, bucket: Bucket, span: tuple[int, int], exits: Sequence[int]
+    architecture: CostEffArchitecture, submodel: Submodel, bucket: Bucket, span: tuple[int, int], exits: Sequence[int]
 ) -> list[Op]:
     """The layers behind the first of ``span`` up to its last, and ``exits``; the embeddings too if the first is 0."""
     first, last = span
@@ -37,7 +37,7 @@ def segment_ops(
     return ops
 
 
-def _embedding_ops(architecture: Architecture, bucket: Bucket) -> list[Op]:
+def _embedding_ops(architecture: CostEffArchitecture, bucket: Bucket) -> list[Op]:
     h, t = architecture.hidden, bucket.tokens
     word = architecture.rank or h
     ops = [lookup("embeddings", t * (word + 2 * h))]
@@ -46,7 +46,7 @@ def _embedding_ops(architecture: Architecture, bucket: Bucket) -> list[Op]:
     return [*ops, elementwise("embeddings.norm", t * h, passes=4)]
 
 
-def _layer_ops(architecture: Architecture, submodel: Submodel, bucket: Bucket, layer: int) -> list[Op]:
+def _layer_ops(architecture: CostEffArchitecture, submodel: Submodel, bucket: Bucket, layer: int) -> list[Op]:
     h, t, widths, at = architecture.hidden, bucket.tokens, architecture.layers[layer], f"layers.{layer}"
     ops = []
     if widths.heads:
@@ -62,7 +62,7 @@ def _layer_ops(architecture: Architecture, submodel: Submodel, bucket: Bucket, l
     return [*ops, elementwise(f"{at}.ffn.norm", t * h, passes=5)]
 
 
-def _exit_ops(architecture: Architecture, bucket: Bucket, layer: int) -> list[Op]:
+def _exit_ops(architecture: CostEffArchitecture, bucket: Bucket, layer: int) -> list[Op]:
     h, rows, exits = architecture.hidden, bucket.batch, architecture.exits
     pooled = rows * h if exits.pool == "cls" else bucket.tokens * h
     ops = [

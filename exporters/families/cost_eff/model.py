@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from .architecture import Architecture, Widths
+from .architecture import CostEffArchitecture, Widths
 from .entropy import entropy
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -26,7 +26,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class CostEffModel(torch.nn.Module):
     """Embeddings, layers and exits. Dropout and gradient scaling belong to training and are not here."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: CostEffArchitecture) -> None:
         super().__init__()
         self.architecture = architecture
         self.embeddings = Embeddings(architecture)
@@ -89,7 +89,7 @@ class CostEffModel(torch.nn.Module):
 class Embeddings(torch.nn.Module):
     """Word (dense, or factorised through a bias-free projection), position and type embeddings, then LayerNorm."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: CostEffArchitecture) -> None:
         super().__init__()
         hidden, rank = architecture.hidden, architecture.rank
         self.word_embeddings = torch.nn.Embedding(architecture.vocabulary, rank or hidden)
@@ -115,7 +115,7 @@ class Embeddings(torch.nn.Module):
 class Encoder(torch.nn.Module):
     """The layers, under BERT's name for them."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: CostEffArchitecture) -> None:
         super().__init__()
         self.layer = torch.nn.ModuleList(Layer(architecture, widths) for widths in architecture.layers)
 
@@ -123,7 +123,7 @@ class Encoder(torch.nn.Module):
 class Layer(torch.nn.Module):
     """Attention and FFN, each with its residual and LayerNorm; a sub-layer of width 0 adds its output bias alone."""
 
-    def __init__(self, architecture: Architecture, widths: Widths) -> None:
+    def __init__(self, architecture: CostEffArchitecture, widths: Widths) -> None:
         super().__init__()
         self.attention = Attention(architecture, widths.heads)
         self.intermediate = Intermediate(architecture, widths.ffn) if widths.ffn else None
@@ -136,7 +136,7 @@ class Layer(torch.nn.Module):
 
 
 class Attention(torch.nn.Module):
-    def __init__(self, architecture: Architecture, heads: int) -> None:
+    def __init__(self, architecture: CostEffArchitecture, heads: int) -> None:
         super().__init__()
         self.self = SelfAttention(architecture, heads) if heads else None
         self.output = Residual(heads * architecture.head_size, architecture)
@@ -147,7 +147,7 @@ class Attention(torch.nn.Module):
 
 
 class SelfAttention(torch.nn.Module):
-    def __init__(self, architecture: Architecture, heads: int) -> None:
+    def __init__(self, architecture: CostEffArchitecture, heads: int) -> None:
         super().__init__()
         self.head_size = architecture.head_size
         self.query, self.key, self.value = (
@@ -165,7 +165,7 @@ class SelfAttention(torch.nn.Module):
 
 
 class Intermediate(torch.nn.Module):
-    def __init__(self, architecture: Architecture, width: int) -> None:
+    def __init__(self, architecture: CostEffArchitecture, width: int) -> None:
         super().__init__()
         self.dense = torch.nn.Linear(architecture.hidden, width)
         self.activation = _ACTIVATIONS[architecture.activation]
@@ -177,7 +177,7 @@ class Intermediate(torch.nn.Module):
 class Residual(torch.nn.Module):
     """``LayerNorm(dense(inner) + residual)``; without an inner width, ``dense`` is its bias."""
 
-    def __init__(self, inner: int, architecture: Architecture) -> None:
+    def __init__(self, inner: int, architecture: CostEffArchitecture) -> None:
         super().__init__()
         hidden = architecture.hidden
         self.dense = torch.nn.Linear(inner, hidden) if inner else OutputBias(hidden)

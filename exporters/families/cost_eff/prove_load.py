@@ -13,7 +13,7 @@ from ....elastic import ElasticSpec
 from ....runtime.bundle.manifest import Proof
 from ...checkpoints.checkpoint import Checkpoint
 from ...ranking import step_blocks
-from .architecture import Architecture
+from .architecture import CostEffArchitecture
 from .model import CostEffModel
 from .segment_modules import EveryExit
 from .weights import read_weights
@@ -24,7 +24,7 @@ _LIMIT = 1e-5
 
 def prove_kept(
     checkpoint: Checkpoint,
-    architecture: Architecture,
+    architecture: CostEffArchitecture,
     specs: tuple[ElasticSpec, ElasticSpec],
     feeds: Mapping[str, np.ndarray],
 ) -> Iterator[Proof]:
@@ -55,7 +55,7 @@ def prove_kept(
 
 
 def prove_factors(
-    checkpoint: Checkpoint, architecture: Architecture, spec: ElasticSpec, feeds: Mapping[str, np.ndarray]
+    checkpoint: Checkpoint, architecture: CostEffArchitecture, spec: ElasticSpec, feeds: Mapping[str, np.ndarray]
 ) -> Iterator[Proof]:
     """A lookup in the loaded model equals the rows of the stored factors' product; none for a dense embedding."""
     if architecture.rank is None:
@@ -77,7 +77,7 @@ def _stored(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     return stored
 
 
-def _model(architecture: Architecture, weights: Mapping[str, torch.Tensor]) -> CostEffModel:
+def _model(architecture: CostEffArchitecture, weights: Mapping[str, torch.Tensor]) -> CostEffModel:
     with torch.device("meta"):
         model = CostEffModel(architecture)
     model.load_state_dict(weights, assign=True)

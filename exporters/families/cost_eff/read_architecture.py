@@ -14,8 +14,8 @@ from typing import Any
 from ....errors import CheckpointError
 from ....strict import nearest
 from ...checkpoints.checkpoint import Checkpoint
-from .architecture import Architecture, Widths
-from .sidecar import SIDECAR_NAME, Sidecar, read_sidecar
+from .architecture import CostEffArchitecture, Widths
+from .sidecar import SIDECAR_NAME, Sidecar
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 # What a BERT configuration may say that would make another model of it; left out, it says the same.
@@ -26,12 +26,12 @@ _IGNORED = re.compile(r"pooler\..+|cls\..+|exits\.\d+\.(?:weight|bias)|embedding
 _EXIT_TENSOR = re.compile(r"exits\.(\d{1,9})\..+")
 
 
-def read_architecture(checkpoint: Checkpoint) -> Architecture:
-    """The architecture of the model in ``checkpoint``.
+def read_architecture(checkpoint: Checkpoint, sidecar: Sidecar) -> CostEffArchitecture:
+    """The architecture of the model in ``checkpoint``, beside whose weights ``sidecar`` lies.
 
     Raises CheckpointError for whatever is missing, or contradicts the rest.
     """
-    sidecar, where = read_sidecar(checkpoint.folder), checkpoint.folder / SIDECAR_NAME
+    where = checkpoint.folder / SIDECAR_NAME
     depth = _number(checkpoint, "num_hidden_layers")
     if depth > len(checkpoint.tensors):  # or an absurd number would be counted through
         raise _misfit(checkpoint, f"num_hidden_layers {depth}, but the weights hold {len(checkpoint.tensors)} tensors")
@@ -52,7 +52,7 @@ def read_architecture(checkpoint: Checkpoint) -> Architecture:
         **_kept("heads", sidecar.kept_heads, heads, f"{where}: kept_heads"),
         **_kept("ffn", sidecar.kept_ffn, ffn, f"{where}: kept_ffn"),
     }
-    architecture = Architecture(
+    architecture = CostEffArchitecture(
         hidden=_number(checkpoint, "hidden_size"),
         head_size=_number(checkpoint, "head_size"),
         vocabulary=vocabulary,
@@ -75,7 +75,7 @@ def read_architecture(checkpoint: Checkpoint) -> Architecture:
     return architecture
 
 
-def _compare_with_headers(checkpoint: Checkpoint, architecture: Architecture) -> None:
+def _compare_with_headers(checkpoint: Checkpoint, architecture: CostEffArchitecture) -> None:
     expected = architecture.stored_shapes
     for name, shape in expected.items():
         header = checkpoint.tensors.get(name)

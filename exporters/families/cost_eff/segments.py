@@ -9,32 +9,32 @@ from ....elastic import Bucket, Submodel
 from ....runtime.bundle.manifest import ExitsEntry, GateEntry, SegmentEntry, TensorSpec
 from ....workload import Op
 from ...exits import Exits
-from .architecture import Architecture
+from .architecture import CostEffArchitecture
 from .forward_ops import segment_ops
 from .sidecar import Sidecar
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # plans are made without torch
     import torch
 
 STATE_IN, STATE_OUT, LOGITS, ENTROPY = "state", "next_state", "logits", "entropy"
 
 
-def answer_specs(architecture: Architecture) -> tuple[TensorSpec, ...]:
+def answer_specs(architecture: CostEffArchitecture) -> tuple[TensorSpec, ...]:
     """What an exit returns: logits, and their entropy where it is defined."""
     logits = TensorSpec(LOGITS, "float32", ("batch", architecture.exits.classes))
     return (logits, TensorSpec(ENTROPY, "float32", ("batch",))) if architecture.has_entropy else (logits,)
 
 
 class CostEffExits(Exits):
-    """Cut at the exits after ``layers``, at least two of them."""
+    """Cut at the exits after ``layers``, rising to the last."""
 
     def __init__(
-        self, architecture: Architecture, sidecar: Sidecar, inputs: Sequence[TensorSpec], layers: tuple[int, ...]
+        self, architecture: CostEffArchitecture, sidecar: Sidecar, inputs: Sequence[TensorSpec], layers: tuple[int, ...]
     ) -> None:
-        self._architecture = architecture
+        self._architecture, self._sidecar, self._inputs = architecture, sidecar, inputs
         self._layers = layers
         self._entry = ExitsEntry(
-            segments=tuple(self._segments(inputs)),
+            segments=tuple(self._segments()),
             classes=architecture.exits.classes,
             logits=LOGITS,
             entropy=ENTROPY,
@@ -42,8 +42,11 @@ class CostEffExits(Exits):
             state_out=STATE_OUT,
             mask="attention_mask",
             trims=architecture.exits.pool != "mean_with_padding",
-            gate=self._gate(sidecar),
+            gate=self._gate(),
         )
+
+    def cut_at(self, layers: tuple[int, ...]) -> CostEffExits:
+        return CostEffExits(self._architecture, self._sidecar, self._inputs, layers)
 
     @property
     def entry(self) -> ExitsEntry:
@@ -74,17 +77,18 @@ class CostEffExits(Exits):
     def _span(self, segment: int) -> tuple[int, int]:
         return (0, *self._layers)[segment], self._layers[segment]
 
-    def _segments(self, inputs: Sequence[TensorSpec]) -> Iterator[SegmentEntry]:
-        mask = next(spec for spec in inputs if spec.name == "attention_mask")
+    def _segments(self) -> Iterator[SegmentEntry]:
+        mask = next(spec for spec in self._inputs if spec.name == "attention_mask")
         state = ("batch", "sequence", self._architecture.hidden)
-        taken = tuple(inputs)
+        taken = tuple(self._inputs)
         for layer in self._layers:
             passed = (TensorSpec(STATE_OUT, "float32", state),) if layer != self._layers[-1] else ()
             yield SegmentEntry(f"to{layer}", layer, taken, (*passed, *answer_specs(self._architecture)))
             taken = (TensorSpec(STATE_IN, "float32", state), mask)
 
-    def _gate(self, sidecar: Sidecar) -> GateEntry | None:
+    def _gate(self) -> GateEntry | None:
         """The model's own thresholds, of the exits that are used."""
+        sidecar = self._sidecar
         if sidecar.gate is None or sidecar.thresholds is None:
             return None
         thresholds = dict(zip(sidecar.exits.layers, sidecar.thresholds, strict=False))

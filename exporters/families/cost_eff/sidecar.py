@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -80,13 +78,8 @@ def read_sidecar(folder: Path) -> Sidecar:
 
     Raises CheckpointError if it is missing, malformed, or contradicts itself.
     """
-    path = folder / SIDECAR_NAME
-    return _checked(json.dumps(read_json(path)), str(path))
-
-
-@lru_cache(maxsize=4)  # a plan asks for every candidate, and maps of kept channels are long
-def _checked(text: str, where: str) -> Sidecar:
-    data = json.loads(text)
+    where = str(folder / SIDECAR_NAME)
+    data = read_json(folder / SIDECAR_NAME)
     version = data.get("schema_version")
     if type(version) is not int or version != SCHEMA_VERSION:
         raise CheckpointError(f"{where}: schema_version {str(version)[:80]!r}, expected {SCHEMA_VERSION}")

@@ -9,10 +9,12 @@ from ....elastic import ElasticSpec
 from ....errors import CheckpointError
 from ...checkpoints.checkpoint import Checkpoint
 from ...ranking import step_blocks
-from .architecture import Architecture
+from .architecture import CostEffArchitecture
 
 
-def read_weights(checkpoint: Checkpoint, architecture: Architecture, spec: ElasticSpec) -> dict[str, torch.Tensor]:
+def read_weights(
+    checkpoint: Checkpoint, architecture: CostEffArchitecture, spec: ElasticSpec
+) -> dict[str, torch.Tensor]:
     """Every parameter by name, in float32. Kept heads and channels stay in ascending order.
 
     Raises CheckpointError if a value is not finite.
@@ -30,7 +32,7 @@ def read_weights(checkpoint: Checkpoint, architecture: Architecture, spec: Elast
     return weights
 
 
-def _sliced(data: torch.Tensor, name: str, architecture: Architecture, spec: ElasticSpec) -> torch.Tensor:
+def _sliced(data: torch.Tensor, name: str, architecture: CostEffArchitecture, spec: ElasticSpec) -> torch.Tensor:
     for cut in spec.slices_of(name):
         if cut.axis in architecture.kept:
             kept = torch.tensor(architecture.kept[cut.axis])

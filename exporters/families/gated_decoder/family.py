@@ -8,94 +8,91 @@ of sentence-transformers pool those tokens that a mask names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from ....elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
+from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
 from ....runtime.bundle.manifest import TensorSpec, TextEntry
-from ....workload import Op
+from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
-from ...family import Family, Signature
+from ...family import Family
 from ...hugging_face.sentence_interface import with_modules
-from ...sentence_transformers.read_modules import SentenceModules, read_modules
+from ...sentence_transformers.read_modules import read_modules
+from ...signature import Signature
 from .architecture import DecoderArchitecture
 from .forward_ops import forward_ops
 from .layouts import LAYOUTS
 from .nesting import decoder_nesting
 from .read_architecture import names_in_files, read_architecture
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # plans are made without torch
     import torch
 
 _MLP = re.compile(r".+\.layers\.(\d{1,9})\.mlp")
 
 
-class GatedDecoderFamily(Family):
-    name: ClassVar[str] = "gated_decoder"
-    model_types: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
-    reads_config_alone: ClassVar[bool] = True
+def read(checkpoint: Checkpoint) -> Architecture:
+    """The decoder in ``checkpoint`` with its head, and with modules of sentence-transformers behind it."""
+    architecture = read_architecture(checkpoint)
+    modules = read_modules(checkpoint, architecture.hidden)
+    signature = with_modules(_signature(checkpoint, architecture, masked=modules is not None), checkpoint, modules)
 
-    def describe(self, checkpoint: Checkpoint) -> ElasticSpec:
-        architecture = read_architecture(checkpoint)
-        axes = tuple(Axis(f"layers.{layer}.ffn", width) for layer, width in enumerate(architecture.widths))
-        slices = tuple(
-            PrefixSlice(parameter, dim, axis.name)
-            for layer, axis in enumerate(axes)
-            for parameter, dim in architecture.ffn_slices(layer)
-        )
-        nesting = decoder_nesting(checkpoint, architecture)
-        sparse = architecture.gemma3n.sparse if architecture.gemma3n else (False,) * len(axes)
-        jointly_normalised = frozenset(axis.name for axis, told in zip(axes, sparse, strict=True) if told)
-        return ElasticSpec(
-            axes,
-            slices,
-            nesting.nested,
-            depth=len(axes),
-            granularities=nesting.granularities,
-            jointly_normalised=jointly_normalised,
-        )
-
-    def signature(self, checkpoint: Checkpoint) -> Signature:
-        architecture = read_architecture(checkpoint)
-        tokens, vocabulary = ("batch", "sequence"), architecture.vocabulary
-        ids = TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=vocabulary)
-        has_text = (checkpoint.folder / "tokenizer.json").is_file()
-        modules = self.sentence_modules(checkpoint)
-        # What pools tokens must know them. A position before the first token would see none.
-        stated = TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="first_token")
-        mask = None if modules is None else stated
-        name = mask.name if mask else None
-        text = TextEntry("tokenizer.json", ids.name, name, None, None) if has_text else None
-        inputs = (ids,) if mask is None else (ids, mask)
-        signature = Signature(inputs, _outputs(architecture), architecture.positions, name, text)
-        return with_modules(signature, checkpoint, modules)
-
-    def sentence_modules(self, checkpoint: Checkpoint) -> SentenceModules | None:
-        return read_modules(checkpoint, read_architecture(checkpoint).hidden)
-
-    def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
-        return forward_ops(read_architecture(checkpoint), submodel, bucket)
-
-    def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
-        return read_architecture(checkpoint).parameter_shapes
-
-    def names_in_files(self, checkpoint: Checkpoint) -> Mapping[str, str]:
-        return names_in_files(checkpoint)
-
-    def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
+    def load() -> torch.nn.Module:
         from .load import load_decoder
 
-        modules = self.sentence_modules(checkpoint)
-        return load_decoder(checkpoint, read_architecture(checkpoint), self.signature(checkpoint), modules)
+        return load_decoder(checkpoint, architecture, signature, modules)
 
-    def narrow(self, module: torch.nn.Module, submodel: Submodel) -> None:
-        for name, part in module.named_modules():
-            if match := _MLP.fullmatch(name):
-                mlp: Any = part
-                mlp.intermediate_size = submodel[f"layers.{match[1]}.ffn"]
+    return Architecture(
+        spec=_spec(checkpoint, architecture),
+        signature=signature,
+        parameter_shapes=architecture.parameter_shapes,
+        workload=partial(forward_ops, architecture),
+        load=load,
+        narrow=_narrow,
+        names_in_files=names_in_files(checkpoint, architecture),
+        modules=modules,
+    )
 
 
-FAMILY = GatedDecoderFamily()
+FAMILY = Family("gated_decoder", tuple(LAYOUTS), read, reads_config_alone=True)
+
+
+def _spec(checkpoint: Checkpoint, architecture: DecoderArchitecture) -> ElasticSpec:
+    axes = tuple(Axis(f"layers.{layer}.ffn", width) for layer, width in enumerate(architecture.widths))
+    slices = tuple(
+        PrefixSlice(parameter, dim, axis.name)
+        for layer, axis in enumerate(axes)
+        for parameter, dim in architecture.ffn_slices(layer)
+    )
+    nesting = decoder_nesting(checkpoint, architecture)
+    sparse = architecture.gemma3n.sparse if architecture.gemma3n else (False,) * len(axes)
+    jointly_normalised = frozenset(axis.name for axis, told in zip(axes, sparse, strict=True) if told)
+    return ElasticSpec(
+        axes,
+        slices,
+        nesting.nested,
+        depth=len(axes),
+        granularities=nesting.granularities,
+        jointly_normalised=jointly_normalised,
+    )
+
+
+def _signature(checkpoint: Checkpoint, architecture: DecoderArchitecture, masked: bool) -> Signature:
+    """``masked``: what pools tokens must know them. A position before the first token would see none."""
+    tokens, vocabulary = ("batch", "sequence"), architecture.vocabulary
+    ids = TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=vocabulary)
+    stated = TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="first_token")
+    mask = stated.name if masked else None
+    has_text = (checkpoint.folder / "tokenizer.json").is_file()
+    text = TextEntry("tokenizer.json", ids.name, mask, None, None) if has_text else None
+    return Signature((ids, stated) if masked else (ids,), _outputs(architecture), architecture.positions, mask, text)
+
+
+def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
+    for name, part in module.named_modules():
+        if match := _MLP.fullmatch(name):
+            mlp: Any = part
+            mlp.intermediate_size = submodel[f"layers.{match[1]}.ffn"]
 
 
 def _outputs(architecture: DecoderArchitecture) -> tuple[TensorSpec, ...]:

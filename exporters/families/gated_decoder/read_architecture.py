@@ -105,7 +105,7 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
         gemma3n=_gemma3n(checkpoint, stated.num_hidden_layers) if layout.gemma3n else None,
     )
     if checkpoint.has_weights:
-        names, unused = _names(checkpoint, architecture), partial(_is_unused, architecture=architecture)
+        names, unused = names_in_files(checkpoint, architecture), partial(_is_unused, architecture=architecture)
         compare_with_headers(checkpoint, architecture.parameter_shapes, names, unused)
     return architecture
 
@@ -168,12 +168,8 @@ def _gemma3n(checkpoint: Checkpoint, layers: int) -> Gemma3nParts:
     )
 
 
-def names_in_files(checkpoint: Checkpoint) -> dict[str, str]:
+def names_in_files(checkpoint: Checkpoint, architecture: DecoderArchitecture) -> dict[str, str]:
     """Every tensor of the folder, by the name that the module gives the parameter."""
-    return _names(checkpoint, read_architecture(checkpoint))
-
-
-def _names(checkpoint: Checkpoint, architecture: DecoderArchitecture) -> dict[str, str]:
     # The text part of a multimodal Gemma 3n has names of its own.
     renamed = ((_TEXT_PART, "model."),) if architecture.gemma3n is not None else ()
     prefix = architecture.head.prefix if architecture.head is not None else "model"

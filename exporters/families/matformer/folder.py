@@ -9,6 +9,8 @@ import torch
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.own_folder import save_model, with_weights
 from .architecture.config import MatformerConfig, MatformerVitConfig, read_config
+from .model.language_model import MatformerLM
+from .model.vision_model import MatformerViT
 
 __all__ = ["load_model", "model_of", "save_model"]
 
@@ -18,21 +20,14 @@ def load_model(folder: Path) -> torch.nn.Module:
 
     Raises CheckpointError for a folder that holds neither, or whose weights are missing, misfit or not finite.
     """
-    return model_of(open_checkpoint(folder))
-
-
-def model_of(checkpoint: Checkpoint) -> torch.nn.Module:
-    """What ``load_model`` returns, of an open checkpoint."""
+    checkpoint = open_checkpoint(folder)
     if checkpoint.config.get("model_type") == "matformer_vit":
-        from .model.vision_model import MatformerViT
+        return model_of(checkpoint, read_config(checkpoint, MatformerVitConfig))
+    return model_of(checkpoint, read_config(checkpoint, MatformerConfig))
 
-        vit = read_config(checkpoint, MatformerVitConfig)
-        with torch.device("meta"):
-            vision = MatformerViT(vit)
-        return with_weights(vision, checkpoint)
-    from .model.language_model import MatformerLM
 
-    config = read_config(checkpoint, MatformerConfig)
+def model_of(checkpoint: Checkpoint, config: MatformerConfig | MatformerVitConfig) -> torch.nn.Module:
+    """What ``load_model`` returns, of an open checkpoint with its configuration."""
     with torch.device("meta"):
-        model = MatformerLM(config)
+        model = MatformerLM(config) if isinstance(config, MatformerConfig) else MatformerViT(config)
     return with_weights(model, checkpoint)

@@ -6,57 +6,58 @@ and the class token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING
 
-from ....elastic import Bucket, ElasticSpec, Submodel
 from ....runtime.bundle.manifest import TensorSpec
-from ....workload import Op
+from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
-from ...family import Family, Signature
+from ...family import Family
+from ...signature import Signature
 from .architecture.config import MatformerVitConfig, read_config
 from .architecture.shapes import compare_weights, elastic_spec, vision_model_shapes
 from .architecture.vision_ops import vision_model_ops
 from .architecture.vision_presets import VISION
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # plans are made without torch
     import torch
 
 
-class MatformerVitFamily(Family):
-    name: ClassVar[str] = "matformer_vit"
-    model_types: ClassVar[tuple[str, ...]] = ("matformer_vit",)
-    reads_config_alone: ClassVar[bool] = True
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: config.to_json() for name, config in VISION.items()}
+def read(checkpoint: Checkpoint) -> Architecture:
+    """The model in ``checkpoint``, whose weights may be absent altogether."""
+    config = read_config(checkpoint, MatformerVitConfig)
+    shapes = vision_model_shapes(config)
+    if checkpoint.has_weights:
+        compare_weights(checkpoint, config, shapes)
 
-    def describe(self, checkpoint: Checkpoint) -> ElasticSpec:
-        config = read_config(checkpoint, MatformerVitConfig)
-        return elastic_spec(config, vision_model_shapes(config))
-
-    def signature(self, checkpoint: Checkpoint) -> Signature:
-        config = read_config(checkpoint, MatformerVitConfig)
-        dims = ("batch", config.num_channels, config.image_size, config.image_size)
-        # Rows do not see each other, so rows of zeros fill a batch up to its bucket.
-        pixels = TensorSpec("pixel_values", "float32", dims, pad=0)
-        logits = TensorSpec("logits", "float32", ("batch", config.num_labels), role="classes")
-        embedding = TensorSpec("embedding", "float32", ("batch", config.hidden_size), role="embedding")
-        return Signature((pixels,), (logits, embedding))
-
-    def workload(self, checkpoint: Checkpoint, submodel: Submodel, bucket: Bucket) -> list[Op]:
-        return vision_model_ops(read_config(checkpoint, MatformerVitConfig), submodel, bucket)
-
-    def parameter_shapes(self, checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
-        config = read_config(checkpoint, MatformerVitConfig)
-        shapes = vision_model_shapes(config)
-        if checkpoint.has_weights:
-            compare_weights(checkpoint, config, shapes)
-        return shapes
-
-    def load(self, checkpoint: Checkpoint) -> torch.nn.Module:
+    def load() -> torch.nn.Module:
         from .folder import model_of
         from .model.answering import Answering
 
-        return Answering(model_of(checkpoint))
+        return Answering(model_of(checkpoint, config))
+
+    return Architecture(
+        spec=elastic_spec(config, shapes),
+        signature=_signature(config),
+        parameter_shapes=shapes,
+        workload=partial(vision_model_ops, config),
+        load=load,
+    )
 
 
-FAMILY = MatformerVitFamily()
+FAMILY = Family(
+    "matformer_vit",
+    ("matformer_vit",),
+    read,
+    reads_config_alone=True,
+    presets={name: config.to_json() for name, config in VISION.items()},
+)
+
+
+def _signature(config: MatformerVitConfig) -> Signature:
+    dims = ("batch", config.num_channels, config.image_size, config.image_size)
+    # Rows do not see each other, so rows of zeros fill a batch up to its bucket.
+    pixels = TensorSpec("pixel_values", "float32", dims, pad=0)
+    logits = TensorSpec("logits", "float32", ("batch", config.num_labels), role="classes")
+    embedding = TensorSpec("embedding", "float32", ("batch", config.hidden_size), role="embedding")
+    return Signature((pixels,), (logits, embedding))

@@ -8,7 +8,7 @@ import torch
 
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.own_folder import save_model, with_weights
-from .architecture.config import read_config
+from .architecture.config import SparseMixerConfig, read_config
 from .model.encoder import SparseMixer
 
 __all__ = ["load_model", "model_of", "save_model"]
@@ -19,12 +19,12 @@ def load_model(folder: Path) -> SparseMixer:
 
     Raises CheckpointError for another folder, or one whose weights are missing, misfit or not finite.
     """
-    return model_of(open_checkpoint(folder))
+    checkpoint = open_checkpoint(folder)
+    return model_of(checkpoint, read_config(checkpoint))
 
 
-def model_of(checkpoint: Checkpoint) -> SparseMixer:
-    """What ``load_model`` returns, of an open checkpoint."""
-    config = read_config(checkpoint)
+def model_of(checkpoint: Checkpoint, config: SparseMixerConfig) -> SparseMixer:
+    """What ``load_model`` returns, of an open checkpoint with its configuration."""
     with torch.device("meta"):
         model = SparseMixer(config)
     model = with_weights(model, checkpoint)

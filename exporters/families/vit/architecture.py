@@ -164,17 +164,13 @@ def read_vit(checkpoint: Checkpoint) -> VitArchitecture:
     if architecture.masked:
         _check_masked(checkpoint)
     if checkpoint.has_weights:
-        names = _names(checkpoint, architecture)
+        names = names_in_files(checkpoint, architecture)
         compare_with_headers(checkpoint, architecture.parameter_shapes, names, _UNUSED.fullmatch)
     return architecture
 
 
-def names_in_files(checkpoint: Checkpoint) -> dict[str, str]:
+def names_in_files(checkpoint: Checkpoint, architecture: VitArchitecture) -> dict[str, str]:
     """Every tensor of the folder, by the name that the module gives the parameter."""
-    return _names(checkpoint, read_vit(checkpoint))
-
-
-def _names(checkpoint: Checkpoint, architecture: VitArchitecture) -> dict[str, str]:
     return parameter_names(checkpoint, architecture.parameter_shapes, architecture.model_type, _RENAMED)
 
 

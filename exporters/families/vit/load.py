@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...checkpoints.checkpoint import Checkpoint
-from ...family import Signature
 from ...hugging_face.transformers_model import TransformersModule, load_transformers
+from ...signature import Signature
 from .architecture import VitArchitecture
 
 

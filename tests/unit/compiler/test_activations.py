@@ -8,8 +8,8 @@ import onnxruntime
 import torch
 from nestforge.compiler.graph.template import make_template
 from nestforge.elastic import Axis, Bucket, ElasticSpec, PrefixSlice
-from nestforge.exporters.family import Signature
 from nestforge.exporters.hugging_face.transformers_config import LEARNED
+from nestforge.exporters.signature import Signature
 from nestforge.exporters.tracing.trace import trace
 from nestforge.runtime.bundle.manifest import TensorSpec
 from transformers.activations import ACT2CLS, ACT2FN

@@ -60,7 +60,7 @@ def check(folder: Path) -> UniversalModel:
     universal = load_universal(source)
     parameters = {name: tuple(value.shape) for name, value in universal.parameters().items()}
     assert dict(source.shapes) == parameters
-    files = source.family.names_in_files(source.checkpoint)
+    files = source.architecture.names_in_files
     assert {source.checkpoint.tensors[files[name]].shape for name in parameters} <= set(parameters.values())
     feeds = feeds_of(universal)
     expected = transformers_answer(folder, feeds)

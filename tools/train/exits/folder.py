@@ -10,10 +10,10 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from ....exporters.checkpoints.checkpoint import open_checkpoint
-from ....exporters.families.cost_eff.architecture import Architecture
+from ....exporters.families.cost_eff.architecture import CostEffArchitecture
 from ....exporters.families.cost_eff.model import CostEffModel
 from ....exporters.families.cost_eff.read_architecture import read_architecture
-from ....exporters.families.cost_eff.sidecar import SCHEMA_VERSION, SIDECAR_NAME, EmbeddingSpec, Sidecar
+from ....exporters.families.cost_eff.sidecar import SCHEMA_VERSION, SIDECAR_NAME, EmbeddingSpec, Sidecar, read_sidecar
 from ....strict import unstructure
 
 _WEIGHTS = "model.safetensors"
@@ -40,12 +40,12 @@ def load_model(folder: Path) -> CostEffModel:
 
     Raises CheckpointError if the folder is damaged.
     """
-    model = CostEffModel(read_architecture(open_checkpoint(folder)))
+    model = CostEffModel(read_architecture(open_checkpoint(folder), read_sidecar(folder)))
     model.load_state_dict(load_file(folder / _WEIGHTS))
     return model
 
 
-def _config(architecture: Architecture) -> dict[str, Any]:
+def _config(architecture: CostEffArchitecture) -> dict[str, Any]:
     heads, ffn = [list(column) for column in zip(*((w.heads, w.ffn) for w in architecture.layers), strict=True)]
     return {
         "model_type": "cost_eff",

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from ....errors import CheckpointError
 from ....exporters.checkpoints.checkpoint import Checkpoint
-from ....exporters.families.cost_eff.architecture import Architecture, Widths
+from ....exporters.families.cost_eff.architecture import CostEffArchitecture, Widths
 from ....exporters.families.cost_eff.model import CostEffModel
 from ....exporters.families.cost_eff.sidecar import ExitSpec
 
@@ -39,7 +39,7 @@ def multi_exit_model(checkpoint: Checkpoint, classes: int) -> CostEffModel:
     return model
 
 
-def architecture_of(checkpoint: Checkpoint, classes: int) -> Architecture:
+def architecture_of(checkpoint: Checkpoint, classes: int) -> CostEffArchitecture:
     """The multi-exit architecture of a BERT configuration, nothing pruned, embedding dense.
 
     Raises CheckpointError for another kind of model or a missing field.
@@ -50,7 +50,7 @@ def architecture_of(checkpoint: Checkpoint, classes: int) -> Architecture:
     try:
         heads, depth, hidden = (int(config[key]) for key in ("num_attention_heads", "num_hidden_layers", "hidden_size"))
         layers = (Widths(heads, int(config["intermediate_size"])),) * depth
-        return Architecture(
+        return CostEffArchitecture(
             hidden=hidden,
             head_size=hidden // heads,
             vocabulary=int(config["vocab_size"]),

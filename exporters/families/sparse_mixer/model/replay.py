@@ -1,6 +1,6 @@
 """A pass of a Sparse Mixer with routes that something else decided, and what its own scores say of them.
 
-Shapes as in router.py: decisions are [G, K, C] tokens (Experts Choose) or [G, T] experts (Tokens Choose).
+Shapes as in router.py: routes are [G, K, C] tokens (Experts Choose) or [G, T] experts (Tokens Choose).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from .....errors import ParityError
-from ....family import Judged, Replay
+from ....routing import JudgedRoutes, Replay
 from ..architecture.capacity import Routing
 from ..architecture.config import ROUTES
 from .encoder import SparseMixer
-from .margins import experts_margin, holds, tokens_margin
 from .moe import MoE
 from .router import DROPPED, Routes
+from .score_gaps import experts_gap, holds, tokens_gap
 
 
 def replay(model: SparseMixer, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Replay:
@@ -29,18 +29,18 @@ def replay(model: SparseMixer, inputs: Sequence[torch.Tensor], given: Mapping[st
     layers = {number: moe for number, moe in enumerate(layer.moe for layer in model.layers) if isinstance(moe, MoE)}
     names = {number: f"{ROUTES}{number}" for number in layers}
     if given.keys() != set(names.values()):
-        raise ParityError(f"decisions {', '.join(sorted(given)) or 'none'}: expected {', '.join(names.values())}")
+        raise ParityError(f"routes {', '.join(sorted(given)) or 'none'}: expected {', '.join(names.values())}")
     routing = {number: moe.routing(ids.numel()) for number, moe in layers.items()}
     for number, name in names.items():
         if problem := _problem(given[name], layers[number].config.router == "experts_choose", routing[number]):
-            raise ParityError(f"decision {name}: {problem}")
+            raise ParityError(f"{name}: {problem}")
     outputs, routes = model.routed(ids, types, {number: given[name] for number, name in names.items()})
     judged = {name: _judged(number, layers[number], routes[number], routing[number]) for number, name in names.items()}
     return Replay(outputs, judged)
 
 
 def _problem(given: torch.Tensor, experts_choose: bool, routing: Routing) -> str | None:
-    """Why no router of these shapes can decide so, or None."""
+    """Why no router of these shapes can take them, or None."""
     if experts_choose:
         shape, least, most = [routing.groups, routing.experts, routing.capacity], 0, routing.tokens - 1
     else:
@@ -60,14 +60,14 @@ def _problem(given: torch.Tensor, experts_choose: bool, routing: Routing) -> str
     return None
 
 
-def _judged(layer: int, moe: MoE, routes: Routes, routing: Routing) -> Judged:
+def _judged(layer: int, moe: MoE, routes: Routes, routing: Routing) -> JudgedRoutes:
     chosen = routes.chosen
     if moe.config.router == "experts_choose":
-        margin = experts_margin(routes.scores, chosen)
+        gap = experts_gap(routes.scores, chosen)
         took, own = (_taken(indices, routing.tokens) for indices in (chosen, routes.own))  # [G, K, T]
         differing, routed, kept = int((took & ~own).sum()), routing.slots, int(took.any(1).sum())
     else:
-        margin = tokens_margin(routes.scores, chosen, routing.capacity, moe.config.batch_prioritized)
+        gap = tokens_gap(routes.scores, chosen, routing.capacity, moe.config.batch_prioritized)
         differing, routed = int((chosen != routes.own).sum()), int((chosen != DROPPED).sum())
         kept = routed
     shares = {
@@ -75,7 +75,7 @@ def _judged(layer: int, moe: MoE, routes: Routes, routing: Routing) -> Judged:
         "slots_used": routed / routing.slots,
         "mean_gate": float(routes.gates.sum()) / max(1, routed),
     }
-    return Judged(margin.value, f"layer {layer}, {margin.where}", chosen.numel(), differing, shares)
+    return JudgedRoutes(gap.value, f"layer {layer}, {gap.where}", chosen.numel(), differing, shares)
 
 
 def _taken(chosen: torch.Tensor, tokens: int) -> torch.Tensor:

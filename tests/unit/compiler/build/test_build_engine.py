@@ -15,7 +15,7 @@ from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.graph.template import emit
 from nestforge.elastic import ElasticSpec
 from nestforge.errors import BuildError, ParityError
-from nestforge.exporters.source import ModelSource, open_source
+from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.read_manifest import is_plain_name
@@ -121,22 +121,18 @@ def test_an_engine_of_another_submodel_is_not_passed_off(
 
 def _with_spec(builder: EngineBuilder, spec: ElasticSpec) -> EngineBuilder:
     """The same files under other axes, as a family with a mistake in it would describe them."""
-    source = ModelSource(
-        builder.universal.source.checkpoint, builder.universal.source.family, builder.universal.source.shapes
-    )
-    source.__dict__["spec"] = spec
-    return replace(builder, universal=UniversalModel(source, builder.universal.module))
+    source = builder.universal.source
+    mistaken = replace(source.architecture, spec=spec, narrow=None, workload=lambda *_: [])
+    return replace(builder, universal=UniversalModel(replace(source, architecture=mistaken), builder.universal.module))
 
 
 def test_an_axis_that_cuts_nothing_is_found_out(builder: EngineBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A family that forgets its slices: engine and reference agree, since both are the whole model."""
     spec = ElasticSpec(builder.universal.spec.axes, ())
     forgetful = _with_spec(builder, spec)
-    monkeypatch.setattr(type(builder.universal.source.family), "narrow", lambda *_: None)
     monkeypatch.setattr(
         module, "emit", lambda template, store, _: emit(template, store, builder.universal.spec.universal())
     )
-    monkeypatch.setattr(type(builder.universal.source.family), "workload", lambda *_: [])
     with pytest.raises(ParityError, match="returns the universal model's outputs; the slice has no effect"):
         forgetful.build(spec.parse("ffn8-heads1"), BUCKET)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from nestforge.compiler.nest.difference import difference
 from nestforge.compiler.nest.watched import Pass
-from nestforge.exporters.family import Signature
+from nestforge.exporters.signature import Signature
 from nestforge.runtime.bundle.manifest import TensorSpec, TextEntry
 
 TOKENS = TensorSpec("tokens", "float32", ("batch", "sequence", 2))

@@ -11,7 +11,7 @@ from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.parity.cases import parity_cases
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
-from nestforge.exporters.family import Signature
+from nestforge.exporters.signature import Signature
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.bundle.manifest import RowNeed, TensorSpec

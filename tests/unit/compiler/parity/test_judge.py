@@ -7,7 +7,7 @@ import pytest
 from nestforge.compiler.parity.cases import Case
 from nestforge.compiler.parity.compare import Rounding, tolerance_for
 from nestforge.compiler.parity.judge import JudgedOutputs, Verdict, judge
-from nestforge.compiler.parity.replayed import BrokenDecision, Replayed
+from nestforge.compiler.parity.replayed import BrokenRoute, Replayed
 from nestforge.profiles.precision import Precision
 from nestforge.runtime.bundle.manifest import TensorSpec
 
@@ -42,8 +42,8 @@ def test_integers_are_not_asked_about_positions_that_do_not_count(precision: Pre
     assert verdict(off_at(1), precision).broken is not None
 
 
-def test_a_broken_decision_comes_first() -> None:
-    decision = BrokenDecision("one", "decision routes, case one: worse")
+def test_a_broken_route_comes_first() -> None:
+    decision = BrokenRoute("one", "routes, case one: worse")
     found = verdict(off_at(0), reference=replace(REFERENCE, broken=decision))
     assert found.broken is decision
 

@@ -172,9 +172,9 @@ def test_a_wrong_route_stops_the_build(builder: EngineBuilder, monkeypatch: pyte
     with pytest.raises(ParityError) as error:
         built(builder)
     assert re.match(
-        r"engine \S+@b2-s16: decision routes\.1, case random-0: layer 1, group 0, expert \d: took token \d+ \(\S+\) "
+        r"engine \S+@b2-s16: routes\.1, case random-0: layer 1, group 0, expert \d: took token \d+ \(\S+\) "
         r"before \d+ \(\S+\); worse than PyTorch's own by 0\.\d+, allowed 8e-06; allowed decisions within 8e-06 .*; "
-        r"first to diverge: no module; the decision alone is wrong$",
+        r"first to diverge: no module; the route alone is wrong$",
         str(error.value),
     ), str(error.value)
     assert "\n" not in str(error.value)
@@ -185,7 +185,7 @@ def test_a_route_that_is_a_little_too_bad_stops_the_build(
 ) -> None:
     builder = twins(builder)
     tampered(monkeypatch, prefer_later_tokens(0.02))
-    with pytest.raises(ParityError, match=r"decision routes\.1, case twins: layer 1, group 0, expert "):
+    with pytest.raises(ParityError, match=r"routes\.1, case twins: layer 1, group 0, expert "):
         built(builder)
 
 
@@ -205,9 +205,9 @@ def test_wrong_values_of_right_routes_stop_the_build(builder: EngineBuilder) -> 
 @pytest.mark.parametrize(
     ("change", "operand", "message"),
     [
-        ("Add", 100, r"decision routes\.1: expected 0\.\.31, got 1\d\d at \[0, 0, 0\]"),
-        ("Sub", 32, r"decision routes\.1: expected 0\.\.31, got -\d+ at \[0, 0, 0\]"),
-        ("Mul", 0, r"decision routes\.1: group 0, expert 0: took token 0 twice"),
+        ("Add", 100, r"routes\.1: expected 0\.\.31, got 1\d\d at \[0, 0, 0\]"),
+        ("Sub", 32, r"routes\.1: expected 0\.\.31, got -\d+ at \[0, 0, 0\]"),
+        ("Mul", 0, r"routes\.1: group 0, expert 0: took token 0 twice"),
     ],
 )
 def test_routes_that_nothing_can_take_are_refused_by_name(
@@ -246,4 +246,4 @@ def test_a_written_bundle_keeps_the_rule(builder: EngineBuilder, routed: Path) -
     broken = {verdict.engine: verdict.problem for verdict in verify_bundle(folder, routed).engines if verdict.problem}
     ((engine, problem),) = broken.items()
     assert "capacity_factor38" in engine
-    assert "decision routes.1, case random-0: layer 1, group 0, expert " in problem
+    assert "routes.1, case random-0: layer 1, group 0, expert " in problem

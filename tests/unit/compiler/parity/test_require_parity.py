@@ -7,7 +7,7 @@ from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.parity.compare import Comparison
 from nestforge.compiler.parity.engine_verdict import tolerance_of
 from nestforge.compiler.parity.judge import Verdict
-from nestforge.compiler.parity.replayed import BrokenDecision
+from nestforge.compiler.parity.replayed import BrokenRoute
 from nestforge.compiler.parity.require_parity import ProofRun, require_parity
 from nestforge.errors import ParityError
 from nestforge.runtime.bundle.manifest import ParityOutput
@@ -42,14 +42,14 @@ def test_a_verdict_that_is_not_broken_is_let_through(builder: EngineBuilder) -> 
             r"engine one: output y, case random-1: .*; allowed the rule; first to diverge: no module alone breaks the ",
         ),
         (
-            BrokenDecision("whole", "decision routes, case whole: worse"),
-            r"engine one: decision routes, .*; allowed the rule; first to diverge: no module; the decision alone is wr",
+            BrokenRoute("whole", "routes, case whole: worse"),
+            r"engine one: routes, .*; allowed the rule; first to diverge: no module; the route alone is wr",
         ),
         (Comparison(FIGURES, "random-0", True), r"engine one: output y, .* no comparison would prove anything$"),
     ],
 )
 def test_a_broken_one_says_where_it_leaves_pytorch(
-    builder: EngineBuilder, broken: Comparison | BrokenDecision, message: str
+    builder: EngineBuilder, broken: Comparison | BrokenRoute, message: str
 ) -> None:
     found = refusal(builder, Verdict((FIGURES,), None, broken))
     assert found is not None

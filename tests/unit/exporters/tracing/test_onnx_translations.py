@@ -5,7 +5,7 @@ import onnxruntime
 import pytest
 import torch
 from nestforge.elastic import Bucket
-from nestforge.exporters.family import Signature
+from nestforge.exporters.signature import Signature
 from nestforge.exporters.tracing.trace import trace
 from nestforge.runtime.bundle.manifest import TensorSpec
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from nestforge.elastic import Bucket
 from nestforge.errors import ExportError
-from nestforge.exporters.family import Signature
+from nestforge.exporters.signature import Signature
 from nestforge.exporters.source import open_source
 from nestforge.exporters.tracing.trace import Trace, trace
 from nestforge.exporters.universal import load_universal

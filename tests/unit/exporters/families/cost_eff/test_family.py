@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from nestforge.exporters.families.cost_eff import weights as weights_module
 from nestforge.exporters.ranking import magnitude_scores, rank, taylor_scores
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.runtime.bundle.manifest import Proof
 from support.cost_eff_models import (
     CONFIG,
     SIDECAR,
@@ -189,7 +191,7 @@ def test_keeping_equals_masking_what_is_dropped(tmp_path: Path) -> None:
     expected = _outputs(whole)
     for name, found in _outputs(sliced).items():
         torch.testing.assert_close(found, expected[name], atol=1e-5, rtol=1e-5)
-    proofs = {p.subject: p for p in sliced.source.family.prove_load(sliced.source.checkpoint, FEEDS)}
+    proofs = {p.subject: p for p in _load_proofs(sliced.source)}
     assert set(proofs) == {"kept heads and channels", "factorised embedding"}
     assert all(0 <= proof.worst <= proof.limit for proof in proofs.values())
 
@@ -201,7 +203,7 @@ def test_a_wrongly_kept_head_fails_the_proof(tmp_path: Path, monkeypatch: pytest
     source = open_source(save_folder(tmp_path / "m", config, kept, random_weights(shapes_of(config, SIDECAR))))
     blocks = weights_module.step_blocks
     monkeypatch.setattr(weights_module, "step_blocks", lambda data, cut: blocks(data, cut).roll(1, 0))
-    worst, limit = next((p.worst, p.limit) for p in source.family.prove_load(source.checkpoint, FEEDS))
+    worst, limit = next((p.worst, p.limit) for p in _load_proofs(source))
     assert worst > limit
 
 
@@ -328,3 +330,8 @@ def test_weight_bytes_of_the_operations_are_those_of_the_parameters(source) -> N
 def _macs(source: ModelSource, bucket: Bucket = Bucket(1, 128)) -> int:  # noqa: B008  (frozen)
     ops = source.workload(source.spec.universal(), bucket)
     return sum(op.flops for op in ops if op.kind in {"gemm", "batched_gemm"}) // 2
+
+
+def _load_proofs(source: ModelSource) -> Iterator[Proof]:
+    assert source.architecture.prove_load is not None
+    return source.architecture.prove_load(FEEDS)

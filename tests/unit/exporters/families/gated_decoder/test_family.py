@@ -171,7 +171,7 @@ def test_parameters_of_published_models(name: str) -> None:
 
 def untrained(config: dict[str, Any]) -> ModelSource:
     checkpoint = Checkpoint(Path("m"), config, {}, missing="not trained")
-    return ModelSource(checkpoint, FAMILY, FAMILY.parameter_shapes(checkpoint))
+    return ModelSource(checkpoint, FAMILY, FAMILY.read(checkpoint))
 
 
 def test_multiply_adds_by_hand(llama: Path) -> None:

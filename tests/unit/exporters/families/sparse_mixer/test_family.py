@@ -124,10 +124,10 @@ def test_parameters_and_tables(folder: Path) -> None:
     assert source.parameter_groups(two) == ParameterGroups(groups.total - 2 * 2 * expert, tables, 0)
 
 
-def test_facts_and_decisions_of_an_engine(folder: Path) -> None:
+def test_metadata_and_routes_of_an_engine(folder: Path) -> None:
     source = open_source(folder)
-    family, checkpoint, spec = source.family, source.checkpoint, source.spec
-    assert family.facts(checkpoint, spec.universal(), BUCKET) == {
+    spec = source.spec
+    assert source.metadata(spec.universal(), BUCKET) == {
         "router": "experts_choose",
         "groups": 1,
         "tokens per group": 32,
@@ -140,10 +140,10 @@ def test_facts_and_decisions_of_an_engine(folder: Path) -> None:
         "rows of a batch": "compete for slots",
     }
     smaller = spec.submodel({"moe.capacity_factor": 25, "moe.group_size": 16, "moe.experts": 3})
-    facts = family.facts(checkpoint, smaller, BUCKET)
-    assert [facts[key] for key in ("groups", "tokens per group", "capacity", "experts")] == [2, 16, 1, 3]
-    assert facts["rows of a batch"] == "independent"
-    assert family.decisions(checkpoint, smaller, BUCKET) == (
+    metadata = source.metadata(smaller, BUCKET)
+    assert [metadata[key] for key in ("groups", "tokens per group", "capacity", "experts")] == [2, 16, 1, 3]
+    assert metadata["rows of a batch"] == "independent"
+    assert source.routes(smaller, BUCKET) == (
         DecisionEntry("routes.1", (2, 3, 1)),
         DecisionEntry("routes.2", (2, 3, 1)),
     )
@@ -151,17 +151,17 @@ def test_facts_and_decisions_of_an_engine(folder: Path) -> None:
 
 def test_tokens_that_choose_decide_once_each(tmp_path: Path) -> None:
     source = open_source(save_tiny_mixer(tmp_path / "m", router="tokens_choose", group_size=16))
-    found = source.family.decisions(source.checkpoint, source.spec.universal(), BUCKET)
+    found = source.routes(source.spec.universal(), BUCKET)
     assert found == (DecisionEntry("routes.1", (2, 16)), DecisionEntry("routes.2", (2, 16)))
 
 
-def test_a_model_without_experts_has_neither_facts_nor_decisions(tmp_path: Path) -> None:
+def test_a_model_without_experts_has_neither_metadata_nor_routes(tmp_path: Path) -> None:
     source = open_source(save_tiny_mixer(tmp_path / "m", **DENSE))
     universal = source.spec.universal()
     assert universal.id == "universal"
     assert source.spec.parse("universal") == universal
-    assert source.family.facts(source.checkpoint, universal, BUCKET) == {}
-    assert source.family.decisions(source.checkpoint, universal, BUCKET) == ()
+    assert source.metadata(universal, BUCKET) == {}
+    assert source.routes(universal, BUCKET) == ()
 
 
 def test_narrowing_sets_the_budget_and_leaves_the_model_as_it_was(folder: Path) -> None:
@@ -187,13 +187,9 @@ def test_narrowing_to_a_shorter_sequence(tmp_path: Path) -> None:
 def test_the_cost_of_a_shorter_sequence_is_counted_at_its_own_bucket(tmp_path: Path) -> None:
     source = open_source(save_tiny_mixer(tmp_path / "m", mixing="toeplitz"))
     short = source.spec.submodel({"sequence": 8})
-    assert source.family.workload(source.checkpoint, short, BUCKET) == source.family.workload(
-        source.checkpoint, short, Bucket(2, 8)
-    )
-    assert source.family.variants(source.checkpoint, short, BUCKET) == source.family.variants(
-        source.checkpoint, short, Bucket(2, 8)
-    )
-    assert source.family.facts(source.checkpoint, short, BUCKET)["tokens per group"] == 16
+    assert source.architecture.workload(short, BUCKET) == source.architecture.workload(short, Bucket(2, 8))
+    assert source.variants(short, BUCKET) == source.variants(short, Bucket(2, 8))
+    assert source.metadata(short, BUCKET)["tokens per group"] == 16
 
 
 def test_a_capacity_without_slots_is_refused_before_anything_runs(tmp_path: Path) -> None:

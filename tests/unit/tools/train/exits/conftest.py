@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nestforge.exporters.families.cost_eff.architecture import Architecture, Widths
+from nestforge.exporters.families.cost_eff.architecture import CostEffArchitecture, Widths
 from nestforge.exporters.families.cost_eff.model import CostEffModel
 from nestforge.exporters.families.cost_eff.sidecar import ExitSpec
 from nestforge.tools.train.exits.batches import Batch, Rows
@@ -16,7 +16,7 @@ DEPTH, HEADS, HEAD_SIZE, FFN, CLASSES = 3, 4, 4, 12, 3
 def model() -> CostEffModel:
     """3 layers of hidden 16, 4 heads of 4, 12 channels, a dense embedding of 20 words, 3 classes."""
     layers = (Widths(HEADS, FFN),) * DEPTH
-    architecture = Architecture(
+    architecture = CostEffArchitecture(
         hidden=HEADS * HEAD_SIZE,
         head_size=HEAD_SIZE,
         vocabulary=20,

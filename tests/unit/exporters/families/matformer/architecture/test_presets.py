@@ -18,7 +18,7 @@ from nestforge.exporters.families.matformer.architecture.config import Matformer
 from nestforge.exporters.families.matformer.architecture.language_presets import LANGUAGE
 from nestforge.exporters.families.matformer.architecture.shapes import elastic_spec, language_model_shapes
 from nestforge.exporters.families.matformer.architecture.vision_presets import VISION
-from nestforge.exporters.families.matformer.language_family import FAMILY
+from nestforge.exporters.families.matformer.language_family import is_embedding
 from nestforge.exporters.parameter_groups import ParameterGroups, parameter_groups
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.tools.cli import main
@@ -56,7 +56,7 @@ def figures(config: MatformerConfig) -> Iterator[tuple[str, str, int]]:
     spec = elastic_spec(config, shapes)
     for label, ratio in zip(LEVELS, (0.5, 1, 2, 4), strict=True):
         submodel = spec.from_kinds({"ffn": [int(ratio * d)]})
-        groups = parameter_groups(spec, shapes, submodel, FAMILY.is_embedding)
+        groups = parameter_groups(spec, shapes, submodel, is_embedding)
         yield "total", label, groups.total
         yield "non_embedding", label, groups.non_embedding
         if label == "XL":

@@ -194,9 +194,8 @@ from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 source = open_source("preset:sparse-mixer-small")
 universal, bucket = source.spec.universal(), Bucket(1, 512)
-family = source.family
 source.signature, source.workload(universal, bucket), source.parameters(universal)
-for ask in (family.variants, family.facts, family.decisions):
-    assert ask(source.checkpoint, universal, bucket)
+for ask in (source.variants, source.metadata, source.routes):
+    assert ask(universal, bucket)
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -32,9 +32,9 @@ def test_own_routes_change_nothing(policy: str) -> None:
     found = replay(model, INPUTS, own_routes(model))
     for mine, alone in zip(found.outputs, model(*INPUTS), strict=True):
         torch.testing.assert_close(mine, alone, rtol=0, atol=0)
-    assert list(found.decisions) == ["routes.1", "routes.2"]
-    for judged in found.decisions.values():
-        assert (judged.margin, judged.differing) == (0.0, 0)
+    assert list(found.routes) == ["routes.1", "routes.2"]
+    for judged in found.routes.values():
+        assert (judged.score_gap, judged.differing) == (0.0, 0)
         # 32 tokens in one group, four experts of 4 slots.
         assert judged.made == (16 if policy == "experts" else 32)
 
@@ -43,7 +43,7 @@ def test_shares_are_those_of_the_given_routes() -> None:
     model = model_of("experts")
     given = own_routes(model)
     given["routes.1"] = torch.arange(4).expand(1, 4, 4).clone()
-    judged = replay(model, INPUTS, given).decisions["routes.1"]
+    judged = replay(model, INPUTS, given).routes["routes.1"]
     scores = model.routed(*INPUTS)[1][1].scores
     assert judged.shares["tokens_dropped"] == 28 / 32
     assert judged.shares["slots_used"] == 1
@@ -53,7 +53,7 @@ def test_shares_are_those_of_the_given_routes() -> None:
     given = own_routes(model)
     given["routes.1"] = torch.full((1, 32), -1)
     given["routes.1"][0, 5] = 3
-    judged = replay(model, INPUTS, given).decisions["routes.1"]
+    judged = replay(model, INPUTS, given).routes["routes.1"]
     scores = model.routed(*INPUTS)[1][1].scores
     assert judged.shares == {
         "tokens_dropped": 31 / 32,
@@ -68,13 +68,13 @@ def test_later_layers_are_judged_behind_the_given_routes() -> None:
     own = own_routes(model)
     given = {**own, "routes.1": own["routes.1"].flip(1).contiguous()}
     found = replay(model, INPUTS, given)
-    assert found.decisions["routes.1"].margin > 0
-    assert found.decisions["routes.1"].where.startswith("layer 1, group 0, expert ")
-    assert found.decisions["routes.2"].differing > 0
+    assert found.routes["routes.1"].score_gap > 0
+    assert found.routes["routes.1"].where.startswith("layer 1, group 0, expert ")
+    assert found.routes["routes.2"].differing > 0
     with torch.no_grad():
         _, routes = model.routed(*INPUTS, {1: given["routes.1"]})
     given["routes.2"] = routes[2].own
-    assert replay(model, INPUTS, given).decisions["routes.2"].margin == 0
+    assert replay(model, INPUTS, given).routes["routes.2"].score_gap == 0
 
 
 def test_another_order_is_the_same_choice() -> None:
@@ -82,9 +82,9 @@ def test_another_order_is_the_same_choice() -> None:
     given = own_routes(model)
     given["routes.2"] = given["routes.2"].clone()
     given["routes.2"][0, 1] = given["routes.2"][0, 1].flip(0)
-    judged = replay(model, INPUTS, given).decisions["routes.2"]
+    judged = replay(model, INPUTS, given).routes["routes.2"]
     assert judged.differing == 0
-    assert judged.margin > 0
+    assert judged.score_gap > 0
     assert judged.where.startswith("layer 2, group 0, expert 1: ranked token ")
 
 
@@ -95,9 +95,9 @@ def test_equal_scores_make_equal_routes() -> None:
     inputs = (ids, torch.zeros_like(ids))
     own = {f"routes.{layer}": routes.own for layer, routes in model.routed(*inputs)[1].items()}
     twins = {name: (routes + 16) % 32 for name, routes in own.items()}  # the same tokens of the other row
-    judged = replay(model, inputs, {**own, "routes.1": twins["routes.1"]}).decisions["routes.1"]
+    judged = replay(model, inputs, {**own, "routes.1": twins["routes.1"]}).routes["routes.1"]
     assert judged.differing > 0
-    assert judged.margin <= 1e-6
+    assert judged.score_gap <= 1e-6
 
 
 @pytest.mark.parametrize(

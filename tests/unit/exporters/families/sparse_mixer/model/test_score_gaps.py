@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.exporters.families.sparse_mixer.model.margins import experts_margin, tokens_margin
 from nestforge.exporters.families.sparse_mixer.model.router import DROPPED, experts_choose, tokens_choose
+from nestforge.exporters.families.sparse_mixer.model.score_gaps import experts_gap, tokens_gap
 
 # Of sixteenths, so that ties are common and every difference is exact.
 SHAPES = st.tuples(st.integers(1, 2), st.integers(1, 6), st.integers(1, 4))
@@ -22,12 +22,12 @@ def drawn_scores(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(drawn_scores(), st.data())
-def test_own_routes_have_no_margin(scores: torch.Tensor, data: st.DataObject) -> None:
+def test_own_routes_have_no_gap(scores: torch.Tensor, data: st.DataObject) -> None:
     slots = data.draw(st.integers(1, scores.shape[1]))
     kept = data.draw(st.integers(1, scores.shape[2]))
-    assert experts_margin(scores, experts_choose(scores, slots, kept)).value == 0
+    assert experts_gap(scores, experts_choose(scores, slots, kept)).value == 0
     for prioritized in (True, False):
-        assert tokens_margin(scores, tokens_choose(scores, slots, prioritized), slots, prioritized).value == 0
+        assert tokens_gap(scores, tokens_choose(scores, slots, prioritized), slots, prioritized).value == 0
 
 
 @given(drawn_scores(), st.data())
@@ -37,14 +37,14 @@ def test_routes_of_rounded_scores_are_within_twice_the_rounding(scores: torch.Te
     torch.manual_seed(data.draw(st.integers(0, 100)))
     error = 1 / 16
     rounded = scores + error * (2 * torch.rand(scores.shape) - 1)
-    assert experts_margin(scores, experts_choose(rounded, slots, scores.shape[2])).value <= 2 * error
+    assert experts_gap(scores, experts_choose(rounded, slots, scores.shape[2])).value <= 2 * error
     for prioritized in (True, False):
         found = tokens_choose(rounded, slots, prioritized)
-        assert tokens_margin(scores, found, slots, prioritized).value <= 2 * error
+        assert tokens_gap(scores, found, slots, prioritized).value <= 2 * error
 
 
 @given(drawn_scores(), st.data())
-def test_the_margin_of_an_expert_is_its_largest_inversion(scores: torch.Tensor, data: st.DataObject) -> None:
+def test_the_gap_of_an_expert_is_its_largest_inversion(scores: torch.Tensor, data: st.DataObject) -> None:
     groups, tokens, experts = scores.shape
     slots = data.draw(st.integers(1, tokens))
     chosen = torch.tensor(
@@ -58,7 +58,7 @@ def test_the_margin_of_an_expert_is_its_largest_inversion(scores: torch.Tensor, 
             pairs = [*combinations(took, 2), *((one, other) for one in took for other in left)]
             by = scores[group, :, expert]
             worst = max([worst, *(float(by[after] - by[before]) for before, after in pairs)])
-    assert experts_margin(scores, chosen).value == worst
+    assert experts_gap(scores, chosen).value == worst
 
 
 EXPERTS = torch.tensor([[[0.5, 0.1], [0.4, 0.2], [0.1, 0.9], [0.3, 0.6]]])  # [1, 4, 2]
@@ -74,9 +74,9 @@ EXPERTS = torch.tensor([[[0.5, 0.1], [0.4, 0.2], [0.1, 0.9], [0.3, 0.6]]])  # [1
     ids=["another token", "another order", "the best left out"],
 )
 def test_what_is_said_of_an_expert(chosen: list[list[int]], value: float, where: str) -> None:
-    margin = experts_margin(EXPERTS, torch.tensor([chosen]))
-    assert math.isclose(margin.value, value, rel_tol=1e-6)
-    assert margin.where == where
+    gap = experts_gap(EXPERTS, torch.tensor([chosen]))
+    assert math.isclose(gap.value, value, rel_tol=1e-6)
+    assert gap.where == where
 
 
 # Tokens 0, 1 and 3 want expert 0, token 2 wants expert 1; there is one slot each.
@@ -99,13 +99,13 @@ FIRST = "group 0, token {} was dropped, its best is expert {}"
     ],
 )
 def test_what_is_said_of_a_token(chosen: list[int], prioritized: bool, value: float, where: str | None) -> None:
-    margin = tokens_margin(TOKENS, torch.tensor([chosen]), 1, prioritized)
-    assert margin.value == pytest.approx(value, rel=1e-6)
+    gap = tokens_gap(TOKENS, torch.tensor([chosen]), 1, prioritized)
+    assert gap.value == pytest.approx(value, rel=1e-6)
     if where is not None:
-        assert margin.where == where
+        assert gap.where == where
 
 
 def test_scores_that_are_no_numbers_are_no_near_tie() -> None:
     scores = EXPERTS.clone()
     scores[0, 2, 1] = math.nan
-    assert not experts_margin(scores, torch.tensor([[[0, 1], [2, 3]]])).value <= 1
+    assert not experts_gap(scores, torch.tensor([[[0, 1], [2, 3]]])).value <= 1

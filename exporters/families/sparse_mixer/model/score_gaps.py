@@ -1,6 +1,6 @@
 """By how much routes are worse than those that the scores call for: 0 for the router's own, little for a near tie.
 
-Margins are in units of the scores, which are probabilities over experts. Shapes as in router.py; routes are possible
+Gaps are in units of the scores, which are probabilities over experts. Shapes as in router.py; routes are possible
 ones: no token twice in an expert, no expert beyond its slots.
 """
 
@@ -14,14 +14,14 @@ from .router import DROPPED
 
 
 @dataclass(frozen=True)
-class Margin:
+class ScoreGap:
     """The worst choice of all routes: how much worse it is than the best, and which it is."""
 
     value: float
     where: str
 
 
-def experts_margin(scores: torch.Tensor, chosen: torch.Tensor) -> Margin:
+def experts_gap(scores: torch.Tensor, chosen: torch.Tensor) -> ScoreGap:
     """Of ``chosen`` [G, K, C], the tokens of each expert by falling score, under ``scores`` [G, T, E].
 
     By how much a token stands behind, or is left out for, one that scores less.
@@ -36,7 +36,7 @@ def experts_margin(scores: torch.Tensor, chosen: torch.Tensor) -> Margin:
     group, expert, place = _worst(worse)
     low, high = int(at[group, expert, place]), place
     verb = "took" if high == chosen.shape[2] else "ranked"
-    return Margin(
+    return ScoreGap(
         float(worse[group, expert, place]),
         f"group {group}, expert {expert}: {verb} token {int(tokens[group, expert, low])} "
         f"({_shown(ranked[group, expert, low])}) before {int(tokens[group, expert, high])} "
@@ -44,7 +44,7 @@ def experts_margin(scores: torch.Tensor, chosen: torch.Tensor) -> Margin:
     )
 
 
-def tokens_margin(scores: torch.Tensor, chosen: torch.Tensor, capacity: int, prioritized: bool) -> Margin:
+def tokens_gap(scores: torch.Tensor, chosen: torch.Tensor, capacity: int, prioritized: bool) -> ScoreGap:
     """Of ``chosen`` [G, T], the expert of each token or DROPPED, under ``scores`` [G, T, E].
 
     A token that an expert computes: by how much another expert scores higher. A dropped one: the least by which an
@@ -71,7 +71,7 @@ def tokens_margin(scores: torch.Tensor, chosen: torch.Tensor, capacity: int, pri
         done = f"was dropped, its best is {wanted}"
     else:
         done = f"went to expert {taken} ({_shown(scores[group, token, taken])}), its best is {wanted}"
-    return Margin(float(worse[group, token]), f"group {group}, token {token} {done}")
+    return ScoreGap(float(worse[group, token]), f"group {group}, token {token} {done}")
 
 
 def holds(chosen: torch.Tensor, experts: int) -> torch.Tensor:

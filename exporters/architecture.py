@@ -1,0 +1,68 @@
+"""One model as its family reads it, once, from configuration and tensor headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..elastic import Bucket, ElasticSpec, Submodel
+from ..runtime.bundle.manifest import Proof
+from ..runtime.inputs.arrays import Arrays
+from ..workload import Op
+from .exits import Exits
+from .parameter_groups import is_table
+from .routing import Routing
+from .sentence_transformers.read_modules import SentenceModules
+from .signature import Signature
+
+if TYPE_CHECKING:  # plans are made without torch
+    import torch
+
+# What is computed in one of several equal ways, to variant, to its operations; the first is what figures without a
+# device count.
+Variants = Mapping[str, Mapping[str, Sequence[Op]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Architecture:
+    """Everything that the compiler asks of one model. All but the functions on modules is known without torch.
+
+    Every model has:
+
+    - ``spec``: axes, and the parameters that shrink with each; ``signature``: inputs and outputs.
+    - ``parameter_shapes``: every parameter of the module by name, without those of ``modules``.
+    - ``workload(submodel, bucket)``: the operations of one forward pass, without those of ``variants`` and ``modules``.
+    - ``load()``: the user's own module in eval mode and float32, as attribute ``model`` of a wrapper whose ``forward``
+      takes the signature's inputs by position and returns the outputs as a tuple; below ``model.`` parameters carry the
+      names of ``spec``. Raises CheckpointError if weights are missing or misfit.
+
+    Where a model has nothing of the kind, the rest stays as it is:
+
+    - ``narrow(module, submodel)`` mends what of ``module``, whose parameters are narrowed already, repeats an axis
+      value: attributes, and the layers behind the submodel's depth.
+    - ``names_in_files``: parameter to tensor of the weight files, for those that files call by another name.
+    - ``is_embedding(parameter, full_shape)``: whether a parameter is a table of tokens or positions.
+    - ``modules``: those of sentence-transformers behind the model; it has a mask and returns ``last_hidden_state``.
+    - ``exits``: where the model can answer early, cut at all of them; ``spec`` then has an axis ``depth``.
+    - ``routing``: what the model decides on the way.
+    - ``variants(submodel, bucket)``: equal computations, of which the compiler takes the cheapest on the device.
+    - ``lower(module, variants)``: what is traced in place of ``module``: the same function on the same parameters, in
+      the variants chosen, with its routes after its outputs.
+    - ``prove_load(feeds)``: what ``load`` did to the stored weights, proven against them.
+    """
+
+    spec: ElasticSpec
+    signature: Signature
+    parameter_shapes: Mapping[str, tuple[int, ...]]
+    workload: Callable[[Submodel, Bucket], list[Op]]
+    load: Callable[[], torch.nn.Module]
+    narrow: Callable[[torch.nn.Module, Submodel], None] | None = None
+    names_in_files: Mapping[str, str] = field(default_factory=dict)
+    is_embedding: Callable[[str, tuple[int, ...]], bool] = is_table
+    modules: SentenceModules | None = None
+    exits: Exits | None = None
+    routing: Routing | None = None
+    variants: Callable[[Submodel, Bucket], Variants] | None = None
+    lower: Callable[[torch.nn.Module, Mapping[str, str]], torch.nn.Module] | None = None
+    prove_load: Callable[[Arrays], Iterator[Proof]] | None = None
