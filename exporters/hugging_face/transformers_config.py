@@ -1,7 +1,7 @@
-"""What any transformers ``config.json`` may say that is not honoured, refused by name (no torch here).
+"""What a ``config.json``, of transformers or like one of its own, may say that is not honoured (no torch here).
 
-The user's own class computes what it reads of its configuration, so most keys are honoured by construction. Refused is
-what the class would pass over in silence, what would run or fetch code, and what no submodel could keep.
+A class computes what it reads of its configuration, so most keys are honoured by construction. Refused is what the
+class would pass over in silence, what would run or fetch code, and what no submodel could keep.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     positions = config.get("position_embedding_type")
     if positions not in (None, "absolute"):
         yield (
-            f"position_embedding_type: {positions!r:.80} is not supported: transformers' class would pass over it and "
+            f"position_embedding_type: {positions!r:.80} is not supported: the model's class would pass over it and "
             "use its own"
         )
     for key in ("alibi", "use_alibi"):

@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ....elastic import DEPTH, Axis, ElasticSpec, PrefixSlice, Submodel
-from ....errors import CheckpointError
 from ....runtime.bundle.manifest import Proof, TensorSpec, TextEntry
 from ....runtime.inputs.arrays import Arrays
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.elastic_config import Nesting, read_nesting
 from ...family import Family
 from ...signature import Signature
 from .architecture import CostEffArchitecture
@@ -39,7 +39,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
     sidecar = read_sidecar(checkpoint.folder)
     architecture = read_architecture(checkpoint, sidecar)
     signature, layers = _signature(checkpoint, architecture), architecture.exits.layers
-    spec = _spec(architecture, _nested(checkpoint))
+    spec = _spec(architecture, read_nesting(checkpoint, ("ffn", "heads")))
 
     def load() -> torch.nn.Module:
         import torch
@@ -56,7 +56,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         from .prove_load import prove_factors, prove_kept
 
         stored = replace(architecture, layers=architecture.stored, kept={})
-        yield from prove_kept(checkpoint, architecture, (spec, _spec(stored, nested=False)), feeds)
+        yield from prove_kept(checkpoint, architecture, (spec, _spec(stored, Nesting())), feeds)
         yield from prove_factors(checkpoint, architecture, spec, feeds)
 
     return Architecture(
@@ -72,15 +72,6 @@ def read(checkpoint: Checkpoint) -> Architecture:
 
 
 FAMILY = Family("cost_eff", ("cost_eff",), read)
-
-
-def _nested(checkpoint: Checkpoint) -> bool:
-    nested = checkpoint.config.get("nested", False)
-    if type(nested) is not bool:
-        raise CheckpointError(
-            f"{checkpoint.folder / 'config.json'}: nested: expected true or false, got {nested!r:.80}"
-        )
-    return nested
 
 
 def _signature(checkpoint: Checkpoint, architecture: CostEffArchitecture) -> Signature:
@@ -108,7 +99,7 @@ def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
         del model.exits[layer]
 
 
-def _spec(architecture: CostEffArchitecture, nested: bool) -> ElasticSpec:
+def _spec(architecture: CostEffArchitecture, nesting: Nesting) -> ElasticSpec:
     axes = [Axis(DEPTH, len(architecture.layers), architecture.exits.layers)]
     slices = []
     min_depth = {}
@@ -136,4 +127,11 @@ def _spec(architecture: CostEffArchitecture, nested: bool) -> ElasticSpec:
                 ),
                 PrefixSlice(f"{block}.attention.output.dense.weight", 1, heads.name, architecture.head_size),
             ]
-    return ElasticSpec(tuple(axes), tuple(slices), nested, depth=len(architecture.layers), min_depth=min_depth)
+    return ElasticSpec(
+        tuple(axes),
+        tuple(slices),
+        nesting.nested,
+        depth=len(architecture.layers),
+        min_depth=min_depth,
+        granularities=nesting.granularities,
+    )

@@ -14,12 +14,11 @@ from typing import Any
 from ....errors import CheckpointError
 from ....strict import nearest
 from ...checkpoints.checkpoint import Checkpoint
+from ...hugging_face.transformers_config import read_classes, read_pad, refuse_unhonoured
 from .architecture import CostEffArchitecture, Widths
 from .sidecar import SIDECAR_NAME, Sidecar
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
-# What a BERT configuration may say that would make another model of it; left out, it says the same.
-_FIXED = {"position_embedding_type": "absolute", "is_decoder": False}
 _PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 # Heads of other tasks, exits that the sidecar does not list, and a buffer of old checkpoints.
 _IGNORED = re.compile(r"pooler\..+|cls\..+|exits\.\d+\.(?:weight|bias)|embeddings\.position_ids")
@@ -31,21 +30,28 @@ def read_architecture(checkpoint: Checkpoint, sidecar: Sidecar) -> CostEffArchit
 
     Raises CheckpointError for whatever is missing, or contradicts the rest.
     """
+    refuse_unhonoured(checkpoint)
     where = checkpoint.folder / SIDECAR_NAME
     depth = _number(checkpoint, "num_hidden_layers")
     if depth > len(checkpoint.tensors):  # or an absurd number would be counted through
         raise _misfit(checkpoint, f"num_hidden_layers {depth}, but the weights hold {len(checkpoint.tensors)} tensors")
-    for key, only in _FIXED.items():
-        if checkpoint.config.get(key, only) != only:
-            raise _misfit(checkpoint, f"{key}: expected {only!r}, got {checkpoint.config[key]!r:.80}")
+    if checkpoint.config.get("is_decoder", False) is not False:
+        raise _misfit(checkpoint, f"is_decoder: expected False, got {checkpoint.config['is_decoder']!r:.80}")
+    if checkpoint.config.keys() & {"num_labels", "id2label"} and read_classes(checkpoint) != sidecar.exits.classes:
+        raise _misfit(
+            checkpoint,
+            f"num_labels, id2label: {read_classes(checkpoint)} classes, but {SIDECAR_NAME} has exits of "
+            f"{sidecar.exits.classes}",
+        )
     if sidecar.exits.layers[-1] != depth:
         raise CheckpointError(
             f"{where}: exits: the last one is after layer {sidecar.exits.layers[-1]}, but config.json has "
             f"num_hidden_layers {depth}; a layer behind the last exit would never answer"
         )
-    vocabulary, pad = _number(checkpoint, "vocab_size"), _number(checkpoint, "pad_token_id", at_least=0)
-    if pad >= vocabulary:
-        raise _misfit(checkpoint, f"pad_token_id: expected a token of the vocabulary, 0..{vocabulary - 1}, got {pad}")
+    vocabulary = _number(checkpoint, "vocab_size")
+    pad = read_pad(checkpoint, vocabulary, default=None)
+    if pad is None:
+        raise _misfit(checkpoint, "pad_token_id: expected a token, which fills a row up to its bucket, got none")
     heads = _per_layer(checkpoint, "num_attention_heads", depth)
     ffn = _per_layer(checkpoint, "intermediate_size", depth)
     kept = {
