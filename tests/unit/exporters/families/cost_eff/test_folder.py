@@ -114,7 +114,7 @@ def test_a_configuration_that_cannot_be(tmp_path: Path, change: dict[str, Any], 
 
 def test_nested_is_true_or_false(tmp_path: Path) -> None:
     assert open_source(save_tiny(tmp_path / "nested", {"nested": True})).spec.trained_nested
-    with pytest.raises(CheckpointError, match="nested: expected true or false, got 'no'"):
+    with pytest.raises(CheckpointError, match="nested: expected true or false, got str 'no'"):
         open_source(save_tiny(tmp_path / "m", {"nested": "no"}))
 
 
