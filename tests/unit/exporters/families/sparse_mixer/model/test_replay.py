@@ -103,11 +103,11 @@ def test_equal_scores_make_equal_routes() -> None:
 @pytest.mark.parametrize(
     ("policy", "value", "message"),
     [
-        ("experts", 32, "decision routes.2: expected 0..31, got 32 at [0, 0, 1]"),
-        ("experts", -1, "decision routes.2: expected 0..31, got -1 at [0, 0, 1]"),
-        ("experts", None, r"decision routes.2: group 0, expert 0: took token {first} twice"),
-        ("prioritized", 4, "decision routes.2: expected -1..3, got 4 at [0, 1]"),
-        ("prioritized", -2, "decision routes.2: expected -1..3, got -2 at [0, 1]"),
+        ("experts", 32, "routes.2: expected 0..31, got 32 at [0, 0, 1]"),
+        ("experts", -1, "routes.2: expected 0..31, got -1 at [0, 0, 1]"),
+        ("experts", None, r"routes.2: group 0, expert 0: took token {first} twice"),
+        ("prioritized", 4, "routes.2: expected -1..3, got 4 at [0, 1]"),
+        ("prioritized", -2, "routes.2: expected -1..3, got -2 at [0, 1]"),
     ],
 )
 def test_a_choice_that_cannot_be(policy: str, value: int | None, message: str) -> None:
@@ -126,7 +126,7 @@ def test_more_tokens_than_slots() -> None:
     given["routes.1"] = torch.zeros(1, 32, dtype=torch.int64)
     with pytest.raises(ParityError) as error:
         replay(model, INPUTS, given)
-    assert str(error.value) == "decision routes.1: group 0, expert 0: took 32 tokens into 4 slots"
+    assert str(error.value) == "routes.1: group 0, expert 0: took 32 tokens into 4 slots"
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_another_count(policy: str, given: torch.Tensor, message: str) -> None:
     model = model_of(policy)
     with pytest.raises(ParityError) as error:
         replay(model, INPUTS, {**own_routes(model), "routes.1": given})
-    assert str(error.value) == f"decision routes.1: {message}"
+    assert str(error.value) == f"routes.1: {message}"
 
 
-def test_decisions_of_another_model() -> None:
+def test_routes_of_another_model() -> None:
     model = model_of("experts")
-    with pytest.raises(ParityError, match=r"decisions routes\.1, routes\.3: expected routes\.1, routes\.2"):
+    with pytest.raises(ParityError, match=r"routes routes\.1, routes\.3: expected routes\.1, routes\.2"):
         replay(model, INPUTS, {"routes.1": torch.zeros(1), "routes.3": torch.zeros(1)})
-    with pytest.raises(ParityError, match=r"decisions none: expected routes\.1, routes\.2"):
+    with pytest.raises(ParityError, match=r"routes none: expected routes\.1, routes\.2"):
         replay(model, INPUTS, {})
