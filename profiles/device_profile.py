@@ -174,8 +174,9 @@ def profile_data(profile: DeviceProfile) -> dict[str, Any]:
 
 
 def recorded_profile(profile: DeviceProfile) -> dict[str, Any]:
-    """``profile_data`` as manifests have it since their first schema, where the promotion order is called ``shape``."""
-    return {"shape" if key == "promotion_order" else key: value for key, value in profile_data(profile).items()}
+    """``profile_data`` as manifests have it since their first schema, under the keys of then."""
+    written = {new: old for old, new in _OLD_KEYS.items()}
+    return {written.get(key, key): value for key, value in profile_data(profile).items()}
 
 
 def profile_precisions(data: Mapping[str, Any]) -> tuple[Precision, ...]:

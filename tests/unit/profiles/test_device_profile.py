@@ -71,6 +71,7 @@ def test_variants_were_called_forms() -> None:
     profile = read_profile({**DATA, "variants": wanted}, "here")
     assert read_profile({**DATA, "forms": wanted}, "here") == profile
     assert "forms" not in profile_data(profile)
+    assert recorded_profile(profile)["forms"] == wanted
     with pytest.raises(ProfileError, match=r"^here: forms and variants are one key; write variants alone$"):
         read_profile({**DATA, "forms": wanted, "variants": wanted}, "here")
 
