@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...elastic import Submodel
-from ...errors import CheckpointError, PlanError
+from ...errors import CheckpointError, OutputError, PlanError
 from ...exporters.source import ModelSource, open_source
 from ...exporters.universal import load_universal
 from ...strict import structure, unstructure
@@ -28,6 +28,7 @@ from .texts import TextBatches, training_texts
 
 DEFAULT_LEVELS: Mapping[str, Sequence[float]] = {"ffn": RANKED_FRACTIONS}
 DEFAULT_MINUTES = 8.0
+_OUTCOME_FILE = "outcome.json"
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,13 @@ def nest(
     texts = training_texts(Path(text))
     clock = Clock(progress)
     with staged(Path(output), _key(source, fractions, texts, corpus, effort)) as stage:
+        if stage.is_published and not (stage.work / _OUTCOME_FILE).exists():  # stopped while it cleared its work
+            raise OutputError(f"{output}: exists already, made by a call with these arguments; its figures are gone")
         # Written last, so that an interrupted call that has it only has to publish.
         data = stage.once_json(
-            "outcome.json", lambda: unstructure(_nested(source, fractions, ladder, corpus, texts, effort, stage, clock))
+            _OUTCOME_FILE, lambda: unstructure(_nested(source, fractions, ladder, corpus, texts, effort, stage, clock))
         )
-    outcome = structure(_Outcome, data, "outcome.json", CheckpointError)
+    outcome = structure(_Outcome, data, _OUTCOME_FILE, CheckpointError)
     return NestReport(
         Path(output), outcome.levels, len(texts), len(corpus.held_out), outcome.steps, outcome.seconds, seed
     )

@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from ...runtime.bundle.seal import to_json
 from ...whole_file import sync_folder
 
 _KEY_FILE = "key.json"
+# Which files were published: the output may be moved away, and another put in its place, before the job goes on.
+_PUBLISHED_FILE = "published.json"
 _LOCK_FILE = ".lock"
 # safetensors writes into a file of the second form, which a killed process leaves.
 _UNFINISHED_PATTERNS = ("*.writing", ".tmp*")
@@ -100,6 +103,7 @@ def publish(stage: Stage, output: Path) -> None:
     with _disk_errors(output, every=True):
         for folder in (stage.folder, *(path for path in stage.folder.rglob("*") if path.is_dir())):
             sync_folder(folder)
+        write_synced(stage.work / _PUBLISHED_FILE, to_json(_written_files(stage.folder)))
         stage.folder.rename(output)
         sync_folder(output.parent)
 
@@ -120,14 +124,15 @@ def _locked(root: Path, output: Path) -> IO[str]:
     """The lock of the staging folder, which is made if it is missing; an output that exists gets none."""
     if os.path.lexists(output) and not root.exists():
         raise _exists(output)
-    if root.is_symlink() or (root.exists() and not _is_staging(root)):
+    if os.path.lexists(root) and not _is_staging(root):
         raise OutputError(f"{root}: not a folder that a compile left; remove it or choose another --output")
     root.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            lock = stack.enter_context((root / _LOCK_FILE).open("w"))
-            file_lock.take(lock.fileno())
-            held = os.path.samestat(os.fstat(lock.fileno()), (root / _LOCK_FILE).stat())
+            descriptor = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+            lock = stack.enter_context(os.fdopen(descriptor, "w"))
+            file_lock.take(descriptor)
+            held = os.path.samestat(os.fstat(descriptor), (root / _LOCK_FILE).lstat())
         except (BlockingIOError, FileNotFoundError):  # the second: it ended just now, and took its folder away
             held = False
         if not held:
@@ -137,8 +142,14 @@ def _locked(root: Path, output: Path) -> IO[str]:
 
 
 def _is_staging(root: Path) -> bool:
-    """Whether clearing ``root`` cannot take a user's own files."""
-    return root.is_dir() and ((root / _LOCK_FILE).is_file() or not any(root.iterdir()))
+    """Whether clearing ``root`` cannot take a user's own files, and no other user made it."""
+    status = root.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != getattr(os, "geteuid", lambda: status.st_uid)():
+        return False
+    try:
+        return stat.S_ISREG((root / _LOCK_FILE).lstat().st_mode)
+    except FileNotFoundError:
+        return not any(root.iterdir())
 
 
 def _prepared(root: Path, output: Path, key: bytes) -> Stage:
@@ -148,7 +159,7 @@ def _prepared(root: Path, output: Path, key: bytes) -> Stage:
     is_same = known.is_file() and known.read_bytes() == key
     if os.path.lexists(output):
         if not stage.folder.exists():  # it was published; or there was no stage before
-            if is_same:
+            if is_same and _is_published(stage, output):
                 return replace(stage, is_published=True)
             _remove(root)
         raise _exists(output)
@@ -169,6 +180,21 @@ def _prepared(root: Path, output: Path, key: bytes) -> Stage:
     return stage
 
 
+def _written_files(folder: Path) -> dict[str, list[int]]:
+    """Each file of ``folder`` by its path in it: which one it is, and when it was written. Renaming changes neither."""
+    files = ((path, path.lstat()) for path in sorted(folder.rglob("*")) if not path.is_dir())
+    return {str(path.relative_to(folder)): [now.st_ino, now.st_size, now.st_mtime_ns] for path, now in files}
+
+
+def _is_published(stage: Stage, output: Path) -> bool:
+    """Whether what was published is what stands at ``output``; plans may have come to it since."""
+    record = stage.work / _PUBLISHED_FILE
+    if not record.is_file() or output.is_symlink() or not output.is_dir():
+        return False
+    found = _written_files(output)
+    return all(found.get(name) == state for name, state in json.loads(record.read_bytes()).items())
+
+
 def _discard(root: Path) -> None:
     """Removes a staging folder with its work, as far as the system lets us."""
     with contextlib.suppress(OSError):
@@ -185,9 +211,9 @@ def _remove(root: Path) -> None:
 
 def _remove_all_but_the_lock(root: Path) -> None:
     work = root / "work"
-    kept = {root / _LOCK_FILE, work}
+    kept = {root / _LOCK_FILE, work, work / _KEY_FILE, work / _PUBLISHED_FILE}
     for entry in (*root.iterdir(), *(work.iterdir() if work.is_dir() else ())):
-        if entry not in kept and entry != work / _KEY_FILE:
+        if entry not in kept:
             _remove_entry(entry)
     if work.is_dir():
         shutil.rmtree(work)  # the key last: until then the same command knows what it had published
@@ -213,7 +239,14 @@ def _disk_errors(output: Path, every: bool = False) -> Iterator[None]:
         if failure.errno in _DISK_FULL_ERRORS:
             published = "" if os.path.lexists(output) else "; nothing was published"
             raise OutputError(f"{output}: the disk is full{published}") from failure
-        ours = failure.filename is None or str(failure.filename).startswith(str(output.parent))
-        if every or (failure.errno in _UNWRITABLE_ERRORS and ours):
+        if every or (failure.errno in _UNWRITABLE_ERRORS and _is_below(failure.filename, output)):
             raise OutputError(f"{output}: cannot be written ({failure.strerror or failure})") from failure
         raise
+
+
+def _is_below(name: object, output: Path) -> bool:
+    """Whether the file ``name`` of an error, if it has one, lies in the output or its staging folder."""
+    if name is None:
+        return True
+    path = Path(str(name)).absolute()
+    return any(path.is_relative_to(place.absolute()) for place in (output, _root(output)))

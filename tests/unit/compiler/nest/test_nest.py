@@ -13,6 +13,7 @@ import torch
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.nest import distill as distill_module
 from nestforge.compiler.nest.nest import NestReport, nest
+from nestforge.compiler.work import staging as staging_module
 from nestforge.errors import BundleCorruptError, CheckpointError, NestforgeError, OutputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
@@ -253,6 +254,27 @@ def test_an_output_that_exists_is_left_alone(ordinary: Ordinary, tmp_path: Path)
     with pytest.raises(OutputError, match="out: exists already; choose another --output or remove it"):
         nest(ordinary.model, ordinary.text, tmp_path / "out", steps=2)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_call_that_was_stopped_while_it_cleared_its_work_does_not_train_again(
+    ordinary: Ordinary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = staging_module._remove_entry
+
+    def stopped(entry: Path) -> None:
+        remove(entry)
+        if entry.name == "outcome.json":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging_module, "_remove_entry", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            nest(ordinary.model, ordinary.text, tmp_path / "out", steps=2)
+    stages: list[str] = []
+    with pytest.raises(OutputError, match="out: exists already, made by a call with these arguments"):
+        nest(ordinary.model, ordinary.text, tmp_path / "out", steps=2, progress=lambda stage, *_: stages.append(stage))
+    assert stages == []
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(

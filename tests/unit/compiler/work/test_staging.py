@@ -145,6 +145,33 @@ def test_what_another_job_had_published_is_refused_and_its_stage_removed(tmp_pat
     assert left(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("kind", ["empty", "copy", "changed", "link"])
+def test_what_stands_where_the_output_was_published_is_not_taken_for_it(tmp_path: Path, kind: str) -> None:
+    output, moved = tmp_path / "out", tmp_path / "moved"
+
+    def stopped(stage: Stage) -> None:
+        write_synced(stage.folder / "engine", b"1")
+        publish(stage, output)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_with(stopped, output)
+    match kind:
+        case "changed":
+            (output / "engine").write_bytes(b"2")
+        case _:
+            output.rename(moved)
+            if kind == "link":
+                output.symlink_to(moved)
+            elif kind == "copy":
+                shutil.copytree(moved, output)
+            else:
+                output.mkdir()
+    with pytest.raises(OutputError, match=r"out: exists already"):
+        staged(output, KEY).__enter__()
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_an_output_beside_unfinished_work_is_refused_and_both_are_kept(tmp_path: Path) -> None:
     interrupted(tmp_path / "out")
     (tmp_path / "out").mkdir()
@@ -214,6 +241,25 @@ def test_what_no_compile_left_is_never_cleared(tmp_path: Path, kind: str) -> Non
     assert (folder if kind == "folder" else mine).joinpath("thesis").exists()
 
 
+def test_a_lock_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    mine, root = tmp_path / "mine", tmp_path / "out.partial"
+    mine.write_text("precious")
+    root.mkdir()
+    (root / ".lock").symlink_to(mine)
+    with pytest.raises(OutputError, match=r"out\.partial: not a folder that a compile left"):
+        staged(tmp_path / "out", KEY).__enter__()
+    assert mine.read_text() == "precious"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_staging_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    stage = interrupted(tmp_path / "out")
+    os.chown(stage.folder.parent, 65534, -1)
+    with pytest.raises(OutputError, match=r"out\.partial: not a folder that a compile left"):
+        staged(tmp_path / "out", KEY).__enter__()
+    assert left(stage.folder) == [".tmpA1b2C3", "graph.writing", "weights"]
+
+
 def test_one_compile_at_a_time(tmp_path: Path) -> None:
     with staged(tmp_path / "out", KEY) as stage:
         (stage.folder / "engine").touch()
@@ -266,6 +312,24 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_empty_stage(
 def test_an_error_that_is_not_the_outputs_keeps_its_trace(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), staged(tmp_path / "out", KEY):
         (tmp_path / "gone").read_bytes()
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("output", ["out", "./out", "{}/out"])
+def test_a_refusal_of_the_disk_names_the_file_that_it_is_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    """Whether the output is relative or not; a model beside it is not the output."""
+    monkeypatch.chdir(tmp_path)
+    place = Path(output.format(tmp_path))
+    with (
+        pytest.raises(OutputError, match=r"out: cannot be written \(Permission denied\)$"),
+        staged(place, KEY) as stage,
+    ):
+        raise PermissionError(errno.EACCES, "Permission denied", str(stage.work / "x.json"))
+    for other in (tmp_path / "model" / "weights", tmp_path / "out2", Path("model")):
+        with pytest.raises(PermissionError), staged(place, KEY):
+            raise PermissionError(errno.EACCES, "Permission denied", str(other))
     assert left(tmp_path) == []
 
 
