@@ -12,7 +12,7 @@ from ...exporters.source import ModelSource
 from ...runtime.bundle.roles import Interface
 from ...runtime.consistency.array_samples import different_rows, read_array_samples
 from ...runtime.consistency.samples import ArraySamples
-from ...runtime.consistency.texts import MAX_TEXT_BYTES, keyed_texts
+from ...runtime.consistency.texts import keyed_texts
 from ...strict import unstructure
 
 CALIBRATION = 128
@@ -56,7 +56,7 @@ def read_corpus(path: Path) -> Corpus:
     the texts with the smallest hashes are used, a sample spread over the whole file.
     Raises CheckpointError for a missing, oversized or undecodable file, or too few texts.
     """
-    keyed = keyed_texts(path, CheckpointError, MAX_TEXT_BYTES)
+    keyed = keyed_texts(path, CheckpointError)
     calibration, held_out = split_parts(keyed)
     if min(len(held_out), len(calibration)) < _MIN_EXAMPLES:
         raise CheckpointError(

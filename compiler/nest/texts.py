@@ -13,7 +13,7 @@ import torch
 from ...errors import CheckpointError
 from ...exporters.signature import Signature
 from ...exporters.source import ModelSource
-from ...runtime.consistency.texts import MAX_TEXT_BYTES, keyed_texts
+from ...runtime.consistency.texts import keyed_texts
 from ...runtime.inputs.check_inputs import InputChecker
 from ...runtime.inputs.text import TextEncoder
 from ..examples.corpus import split_parts
@@ -26,7 +26,7 @@ _BATCHES_SORTED_TOGETHER = 16
 
 def training_texts(path: Path) -> list[str]:
     """Every text of the file ``path`` that no command holds out, shortest first. Raises CheckpointError."""
-    texts, _ = split_parts(keyed_texts(path, CheckpointError, MAX_TEXT_BYTES))
+    texts, _ = split_parts(keyed_texts(path, CheckpointError))
     return sorted(texts, key=lambda text: (len(text), text))
 
 

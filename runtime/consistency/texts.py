@@ -6,20 +6,13 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-MAX_TEXT_BYTES = 256 * 2**20
+from ..inputs.text_file import read_text_file
 
 
-def keyed_texts(
-    path: Path, error: Callable[[str], Exception], max_bytes: int = MAX_TEXT_BYTES
-) -> list[tuple[bytes, str]]:
+def keyed_texts(path: Path, error: Callable[[str], Exception]) -> list[tuple[bytes, str]]:
     """The different lines of a UTF-8 file that are not blank, without outer spaces, sorted by their SHA-256, with it.
 
-    Raises ``error(message)`` for a missing, oversized or undecodable file.
+    Raises ``error(message)`` for a file that ``read_text_file`` refuses.
     """
-    try:
-        if path.stat().st_size > max_bytes:
-            raise error(f"{path}: {path.stat().st_size} bytes, more than the {max_bytes} allowed")
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as failure:
-        raise error(f"{path}: expected a UTF-8 text file with one text per line ({failure})") from failure
+    lines = read_text_file(path, error).splitlines()
     return sorted((hashlib.sha256(text.encode()).digest(), text) for text in {line.strip() for line in lines} - {""})

@@ -74,7 +74,7 @@ ARGUMENTS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]]
     "text file missing": (
         lambda c: c.text(None),
         CheckpointError,
-        r"text.txt: expected a UTF-8 text file .*No such file",
+        r"text.txt: cannot be read \(No such file or directory\); expected a UTF-8 text file",
     ),
     "text file too small": (
         lambda c: c.text(b"one\ntwo\n"),
@@ -84,7 +84,7 @@ ARGUMENTS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]]
     "text file binary": (
         lambda c: c.text(bytes(range(256)) * 10),
         CheckpointError,
-        r"text.txt: expected a UTF-8 text file with one text per line",
+        r"text.txt: line 2: not UTF-8; expected a UTF-8 text file with one text per line",
     ),
 }
 

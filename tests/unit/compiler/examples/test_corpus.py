@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nestforge.compiler.examples import corpus as module
 from nestforge.compiler.examples.corpus import read_array_corpus, read_corpus
 from nestforge.errors import CheckpointError, InputError
 from nestforge.exporters.source import open_source
@@ -88,13 +87,13 @@ def test_what_is_no_corpus(tmp_path: Path, content: bytes | None, problem: str) 
 
 
 def test_a_folder_is_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="Is a directory"):
+    with pytest.raises(CheckpointError, match="expected a file, not a folder, a pipe or a device"):
         read_corpus(tmp_path)
 
 
 def test_a_file_of_absurd_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_TEXT_BYTES", 100)
-    with pytest.raises(CheckpointError, match=r"bytes, more than the 100 allowed$"):
+    monkeypatch.setattr("nestforge.runtime.inputs.text_file.MAX_TEXT_BYTES", 100)
+    with pytest.raises(CheckpointError, match=r"more than the 100 bytes allowed; split it$"):
         read_corpus(write(tmp_path / "t", numbered(300)))
 
 

@@ -17,11 +17,9 @@ def test_different_lines_in_the_order_of_their_hashes(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="none: expected a UTF-8 text file with one text per line"):
+    with pytest.raises(InputError, match=r"none: cannot be read \(No such file or directory\)"):
         keyed_texts(tmp_path / "none", InputError)
     path = tmp_path / "texts.txt"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"texts\.txt: expected a UTF-8 text file"):
+    with pytest.raises(InputError, match=r"texts\.txt: line 1: not UTF-8; expected a UTF-8 text file"):
         keyed_texts(path, InputError)
-    with pytest.raises(InputError, match=r"texts\.txt: 2 bytes, more than the 1 allowed"):
-        keyed_texts(path, InputError, max_bytes=1)
