@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
@@ -74,12 +75,11 @@ def test_long_texts_are_cut_to_what_the_model_and_the_training_take(ordinary: Or
 
 
 def test_an_input_that_does_not_come_from_text_is_refused(ordinary: Ordinary) -> None:
-    from dataclasses import replace
-
     source = ordinary.source
     entry = source.signature.text
     assert entry is not None
-    vars(source)["signature"] = replace(source.signature, text=replace(entry, type_ids=None))
+    signature = replace(source.signature, text=replace(entry, type_ids=None))
+    source = replace(source, architecture=replace(source.architecture, signature=signature))
     with pytest.raises(InputError, match="input token_type_ids: does not come from text"):
         TextBatches.of(source, ["the fox"])
 
