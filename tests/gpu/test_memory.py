@@ -12,7 +12,7 @@ import pytest
 from nestforge.runtime.bundle.open_bundle import Bundle
 from support.gpu_available import Results
 
-PROGRAM = Path(__file__).resolve().parents[1] / "gpu_memory.py"
+PROGRAM = Path(__file__).resolve().parents[1] / "support" / "gpu_memory.py"
 # cuBLAS keeps a workspace per session, up to 32 MB on Hopper, whatever the engines; here it keeps 16 kB.
 ENVIRONMENT = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":16:1"}
 

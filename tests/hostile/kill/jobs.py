@@ -208,7 +208,7 @@ _COMPILER = (
     "nestforge.exporters.families.bert.family",
     "torch.onnx._internal.exporter._core",
     "transformers.models.bert.modeling_bert",
-    "tiny_compile",
+    "support.tiny_compile",
 )
 # Quick ones first, each of some milliseconds; the last four take seconds each.
 JOBS = (
