@@ -143,6 +143,8 @@ class ElasticModel:
             if prompt is not None or prompt_name is not None:
                 raise InputError("prompt: applies to text only; its tokens belong into the arrays")
             feeds = inputs
+        elif isinstance(inputs, bytes | bytearray | memoryview):
+            raise InputError(f"expected arrays by input name, or text as str, got {type(inputs).__name__}; decode it")
         else:
             encoded, before = self._encode(inputs, request if truncate else Request(), truncate, prompt, prompt_name)
             feeds, truncated = encoded.feeds, encoded.truncated

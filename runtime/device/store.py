@@ -6,16 +6,14 @@ copy. A tensor goes over when the first engine that reads it opens, whole, so th
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from ...errors import BundleCorruptError
 from ..bundle.regular_file import FileIdentity
 from ..graphs.initializers import Initializer
-from ..graphs.weight_store import readable, tensor_spans
+from ..graphs.weight_store import readable, span_with, tensor_spans
 from ..inputs.arrays import Array
 from .device import Device
 from .dlpack import DeviceView
@@ -36,7 +34,6 @@ class DeviceStore:
         self._path, self._device = path, device
         with readable(path):
             self._spans = tensor_spans(path, FileIdentity.of(path.stat()))
-        self._begins = [begin for begin, _ in self._spans]
         self._addresses: dict[tuple[int, int], int] = {}
 
     @property
@@ -66,13 +63,7 @@ class DeviceStore:
             self._addresses.clear()
 
     def _address(self, one: Initializer, where: str) -> int:
-        number = bisect_right(self._begins, one.offset) - 1
-        begin, end = self._spans[number] if number >= 0 else (0, 0)
-        if one.offset + one.bytes > end:
-            raise BundleCorruptError(
-                f"{where}: initializer {one.name!r:.80}: bytes {one.offset} to {one.offset + one.bytes} are no tensor "
-                f"of {self._path.name}; fetch the bundle again, or compile it again"
-            )
+        begin, end = span_with(one, self._spans, self._path, where)
         inside = one.offset - begin
         if inside % _ALIGNMENT_BYTES:  # such as a row of stacked matrices with few, odd columns
             begin, end, inside = one.offset, one.offset + one.bytes, 0

@@ -6,14 +6,13 @@ Backends follow a graph to whatever file beside it an initializer names, hard li
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 
 from ...errors import BundleCorruptError
 from ..bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..bundle.regular_file import FETCH_AGAIN, identity_at, regular_file
 from .initializers import Initializer, external_initializers
-from .weight_store import tensor_spans
+from .weight_store import span_with, tensor_spans
 
 # Nodes and names; beside them a graph holds the initializers that the manifest counts as the engine's own.
 _MAX_NODES_BYTES = 16 * 2**20
@@ -48,11 +47,5 @@ def _require_tensors(bundle: Bundle, initializers: tuple[Initializer, ...], wher
     if identity is None:
         raise BundleCorruptError(f"{path}: missing; {FETCH_AGAIN}")
     spans = tensor_spans(path, identity)
-    begins = [begin for begin, _ in spans]
     for one in initializers:
-        number = bisect_right(begins, one.offset) - 1
-        if number < 0 or one.offset + one.bytes > spans[number][1]:
-            raise BundleCorruptError(
-                f"{where}: initializer {one.name!r:.80}: bytes {one.offset} to {one.offset + one.bytes} are no tensor "
-                f"of {WEIGHTS_NAME}; {FETCH_AGAIN}"
-            )
+        span_with(one, spans, path, where)

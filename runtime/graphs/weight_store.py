@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
 from ...errors import BundleCorruptError
 from ...strict import parse_json
 from ..bundle.regular_file import FETCH_AGAIN, FileIdentity, stream_sha256
+from .initializers import Initializer
 
 # Some 40,000 tensors; parsed, a header takes 15 times its bytes.
 _MAX_HEADER_BYTES = 4 * 2**20
@@ -41,6 +44,20 @@ def tensor_spans(path: Path, identity: FileIdentity) -> tuple[tuple[int, int], .
                     raise ValueError(f"{name}: outside the file")
                 spans.append((data + begin, data + end))
     return tuple(sorted(spans))
+
+
+def span_with(one: Initializer, spans: Sequence[tuple[int, int]], store: Path, where: str) -> tuple[int, int]:
+    """The tensor of ``store``, one of its ``spans``, that holds the initializer of the graph ``where``.
+
+    Raises BundleCorruptError where none does.
+    """
+    number = bisect_right(spans, one.offset, key=itemgetter(0)) - 1
+    if number < 0 or one.offset + one.bytes > spans[number][1]:
+        raise BundleCorruptError(
+            f"{where}: initializer {one.name!r:.80}: bytes {one.offset} to {one.offset + one.bytes} are no tensor of "
+            f"{store.name}; {FETCH_AGAIN}"
+        )
+    return spans[number]
 
 
 @contextmanager

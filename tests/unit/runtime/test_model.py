@@ -334,3 +334,9 @@ def test_no_memory_is_taken_for_shapes_that_the_engine_has_not(
     monkeypatch.setattr(InputChecker, "filled", lambda *_: pytest.fail("filled before the engine was opened"))
     with nestforge.load(own_bundle) as model, pytest.raises(BundleCorruptError, match="the manifest says"):
         model(feeds(1, 9), submodel="ffn16")
+
+
+@pytest.mark.parametrize("given", [b"hello", bytearray(b"hello"), memoryview(b"hello")])
+def test_bytes_are_no_text(tiny_bundle: Path, given: object) -> None:
+    with nestforge.load(tiny_bundle) as model, pytest.raises(InputError, match=r"or text as str, got .*; decode it"):
+        model(given)  # type: ignore[arg-type]
