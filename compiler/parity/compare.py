@@ -2,14 +2,21 @@
 
 What it is held against is the submodel in float64. Rule, of the difference ``d = engine - reference`` of one output:
 
-1. per element ``|d| <= atol * max(1, rms(reference)) + rtol * |reference|``,
-2. ``rms(d) <= rms limit * max(1, rms(reference))``: in fp32 a tenth of ``atol``, since small errors everywhere are a
+1. per element ``|d| <= atol * scale + rtol * |reference|``,
+2. ``rms(d) <= rms limit * scale`` of every part: in fp32 a tenth of ``atol``, since small errors everywhere are a
    fault where a single one is rounding,
-3. the angle between the two, as cosine similarity, at least ``min_cosine``.
+3. the angle between the two, as cosine similarity, at least ``min_cosine``,
+4. the size of every row (its rms) within that angle (in radians) of the reference's: what rounds may turn an output
+   and stretch it alike, and an angle alone does not see a scale that is missing.
+
+A part is the smallest of position, row and whole output that has 16 numbers, and its ``scale`` is its rms, at least a
+hundredth of the output's: fewer numbers may all be near zero by chance. A whole output of fewer, and one computed from
+another (below), has at least the scale 1. Where rows have fewer numbers, the fourth is asked of the output, if that has
+more than one.
 
 All must hold (numpy's rule; Polygraphy's default is abs OR rel, which lets a large error pass where the reference is
 large or small by chance). NaN or infinity in either side fails. Of an output computed from another one (an entropy from
-its logits) no angle is asked: entropies near zero have one that rounding turns at will.
+its logits) neither angle nor size is asked: entropies near zero have some that rounding turns at will.
 
 Tolerances grow with depth because every layer adds its own rounding: float32 has a unit roundoff of 6e-8, a dot product
 over a few thousand terms in another order moves a value of size 1 by about 1e-6, and LayerNorm keeps values near
@@ -17,9 +24,9 @@ size 1, so errors of layers add up and do not multiply. Measured on 6 layers of 
 
 Some models do multiply them: large gains or weights make a difference of one rounding into one of thousands. How much
 is measured, not guessed: PyTorch's own float32 on the same input has such an error too (``Rounding``). Where it takes
-up more than half of one of the limits, four times the rest is allowed on top; other models are judged by the limits
-alone. Where it exceeds a hundredth of the output, nothing that is worth the name would be proved, and the output is
-refused as ``unprovable``. docs/decisions/0017 has the measurements.
+up more than half of one of the limits at one place, four times the rest is allowed on top there; other places, and
+other models, are judged by the limits alone. Where it exceeds a hundredth of a row, nothing that is worth the name
+would be proved, and the output is refused as ``unprovable``. docs/decisions/0017 and 0020 have the measurements.
 """
 
 from __future__ import annotations
@@ -33,11 +40,14 @@ import numpy as np
 from ...profiles.precision import INTEGERS, Precision
 from ...runtime.bundle.manifest import ParityOutput, TensorSpec
 from ...runtime.inputs.arrays import Arrays
+from .rounding import ROUNDING_FACTOR, Rounding, Roundings, places, with_rounding
 
-# Two float32 computations of one value are off by as much in the mean, but either may be lucky.
-_ROUNDING_FACTOR = 4.0
-# Of an output's size: what PyTorch's float32 may be off by at most.
+# Of a row's size: what PyTorch's float32 may be off by at most.
 _MAX_ROUNDING = 0.01
+# So many numbers are not all near zero by chance, so that their own rms says what size they have.
+_ENOUGH = 16
+# Of an output's rms: the least scale of a part of it.
+_LEAST_SCALE = 0.01
 
 
 @dataclass(frozen=True)
@@ -50,39 +60,17 @@ class Tolerance:
     rms: float
 
     @property
+    def angle(self) -> float:
+        """For small angles a cosine is ``1 - angle^2 / 2``."""
+        return math.sqrt(2 * (1 - self.min_cosine))
+
+    @property
     def rule(self) -> str:
         return (
-            f"abs <= {self.atol:.3g} * max(1, rms) + {self.rtol:.3g} * |reference| per element, rms of it <= "
-            f"{self.rms:.3g} * max(1, rms), and cosine >= {self.min_cosine:g}, each wider by {_ROUNDING_FACTOR:g} "
-            "times what PyTorch's own float32 is off by beyond half of it"
+            f"abs <= {self.atol:.3g} * rms + {self.rtol:.3g} * |reference| per element, rms of it <= "
+            f"{self.rms:.3g} * rms, cosine >= {self.min_cosine:g}, and sizes of rows within {self.angle:.3g}, each "
+            f"wider by {ROUNDING_FACTOR:g} times what PyTorch's own float32 is off by there beyond half of it"
         )
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """What PyTorch's own float32 differs by from the reference, on one output of one case: at most, and rms."""
-
-    max_abs: float = 0.0
-    rms: float = 0.0
-
-    def worst(self, other: Rounding) -> Rounding:
-        return Rounding(max(self.max_abs, other.max_abs), max(self.rms, other.rms))
-
-
-Roundings = Mapping[str, Rounding]
-
-
-def widened(limit: float, own: float) -> float:
-    """``limit`` where PyTorch's ``own`` error takes up at most half of it; more of it where that takes up more."""
-    return limit + _ROUNDING_FACTOR * max(0.0, own - limit / 2)
-
-
-def rounding(reference: np.ndarray, float32: np.ndarray) -> Rounding:
-    """Of one output; infinite where ``float32`` is not finite."""
-    if not np.isfinite(float32).all():
-        return Rounding(float("inf"), float("inf"))
-    difference = float32.astype(np.float64) - reference
-    return Rounding(float(np.abs(difference).max(initial=0.0)), _rms(difference))
 
 
 # Per layer of depth, by the precision of the engine's graph; docs/precision.md shows what was measured. Integers are
@@ -107,11 +95,13 @@ def tolerance_for(precision: Precision, depth: int) -> Tolerance:
 @dataclass(frozen=True)
 class Comparison:
     """Worst figures of one output over all cases; falsy if the rule was broken in ``failed_case``, where PyTorch's own
-    float32 may be no reference (``unprovable``)."""
+    float32 may be no reference (``unprovable``). ``stretched`` is what the size of a row differs by there, relative to
+    it."""
 
     output: ParityOutput
     failed_case: str | None = None
     unprovable: bool = False
+    stretched: float = 0.0
 
     def __bool__(self) -> bool:
         return self.failed_case is None
@@ -121,12 +111,12 @@ class Comparison:
         if self.unprovable:
             return (
                 f"output {figures.name}, case {self.failed_case}: PyTorch's own float32 differs from its float64 by "
-                f"{figures.float32_max_abs:.3g} (rms {figures.float32_rms:.3g}), more than {_MAX_ROUNDING:.0%} of "
-                "the output; this model needs more than float32, and no comparison would prove anything"
+                f"{figures.float32_max_abs:.3g} (rms {figures.float32_rms:.3g}), in one of its rows by more than "
+                f"{_MAX_ROUNDING:.0%}; this model needs more than float32, and no comparison would prove anything"
             )
         return (
             f"output {figures.name}, case {self.failed_case}: max abs {figures.max_abs:.3g}, "
-            f"max rel {figures.max_rel:.3g}, cosine {figures.min_cosine:.7f}"
+            f"max rel {figures.max_rel:.3g}, cosine {figures.min_cosine:.7f}, size off by {self.stretched:.3g}"
         )
 
 
@@ -173,39 +163,104 @@ def judged(arrays: Arrays, outputs: Sequence[TensorSpec], precision: Precision, 
 
 
 def within(
-    reference: np.ndarray, found: np.ndarray, limit: Tolerance, own: Rounding | None = None, has_angle: bool = True
+    reference: np.ndarray,
+    found: np.ndarray,
+    limit: Tolerance,
+    own: Rounding | None = None,
+    has_angle: bool = True,
+    least_scale: float = 0.0,
 ) -> bool:
-    """Whether one array satisfies the rule, ``own`` being PyTorch's error on it."""
+    """Whether one array satisfies the rule, ``own`` being PyTorch's error on it.
+
+    ``least_scale`` is for what lies inside a model, where small values may be added to larger ones.
+    """
     if not _comparable(reference, found):
         return False
-    own = own or Rounding()
+    own, least = own or Rounding(), least_scale if has_angle else 1.0
     r, f = reference.astype(np.float64), found.astype(np.float64)
-    size = _rms(r)
-    scale = max(1.0, size)
-    allowed = widened(limit.atol * scale, own.max_abs) + limit.rtol * np.abs(r)
-    if not (np.abs(f - r) <= allowed).all() or not _rms(f - r) <= widened(limit.rms * scale, own.rms):
+    part = _dims_of_parts(r)
+    allowed = with_rounding(limit.atol * _scale(r, part, least), _spread(own.max_abs, r.ndim))
+    if not (np.abs(f - r) <= allowed + limit.rtol * np.abs(r)).all():
         return False
-    return not has_angle or _cosine(r, f) >= _least_cosine(limit, own, size)
+    part = min(part, np.ndim(own.rms))  # a single figure is that of the whole output
+    allowed = with_rounding(limit.rms * _scale(r, part, least), _pooled(own.rms, part, r.ndim))
+    if not (_rms_of(f - r, part) <= allowed).all():
+        return False
+    return not has_angle or (_cosine(r, f) >= _least_cosine(limit, own, _rms(r)) and _sizes_agree(r, f, limit, own))
 
 
 def unprovable(reference: np.ndarray, own: Rounding, has_angle: bool = True) -> bool:
-    """Whether PyTorch's own error is so large that equality with it says nothing."""
+    """Whether PyTorch's own error on a row is so large that equality with it says nothing."""
     if not np.isfinite(reference).all():
         return False  # which fails for itself
-    size = _rms(reference)
-    return not own.rms <= _MAX_ROUNDING * (size if has_angle else max(1.0, size))
+    row = min(_dims_of_rows(reference), np.ndim(own.rms))
+    size = _rms_of(reference, row)
+    allowed = _MAX_ROUNDING * (size if has_angle else np.maximum(1.0, size))
+    return not (_pooled(own.rms, row, reference.ndim) <= allowed).all()
+
+
+def _sizes_agree(r: np.ndarray, f: np.ndarray, limit: Tolerance, own: Rounding) -> bool:
+    if r.size == 1:
+        return True  # one number may be near zero by chance, and has no more than the first limit
+    row = _dims_of_rows(r)
+    size = _rms_of(r, row)
+    least = np.maximum(size, _LEAST_SCALE * _rms(r))
+    allowed = with_rounding(limit.angle * least, _pooled(own.rms, row, r.ndim))
+    return bool((np.abs(_rms_of(f, row) - size) <= allowed).all())
+
+
+def _stretched(r: np.ndarray, f: np.ndarray) -> float:
+    """What the size of a row differs by at most, relative to that of the reference."""
+    if not _comparable(r, f):
+        return math.inf
+    size, found = (_rms_of(array, _dims_of_rows(r)) for array in (r, f))
+    return float((np.abs(found - size) / np.maximum(size, np.finfo(np.float64).tiny)).max())
 
 
 def _least_cosine(limit: Tolerance, own: Rounding, size: float) -> float:
-    """For small angles a cosine is ``1 - angle^2 / 2``, and the angle the error over the ``size`` of the output."""
-    angle = math.sqrt(2 * (1 - limit.min_cosine))
-    beyond = widened(angle, own.rms / size if size else 0.0)
-    return limit.min_cosine if beyond == angle else 1 - beyond**2 / 2
+    """The angle that rounding explains is the error over the ``size`` of the output."""
+    beyond = float(with_rounding(np.float64(limit.angle), own.rms_of_all / size if size else 0.0))
+    return limit.min_cosine if beyond == limit.angle else 1 - beyond**2 / 2
+
+
+def _scale(r: np.ndarray, dims: int, least: float) -> np.ndarray:
+    """The size of every part, which the first ``dims`` dimensions number."""
+    if r.size < _ENOUGH:
+        dims, least = 0, 1.0
+    return np.asarray(np.maximum(_rms_of(r, dims), max(_LEAST_SCALE * _rms(r), least)))
+
+
+def _dims_of_parts(array: np.ndarray) -> int:
+    """How many leading dimensions number the parts."""
+    deepest = places(array)
+    return next((dims for dims in range(deepest, 0, -1) if math.prod(array.shape[dims:]) >= _ENOUGH), 0)
+
+
+def _dims_of_rows(array: np.ndarray) -> int:
+    """As of parts, without positions."""
+    return min(1, _dims_of_parts(array))
+
+
+def _rms_of(array: np.ndarray, dims: int) -> np.ndarray:
+    """Over all but the first ``dims`` dimensions, which are kept as ones."""
+    rest = tuple(range(dims, array.ndim))
+    return np.asarray(np.sqrt(np.mean(np.square(array, dtype=np.float64), axis=rest, keepdims=True)))
+
+
+def _spread(figures: np.ndarray | float, ndim: int) -> np.ndarray:
+    """Figures per place, to be used with an output of ``ndim`` dimensions."""
+    figures = np.asarray(figures)
+    return figures.reshape(*figures.shape, *[1] * (ndim - figures.ndim))
+
+
+def _pooled(rms: np.ndarray | float, dims: int, ndim: int) -> np.ndarray:
+    """The rms per place as that of parts, which the first ``dims`` dimensions number."""
+    return _rms_of(_spread(rms, ndim), dims)
 
 
 def max_difference(left: Sequence[Arrays], right: Sequence[Arrays]) -> float:
     """Largest absolute difference over all outputs and cases."""
-    return max(float(np.abs(a[name] - b[name]).max()) for a, b in zip(left, right, strict=True) for name in a)
+    return float(np.max([np.abs(a[name] - b[name]).max() for a, b in zip(left, right, strict=True) for name in a]))
 
 
 def _compare_output(
@@ -223,7 +278,7 @@ def _compare_output(
     # On failure the figures are those of the failed case, so that the message shows what broke the rule.
     chosen = list(range(len(cases))) if all(verdicts) else [verdicts.index(False)]
     pairs = [(reference[i].astype(np.float64), found[i].astype(np.float64)) for i in chosen]
-    torch_abs, torch_rms = max(own[i].max_abs for i in chosen), max(own[i].rms for i in chosen)
+    torch_abs, torch_rms = max(own[i].largest for i in chosen), max(own[i].rms_of_all for i in chosen)
     if not all(_comparable(r, f) for r, f in pairs):
         worst = ParityOutput(name, float("inf"), float("inf"), -1.0, float("inf"), torch_abs, torch_rms)
     else:
@@ -236,8 +291,10 @@ def _compare_output(
             torch_abs,
             torch_rms,
         )
-    failed = None if all(verdicts) else verdicts.index(False)
-    return Comparison(worst, None if failed is None else cases[failed], failed is not None and blind[failed])
+    if all(verdicts):
+        return Comparison(worst)
+    failed = verdicts.index(False)
+    return Comparison(worst, cases[failed], blind[failed], _stretched(*pairs[0]))
 
 
 def _comparable(r: np.ndarray, f: np.ndarray) -> bool:

@@ -12,8 +12,9 @@ import torch
 
 from ...exporters.universal import PREFIX
 from .cases import Case
-from .compare import Tolerance, rounding, within
+from .compare import Tolerance, within
 from .reference import Reference
+from .rounding import rounding
 
 NOWHERE = "no module alone breaks the rule; rounding grows over the whole depth"
 
@@ -42,7 +43,8 @@ def first_divergence(
         if case.rows is not None and len(values[0]) == batch:
             values = [array[: case.rows] for array in values]  # nobody reads what follows
         exact, own, found = values
-        if not within(exact, found, limit, rounding(exact, own)):
+        # One pass may be lucky at a place, and no other is made here: what float32 is off by anywhere counts.
+        if not within(exact, found, limit, rounding(exact, own).of_all, least_scale=1.0):
             return f"{name} (max abs {float(np.abs(exact - found).max()):.3g})"
     return NOWHERE
 

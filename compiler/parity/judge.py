@@ -36,7 +36,7 @@ class Verdict:
 
     @property
     def unprovable(self) -> bool:
-        return isinstance(self.broken, Comparison) and self.broken.unprovable
+        return self.broken is not None and self.broken.unprovable
 
 
 def judge(

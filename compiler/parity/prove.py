@@ -31,9 +31,9 @@ def prove(
     prove_load = universal.source.architecture.prove_load
     proofs = list(prove_load(cases[smallest][0].feeds)) if prove_load is not None else []
     for submodel in clock.each(chosen):
-        limit = tolerance_for(universal.source.precision(submodel), universal.spec.depth)
         if submodel.bits in (None, whole.bits):  # a slice of PyTorch's weights, whatever engines make of them
-            proofs += prove_slice(universal, submodel, references, cases[submodel.at(smallest)], limit)
+            proofs += prove_slice(universal, submodel, references, cases[submodel.at(smallest)])
+        limit = tolerance_for(universal.source.precision(submodel), universal.spec.depth)
         proofs += prove_exits(universal, bundle, submodel, references, cases, limit)
     for proof in proofs:
         if not proof.worst <= proof.limit:  # NaN fails too

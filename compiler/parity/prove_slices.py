@@ -11,13 +11,16 @@ from ...elastic import Submodel
 from ...exporters.universal import PREFIX, UniversalModel
 from ...runtime.bundle.manifest import Proof
 from .cases import Case
-from .compare import Tolerance
 from .float64 import float64_inputs, in_float64, widened
 from .reference import Reference, References
 
+# Of an output's size, whatever the precision of engines: both sides are PyTorch in float64, whose unit roundoff is
+# 1e-16. Measured: 3e-15. A model whose float32 is off by less than 1 %, the bound of the gate, stays below 1e-10.
+_LIMIT = 1e-9
+
 
 def prove_slice(
-    universal: UniversalModel, submodel: Submodel, references: References, cases: Sequence[Case], limit: Tolerance
+    universal: UniversalModel, submodel: Submodel, references: References, cases: Sequence[Case]
 ) -> Iterator[Proof]:
     """The proof for ``submodel``, in torch alone; none where it slices no parameters but by jointly normalised axes.
 
@@ -35,7 +38,7 @@ def prove_slice(
         for name, parameter in whole.named_parameters()
     }
     narrowed = references.of(submodel)
-    worst = 0.0
+    figures = []
     for case in cases:
         inputs = float64_inputs(case.feeds)
         with in_float64():
@@ -43,8 +46,8 @@ def prove_slice(
             found = case.read(_named(narrowed, narrowed.wide(*inputs)), narrowed.specs)
         for name, reference in expected.items():
             scale = max(1.0, float(np.sqrt(np.mean(np.square(reference)))))
-            worst = max(worst, float(np.abs(reference - found[name]).max()) / scale)
-    yield Proof("slice", submodel.id, len(cases), worst, limit.atol)
+            figures.append(np.abs(reference - found[name]).max() / scale)
+    yield Proof("slice", submodel.id, len(cases), float(np.max(figures)), _LIMIT)  # NaN if any is
 
 
 def _zeroed(universal: UniversalModel, name: str, data: torch.Tensor, submodel: Submodel) -> torch.Tensor:

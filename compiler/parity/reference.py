@@ -6,7 +6,8 @@ place of its own, and judges each by the scores that it has itself at that place
 
 Rule: no route is worse than PyTorch's own by a score gap of more than ``atol``, which is what rounding may move such a
 score by; and given the engine's routes, its outputs keep the rule of compare.py. A wrong route breaks the first part,
-an expert that computes something else or is added wrongly the second.
+an expert that computes something else or is added wrongly the second. Where PyTorch's own float32
+moves such a score by more than a hundredth, the rule would prove nothing, and the compile stops.
 
 Beside it stands what PyTorch's own float32 is off by, which widens the rule where a model amplifies rounding. One pass
 may be lucky: where an engine fails by it, more are made, of modules with weights moved by rounding.
@@ -29,13 +30,15 @@ from ...exporters.universal import UniversalModel
 from ...runtime.bundle.manifest import DecisionEntry, ParityDecision, TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
-from .compare import Rounding, Roundings, Tolerance, rounding
-from .compare import widened as widened_limit
+from .compare import Tolerance
 from .float64 import float64_inputs, in_float64, nudged, widened
 from .replayed import BrokenRoute, Replayed
+from .rounding import Rounding, Roundings, rounding, with_rounding
 
 # Passes with moved weights, where one does not explain what an engine is off by.
 _NUDGED_PASSES = 7
+# What PyTorch's float32 may move the score gap of a route by at most: scores that decide are probabilities.
+_MAX_GAP_ROUNDING = 0.01
 
 
 class Reference:
@@ -171,7 +174,11 @@ def _of_gaps(exact: JudgedRoutes, float32: JudgedRoutes) -> Rounding:
 
 
 def _broken(name: str, case: str, verdict: JudgedRoutes, atol: float, own: Rounding) -> BrokenRoute | None:
-    allowed = widened_limit(atol, own.max_abs)
+    if np.isfinite(verdict.score_gap) and own.largest > _MAX_GAP_ROUNDING:
+        moved = f"PyTorch's own float32 moves the score that decides by {own.largest:.3g}"
+        why = f"more than {_MAX_GAP_ROUNDING:g}; this model needs more than float32, and nothing would be proved"
+        return BrokenRoute(case, f"{name}, case {case}: {moved}, {why}", unprovable=True)
+    allowed = float(with_rounding(np.float64(atol), own.largest))
     if verdict.score_gap <= allowed < np.inf:  # written so that a gap that is no number breaks the rule
         return None
     worse = f"worse than PyTorch's own by {verdict.score_gap:.3g}, allowed {allowed:.3g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.parity import prove_exits as module
+from nestforge.compiler.parity.compare import tolerance_for
 from nestforge.compiler.parity.prove_exits import expected_exits
 from nestforge.errors import ParityError
 from nestforge.runtime.exits.policy import ExitPolicy
@@ -53,7 +55,8 @@ def test_like_a_loop_over_rows(entropy: np.ndarray, thresholds: tuple[float, flo
     ("wrong", "suite"),
     [
         (lambda index, tie: (index * 0 + 1, tie), "decision suite"),
-        (lambda index, tie: (index, tie | True), None),
+        (lambda index, tie: (index, tie | (np.arange(len(tie)) == 0)), None),
+        (lambda index, tie: (index, tie | True), "decision suite, .*: 7 of 7 rows .* prove where rows leave"),
     ],
 )
 def test_a_wrong_decision_stops_the_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong, suite) -> None:
@@ -67,3 +70,33 @@ def test_a_wrong_decision_stops_the_compile(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(ParityError, match=suite):
             compile_bundle(folder, board(), tmp_path / "b", include="budgets")
         assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("error", [1e-5, 3.0])
+def test_a_chain_that_lets_no_row_leave_is_found_or_nothing_is_proved(error: float) -> None:
+    rng = np.random.default_rng(0)
+    case = SimpleNamespace(name="c", request=None)
+    references = [SimpleNamespace(case=case, entropy=rng.uniform(0, 1, (3, 8)))]
+    chain = SimpleNamespace(run=lambda feeds, policy: SimpleNamespace(index=np.full(8, 2)))
+    policy = ExitPolicy((2.0, 2.0), name="all leave at once")
+    if error > 1:
+        with pytest.raises(ParityError, match="8 of 8 rows have an entropy within 3 of a threshold"):
+            module._decisions(chain, policy, references, error, "m")
+    else:
+        assert module._decisions(chain, policy, references, error, "m").worst == 8
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("off", [1e-3, np.nan])
+def test_a_row_is_composed_within_its_own_rounding(row: int, off: float) -> None:
+    """What PyTorch's float32 is off by in the first row alone widens the limit of no other."""
+    index, order = np.zeros(2, int), np.arange(2)
+    logits, limit = np.ones((2, 3)), tolerance_for("fp32", 2)
+    other = logits.copy()
+    other[row, 1] += off
+    pair = (SimpleNamespace(index=index, logits=logits), SimpleNamespace(index=index, logits=other), order)
+    own = np.array([[5e-4, 1e-7], [9.0, 9.0]])  # the second exit answers no row
+    reference = SimpleNamespace(entropy=np.zeros((2, 2)), own=own)
+    proof = module._composed([(reference, [pair])], ExitPolicy((1.0,)), 1e-6, limit, "m")
+    assert proof.limit == limit.atol
+    assert (proof.worst <= proof.limit) == (row == 0 and off == 1e-3)

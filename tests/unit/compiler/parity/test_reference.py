@@ -17,14 +17,17 @@ from nestforge.compiler.build import build_engine
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.build.templates import Templates
 from nestforge.compiler.graph.template import Template, emit
+from nestforge.compiler.parity import reference as module
 from nestforge.compiler.parity.cases import Case
 from nestforge.compiler.parity.compare import compare
 from nestforge.compiler.parity.engine_verdict import tolerance_of
 from nestforge.compiler.parity.reference import exact_outputs, replayed
+from nestforge.compiler.parity.rounding import Rounding
 from nestforge.compiler.verify import verify_bundle
 from nestforge.compiler.work.staging import Stage
 from nestforge.elastic import Bucket
 from nestforge.errors import ParityError
+from nestforge.exporters.family import JudgedRoutes
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
@@ -216,6 +219,24 @@ def test_routes_that_nothing_can_take_are_refused_by_name(
     tampered(monkeypatch, report(change, operand))
     with pytest.raises(ParityError, match=rf"engine \S+@b2-s16: case random-0: {message}"):
         built(builder)
+
+
+def test_a_route_that_float32_cannot_choose_is_refused_by_name() -> None:
+    """Whatever the gap is: an allowance of four times such a score gap would pass any route."""
+    judged = JudgedRoutes(0.03, "layer 1", made=1, differing=1, shares={})
+    assert module._broken("routes", "c", judged, 8e-6, Rounding(0.009)) is None
+    for own in (0.011, float("inf")):
+        broken = module._broken("routes", "c", judged, 8e-6, Rounding(own))
+        assert broken is not None
+        assert broken.unprovable
+        assert broken.describe() == (
+            f"routes, case c: PyTorch's own float32 moves the score that decides by {own:g}, more than 0.01; "
+            "this model needs more than float32, and nothing would be proved"
+        )
+    for gap in (float("nan"), float("inf")):
+        broken = module._broken("routes", "c", replace(judged, score_gap=gap), 8e-6, Rounding(float("nan")))
+        assert broken is not None
+        assert not broken.unprovable
 
 
 def test_routes_of_another_count_are_refused(builder: EngineBuilder) -> None:
