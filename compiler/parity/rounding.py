@@ -61,6 +61,6 @@ def places(array: np.ndarray) -> int:
     return min(2, max(1, array.ndim - 1), array.ndim)
 
 
-def with_rounding(limit: np.ndarray, own: np.ndarray | float) -> np.ndarray:
+def with_rounding(limit: np.ndarray | float, own: np.ndarray | float) -> np.ndarray:
     """``limit`` where PyTorch's ``own`` error takes up at most half of it; more of it where that takes up more."""
     return limit + ROUNDING_FACTOR * np.maximum(0.0, own - limit / 2)
