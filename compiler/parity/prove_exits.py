@@ -3,7 +3,8 @@
 Every bucket's engines are proven alone, and then together, where batches shrink from one bucket to another. Measured
 latencies, which choose buckets on a device, play no part here, so that equal compiles have equal proofs. Engines round,
 so an entropy within the measured error of its threshold may fall on either side: such near ties are left out of the
-comparison and listed. Where they are nearly all rows, nothing would be proved, and the compile says so.
+comparison and listed. Where engines are off by so much that nearly all rows are, nothing would be proved, and the
+compile says so.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from .segment_references import by_segment
 
 # A receipt's error is that of engines run shared at one shape; packed, and in smaller batches, they round otherwise.
 _ENTROPY_ERROR_FACTOR = 2.0
-# Of the rows of all cases: fewer that are no near ties prove nothing.
+# Of the rows of all cases: fewer that are no near ties prove nothing where entropies are off by more than this of ln C.
+# Where they are not, rows are near ties since their entropies are equal, such as 0 at a saturated exit.
 _LEAST_SHARE_CHECKED = 0.25
+_MAX_ENTROPY_ERROR = 0.1
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def prove_exits(
         subject = f"{submodel.id}@{bucket.label}"
         with _chain(bundle, submodel, [engine for engine in segments if engine.bucket == bucket]) as chain:
             for policy in policies:
-                yield _decisions(chain, policy, references, error, subject)
+                yield _decisions(chain, policy, references, error, entry.classes, subject)
             yield _extremes(chain, references, entry.classes, subject)
             if bucket.batch > 1:
                 pairs = partial(_neighbours, chain, policies[0])
@@ -108,11 +111,16 @@ def _chain(bundle: Bundle, submodel: Submodel, engines: Sequence[EngineEntry]) -
 
 
 def _decisions(
-    chain: ExitChain, policy: ExitPolicy, references: Sequence[_Reference], error: float, subject: str
+    chain: ExitChain,
+    policy: ExitPolicy,
+    references: Sequence[_Reference],
+    error: float,
+    classes: int,
+    subject: str,
 ) -> Proof:
     """Exit by exit, row by row, as PyTorch's entropies have it.
 
-    Raises ParityError where nearly every row is a near tie.
+    Raises ParityError where nearly every row is a near tie because engines are off by much.
     """
     checked = differing = rows = 0
     ties: list[str] = []
@@ -123,7 +131,7 @@ def _decisions(
         checked += int((~tie).sum())
         differing += int((found != expected)[~tie].sum())
         ties += [f"case {reference.case.name}, row {row}" for row in np.flatnonzero(tie)]
-    if checked < _LEAST_SHARE_CHECKED * rows:
+    if checked < _LEAST_SHARE_CHECKED * rows and error > _MAX_ENTROPY_ERROR * math.log(classes):
         raise ParityError(
             f"decision suite, {subject}, {policy.name}: {rows - checked} of {rows} rows have an entropy within "
             f"{error:.3g} of a threshold, {_ENTROPY_ERROR_FACTOR:g} times what engines are off by; no comparison would "

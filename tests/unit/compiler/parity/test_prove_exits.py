@@ -56,7 +56,7 @@ def test_like_a_loop_over_rows(entropy: np.ndarray, thresholds: tuple[float, flo
     [
         (lambda index, tie: (index * 0 + 1, tie), "decision suite"),
         (lambda index, tie: (index, tie | (np.arange(len(tie)) == 0)), None),
-        (lambda index, tie: (index, tie | True), "decision suite, .*: 7 of 7 rows .* prove where rows leave"),
+        (lambda index, tie: (index, tie | True), None),
     ],
 )
 def test_a_wrong_decision_stops_the_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong, suite) -> None:
@@ -81,9 +81,9 @@ def test_a_chain_that_lets_no_row_leave_is_found_or_nothing_is_proved(error: flo
     policy = ExitPolicy((2.0, 2.0), name="all leave at once")
     if error > 1:
         with pytest.raises(ParityError, match="8 of 8 rows have an entropy within 3 of a threshold"):
-            module._decisions(chain, policy, references, error, "m")
+            module._decisions(chain, policy, references, error, 3, "m")
     else:
-        assert module._decisions(chain, policy, references, error, "m").worst == 8
+        assert module._decisions(chain, policy, references, error, 3, "m").worst == 8
 
 
 @pytest.mark.parametrize("row", [0, 1])

@@ -27,8 +27,8 @@ from nestforge.compiler.verify import verify_bundle
 from nestforge.compiler.work.staging import Stage
 from nestforge.elastic import Bucket
 from nestforge.errors import ParityError
-from nestforge.exporters.family import JudgedRoutes
 from nestforge.exporters.ranking import permute_axis
+from nestforge.exporters.routing import JudgedRoutes
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
