@@ -360,14 +360,15 @@ def test_what_is_damaged_on_its_way_to_the_disk_is_not_published(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last look is at the written files, through the runtime."""
-    real = compile.write_build_record
+    real = compile.write_manifest
 
-    def damaged(stage: Any, *arguments: Any) -> None:
-        real(stage, *arguments)
+    def damaged(stage: Any, *arguments: Any) -> Any:
+        manifest = real(stage, *arguments)
         path = next(stage.folder.glob("*.onnx"))
         path.write_bytes(path.read_bytes()[:-1] + b"\x00")
+        return manifest
 
-    monkeypatch.setattr(compile, "write_build_record", damaged)
+    monkeypatch.setattr(compile, "write_manifest", damaged)
     with pytest.raises(BundleCorruptError, match=r"\.onnx: sha256 "):
         compile_bundle(model, board(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -42,6 +43,15 @@ def test_what_work_raises_is_raised_where_it_was_handed_over(thread: DeviceThrea
     assert thread.perform(lambda: 3) == 3
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts what runs in the background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_who_is_interrupted_waits_until_the_work_no_longer_reads_its_memory(thread: DeviceThread) -> None:
     begun, ended = threading.Event(), threading.Event()
 
