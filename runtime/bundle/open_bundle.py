@@ -134,7 +134,7 @@ def _read_json(path: Path) -> tuple[bytes, FileIdentity]:
     with regular_file(path) as (file, identity):
         if identity.size > MAX_JSON_BYTES:
             raise BundleFormatError(f"{path}: {identity.size} bytes, more than the {MAX_JSON_BYTES} allowed")
-        return file.read(MAX_JSON_BYTES + 1), identity
+        return file.read(identity.size), identity
 
 
 def _require_hash(path: Path, file: io.BufferedReader, expected: str) -> None:

@@ -28,7 +28,7 @@ def store_initializers(bundle: Bundle, engine: EngineEntry) -> tuple[Initializer
         allowed = engine.private_bytes + _MAX_NODES_BYTES
         if identity.size > allowed:
             raise BundleCorruptError(f"{path}: {identity.size} bytes, more than the {allowed} of such an engine")
-        graph = file.read(allowed)
+        graph = file.read(identity.size)  # for a larger number, memory for all of it would be taken
     expected = bundle.sha256(engine.file)
     if expected is not None and engine.file not in bundle.hashed:  # an engine that is being built has no entry yet
         digest = hashlib.sha256(graph).hexdigest()

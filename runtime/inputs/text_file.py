@@ -9,6 +9,7 @@ from ...errors import InputError
 from .npz import open_regular
 
 MAX_TEXT_BYTES = 2**30
+_BLOCK_BYTES = 2**20
 _EXPECTED = "expected a UTF-8 text file with one text per line"
 
 
@@ -20,7 +21,9 @@ def read_text_file(path: Path, error: Callable[[str], Exception] = InputError) -
     """
     try:
         with open_regular(path) as file:
-            raw = file.read(MAX_TEXT_BYTES + 1)
+            raw = bytearray()  # to be read at once, memory for the most allowed would be taken
+            while len(raw) <= MAX_TEXT_BYTES and (block := file.read(_BLOCK_BYTES)):
+                raw += block
     except InputError as failure:
         raise error(f"{failure}; {_EXPECTED}") from failure
     except OSError as failure:
@@ -30,4 +33,4 @@ def read_text_file(path: Path, error: Callable[[str], Exception] = InputError) -
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as failure:
-        raise error(f"{path}: line {raw[: failure.start].count(10) + 1}: not UTF-8; {_EXPECTED}") from failure
+        raise error(f"{path}: line {raw.count(10, 0, failure.start) + 1}: not UTF-8; {_EXPECTED}") from failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -97,3 +98,14 @@ def test_the_cache_of_mapped_engines_is_not_filled_from_damaged_weights(own_bund
         else:
             with runner:
                 pass
+
+
+def test_a_graph_takes_memory_for_itself_alone(tiny_bundle: Path) -> None:
+    """Many threads open engines at once: what the largest graph may be is no memory that each takes."""
+    bundle = open_bundle(tiny_bundle)
+    tracemalloc.start()
+    try:
+        store_initializers(bundle, bundle.manifest.engines[0])
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,13 @@ def test_what_is_missing_or_not_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(b"a\nb\n\xff\n")
     with pytest.raises(InputError, match="t: line 3: not UTF-8; expected a UTF-8 text file with one text per line"):
         read_text_file(tmp_path / "t")
+
+
+def test_a_file_takes_memory_for_itself_alone(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("a\n")
+    tracemalloc.start()
+    try:
+        read_text_file(tmp_path / "t")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
