@@ -73,7 +73,9 @@ def test_each_refusal_is_one_line(compiled: Any, texts: Path, tmp_path: Path) ->
     few.write_text("the fox\n" * 100)
     assert error_of(compiled.bundle, "--text", few).startswith(f"{few}: 1 different texts, one per line; expected")
     missing = tmp_path / "no.txt"
-    assert error_of(compiled.bundle, "--text", missing).startswith(f"{missing}: expected a UTF-8 text file")
+    assert error_of(compiled.bundle, "--text", missing).startswith(
+        f"{missing}: cannot be read (No such file or directory); expected a UTF-8 text"
+    )
     assert error_of(compiled.bundle, "--data", texts).startswith(f"{texts}: expected an NPZ file of plain arrays")
     assert "no submodel 'Q' in this bundle" in error_of(compiled.bundle, "--text", texts, "--submodel", "Q")
     long = {name: np.ones((30, 9), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
