@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from pathlib import Path
 
 import click
@@ -13,10 +12,11 @@ from ..console import print_json, print_table, working
 from .harness import Row
 
 
-def benchmarks() -> list[str]:
-    """Names of the benchmarks: the modules ``bench_*`` of this folder."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return sorted(module.name.removeprefix("bench_") for module in found if module.name.startswith("bench_"))
+def benchmarks() -> dict[str, str]:
+    """The module of each benchmark by its name: ``bench_NAME`` in a folder of this one."""
+    root = Path(__file__).parent
+    found = {path.stem.removeprefix("bench_"): path for path in root.glob("*/bench_*.py")}
+    return {name: f"{__package__}.{path.parent.name}.{path.stem}" for name, path in sorted(found.items())}
 
 
 @click.command()
@@ -25,11 +25,12 @@ def benchmarks() -> list[str]:
 def main(names: tuple[str, ...], as_json: bool) -> None:
     """Run benchmarks NAMES, or all of them. Exit code 1 if a bar is missed."""
     rows: list[Row] = []
-    chosen = list(names) or benchmarks()
+    modules = benchmarks()
+    chosen = names or tuple(modules)
     with working() as progress:
         for done, name in enumerate(chosen):
             progress("benchmarks", done, len(chosen))
-            rows += importlib.import_module(f"{__package__}.bench_{name}").run()
+            rows += importlib.import_module(modules[name]).run()
         progress("benchmarks", len(chosen), len(chosen))
     if as_json:
         print_json(rows)

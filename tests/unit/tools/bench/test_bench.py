@@ -33,7 +33,7 @@ def run_with(monkeypatch: pytest.MonkeyPatch, rows: list[Row], *arguments: str) 
 
 
 def test_every_figure_of_the_table_has_a_benchmark() -> None:
-    assert runner.benchmarks() == NAMES
+    assert list(runner.benchmarks()) == NAMES
 
 
 def test_without_a_name_all_run_and_a_missed_bar_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

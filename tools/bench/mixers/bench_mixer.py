@@ -7,13 +7,13 @@ from pathlib import Path
 
 import onnx
 
-from ...elastic import Bucket
-from ...exporters.families.sparse_mixer.folder import load_model
-from ...runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
-from ...runtime.bundle.open_bundle import Bundle, open_bundle
-from .harness import Row, interleaved, ratio
+from ....elastic import Bucket
+from ....exporters.families.sparse_mixer.folder import load_model
+from ....runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ....runtime.bundle.open_bundle import Bundle, open_bundle
+from ..harness import Row, interleaved, ratio
+from ..subjects import CORES, eager_call, packed
 from .mixer_subjects import EIGHT, ONE, mixer_bundle, mixer_folder, peer_bundle
-from .subjects import CORES, eager_call, packed
 
 # Capacity in percent to the model's name and the speed-up that the paper publishes.
 _PUBLISHED = {100: ("Sparse Mixer Base", 1.61), 50: ("Fast Sparse Mixer Base", 1.98)}

@@ -6,10 +6,10 @@ import json
 import subprocess
 import sys
 
-from ...runtime.bundle.open_bundle import open_bundle
-from ...runtime.engines.measure import memory_use
-from .harness import Row
-from .subjects import CORES, bert_base, bert_base_bundle
+from ....runtime.bundle.open_bundle import open_bundle
+from ....runtime.engines.measure import memory_use
+from ..harness import Row
+from ..subjects import CORES, bert_base, bert_base_bundle
 
 _ALONE = """
 import json, sys

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from ... import load
-from ...runtime.inputs.feeds import random_feeds
-from .harness import Row, milliseconds
-from .subjects import CORES, tiny_bundle
+from .... import load
+from ....runtime.inputs.feeds import random_feeds
+from ..harness import Row, milliseconds
+from ..subjects import CORES, tiny_bundle
 
 _ROUNDS, _PAIRS = 10, 100
 

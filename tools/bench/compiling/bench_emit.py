@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from .harness import Row, milliseconds
-from .subjects import bert_base, export_plain
+from ..harness import Row, milliseconds
+from ..subjects import bert_base, export_plain
 
 _HALF = "ffn1536-heads6"
 

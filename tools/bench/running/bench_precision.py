@@ -7,17 +7,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from ...compiler.compile import compile_bundle
-from ...elastic import Bucket
-from ...exporters.source import open_source
-from ...exporters.universal import load_universal
-from ...profiles.device_profile import BudgetSpec
-from ...profiles.precision import Precision
-from ...runtime.bundle.open_bundle import Bundle, open_bundle
-from ..demo.checkpoint import demo_checkpoint
-from ..demo.corpus import write_corpus
-from .harness import Row, interleaved, ratio
-from .subjects import CACHE, CORES, eager_call, elsewhere, packed
+from ....compiler.compile import compile_bundle
+from ....elastic import Bucket
+from ....exporters.source import open_source
+from ....exporters.universal import load_universal
+from ....profiles.device_profile import BudgetSpec
+from ....profiles.precision import Precision
+from ....runtime.bundle.open_bundle import Bundle, open_bundle
+from ...demo.checkpoint import demo_checkpoint
+from ...demo.corpus import write_corpus
+from ..harness import Row, interleaved, ratio
+from ..subjects import CACHE, CORES, eager_call, elsewhere, packed
 
 _BUCKETS = (Bucket(1, 32), Bucket(1, 128), Bucket(8, 128))
 # 4 bits are for memory, and must cost no time.

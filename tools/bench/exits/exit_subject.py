@@ -9,20 +9,20 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ...compiler.compile import compile_bundle
-from ...elastic import Bucket
-from ...errors import CheckpointError
-from ...profiles.load_profile import load_profile
-from ...runtime.bundle.manifest import EngineEntry
-from ...runtime.bundle.open_bundle import Bundle, open_bundle
-from ...runtime.calibrate.budget import parse_budget
-from ...runtime.calibrate.calibrate import calibrate
-from ...runtime.calibrate.data import read_data, split
-from ...runtime.exits.calibration import CalibratedPolicy
-from ...runtime.inputs.text import TextEncoder
-from ..demo.exit_report import read_texts
-from ..demo.exits import FOLDER
-from ..demo.steps import is_made_from
+from ....compiler.compile import compile_bundle
+from ....elastic import Bucket
+from ....errors import CheckpointError
+from ....profiles.load_profile import load_profile
+from ....runtime.bundle.manifest import EngineEntry
+from ....runtime.bundle.open_bundle import Bundle, open_bundle
+from ....runtime.calibrate.budget import parse_budget
+from ....runtime.calibrate.calibrate import calibrate
+from ....runtime.calibrate.data import read_data, split
+from ....runtime.exits.calibration import CalibratedPolicy
+from ....runtime.inputs.text import TextEncoder
+from ...demo.exit_report import read_texts
+from ...demo.exits import FOLDER
+from ...demo.steps import is_made_from
 
 # Texts are cut to 64 tokens, as they were in training; published costs are of 128.
 SEQUENCE, LONGEST = 64, 128

@@ -11,15 +11,15 @@ from functools import partial
 
 import numpy as np
 
-from ... import load
-from ...runtime.bundle.open_bundle import Bundle
-from ...runtime.calibrate.measure import measured_figure, spread, time_in_turns
-from ...runtime.exits.choice import OFF, AskedExits
-from ...runtime.exits.policy import ExitPolicy
-from ...runtime.inputs.arrays import Array
-from ...runtime.model import ElasticModel
+from .... import load
+from ....runtime.bundle.open_bundle import Bundle
+from ....runtime.calibrate.measure import measured_figure, spread, time_in_turns
+from ....runtime.exits.choice import OFF, AskedExits
+from ....runtime.exits.policy import ExitPolicy
+from ....runtime.inputs.arrays import Array
+from ....runtime.model import ElasticModel
+from ..harness import Row
 from .exit_subject import calibrated, exits_bundle, unseen
-from .harness import Row
 
 _SHARES = (0.5, 0.7)
 _MEAN = "mean_latency_ms"

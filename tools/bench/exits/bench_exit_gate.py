@@ -9,15 +9,15 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from ...runtime.bundle.manifest import EngineEntry
-from ...runtime.engines.pool import EnginePool
-from ...runtime.exits.batch_plan import BatchPlan
-from ...runtime.exits.chain import ExitChain
-from ...runtime.exits.host_workspace import HostWorkspace
-from ...runtime.inputs.arrays import Array
+from ....runtime.bundle.manifest import EngineEntry
+from ....runtime.engines.pool import EnginePool
+from ....runtime.exits.batch_plan import BatchPlan
+from ....runtime.exits.chain import ExitChain
+from ....runtime.exits.host_workspace import HostWorkspace
+from ....runtime.inputs.arrays import Array
+from ..harness import Row, milliseconds
+from ..subjects import CORES
 from .exit_subject import deepest, exits_bundle, half_the_flops, requests
-from .harness import Row, milliseconds
-from .subjects import CORES
 
 _BATCH, _REQUESTS, _RUNS = 32, 20, 15
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from ... import load
-from ...exporters.source import open_source
-from ...exporters.universal import load_universal
-from ...runtime.answer import Answer
-from ...runtime.model import ElasticModel
+from .... import load
+from ....exporters.source import open_source
+from ....exporters.universal import load_universal
+from ....runtime.answer import Answer
+from ....runtime.model import ElasticModel
+from ..harness import Row, interleaved, ratio
+from ..subjects import CORES
 from .exit_subject import EXITS, exits_bundle, half_the_flops, model_folder, requests
-from .harness import Row, interleaved, ratio
-from .subjects import CORES
 
 _REQUESTS = {1: 100, 32: 10}
 _ROUNDS = 7

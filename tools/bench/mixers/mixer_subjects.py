@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from ...compiler.compile import compile_bundle
-from ...elastic import Bucket
-from ...exporters.families.sparse_mixer.architecture.presets import PRESETS
-from ...exporters.families.sparse_mixer.folder import save_model
-from ...exporters.families.sparse_mixer.model.encoder import SparseMixer
-from .subjects import CACHE, elsewhere
+from ....compiler.compile import compile_bundle
+from ....elastic import Bucket
+from ....exporters.families.sparse_mixer.architecture.presets import PRESETS
+from ....exporters.families.sparse_mixer.folder import save_model
+from ....exporters.families.sparse_mixer.model.encoder import SparseMixer
+from ..subjects import CACHE, elsewhere
 
 ONE, EIGHT = Bucket(1, 512), Bucket(8, 512)
 

@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...compiler.graph.store import read_store, save_tensors
-from ...compiler.graph.template import emit, make_template
-from ...compiler.planning.variants import chosen_variants
-from ...elastic import Bucket, ElasticSpec
-from ...exporters.families.sparse_mixer.architecture.capacity import capacity
-from ...exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
-from ...exporters.families.sparse_mixer.architecture.presets import PRESETS
-from ...exporters.families.sparse_mixer.model.moe import MoE
-from ...exporters.families.sparse_mixer.model.static_moe import StaticMoE
-from ...exporters.source import open_source
-from ...exporters.tracing.trace import trace
-from ...profiles.measure_rates import measure_host_rates
-from ...profiles.probe_host import host_profile
-from ...runtime.bundle.manifest import WEIGHTS_NAME, TensorSpec
-from .harness import Row, interleaved, ratio
-from .subjects import CACHE, CORES, default_session
+from ....compiler.graph.store import read_store, save_tensors
+from ....compiler.graph.template import emit, make_template
+from ....compiler.planning.variants import chosen_variants
+from ....elastic import Bucket, ElasticSpec
+from ....exporters.families.sparse_mixer.architecture.capacity import capacity
+from ....exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
+from ....exporters.families.sparse_mixer.architecture.presets import PRESETS
+from ....exporters.families.sparse_mixer.model.moe import MoE
+from ....exporters.families.sparse_mixer.model.static_moe import StaticMoE
+from ....exporters.source import open_source
+from ....exporters.tracing.trace import trace
+from ....profiles.measure_rates import measure_host_rates
+from ....profiles.probe_host import host_profile
+from ....runtime.bundle.manifest import WEIGHTS_NAME, TensorSpec
+from ..harness import Row, interleaved, ratio
+from ..subjects import CACHE, CORES, default_session
 
 _PRESET = "sparse-mixer-base"
 # Of the speed-up that leaving out all but one expert's work would be.

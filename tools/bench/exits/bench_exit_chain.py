@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ... import load
-from ...elastic import Bucket
-from ...runtime.exits.choice import OFF
-from ...runtime.exits.policy import closed
-from ...runtime.inputs.feeds import random_feeds
-from ...runtime.model import ElasticModel
+from .... import load
+from ....elastic import Bucket
+from ....runtime.exits.choice import OFF
+from ....runtime.exits.policy import closed
+from ....runtime.inputs.feeds import random_feeds
+from ....runtime.model import ElasticModel
+from ..harness import Row, interleaved, ratio
 from .exit_subject import BATCHES, EXITS, LONGEST, exits_bundle
-from .harness import Row, interleaved, ratio
 
 _ROUNDS = {1: 60, 8: 30, 32: 15}
 

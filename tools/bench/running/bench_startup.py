@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from .harness import Row, milliseconds
-from .subjects import bert_base_bundle, minilm_bundle
+from ..harness import Row, milliseconds
+from ..subjects import bert_base_bundle, minilm_bundle
 
 _ANSWER = """
 import sys, numpy, nestforge.runtime, nestforge

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...runtime.bundle.manifest import WEIGHTS_NAME
-from ...runtime.bundle.open_bundle import open_bundle
-from .harness import Row
-from .subjects import bert_base_bundle
+from ....runtime.bundle.manifest import WEIGHTS_NAME
+from ....runtime.bundle.open_bundle import open_bundle
+from ..harness import Row
+from ..subjects import bert_base_bundle
 
 
 def run() -> list[Row]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from statistics import median
 
-from ... import load
-from ...runtime.inputs.feeds import random_feeds
-from .harness import Row, milliseconds
-from .subjects import CORES, minilm_bundle
+from .... import load
+from ....runtime.inputs.feeds import random_feeds
+from ..harness import Row, milliseconds
+from ..subjects import CORES, minilm_bundle
 
 _ROUNDS, _PAIRS = 10, 200
 

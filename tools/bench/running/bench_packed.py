@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .harness import Row, interleaved, ratio
-from .subjects import CORES, Subject, bert_base, bert_base_bundle, default_session, minilm, minilm_bundle, packed
+from ..harness import Row, interleaved, ratio
+from ..subjects import CORES, Subject, bert_base, bert_base_bundle, default_session, minilm, minilm_bundle, packed
 
 
 def run() -> list[Row]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from ...runtime.bundle.open_bundle import Check
-from ...runtime.model import load
-from .harness import Row, interleaved, ratio
-from .subjects import minilm_bundle
+from ....runtime.bundle.open_bundle import Check
+from ....runtime.model import load
+from ..harness import Row, interleaved, ratio
+from ..subjects import minilm_bundle
 
 _MOST = 10
 

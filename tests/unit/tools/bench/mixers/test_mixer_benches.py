@@ -10,8 +10,8 @@ from nestforge.elastic import Bucket
 from nestforge.exporters.families.sparse_mixer.model.moe import MoE
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.open_bundle import open_bundle
-from nestforge.tools.bench.bench_mixer import bytes_of_one, engine_of
-from nestforge.tools.bench.bench_moe import EveryExpert, Routed
+from nestforge.tools.bench.mixers.bench_mixer import bytes_of_one, engine_of
+from nestforge.tools.bench.mixers.bench_moe import EveryExpert, Routed
 from support.tiny_compile import board
 from support.tiny_mixer import mixer_config, save_tiny_mixer, tiny_mixer
 

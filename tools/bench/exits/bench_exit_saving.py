@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from statistics import median
 
-from ... import load
-from ...runtime.exits.choice import OFF
-from ...runtime.exits.policy import ExitPolicy
-from ...runtime.inputs.arrays import Array
-from ...runtime.model import ElasticModel
+from .... import load
+from ....runtime.exits.choice import OFF
+from ....runtime.exits.policy import ExitPolicy
+from ....runtime.inputs.arrays import Array
+from ....runtime.model import ElasticModel
+from ..harness import Row, milliseconds
 from .exit_subject import BATCHES, exits_bundle, half_the_flops, requests
-from .harness import Row, milliseconds
 
 _REQUESTS = {1: 200, 8: 60, 32: 25}
 _RUNS = 5

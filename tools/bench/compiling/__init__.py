@@ -1,0 +1,1 @@
+"""What a compile makes, and how long it takes."""

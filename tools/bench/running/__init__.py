@@ -1,0 +1,1 @@
+"""Engines and the runtime that opens and asks them."""
