@@ -15,6 +15,24 @@ if TYPE_CHECKING:
     from .compiler.nest.nest import nest
     from .compiler.request import CompileRequest, plan
     from .compiler.verify import verify_bundle as verify
+    from .errors import (
+        BuildError,
+        BundleCorruptError,
+        BundleError,
+        BundleFormatError,
+        BundleIncompatibleError,
+        CheckpointError,
+        ExportError,
+        InputError,
+        NestforgeError,
+        OutputError,
+        ParityError,
+        PlanError,
+        ProfileError,
+        SelectionError,
+        SliceError,
+        UnsupportedModelError,
+    )
     from .runtime.answer import Answer
     from .runtime.bundle.open_bundle import Bundle, open_bundle
     from .runtime.engines.contract.threads import use_process_wide_threads
@@ -24,9 +42,25 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "BuildError",
     "Bundle",
+    "BundleCorruptError",
+    "BundleError",
+    "BundleFormatError",
+    "BundleIncompatibleError",
+    "CheckpointError",
     "CompileRequest",
     "ElasticModel",
+    "ExportError",
+    "InputError",
+    "NestforgeError",
+    "OutputError",
+    "ParityError",
+    "PlanError",
+    "ProfileError",
+    "SelectionError",
+    "SliceError",
+    "UnsupportedModelError",
     "__version__",
     "compile",
     "load",
@@ -38,6 +72,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    **{name: ("errors", name) for name in __all__ if name.endswith("Error")},
     "Answer": ("runtime.answer", "Answer"),
     "Bundle": ("runtime.bundle.open_bundle", "Bundle"),
     "CompileRequest": ("compiler.request", "CompileRequest"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import nestforge
 import pytest
+from nestforge import errors
 
 FORBIDDEN = ["torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors"]
 FORBIDDEN += ["nestforge.compiler", "nestforge.exporters", "nestforge.tools"]
@@ -56,15 +58,17 @@ def test_the_runtime_loads_nothing_of_the_compiler(tiny_bundle: Path, program: s
 
 
 def test_import_alone_loads_no_backend_either() -> None:
-    program = (
-        "import sys, nestforge, nestforge.runtime; print([m for m in ('numpy', 'onnxruntime') if m in sys.modules])"
-    )
+    program = """
+import sys, nestforge, nestforge.runtime
+nestforge.SelectionError
+print([m for m in ("numpy", "onnxruntime") if m in sys.modules])
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
 def test_public_names_are_exactly_these() -> None:
-    assert sorted(nestforge.__all__) == [
+    assert [name for name in sorted(nestforge.__all__) if not name.endswith("Error")] == [
         "Answer",
         "Bundle",
         "CompileRequest",
@@ -79,7 +83,19 @@ def test_public_names_are_exactly_these() -> None:
         "verify",
     ]
     assert set(nestforge.__all__) <= set(dir(nestforge))
+    assert sorted(nestforge.__all__) == nestforge.__all__
     for name in set(nestforge.__all__) - {"compile", "nest", "verify"}:  # these need the extra that brings torch
         assert getattr(nestforge, name) is not None
     with pytest.raises(AttributeError, match="module 'nestforge' has no attribute 'loads'"):
         nestforge.loads  # noqa: B018 - the access is the test
+
+
+def test_every_error_is_a_public_name() -> None:
+    tree = [errors.NestforgeError]
+    for kind in tree:  # which grows as it is walked
+        tree += [found for found in kind.__subclasses__() if found.__module__ == errors.__name__]
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
+    assert sorted(kind.__name__ for kind in tree) == sorted(["NestforgeError", *drawn])
+    assert {name for name in nestforge.__all__ if name.endswith("Error")} == {kind.__name__ for kind in tree}
+    for kind in tree:
+        assert getattr(nestforge, kind.__name__) is kind
