@@ -10,11 +10,11 @@ from ...errors import InputError
 from ..bundle.manifest import SubmodelEntry
 from ..inputs.arrays import Array
 from ..model import ElasticModel
+from ..rows import Corpus, rows_of
 from .encode import Encoded, Progress, encode
 from .identity import embedding_output
 from .index import Index, checked_labels
 from .nearest import check_k, nearest
-from .rows import Corpus, rows_of
 
 # Queries that each submodel encodes before it is measured.
 _WARM_UP_QUERIES = 16

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...elastic import Bucket
-from ...errors import InputError, SelectionError
+from ...errors import InputError
 from ..bundle.manifest import EngineEntry, TensorSpec
 from ..exits.choice import OFF
 from ..inputs.arrays import Array
 from ..model import ElasticModel
 from ..request import Request
+from ..rows import Rows, answers, buckets_of
 from .identity import covered
 from .nearest import unit
-from .rows import Rows, batches
 
 # Called with a stage, how many of its parts are done, and how many there are.
 Progress = Callable[[str, int, int], None]
@@ -34,15 +33,6 @@ class Encoded:
     truncated: int
     run_ms: Array
     flops: Array
-
-
-def buckets_of(model: ElasticModel, submodel: str) -> list[Bucket]:
-    """The buckets at which ``submodel`` (its id) may run here. Raises SelectionError if there is none."""
-    entries = model.bundle.manifest.engines
-    found = [e.bucket for e in entries if e.submodel == submodel and e.segment is None and e.id in model.residencies]
-    if not found:
-        raise SelectionError(f"submodel {submodel} has no engine here (left out by memory_mb, or for another backend)")
-    return found
 
 
 def encode(
@@ -69,9 +59,7 @@ def encode(
     run_ms, flops = np.empty(count), np.empty(count, np.int64)
     used: dict[str, EngineEntry] = {}
     truncated = done = 0
-    for part in batches(rows.lengths, buckets, truncate and rows.texts is not None):
-        cut = truncate and rows.texts is not None
-        answer = model(rows.take(part), submodel=submodel, exits=OFF, truncate=cut, prompt=rows.prompt)
+    for part, answer in answers(model, rows, buckets, truncate=truncate, submodel=submodel, exits=OFF):
         engine = engines[answer.engine]
         used[engine.id] = engine
         vectors[part] = _directions(answer[output.name], output, part)

@@ -15,6 +15,7 @@ from ..bundle.open_bundle import Bundle
 from ..inputs.arrays import Array
 from ..model import ElasticModel
 from ..request import Request
+from ..rows import Corpus, rows_of
 from .encode import Progress, encode, encode_in_time
 from .identity import (
     INDEX_SCHEMA_VERSION,
@@ -30,7 +31,6 @@ from .identity import (
 )
 from .index_file import IndexContent, check_size, read_index, write_index
 from .nearest import check_k, nearest
-from .rows import Corpus, rows_of
 
 
 @dataclass(frozen=True, eq=False)

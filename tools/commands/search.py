@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...runtime.inputs.arrays import Array
     from ...runtime.model import ElasticModel
     from ...runtime.retrieval import Comparison, Found
-    from ...runtime.retrieval.rows import Corpus
+    from ...runtime.rows import Corpus
 
 _SHOWN = 100  # characters of a text in a table
 

@@ -1,17 +1,19 @@
-"""The rows of a corpus or of a list of queries, and in which batches a submodel's buckets take them."""
+"""Any number of rows, such as a corpus or a list of queries, answered in batches that a submodel's buckets take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ...elastic import Bucket
-from ...errors import InputError
-from ..inputs.arrays import Array
-from ..inputs.check_inputs import InputChecker
-from ..model import ElasticModel
+from ..elastic import Bucket
+from ..errors import InputError, SelectionError
+from .answer import Answer
+from .inputs.arrays import Array
+from .inputs.check_inputs import InputChecker
+from .model import ElasticModel
 
 Corpus = Sequence[str] | Mapping[str, Array]
 
@@ -74,9 +76,37 @@ def rows_of(
     return Rows(tuple(corpus), lengths, before)
 
 
-def batches(lengths: Array, buckets: Iterable[Bucket], truncate: bool) -> Iterator[Array]:
-    """Row numbers, batch by batch: rows go together by the least sequence that holds them, as many at a time as the
-    largest bucket of that sequence takes.
+def answers(
+    model: ElasticModel,
+    rows: Rows,
+    buckets: Sequence[Bucket],
+    *,
+    truncate: bool = False,
+    most: int | None = None,
+    **asked: Any,
+) -> Iterator[tuple[Array, Answer]]:
+    """The numbers of the rows of a batch, and the model's answer to them, until every row has one.
+
+    ``buckets`` are those of the submodel that ``asked``, further arguments of the call, names. Texts are cut where
+    ``truncate``; a batch has at most ``most`` rows. Raises as ``batches`` and a call of the model do.
+    """
+    cut = truncate and rows.texts is not None
+    for part in batches(rows.lengths, buckets, cut, most):
+        yield part, model(rows.take(part), truncate=cut, prompt=rows.prompt, **asked)
+
+
+def buckets_of(model: ElasticModel, submodel: str) -> list[Bucket]:
+    """The buckets at which ``submodel`` (its id) may run here. Raises SelectionError if there is none."""
+    entries = model.bundle.manifest.engines
+    found = [e.bucket for e in entries if e.submodel == submodel and e.segment is None and e.id in model.residencies]
+    if not found:
+        raise SelectionError(f"submodel {submodel} has no engine here (left out by memory_mb, or for another backend)")
+    return found
+
+
+def batches(lengths: Array, buckets: Iterable[Bucket], truncate: bool, most: int | None = None) -> Iterator[Array]:
+    """Row numbers, batch by batch, the longest rows first: rows go together by the least sequence that holds them, as
+    many at a time as the largest bucket of that sequence takes, and at most ``most``.
 
     Raises InputError, before the first batch, for a row that is longer than every bucket, unless ``truncate``.
     """
@@ -90,8 +120,10 @@ def batches(lengths: Array, buckets: Iterable[Bucket], truncate: bool) -> Iterat
             f"row {int(lengths.argmax())}: {longest} steps, the largest bucket takes {sequences[-1]}; shorten it, "
             "truncate texts, or compile with a larger bucket"
         )
-    group = np.searchsorted(sequences, np.minimum(lengths, sequences[-1]))
-    for number, sequence in enumerate(sequences.tolist()):
-        rows = np.flatnonzero(group == number)
-        for start in range(0, len(rows), largest[sequence]):
-            yield rows[start : start + largest[sequence]]
+    order = np.argsort(-lengths, kind="stable")
+    group = np.searchsorted(sequences, np.minimum(lengths[order], sequences[-1]))
+    for number, sequence in reversed(list(enumerate(sequences.tolist()))):
+        rows = order[group == number]
+        size = min(largest[sequence], most or largest[sequence])
+        for start in range(0, len(rows), size):
+            yield rows[start : start + size]

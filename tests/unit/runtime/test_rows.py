@@ -1,17 +1,26 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import nestforge
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
-from nestforge.errors import InputError
+from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.model import ElasticModel
-from nestforge.runtime.retrieval.rows import Rows, batches, rows_of
+from nestforge.runtime.rows import Rows, answers, batches, buckets_of, rows_of
 
 BUCKETS = st.lists(st.builds(Bucket, st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=5)
+
+
+@pytest.fixture
+def model(tiny_bundle: Path) -> Iterator[ElasticModel]:
+    with nestforge.load(tiny_bundle, threads=1) as opened:
+        yield opened
 
 
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=30), buckets=BUCKETS, truncate=st.booleans())
@@ -35,7 +44,33 @@ def test_every_row_is_in_one_batch_that_its_bucket_takes(
 def test_batches_are_as_large_as_a_bucket_takes() -> None:
     buckets = [Bucket(1, 8), Bucket(4, 8), Bucket(2, 16)]
     found = [batch.tolist() for batch in batches(np.array([3, 9, 8, 1, 16, 2, 8, 10]), buckets, truncate=False)]
-    assert found == [[0, 2, 3, 5], [6], [1, 4], [7]]
+    assert found == [[4, 7], [1], [2, 6, 0, 5], [3]]
+
+
+def test_a_batch_has_at_most_as_many_rows_as_were_asked_for() -> None:
+    lengths, buckets = np.array([3, 9, 8, 1, 16]), [Bucket(4, 8), Bucket(2, 16)]
+    for most, expected in ((1, [[4], [1], [2], [0], [3]]), (3, [[4, 1], [2, 0, 3]]), (9, [[4, 1], [2, 0, 3]])):
+        assert [batch.tolist() for batch in batches(lengths, buckets, False, most)] == expected
+
+
+def test_rows_in_batches_are_answered_as_alone(model: ElasticModel) -> None:
+    texts = ["a nest", "nest of models", "a " * 9, "a nest of models", "a nest " * 10]
+    rows, buckets = rows_of(model, texts, truncate=True), buckets_of(model, "ffn32")
+    found = list(answers(model, rows, buckets, truncate=True, submodel="ffn32"))
+    assert [(part.tolist(), answer.truncated) for part, answer in found] == [
+        ([4, 2], (0,)),
+        ([3], ()),
+        ([1], ()),
+        ([0], ()),
+    ]
+    for part, answer in found:
+        for row, total in zip(part, answer["total"], strict=True):
+            np.testing.assert_array_equal(total, model(texts[row], truncate=True, submodel="ffn32")["total"][0])
+
+
+def test_a_submodel_without_an_engine_here_has_no_buckets(model: ElasticModel) -> None:
+    with pytest.raises(SelectionError, match=r"^submodel ffn8 has no engine here"):
+        buckets_of(model, "ffn8")
 
 
 def test_a_row_longer_than_every_bucket_is_refused_before_any_batch() -> None:
