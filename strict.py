@@ -1,7 +1,8 @@
 """Strict reading of outside data (YAML profiles, JSON manifests): JSON text, and plain data into frozen dataclasses.
 
-Unknown keys are refused with the nearest known name, missing ones by name, and every value is checked against its
-type. Field metadata may bound a value: ``field(metadata={"min": 0, "max": 1, "choices": (...)})``.
+Unknown keys are refused with the nearest known name, missing ones by name, and every value is checked against its type.
+Field metadata may bound a value: ``field(metadata={"min": 0, "max": 1, "choices": (...)})``; ``"key"`` is what a file
+calls a field, where that is not its name.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def unstructure(value: object) -> Any:
     """The inverse: dataclasses to dicts, tuples to lists, fields equal to a ``None`` default left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {f.name: unstructure(v) for f, v in pairs if not (v is None and f.default is None)}
+        return {_key(f): unstructure(v) for f, v in pairs if not (v is None and f.default is None)}
     if isinstance(value, Mapping):
         return {key: unstructure(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -101,19 +102,23 @@ def _dataclass(cls: Any, data: object, where: str, error: Callable[[str], Except
         if key not in fields:
             raise error(f"{where}: unknown key {_shown(key)}{_nearest(key, fields)}")
     values = {}
-    for name, (f, hint) in fields.items():
-        if name in data:
-            values[name] = _value(hint, data[name], f"{where}: {name}", error, f.metadata)
+    for key, (f, hint) in fields.items():
+        if key in data:
+            values[f.name] = _value(hint, data[key], f"{where}: {key}", error, f.metadata)
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise error(f"{where}: missing key {name!r}")
+            raise error(f"{where}: missing key {key!r}")
     return cls(**values)
 
 
 @cache
 def _fields(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
-    """Fields and their resolved types; resolving costs far more than reading one value."""
+    """By key, fields and their resolved types; resolving costs far more than reading one value."""
     hints = typing.get_type_hints(cls)
-    return {f.name: (f, hints[f.name]) for f in dataclasses.fields(cls) if f.init}
+    return {_key(f): (f, hints[f.name]) for f in dataclasses.fields(cls) if f.init}
+
+
+def _key(f: dataclasses.Field[Any]) -> str:
+    return str(f.metadata.get("key", f.name))
 
 
 def _value(hint: Any, data: object, where: str, error: Callable[[str], Exception], bounds: Mapping[str, Any]) -> object:

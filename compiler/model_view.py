@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..elastic import Axis
 from ..profiles.precision import Precision
@@ -33,7 +33,8 @@ class LevelView:
 @dataclass(frozen=True)
 class ModelView:
     """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks, and
-    ``forms`` are the variants that a compile for it takes. Of several ``precisions`` the levels are in the widest."""
+    ``variants`` are the variants that a compile for it takes. Of several ``precisions`` the levels are in the
+    widest."""
 
     kind: str
     name: str
@@ -45,7 +46,7 @@ class ModelView:
     precisions: tuple[Precision, ...]
     axes: tuple[Axis, ...]
     levels: tuple[LevelView, ...]
-    forms: tuple[VariantView, ...]
+    variants: tuple[VariantView, ...] = field(metadata={"key": "forms"})
 
 
 def view_model(request: CompileRequest) -> ModelView:
@@ -82,5 +83,5 @@ def view_model(request: CompileRequest) -> ModelView:
         precisions=device.precisions,
         axes=spec.axes,
         levels=tuple(views),
-        forms=variant_views(source, [level.submodel for level in steps], device),
+        variants=variant_views(source, [level.submodel for level in steps], device),
     )

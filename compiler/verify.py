@@ -154,14 +154,14 @@ def _verdict(
     Packed, as users run it while memory lasts; the gate of the build ran it shared, so that both forms are proven.
     ``orders`` are the bundle's where ``reference`` does not have them.
     """
-    own, decides = cases[engine.bucket], bool(engine.decisions)
+    own, decides = cases[engine.bucket], bool(engine.routing)
     with ElasticModel(bundle, {engine.id: "packed"}, threads_or_default(None)) as model:
-        answers = [model(case.request, submodel=engine.submodel, exits="off", decisions=decides) for case in own]
-    found: list[Arrays] = [{**answer.outputs, **(answer.decisions or {})} for answer in answers]
+        answers = [model(case.request, submodel=engine.submodel, exits="off", routing=decides) for case in own]
+    found: list[Arrays] = [{**answer.outputs, **(answer.routing or {})} for answer in answers]
     limit = tolerance_of(engine, universal)
     decided = [_as_loaded(universal, engine, arrays, orders or {}) for arrays in found]
     try:
-        expected = replayed(reference, own, engine.decisions, decided, limit.atol)
+        expected = replayed(reference, own, engine.routing, decided, limit.atol)
     except ParityError as failure:
         return EngineVerdict(engine.id, (), str(failure))
     return EngineVerdict.of(engine, judge_engine(bundle.manifest, universal, engine, own, expected, found))
@@ -172,7 +172,7 @@ def _as_loaded(
 ) -> Arrays:
     """The arrays ``found``, with steps of routes that the bundle has permuted where the model's files have them."""
     routing, arrays = universal.source.architecture.routing, dict(found)
-    for entry in engine.decisions or ():
+    for entry in engine.routing or ():
         for dim, name in (routing.orders(entry.name) if routing is not None else {}).items():
             if name in orders:
                 permuted = torch.from_numpy(arrays[entry.name])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
-from ..runtime.bundle.manifest import DecisionEntry
+from ..runtime.bundle.manifest import RoutingEntry
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -46,7 +46,7 @@ class Routing(ABC):
     """The routes of one model. Its traced module (``Architecture.lower``) returns them after its outputs, in order."""
 
     @abstractmethod
-    def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[DecisionEntry, ...]:
+    def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
         """Names and shapes of the routes (int64) that an engine returns."""
 
     @abstractmethod

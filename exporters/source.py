@@ -11,7 +11,7 @@ from pathlib import Path
 from ..elastic import BITS, DEPTH, Axis, Bucket, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
 from ..profiles.precision import Precision, precision_of, widths_of
-from ..runtime.bundle.manifest import DecisionEntry
+from ..runtime.bundle.manifest import RoutingEntry
 from ..workload import Op
 from .architecture import Architecture, Variants
 from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint
@@ -161,7 +161,7 @@ class ModelSource:
         """What an engine may compute in several equal ways, to variant, to its operations."""
         return self.architecture.variants(submodel, bucket) if self.architecture.variants is not None else {}
 
-    def routes(self, submodel: Submodel, bucket: Bucket) -> tuple[DecisionEntry, ...]:
+    def routes(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
         """The routes that an engine of the whole ``submodel`` returns after its outputs; none of most models."""
         return self.architecture.routing.entries(submodel, bucket) if self.architecture.routing is not None else ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -63,9 +64,9 @@ class Answer:
 
     ``truncated`` holds the rows of a text input that were cut to fit. ``reason`` says why this submodel was chosen, and
     whether by its exits. With ``exits`` several engines answered: ``engine`` and ``bucket`` are the first of them, and
-    ``padding`` says what all rows together were filled up, or cut, to. ``decisions`` are the engine's by name (int64)
-    where they were asked for, of its whole bucket: padding takes part in them. ``prompt`` stood before every text, the
-    model's default one too; empty for none.
+    ``padding`` says what all rows together were filled up, or cut, to. ``routing`` are the engine's routes by name
+    (int64) where they were asked for, of its whole bucket: padding takes part in them. ``prompt`` stood before every
+    text, the model's default one too; empty for none.
     """
 
     outputs: Mapping[str, Array]
@@ -78,11 +79,17 @@ class Answer:
     truncated: tuple[int, ...]
     timings: Timings
     exits: ExitRows | None = None
-    decisions: Mapping[str, Array] | None = None
+    routing: Mapping[str, Array] | None = None
     prompt: str = ""
 
     def __getitem__(self, name: str) -> Array:
         return self.outputs[name]
+
+    @property
+    def decisions(self) -> Mapping[str, Array] | None:
+        """Deprecated: the former name of ``routing``."""
+        warnings.warn("Answer.decisions is called Answer.routing", DeprecationWarning, stacklevel=2)
+        return self.routing
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in self.outputs.items())

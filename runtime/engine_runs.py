@@ -18,7 +18,8 @@ from .request import RequestContext
 
 @dataclass(frozen=True, eq=False)
 class EngineRuns:
-    """What came back, owned by the caller: ``outputs`` by name, and ``decisions`` where they were asked for.
+    """What came back, owned by the caller: ``outputs`` by name, and the routes, ``routing``, where they
+    were asked for.
 
     ``engine`` ran, the first of a chain. Inputs of ``shape`` were brought to ``filled``. Opening engines took
     ``open_ms``, running them ``run_ms``, until ``ended`` (``perf_counter``, seconds).
@@ -32,7 +33,7 @@ class EngineRuns:
     run_ms: float
     ended: float
     exits: ExitRows | None = None
-    decisions: Mapping[str, Array] | None = None
+    routing: Mapping[str, Array] | None = None
 
 
 def run_whole(
@@ -50,14 +51,14 @@ def run_whole(
     if shape != engine.bucket:
         feeds = inputs.filled(feeds, engine.bucket)
     filled = perf_counter()
-    returned = runner.run(feeds, context.decisions)
+    returned = runner.run(feeds, context.routing)
     ended = perf_counter()
     arrays, decided = returned[: len(outputs)], returned[len(outputs) :]
     if shape != engine.bucket:
         arrays = cut_back(arrays, outputs, shape)
-    decisions = None
-    if context.decisions:
-        decisions = {entry.name: array for entry, array in zip(engine.decisions or (), decided, strict=True)}
+    routing = None
+    if context.routing:
+        routing = {entry.name: array for entry, array in zip(engine.routing or (), decided, strict=True)}
     return EngineRuns(
         engine,
         {spec.name: array for spec, array in zip(outputs, arrays, strict=True)},
@@ -66,7 +67,7 @@ def run_whole(
         open_ms=1e3 * (opened - dispatched),
         run_ms=1e3 * (ended - filled),
         ended=ended,
-        decisions=decisions,
+        routing=routing,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -115,6 +116,7 @@ class ElasticModel:
         deadline_ms: float | None = None,
         exits: AskedExits | None = None,
         truncate: bool = False,
+        routing: bool = False,
         decisions: bool = False,
         prompt: str | None = None,
         prompt_name: str | None = None,
@@ -125,15 +127,18 @@ class ElasticModel:
         ``deadline_ms``). Without any the largest submodel answers. ``latency_ms`` limits what the run takes alone;
         ``deadline_ms`` asks for the answer within that time of the call, so that what this model is answering for other
         threads counts too. An input smaller than its bucket is padded, which the answer says; a longer text is refused
-        unless ``truncate``. ``exits`` lets rows leave early: by thresholds in nats, one for all
-        exits or one for each but the last; by the name of a calibrated policy; by an ``ExitPolicy``; "off" keeps them
-        all in. Without it the bundle's default policy decides, else the model's own gate; if there is neither, or the
-        latency is limited, the whole engine answers. With ``decisions`` the answer also has what the model decided on
-        the way, such as routes. ``prompt`` stands before every text (empty for none), or the model's prompt called
-        ``prompt_name``, else its default one, if it has one. Raises InputError, SelectionError, or a BundleError if an
-        engine cannot be opened.
+        unless ``truncate``. ``exits`` lets rows leave early: by thresholds in nats, one for all exits or one for each
+        but the last; by the name of a calibrated policy; by an ``ExitPolicy``; "off" keeps them all in. Without it the
+        bundle's default policy decides, else the model's own gate; if there is neither, or the latency is limited, the
+        whole engine answers. With ``routing`` the answer also has the routes that the model chose, such as the tokens
+        of each expert (``decisions`` is its deprecated name). ``prompt`` stands before every text (empty for none), or
+        the model's prompt called ``prompt_name``, else its default one, if it has one. Raises InputError,
+        SelectionError, or a BundleError if an engine cannot be opened.
         """
         started = perf_counter()
+        if decisions:
+            warnings.warn("decisions=True is called routing=True", DeprecationWarning, stacklevel=2)
+            routing = True
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
         truncated: tuple[int, ...] = ()
         before = ""
@@ -150,7 +155,7 @@ class ElasticModel:
             feeds, truncated = encoded.feeds, encoded.truncated
         encoded_at = perf_counter()
         shape = self._inputs.sizes_of(feeds)
-        context = RequestContext(request, exits, decisions, feeds, shape, truncated, before, started, encoded_at)
+        context = RequestContext(request, exits, routing, feeds, shape, truncated, before, started, encoded_at)
 
         choice, number = self._admit(context)
         try:
@@ -251,15 +256,15 @@ class ElasticModel:
         engine, reasons = choice.engine, [choice.reason]
         if self._provider is not None:
             reasons.append(f"by ONNX Runtime's provider {self._provider.name}")
-        if context.decisions and not engine.decisions:
-            raise InputError(f"decisions: engine {engine.id} returns none; ask for its outputs alone")
+        if context.routing and not engine.routing:
+            raise InputError(f"routing: engine {engine.id} returns none; ask for its outputs alone")
         exit_choice = self._exit_choice(context, engine)
         if exit_choice is not None:
             reasons.append(exit_choice.reason)
         if exit_choice is None or exit_choice.open is None:
             runs = run_whole(context, engine, self._pool, self._inputs, self._outputs)
-        elif context.decisions:
-            raise InputError("decisions: segments return none; ask with exits='off', or for outputs alone")
+        elif context.routing:
+            raise InputError("routing: segments return none; ask with exits='off', or for outputs alone")
         else:
             runs = run_chain(context, engine, exit_choice.open)
         return Answer(
@@ -278,7 +283,7 @@ class ElasticModel:
                 run=runs.run_ms,
             ),
             exits=runs.exits,
-            decisions=runs.decisions,
+            routing=runs.routing,
             prompt=context.prompt,
         )
 

@@ -27,13 +27,13 @@ class Request(NamedTuple):
 class RequestContext(NamedTuple):
     """A request with its inputs as arrays of ``shape``, and what its answer repeats of it.
 
-    ``exits`` and ``decisions`` are what was asked for. ``truncated`` are the texts that were cut, ``prompt`` stood
+    ``exits`` and ``routing`` are what was asked for. ``truncated`` are the texts that were cut, ``prompt`` stood
     before each. The call began at ``started`` and had its arrays at ``encoded`` (``perf_counter``, seconds).
     """
 
     request: Request
     exits: AskedExits | None
-    decisions: bool
+    routing: bool
     feeds: Mapping[str, Array]
     shape: Bucket
     truncated: tuple[int, ...]

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 def shared_variants(views: Sequence[VariantView]) -> list[tuple[str, str]]:
     """What has the same variant everywhere, and that variant."""
-    first = views[0].forms if views else {}
+    first = views[0].variants if views else {}
     return [(f"variant of {computed}", variant) for computed, variant in first.items() if _common(views, computed)]
 
 
 def print_variants(views: Sequence[VariantView]) -> None:
     """A table of what has not the same variant everywhere, if there is any."""
-    computed = [name for name in views[0].forms if not _common(views, name)] if views else []
+    computed = [name for name in views[0].variants if not _common(views, name)] if views else []
     if computed:
         click.echo()
-        rows = [[view.submodel, view.bucket, *(view.forms[name] for name in computed)] for view in views]
+        rows = [[view.submodel, view.bucket, *(view.variants[name] for name in computed)] for view in views]
         print_table(["submodel", "bucket", *(f"variant of {name}" for name in computed)], rows)
 
 
 def _common(views: Sequence[VariantView], computed: str) -> bool:
-    return len({view.forms[computed] for view in views}) == 1
+    return len({view.variants[computed] for view in views}) == 1

@@ -132,9 +132,9 @@ class EngineBuilder:
             slice_problem=problem if emitted == "traced" else None,
             segment=part,
             weight_bytes=weight_bytes(template, self.store, submodel) if is_counted else None,
-            decisions=(source.routes(submodel, bucket) or None) if whole else None,
-            facts=({**source.metadata(submodel, bucket), **_wide(template)} or None) if whole else None,
-            forms=(chosen_variants(source, submodel, bucket, self.profile) or None) if whole else None,
+            routing=(source.routes(submodel, bucket) or None) if whole else None,
+            metadata=({**source.metadata(submodel, bucket), **_wide(template)} or None) if whole else None,
+            variants=(chosen_variants(source, submodel, bucket, self.profile) or None) if whole else None,
             precision=template.precision,
         )
         return Emitted(entry, template, graph, proof)
@@ -158,13 +158,13 @@ class EngineBuilder:
         float32 is too far from its float64 to prove anything by.
         """
         entry, limit = engine.entry, tolerance_of(engine.entry, self.universal)
-        rule = stated = rule_of(limit, entry.decisions)
+        rule = stated = rule_of(limit, entry.routing)
         if entry.precision in INTEGERS:
             outputs = judged_outputs(self.draft.manifest, self.universal, entry.segment)
             exact = self.prove_exact(engine, submodel, cases, outputs)
             stated = f"{rule}; without the rounding of activations, {exact}"
         verdict = judge_engine(self.draft.manifest, self.universal, entry, cases, reference, found)
-        run = ProofRun(engine.proof_graph, engine.template.module_outputs, self.proofs.path, module, entry.decisions)
+        run = ProofRun(engine.proof_graph, engine.template.module_outputs, self.proofs.path, module, entry.routing)
         require_parity(f"engine {entry.id}", verdict, run, cases, found, limit, rule)
         receipt = ParityReceipt(
             reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}, in float64",
@@ -176,7 +176,7 @@ class EngineBuilder:
             outputs=verdict.outputs,
             graph_sha256=engine.graph_sha256,
             weights_sha256=self.weights_sha256,
-            decisions=verdict.routes,
+            routing=verdict.routes,
             rms=limit.rms,
         )
         return replace(entry, parity=receipt)
@@ -185,10 +185,10 @@ class EngineBuilder:
         """Outputs and routes of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see
         verify.py), where that is the same computation."""
         names = [spec.name for spec in self.draft.manifest.interface(engine.segment)[1]]
-        names += [entry.name for entry in engine.decisions or ()]
+        names += [entry.name for entry in engine.routing or ()]
         residency: Residency = "packed" if engine.precision == "int4" else "shared"
         with self.runner(engine, residency) as runner:
-            return [dict(zip(names, runner.run(arrays, decisions=True), strict=True)) for arrays in feeds]
+            return [dict(zip(names, runner.run(arrays, routing=True), strict=True)) for arrays in feeds]
 
     def _write(self, file: str, graph: bytes, precision: Precision) -> bytes:
         """Writes an engine and its proof graph, which it returns."""
@@ -221,7 +221,7 @@ class EngineBuilder:
         self, engine: EngineEntry, module: Reference, cases: Sequence[Case], found: Sequence[Arrays]
     ) -> Replayed:
         try:
-            return replayed(module, cases, engine.decisions, found, tolerance_of(engine, self.universal).atol)
+            return replayed(module, cases, engine.routing, found, tolerance_of(engine, self.universal).atol)
         except ParityError as failure:
             raise ParityError(f"engine {engine.id}: {failure}") from failure
 

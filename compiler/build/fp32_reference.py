@@ -69,7 +69,7 @@ def build_fp32_reference(templates: Templates, stage: Stage, draft: Bundle) -> F
         flops=0,
         moved_bytes=0,
         activation_bytes=0,
-        decisions=source.routes(whole, whole.at(bucket)) or None,
+        routing=source.routes(whole, whole.at(bucket)) or None,
     )
     bundle = replace(draft, path=folder, manifest=replace(draft.manifest, engines=(engine,)))
     return Fp32Reference(bundle, engine, template, onnx.ModelProto.FromString(graph))

@@ -48,9 +48,9 @@ class ExactProof:
         limit, graph = tolerance_for("fp32", self.universal.spec.depth), exact(engine.graph)
         (self.folder / _GRAPH_FILE).write_bytes(graph)
         found = self.run(replace(entry, file=_GRAPH_FILE), [case.feeds for case in cases])
-        expected = replayed(reference, cases, entry.decisions, found, limit.atol)
+        expected = replayed(reference, cases, entry.routing, found, limit.atol)
         verdict = judge(expected, found, cases, outputs, "fp32", limit)
-        run = ProofRun(graph, engine.template.module_outputs, self.folder, reference, entry.decisions)
+        run = ProofRun(graph, engine.template.module_outputs, self.folder, reference, entry.routing)
         subject = f"engine {entry.id}, without the rounding of activations"
         require_parity(subject, verdict, run, cases, found, limit, limit.rule)
         return limit.rule

@@ -14,7 +14,7 @@ from ...exporters.tracing.trace import Interface
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import Precision, precision_of
-from ...runtime.bundle.manifest import DecisionEntry, TensorSpec
+from ...runtime.bundle.manifest import RoutingEntry, TensorSpec
 from ..graph.precision.derive import exit_heads, in_precision
 from ..graph.template import Template, load_template, save_template, traced_template
 from ..planning.variants import chosen_variants
@@ -142,7 +142,7 @@ class Templates:
         return [template for key, template in self.known.items() if key.precision in self.profile.precisions]
 
 
-def _with_routes(interface: Interface, routes: Iterable[DecisionEntry]) -> Interface:
+def _with_routes(interface: Interface, routes: Iterable[RoutingEntry]) -> Interface:
     """``interface`` with the model's ``routes`` after its outputs."""
     returned = (TensorSpec(entry.name, "int64", entry.shape) for entry in routes)
     return _Interface(interface.inputs, (*interface.outputs, *returned))

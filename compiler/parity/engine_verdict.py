@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.manifest import EngineEntry, Manifest, ParityDecision, ParityOutput
+from ...runtime.bundle.manifest import EngineEntry, Manifest, ParityOutput, ParityRouting
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance, tolerance_for
@@ -22,7 +22,7 @@ class EngineVerdict:
     engine: str
     outputs: tuple[ParityOutput, ...]
     problem: str | None = None
-    decisions: tuple[ParityDecision, ...] | None = None
+    routing: tuple[ParityRouting, ...] | None = field(default=None, metadata={"key": "decisions"})
 
     @staticmethod
     def of(engine: EngineEntry, verdict: Verdict) -> EngineVerdict:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...profiles.precision import Precision
-from ...runtime.bundle.manifest import ParityDecision, ParityOutput, TensorSpec
+from ...runtime.bundle.manifest import ParityOutput, ParityRouting, TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Comparison, Tolerance, compare, judged
@@ -31,7 +31,7 @@ class Verdict:
     """Figures by output and routes; ``broken`` is what breaks the rule, if anything does."""
 
     outputs: tuple[ParityOutput, ...]
-    routes: tuple[ParityDecision, ...] | None
+    routes: tuple[ParityRouting, ...] | None
     broken: Comparison | BrokenRoute | None
 
     @property

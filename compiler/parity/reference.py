@@ -27,7 +27,7 @@ from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.routing import JudgedRoutes, Routing
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.manifest import DecisionEntry, ParityDecision, TensorSpec
+from ...runtime.bundle.manifest import ParityRouting, RoutingEntry, TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance
@@ -61,7 +61,7 @@ class Reference:
         return other
 
     def run(
-        self, module: torch.nn.Module, feeds: Arrays, routes: Sequence[DecisionEntry] | None, found: Arrays
+        self, module: torch.nn.Module, feeds: Arrays, routes: Sequence[RoutingEntry] | None, found: Arrays
     ) -> tuple[tuple[torch.Tensor, ...], Mapping[str, JudgedRoutes]]:
         """Outputs of ``module``, and what it says of the ``routes`` that an engine took (``found``, by name)."""
         is_wide = module is self.wide
@@ -74,7 +74,7 @@ class Reference:
             return replay.outputs, replay.routes
 
     def bound(
-        self, feeds: Arrays, routes: Sequence[DecisionEntry] | None, found: Arrays
+        self, feeds: Arrays, routes: Sequence[RoutingEntry] | None, found: Arrays
     ) -> Callable[[torch.nn.Module], object]:
         """``run`` on these inputs, for a module."""
         return lambda module: self.run(module, feeds, routes, found)
@@ -96,17 +96,17 @@ class References:
         return self._last[1]
 
 
-def rule_of(limit: Tolerance, routes: Sequence[DecisionEntry] | None) -> str:
+def rule_of(limit: Tolerance, routes: Sequence[RoutingEntry] | None) -> str:
     """The rule of the gate in words."""
     if not routes:
         return limit.rule
-    return f"decisions within {limit.atol:.3g} of PyTorch's own by score; with them given, {limit.rule}"
+    return f"routes within {limit.atol:.3g} of PyTorch's own by score; with them given, {limit.rule}"
 
 
 def replayed(
     reference: Reference,
     cases: Sequence[Case],
-    routes: Sequence[DecisionEntry] | None = None,
+    routes: Sequence[RoutingEntry] | None = None,
     found: Sequence[Arrays] = (),
     atol: float = 0.0,
 ) -> Replayed:
@@ -185,11 +185,11 @@ def _broken(name: str, case: str, verdict: JudgedRoutes, atol: float, own: Round
     return BrokenRoute(case, f"{name}, case {case}: {verdict.where}; {worse}")
 
 
-def _total(name: str, verdicts: Sequence[JudgedRoutes]) -> ParityDecision:
+def _total(name: str, verdicts: Sequence[JudgedRoutes]) -> ParityRouting:
     shares: Mapping[str, float] = {
         share: float(np.mean([verdict.shares[share] for verdict in verdicts])) for share in verdicts[0].shares
     }
-    return ParityDecision(
+    return ParityRouting(
         name,
         sum(verdict.made for verdict in verdicts),
         sum(verdict.differing for verdict in verdicts),

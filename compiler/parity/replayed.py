@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...runtime.bundle.manifest import ParityDecision
+from ...runtime.bundle.manifest import ParityRouting
 from ...runtime.inputs.arrays import Arrays
 from .rounding import Roundings
 
@@ -33,7 +33,7 @@ class Replayed:
 
     outputs: Sequence[Arrays]
     roundings: Sequence[Roundings]
-    routes: tuple[ParityDecision, ...] | None = None
+    routes: tuple[ParityRouting, ...] | None = None
     broken: BrokenRoute | None = None
     again: Callable[[], Replayed] | None = None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ParityError
-from ...runtime.bundle.manifest import DecisionEntry
+from ...runtime.bundle.manifest import RoutingEntry
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance
@@ -29,7 +29,7 @@ class ProofRun:
     modules: Mapping[str, str]
     folder: Path
     reference: Reference
-    routes: Sequence[DecisionEntry] | None
+    routes: Sequence[RoutingEntry] | None
 
 
 def require_parity(

@@ -8,7 +8,7 @@ structure's largest submodel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...elastic import Bucket, ElasticSpec, Submodel
@@ -52,14 +52,14 @@ def variant_workload(source: HasVariants, submodel: Submodel, bucket: Bucket, pr
 
 @dataclass(frozen=True)
 class VariantView:
-    """``forms``: what engines of ``submodel`` (its id) at ``bucket`` (its label) compute, to the variant that it gets.
+    """``variants``: what engines of ``submodel`` (its id) at ``bucket`` (its label) compute, to the variant of it.
 
-    A field's name is its key in the JSON that commands print.
+    A field's name, or its ``key``, is its key in the JSON that commands print.
     """
 
     submodel: str
     bucket: str
-    forms: dict[str, str]
+    variants: dict[str, str] = field(metadata={"key": "forms"})
 
 
 def variant_views(source: HasVariants, submodels: Iterable[Submodel], device: DeviceProfile) -> tuple[VariantView, ...]:

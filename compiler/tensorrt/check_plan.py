@@ -63,22 +63,21 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
     mask = next((spec.name for spec in inputs if _is_mask(spec)), None)
     own = next(graph for graph in here.manifest.engines if graph.id == engine.id)
     judged = JudgedOutputs(outputs, here.manifest.exits.computed_from if here.manifest.exits else (), mask)
-    names, decisions = [spec.name for spec in outputs], [entry.name for entry in engine.decisions or ()]
+    names, routing = [spec.name for spec in outputs], [entry.name for entry in engine.routing or ()]
     kept: list[ParityOutput] = []
     left_out = 0
     with OnnxRuntimeRunner(here, own, "shared", threads_or_default(None)) as graph:
         for seed in range(_CASES_COMPARED + _MAX_NEAR_TIES):
             feeds = case_feeds(inputs, engine.bucket, seed)
             expected, found = (
-                dict(zip([*names, *decisions], runner.run(feeds, decisions=True), strict=True))
-                for runner in (graph, plan)
+                dict(zip([*names, *routing], runner.run(feeds, routing=True), strict=True)) for runner in (graph, plan)
             )
             reference = Replayed([{name: expected[name] for name in names}], [rounding])
             verdict = judge(reference, [found], [Case(f"seed {seed}", feeds)], judged, engine.precision, limit)
             broken = verdict.broken
             if broken is None:
                 kept += verdict.outputs
-            elif all(np.array_equal(expected[name], found[name]) for name in decisions):
+            elif all(np.array_equal(expected[name], found[name]) for name in routing):
                 raise ParityError(f"engine {engine.id}: its plan: {broken.describe()}; allowed {limit.rule}")
             else:
                 left_out += 1

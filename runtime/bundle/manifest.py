@@ -13,7 +13,8 @@ from ...strict import nearest
 
 # 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
 # 3 (2026-11): figures of quality by what an output means, roles of outputs; reads 1 and 2.
-# 4 (2026-11): decisions of engines and receipts of them, facts and forms of engines; reads 1, 2 and 3.
+# 4 (2026-11): routing of engines and receipts of it, metadata and variants of engines (keys `decisions`, `facts` and
+# `forms`); reads 1, 2 and 3.
 # 5 (2026-11): precision of engines; reads 1 to 4.
 # 6 (2026-11): seals of the files that no manifest lists (seal.py); reads 1 to 5.
 SCHEMA_VERSION = 6
@@ -84,9 +85,9 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class DecisionEntry:
-    """What an engine decides on the way, such as which tokens each expert took: whole numbers (int64) of ``shape``,
-    returned beside its outputs where they are asked for."""
+class RoutingEntry:
+    """Routes that an engine chooses on the way, such as which tokens each expert took: whole numbers (int64) of
+    ``shape``, returned beside its outputs where they are asked for."""
 
     name: str
     shape: tuple[int, ...]
@@ -110,17 +111,17 @@ class ParityOutput:
 
 
 @dataclass(frozen=True)
-class ParityDecision:
-    """One decision of an engine over all parity cases, judged by the PyTorch submodel that was made to take it.
+class ParityRouting:
+    """One tensor of routes over all parity cases, judged by the PyTorch submodel that was made to take them.
 
-    Of ``made`` single choices ``differing`` are not those that PyTorch would have made; ``worst_margin`` is by how much
-    the worst of them is worse, in units of the score that decides. ``shares`` are means over the cases.
+    Of ``made`` single choices ``differing`` are not PyTorch's own; ``worst_score_gap`` is by how much the worst of them
+    is worse, in units of the score that decides. ``shares`` are means over the cases.
     """
 
     name: str
     made: int = field(metadata={"min": 0})
     differing: int = field(metadata={"min": 0})
-    worst_margin: float = field(metadata={"min": 0})
+    worst_score_gap: float = field(metadata={"min": 0, "key": "worst_margin"})
     shares: Mapping[str, float]
 
 
@@ -128,7 +129,7 @@ class ParityDecision:
 class ParityReceipt:
     """Proof that an engine equals the PyTorch submodel: the rule and its limits, the cases and the worst figures.
 
-    Of an engine with ``decisions`` PyTorch took the engine's; their margins are at most ``atol``.
+    Of an engine with ``routing`` PyTorch took the engine's routes; their score gaps are at most ``atol``.
     """
 
     reference: str
@@ -141,7 +142,7 @@ class ParityReceipt:
     graph_sha256: str
     weights_sha256: str
     difference_to_universal: float | None = None
-    decisions: tuple[ParityDecision, ...] | None = None
+    routing: tuple[ParityRouting, ...] | None = field(default=None, metadata={"key": "decisions"})
     rms: float | None = None
 
 
@@ -191,10 +192,11 @@ class EngineEntry:
     the initializers inside the file, which no other engine shares; ``weight_bytes`` is what a segment reads of the
     weight store, or a whole engine with tables there (any other reads its submodel's weights). ``activation_bytes``
     estimates what a run takes beside the weights: eight times the operands of its largest product. ``slice_problem``
-    says why an engine was traced. Only an engine that is still being built has no ``parity``. ``decisions`` are what it
-    returns after its outputs, in order; ``facts`` are static numbers and rules that no shape of it shows, such as the
-    slots of an expert; ``forms`` say in which of several equal forms it computes what. Each of the three is None where
-    there is nothing to say. ``precision`` is that of its products; which values it holds in others its graph says.
+    says why an engine was traced. Only an engine that is still being built has no ``parity``. ``routing`` are the
+    routes that it returns after its outputs, in order; ``metadata`` are static numbers and words that no shape of it
+    shows, such as the slots of an expert; ``variants`` say in which of several equal variants it computes what. Each of
+    the three is None where there is nothing to say. ``precision`` is that of its products; which values it holds in
+    others its graph says.
     """
 
     id: str
@@ -211,9 +213,9 @@ class EngineEntry:
     parity: ParityReceipt | None = None
     segment: str | None = None
     weight_bytes: int | None = field(default=None, metadata={"min": 0})
-    decisions: tuple[DecisionEntry, ...] | None = None
-    facts: Mapping[str, int | str] | None = None
-    forms: Mapping[str, str] | None = None
+    routing: tuple[RoutingEntry, ...] | None = field(default=None, metadata={"key": "decisions"})
+    metadata: Mapping[str, int | str] | None = field(default=None, metadata={"key": "facts"})
+    variants: Mapping[str, str] | None = field(default=None, metadata={"key": "forms"})
     precision: Precision = "fp32"
 
 

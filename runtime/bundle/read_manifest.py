@@ -143,7 +143,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield f"text: default_prompt {default[:80]!r} is not among the prompts"
     if not manifest.engines or not manifest.inputs or not manifest.outputs:
         yield "expected at least one engine, one input and one output"
-    yield from _decision_problems(manifest)
+    yield from _routing_problems(manifest)
     yield from exit_problems(manifest)
     yield from role_problems(manifest)
     yield from _size_problems(manifest)
@@ -174,10 +174,10 @@ def _specs(manifest: Manifest) -> Iterable[TensorSpec]:
         yield from (*segment.inputs, *segment.outputs)
 
 
-def _decision_problems(manifest: Manifest) -> Iterable[str]:
-    """Decisions that no engine can return, and receipts of other ones."""
+def _routing_problems(manifest: Manifest) -> Iterable[str]:
+    """Routes that no engine can return, and receipts of other ones."""
     for engine in manifest.engines:
-        entries = engine.decisions or ()
+        entries = engine.routing or ()
         if entries and engine.segment is not None:
             yield f"engine {engine.id}: has decisions, which segments have not"
         tensors = [spec.name for specs in manifest.interface(engine.segment) for spec in specs]
@@ -185,7 +185,7 @@ def _decision_problems(manifest: Manifest) -> Iterable[str]:
         for entry in entries:
             if not entry.shape or any(not 1 <= size <= MAX_ELEMENTS for size in entry.shape):
                 yield f"engine {engine.id}: decision {entry.name}: shape {list(entry.shape)}; expected positive numbers"
-        receipts = (engine.parity.decisions if engine.parity else None) or ()
+        receipts = (engine.parity.routing if engine.parity else None) or ()
         proven, returned = [receipt.name for receipt in receipts], [entry.name for entry in entries]
         if proven != returned:
             yield f"engine {engine.id}: receipt of decisions {proven[:8]}; it returns {returned[:8]}"

@@ -41,8 +41,8 @@ class Runner(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
-        """Outputs in the order of ``Manifest.interface``, owned by the caller; with ``decisions`` the engine's behind
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
+        """Outputs in the order of ``Manifest.interface``, owned by the caller; with ``routing`` the engine's behind
         them, in the order of its entry.
 
         ``feeds`` has every input of it at exactly the bucket's shape and the stated dtype. Thread-safe.

@@ -138,10 +138,8 @@ def test_more_slots_than_tokens_are_no_error_but_all_tokens(tmp_path: Path) -> N
     folder = save_tiny_mixer(tmp_path / "m", min_capacity=20, **options)
     bundle = compile_bundle(folder, board(budgets={"full": {}}), tmp_path / "b", buckets=[BUCKET])
     (engine,) = nestforge.open_bundle(bundle).manifest.engines
-    assert (engine.facts or {})["capacity"] == 16
-    assert (engine.facts or {})["capacity rule"] == (
-        "capacity factor * tokens of a group / 4 experts, rounded, half to even, at least 20, at most those tokens"
-    )
+    metadata = engine.metadata or {}
+    assert [metadata[key] for key in ("capacity", "capacity rounding", "min capacity")] == [16, "half_even", 20]
 
 
 def test_a_router_that_ties_takes_the_lower_tokens(tmp_path: Path) -> None:
@@ -155,6 +153,6 @@ def test_a_router_that_ties_takes_the_lower_tokens(tmp_path: Path) -> None:
         (entry,) = model.bundle.manifest.submodels
         zeros = np.zeros((1, 16), np.int64)
         ids = np.random.default_rng(0).integers(1, 24, (1, 16))
-        answer = model({"input_ids": ids, "token_type_ids": zeros}, submodel=entry.id, decisions=True)
-    assert answer.decisions is not None
-    np.testing.assert_array_equal(answer.decisions["routes.0"], np.tile(np.arange(4), (1, 4, 1)))
+        answer = model({"input_ids": ids, "token_type_ids": zeros}, submodel=entry.id, routing=True)
+    assert answer.routing is not None
+    np.testing.assert_array_equal(answer.routing["routes.0"], np.tile(np.arange(4), (1, 4, 1)))

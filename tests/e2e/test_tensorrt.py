@@ -212,7 +212,7 @@ def as_plans(golden: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("golden", "asked", "parts"),
-    [("bundle-v2", {"exits": 0.5}, 6), ("bundle-v4", {"decisions": True}, 3)],
+    [("bundle-v2", {"exits": 0.5}, 6), ("bundle-v4", {"routing": True}, 3)],
     ids=["exits", "experts"],
 )
 def test_chains_and_decisions_are_those_of_the_graphs(
@@ -227,5 +227,5 @@ def test_chains_and_decisions_are_those_of_the_graphs(
     assert (found.exits is None) == (golden == "bundle-v4")
     for name, array in expected.outputs.items():
         np.testing.assert_allclose(found.outputs[name], array, atol=1e-5)
-    for name, array in (expected.decisions or {}).items():
-        np.testing.assert_array_equal(found.decisions[name], array)
+    for name, array in (expected.routing or {}).items():
+        np.testing.assert_array_equal(found.routing[name], array)

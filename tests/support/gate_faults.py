@@ -131,7 +131,7 @@ def subject(folder: Path, model: Path, bucket: Bucket, edit: Callable[[Universal
     engine, cases = builder.emit("engine", "engine.onnx", whole, bucket), list(builder.cases[bucket])
     found = builder.run(engine.entry, [case.feeds for case in cases])
     atol = tolerance_of(engine.entry, universal).atol
-    reference = replayed(builder.references.of(whole), cases, engine.entry.decisions, found, atol)
+    reference = replayed(builder.references.of(whole), cases, engine.entry.routing, found, atol)
     return Subject(builder, engine, cases, reference)
 
 

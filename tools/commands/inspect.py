@@ -82,7 +82,7 @@ def _print_model(view: ModelView) -> None:
             ("trained nested", "yes" if view.trained_nested else "no: a compile ranks its axes"),
             ("levels for", f"{view.profile}, widths in multiples of {view.width_multiple}"),
             ("precision", ", ".join(view.precisions)),
-            *shared_variants(view.forms),
+            *shared_variants(view.variants),
         ]
     )
     click.echo()
@@ -104,6 +104,6 @@ def _print_model(view: ModelView) -> None:
     heads = [f"{unit} {label}" for unit in ("GFLOPs", "GMACs") for label in labels]
     sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), "weights MB"]
     print_table(["level", "submodel", *sizes, *heads], rows)
-    print_variants(view.forms)
+    print_variants(view.variants)
     for remark in (remark for level in view.levels for remark in level.rounding):
         say(remark)

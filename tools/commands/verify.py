@@ -59,8 +59,8 @@ def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
     else:
         say(f"{path}: {report.files} files, {report.bytes / 1e6:.1f} MB, every hash and seal as it was written\n")
         columns = ["engine", "parity", "max abs", "max rel", "min cosine"]
-        decide = any(verdict.decisions for verdict in report.engines)
-        columns += ["choices", "not PyTorch's own", "worst margin"] if decide else []
+        decide = any(verdict.routing for verdict in report.engines)
+        columns += ["choices", "not PyTorch's own", "worst score gap"] if decide else []
         print_table(columns, [_row(verdict)[: len(columns)] for verdict in report.engines])
     broken = [verdict for verdict in report.engines if verdict.problem]
     if broken:
@@ -71,8 +71,8 @@ def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
 
 
 def _row(verdict: EngineVerdict) -> list[str]:
-    """The worst figures over all outputs, and over all decisions; dashes where the engine did not get as far as one."""
-    outputs, decisions = verdict.outputs, verdict.decisions or ()
+    """The worst figures over all outputs, and over all routes; dashes where the engine did not get as far as one."""
+    outputs, routing = verdict.outputs, verdict.routing or ()
     figures, judged = ["-"] * 3, ["-"] * 3
     if outputs:
         figures = [
@@ -80,10 +80,10 @@ def _row(verdict: EngineVerdict) -> list[str]:
             f"{max(output.max_rel for output in outputs):.1e}",
             f"{min(output.min_cosine for output in outputs):.7f}",
         ]
-    if decisions:
+    if routing:
         judged = [
-            str(sum(decision.made for decision in decisions)),
-            str(sum(decision.differing for decision in decisions)),
-            f"{max(decision.worst_margin for decision in decisions):.1e}",
+            str(sum(routes.made for routes in routing)),
+            str(sum(routes.differing for routes in routing)),
+            f"{max(routes.worst_score_gap for routes in routing):.1e}",
         ]
     return [verdict.engine, "differs" if verdict.problem else "equal", *figures, *judged]

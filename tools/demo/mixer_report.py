@@ -44,7 +44,8 @@ class Measured:
     ``milliseconds``.
 
     ``group`` is how many tokens are routed together, None for a model that does not route. ``accuracy`` and ``loss``
-    (nats) are those of the hidden tokens; ``dropped`` is, by decision, the share of tokens that no expert computed.
+    (nats) are those of the hidden tokens; ``dropped`` is, by tensor of routes, the share of tokens that no expert
+    computed.
     """
 
     model: str
@@ -104,25 +105,25 @@ def _measured(
 ) -> Measured:
     entry = bundle.manifest.submodel(engine.submodel)
     outputs = [spec.name for spec in bundle.manifest.outputs]
-    decisions = [decision.name for decision in engine.decisions or ()]
+    routing = [entry.name for entry in engine.routing or ()]
     batch, rows = engine.bucket.batch, len(hidden.targets)
     nats, right = 0.0, 0
-    dropped = dict.fromkeys(decisions, 0.0)
+    dropped = dict.fromkeys(routing, 0.0)
     for at in range(0, rows, batch):
-        answer = runner.run(_batch(hidden, at, batch), decisions=bool(decisions))
-        by_name = dict(zip([*outputs, *decisions], answer, strict=True))
+        answer = runner.run(_batch(hidden, at, batch), routing=bool(routing))
+        by_name = dict(zip([*outputs, *routing], answer, strict=True))
         targets = hidden.targets[at : at + batch]
         logits = np.take_along_axis(by_name["logits"], hidden.positions[at : at + batch, :, None], axis=1)  # [B, K, V]
         right += int((logits.argmax(-1) == targets).sum())
         logits = logits.reshape(-1, logits.shape[-1])
         nats += float(negative_log_likelihood(log_softmax(logits), targets.ravel()).sum())
-        for decision in decisions:
-            dropped[decision] += batch / rows * dropped_share(by_name[decision], engine.bucket.tokens)
+        for routes in routing:
+            dropped[routes] += batch / rows * dropped_share(by_name[routes], engine.bucket.tokens)
     return Measured(
         name,
         {kind: values[0] for kind, values in entry.values.items()},
         engine.bucket,
-        int(engine.facts["tokens per group"]) if engine.facts else None,
+        int(engine.metadata["tokens per group"]) if engine.metadata else None,
         entry.parameters,
         engine.flops / batch,
         milliseconds / batch,

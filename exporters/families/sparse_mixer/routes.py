@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ....elastic import Bucket, Submodel
-from ....runtime.bundle.manifest import DecisionEntry
+from ....runtime.bundle.manifest import RoutingEntry
 from ...routing import Replay, Routing
-from .architecture.capacity import capacity_rule, routing
+from .architecture.capacity import routing
 from .architecture.config import EXPERTS, ROUTES, SparseMixerConfig
 
 if TYPE_CHECKING:  # plans are made without torch
@@ -22,13 +22,13 @@ class ExpertRoutes(Routing):
 
     config: SparseMixerConfig
 
-    def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[DecisionEntry, ...]:
+    def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
         """Experts Choose: the tokens of each expert by falling score; Tokens Choose: the expert of each token or -1."""
         route = routing(self.config, submodel, submodel.at(bucket))
         shape: tuple[int, ...] = (route.groups, route.tokens)
         if self.config.router == "experts_choose":
             shape = (route.groups, route.experts, route.capacity)
-        return tuple(DecisionEntry(f"{ROUTES}{layer}", shape) for layer in self.config.moe_layers)
+        return tuple(RoutingEntry(f"{ROUTES}{layer}", shape) for layer in self.config.moe_layers)
 
     def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
         shape = submodel.at(bucket)
@@ -41,9 +41,10 @@ class ExpertRoutes(Routing):
             "experts scored": route.trained_experts,
             "capacity factor": f"{route.percent} %",
             "capacity": route.capacity,
-            "capacity rule": capacity_rule(self.config),
+            "capacity rounding": self.config.capacity_rounding,
+            "min capacity": self.config.min_capacity,
             # A request of fewer rows is filled up with rows of padding, which are routed like any other.
-            "rows of a batch": "independent" if shape.sequence % route.tokens == 0 else "compete for slots",
+            "rows share slots": "no" if shape.sequence % route.tokens == 0 else "yes",
         }
 
     def orders(self, name: str) -> Mapping[int, str]:

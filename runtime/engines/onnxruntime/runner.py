@@ -48,7 +48,7 @@ class OnnxRuntimeRunner:
         self._threads = threads
         self._inputs, self._outputs = bundle.manifest.interface(engine.segment)
         self._output_names = [spec.name for spec in self._outputs]
-        self._all_names = [*self._output_names, *(entry.name for entry in engine.decisions or ())]
+        self._all_names = [*self._output_names, *(entry.name for entry in engine.routing or ())]
         self._session: Any = None
         self._store: MappedStore | None = None  # even packed, what has no packed layout is mapped
 
@@ -75,14 +75,14 @@ class OnnxRuntimeRunner:
     ) -> None:
         self._session = self._store = None
 
-    def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
         """See ``Runner.run``. Raises InputError where ONNX Runtime refuses the values, BundleError while inactive or
         where the weight store was written to."""
         session, store = self._active(), self._store
         if store is not None:
             store.require_unchanged()
         try:
-            outputs: list[Array] = session.run(self._all_names if decisions else self._output_names, feeds)
+            outputs: list[Array] = session.run(self._all_names if routing else self._output_names, feeds)
         except BaseException as failure:
             if not is_of_library(failure):
                 raise
@@ -135,11 +135,11 @@ class OnnxRuntimeRunner:
         return session
 
     def _check_interface(self, session: Any) -> None:
-        """The engine has exactly the manifest's inputs, outputs and decisions, at its bucket's shape."""
-        decisions = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in self.engine.decisions or ())
+        """The engine has exactly the manifest's inputs, outputs and routes, at its bucket's shape."""
+        routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in self.engine.routing or ())
         expected: tuple[tuple[str, Sequence[Any], tuple[TensorSpec, ...]], ...] = (
             ("input", session.get_inputs(), self._inputs),
-            ("output", session.get_outputs(), (*self._outputs, *decisions)),
+            ("output", session.get_outputs(), (*self._outputs, *routing)),
         )
         for kind, found, specs in expected:
             have = {tensor.name: (tensor.type, tuple(tensor.shape)) for tensor in found}

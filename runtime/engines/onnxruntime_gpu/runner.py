@@ -37,10 +37,10 @@ class OnnxRuntimeGpuRunner:
         self._bundle, self._provider = bundle, provider
         self._where = f"engine {engine.id}"
         inputs, outputs = bundle.manifest.interface(engine.segment)
-        decisions = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.decisions or ())
-        self._layout = layout_of(inputs, (*outputs, *decisions), engine.bucket)
+        routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.routing or ())
+        self._layout = layout_of(inputs, (*outputs, *routing), engine.bucket)
         self._outputs = [spec.name for spec in outputs]
-        self._all = [*self._outputs, *(spec.name for spec in decisions)]
+        self._all = [*self._outputs, *(spec.name for spec in routing)]
         self._device: Device | None = None
         self._store: StoreUse | None = None
         self._session: GpuSession | None = None
@@ -107,14 +107,14 @@ class OnnxRuntimeGpuRunner:
         self._require_open()
         return self._refusal
 
-    def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
         """See ``Runner.run``. Arrays with strides are copied first.
 
         Raises InputError for arrays that do not fit or values that the processor refuses, BundleError while inactive or
         where the GPU fails.
         """
         slots = self._layout.outputs
-        names = self._all if decisions else self._outputs
+        names = self._all if routing else self._outputs
         outputs = {name: np.empty(slots[name].shape, slots[name].dtype) for name in names}
         feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
         self._check(self._layout.misfit(feeds, outputs))
@@ -232,7 +232,7 @@ class OnnxRuntimeGpuRunner:
         self._own()
 
     def _check_interface(self, session: Any) -> None:
-        """The session has exactly the manifest's inputs, outputs and decisions; ONNX Runtime checks their types."""
+        """The session has exactly the manifest's inputs, outputs and routes; ONNX Runtime checks their types."""
         for kind, found, slots in (
             ("input", session.get_inputs(), self._layout.inputs),
             ("output", session.get_outputs(), self._layout.outputs),

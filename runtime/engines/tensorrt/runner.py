@@ -39,10 +39,10 @@ class TensorRTRunner:
         self._bundle, self._index, self._plan = bundle, device, plan
         self._where = f"engine {engine.id}"
         inputs, outputs = bundle.manifest.interface(engine.segment)
-        decisions = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.decisions or ())
-        self._layout = layout_of(inputs, (*outputs, *decisions), engine.bucket)
+        routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.routing or ())
+        self._layout = layout_of(inputs, (*outputs, *routing), engine.bucket)
         self._outputs = [spec.name for spec in outputs]
-        self._all = [*self._outputs, *(spec.name for spec in decisions)]
+        self._all = [*self._outputs, *(spec.name for spec in routing)]
         self._log = Log()
         self._opened: trt.ICudaEngine | None = None
         self._idle: list[ExecutionContext] = []
@@ -81,13 +81,13 @@ class TensorRTRunner:
                 bound.close()
         device.release()
 
-    def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
         """See ``Runner.run``. Arrays with strides are copied first.
 
         Raises InputError for arrays that do not fit, BundleError while inactive or where CUDA fails.
         """
         slots = self._layout.outputs
-        names = self._all if decisions else self._outputs
+        names = self._all if routing else self._outputs
         outputs = {name: np.empty(slots[name].shape, slots[name].dtype) for name in names}
         feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
         self._check(feeds, outputs)

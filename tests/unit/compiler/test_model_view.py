@@ -23,5 +23,5 @@ def test_levels_are_those_that_a_plan_counts(tiny_folder: Path) -> None:
         assert (level.non_embedding, level.ffn) == (planned.non_embedding_parameters, planned.ffn_parameters)
         assert level.flops == {"b2-s8": planned.costs[0].flops}
         assert level.macs == {"b2-s8": macs(source.workload(submodel, Bucket(2, 8)))}
-    assert (view.kind, view.folder, view.profile, view.forms) == ("model", str(tiny_folder), "board", ())
+    assert (view.kind, view.folder, view.profile, view.variants) == ("model", str(tiny_folder), "board", ())
     assert (view.axes, view.width_multiple, view.precisions) == (source.spec.axes, 8, ("fp32",))

@@ -245,10 +245,10 @@ def test_a_deadline_counts_the_requests_in_flight(
         runner = model._pool.get(model.choose(1, 8, submodel="ffn32").engine)
         run = runner.run
 
-        def held(inputs: Any, decisions: bool) -> Any:
+        def held(inputs: Any, routing: bool) -> Any:
             entered.set()
             assert release.wait(10)
-            return run(inputs, decisions)
+            return run(inputs, routing)
 
         monkeypatch.setattr(runner, "run", held)
         monkeypatch.setattr(model._in_flight, "_clock", lambda: model._in_flight._at)

@@ -76,12 +76,3 @@ def capacity(config: SparseMixerConfig, percent: int, tokens: int) -> int:
     """Slots per expert in a group of ``tokens``, at a capacity factor of ``percent``."""
     exact = Fraction(percent * tokens, 100 * config.num_experts)
     return min(max(_ROUND[config.capacity_rounding](exact), config.min_capacity), tokens)
-
-
-def capacity_rule(config: SparseMixerConfig) -> str:
-    """The rule as the manifest states it."""
-    rounding = {"half_even": "rounded, half to even", "floor": "rounded down", "ceil": "rounded up"}
-    return (
-        f"capacity factor * tokens of a group / {config.num_experts} experts, {rounding[config.capacity_rounding]}, "
-        f"at least {config.min_capacity}, at most those tokens"
-    )

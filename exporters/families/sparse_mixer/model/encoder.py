@@ -58,7 +58,7 @@ class SparseMixer(torch.nn.Module):
     ) -> tuple[Outputs, dict[int, Routes]]:
         """What ``forward`` returns, and the routes of every layer of experts.
 
-        ``given`` has decisions by layer, which replace the router's own (``Routes.chosen``).
+        ``given`` has routes by layer, which replace the router's own (``Routes.chosen``).
         """
         self._check_length(input_ids.shape[1])
         hidden = self.embeddings(input_ids, token_type_ids)  # [B, S, d]

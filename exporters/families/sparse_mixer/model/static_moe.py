@@ -48,7 +48,7 @@ class StaticMoE(torch.nn.Module):
     def forward(self, x: torch.Tensor, given: torch.Tensor | None = None) -> tuple[torch.Tensor, Routes]:
         """``x`` [B, S, d] to the answer [B, S, d] and the routes, as ``MoE`` returns them."""
         if given is not None:
-            raise ValueError("a static variant takes its own decisions")
+            raise ValueError("a static variant takes its own routes")
         groups = token_groups(x.shape[0] * x.shape[1], self.group_size)
         tokens = x.reshape(groups, -1, x.shape[2])  # [G, T, d]
         logits = self.router(tokens)

@@ -137,18 +137,16 @@ def twins(builder: EngineBuilder) -> EngineBuilder:
 
 def test_a_sound_engine_makes_pytorchs_decisions(builder: EngineBuilder) -> None:
     entry = built(builder)
-    assert entry.decisions is not None
-    assert [(one.name, one.shape) for one in entry.decisions] == [("routes.1", (1, 4, 3))]
-    assert entry.facts is not None
-    assert (entry.facts["groups"], entry.facts["tokens per group"], entry.facts["capacity"]) == (1, 32, 3)
+    assert entry.routing is not None
+    assert [(one.name, one.shape) for one in entry.routing] == [("routes.1", (1, 4, 3))]
+    assert entry.metadata is not None
+    assert (entry.metadata["groups"], entry.metadata["tokens per group"], entry.metadata["capacity"]) == (1, 32, 3)
     assert entry.parity is not None
-    assert entry.parity.rule.startswith(
-        "decisions within 8e-06 of PyTorch's own by score; with them given, abs <= 8e-06"
-    )
-    assert entry.parity.decisions is not None
-    (judged,) = entry.parity.decisions
+    assert entry.parity.rule.startswith("routes within 8e-06 of PyTorch's own by score; with them given, abs <= 8e-06")
+    assert entry.parity.routing is not None
+    (judged,) = entry.parity.routing
     assert (judged.name, judged.made, judged.differing) == ("routes.1", 12 * len(entry.parity.cases), 0)
-    assert judged.worst_margin <= 1e-6
+    assert judged.worst_score_gap <= 1e-6
     assert judged.shares["slots_used"] == 1
     assert 0.6 < judged.shares["tokens_dropped"] < 1
     assert 0.25 < judged.shares["mean_gate"] < 1
@@ -159,10 +157,10 @@ def test_a_near_tie_that_falls_otherwise_is_no_error(builder: EngineBuilder, mon
     tampered(monkeypatch, prefer_later_tokens(2e-7))
     entry = built(builder)
     assert entry.parity is not None
-    assert entry.parity.decisions is not None
-    (judged,) = entry.parity.decisions
+    assert entry.parity.routing is not None
+    (judged,) = entry.parity.routing
     assert judged.differing >= 4, "every expert has a slot for one token of a pair alone"
-    assert judged.worst_margin <= 1e-6
+    assert judged.worst_score_gap <= 1e-6
     # By values alone the engine would be refused: another token was computed.
     cases = builder.cases[BUCKET]
     found = builder.run(entry, [case.feeds for case in cases])
@@ -176,7 +174,7 @@ def test_a_wrong_route_stops_the_build(builder: EngineBuilder, monkeypatch: pyte
         built(builder)
     assert re.match(
         r"engine \S+@b2-s16: routes\.1, case random-0: layer 1, group 0, expert \d: took token \d+ \(\S+\) "
-        r"before \d+ \(\S+\); worse than PyTorch's own by 0\.\d+, allowed 8e-06; allowed decisions within 8e-06 .*; "
+        r"before \d+ \(\S+\); worse than PyTorch's own by 0\.\d+, allowed 8e-06; allowed routes within 8e-06 .*; "
         r"first to diverge: no module; the route alone is wrong$",
         str(error.value),
     ), str(error.value)
@@ -246,7 +244,7 @@ def test_routes_of_another_count_are_refused(builder: EngineBuilder) -> None:
     fewer = [{**arrays, "routes.1": arrays["routes.1"][:, :, :2].copy()} for arrays in found]
     reference = builder.references.of(builder.universal.spec.universal())
     with pytest.raises(ParityError, match=r"routes\.1: expected int64 \[1, 4, 3\], got int64 \[1, 4, 2\]"):
-        replayed(reference, cases, entry.decisions, fewer, tolerance_of(entry, builder.universal).atol)
+        replayed(reference, cases, entry.routing, fewer, tolerance_of(entry, builder.universal).atol)
 
 
 def test_a_written_bundle_keeps_the_rule(builder: EngineBuilder, routed: Path) -> None:
@@ -256,8 +254,8 @@ def test_a_written_bundle_keeps_the_rule(builder: EngineBuilder, routed: Path) -
     found = verify_bundle(folder, routed)
     assert found, [verdict.problem for verdict in found.engines]
     for verdict in found.engines:
-        assert verdict.decisions is not None
-        assert [(one.name, one.differing) for one in verdict.decisions] == [("routes.1", 0)]
+        assert verdict.routing is not None
+        assert [(one.name, one.differing) for one in verdict.routing] == [("routes.1", 0)]
 
     (path,) = [path for path in folder.glob("*.onnx") if "capacity_factor38" in path.name]
     model = onnx.load(path, load_external_data=False)

@@ -128,7 +128,7 @@ def test_views_are_of_every_submodel_at_its_own_buckets() -> None:
         VariantView("capacity100-sequence4", "b1-s4", few),
     )
     wanted = variant_views(ByShape(), submodels, replace(device, variants={"sum": "few"}))
-    assert {view.forms["sum"] for view in wanted} == {"few"}
+    assert {view.variants["sum"] for view in wanted} == {"few"}
     with pytest.raises(PlanError, match="variant sum=none: expected one of many, few"):
         variant_views(ByShape(), submodels, replace(device, variants={"sum": "none"}))
 

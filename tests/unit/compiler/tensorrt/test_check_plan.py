@@ -19,14 +19,14 @@ GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "bundle-v4"
 
 
 class Plan(OnnxRuntimeRunner):
-    """The graph itself, but for the cases (by number) whose outputs or decisions it gets wrong."""
+    """The graph itself, but for the cases (by number) whose outputs or routes it gets wrong."""
 
-    def __init__(self, bundle: Bundle, engine: EngineEntry, outputs: set[int], decisions: set[int]) -> None:
+    def __init__(self, bundle: Bundle, engine: EngineEntry, outputs: set[int], routing: set[int]) -> None:
         super().__init__(bundle, engine, "shared", 1)
-        self.wrong, self.case = (outputs, decisions), -1
+        self.wrong, self.case = (outputs, routing), -1
 
-    def run(self, feeds: Mapping[str, Array], decisions: bool = False) -> list[Array]:
-        found = super().run(feeds, decisions)
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
+        found = super().run(feeds, routing)
         self.case += 1
         for wrong, array in zip(self.wrong, (found[0], found[-1]), strict=True):
             array += self.case in wrong
@@ -34,7 +34,7 @@ class Plan(OnnxRuntimeRunner):
 
 
 @pytest.mark.parametrize(
-    ("outputs", "decisions", "left_out", "runs"),
+    ("outputs", "routing", "left_out", "runs"),
     [
         (set(), set(), 0, 4),
         (set(), {0, 1, 2, 3}, 0, 4),  # what equal outputs were decided by does not matter
@@ -42,29 +42,25 @@ class Plan(OnnxRuntimeRunner):
         ({0, 1, 2, 3}, {0, 1, 2, 3}, 4, 8),
     ],
 )
-def test_cases_that_decide_otherwise_make_room(
-    outputs: set[int], decisions: set[int], left_out: int, runs: int
-) -> None:
+def test_cases_that_decide_otherwise_make_room(outputs: set[int], routing: set[int], left_out: int, runs: int) -> None:
     bundle = open_bundle(GOLDEN)
-    with Plan(bundle, bundle.manifest.engines[0], outputs, decisions) as plan:
+    with Plan(bundle, bundle.manifest.engines[0], outputs, routing) as plan:
         parity = check_plan(with_proof_graphs(bundle, bundle.path), plan.engine, plan)
         assert (parity.cases, parity.left_out, plan.case + 1) == (4, left_out, runs)
     assert (parity.max_abs, np.round(parity.min_cosine, 9)) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("outputs", "decisions", "message"),
+    ("outputs", "routing", "message"),
     [
         ({2}, set(), r"its plan: output \w+, case seed 2: max abs 1, .*; allowed abs <="),
         ({2}, {0, 1}, r"its plan: output \w+, case seed 2: max abs 1, "),
         (set(range(5)), set(range(5)), "its plan decides otherwise than its graph in 5 of 8 cases, more than equal"),
     ],
 )
-def test_other_outputs_from_the_same_decisions_are_refused(
-    outputs: set[int], decisions: set[int], message: str
-) -> None:
+def test_other_outputs_from_the_same_decisions_are_refused(outputs: set[int], routing: set[int], message: str) -> None:
     bundle = open_bundle(GOLDEN)
     engine = bundle.manifest.engines[0]
-    with Plan(bundle, engine, outputs, decisions) as plan, pytest.raises(ParityError, match=message) as raised:
+    with Plan(bundle, engine, outputs, routing) as plan, pytest.raises(ParityError, match=message) as raised:
         check_plan(with_proof_graphs(bundle, bundle.path), engine, plan)
     assert str(raised.value).startswith(f"engine {engine.id}: ")

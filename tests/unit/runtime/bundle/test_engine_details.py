@@ -3,21 +3,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nestforge.runtime.bundle.engine_details import common_details, detail_tables
-from nestforge.runtime.bundle.manifest import DecisionEntry, EngineEntry, Manifest, ParityDecision
+from nestforge.runtime.bundle.manifest import EngineEntry, Manifest, ParityRouting, RoutingEntry
 
 
 def deciding(engine: EngineEntry, capacity: int, form: str) -> EngineEntry:
     assert engine.parity is not None
     judged = (
-        ParityDecision("routes.1", 32, 0, 0.0, {"tokens_dropped": 0.25, "slots_used": 1.0}),
-        ParityDecision("routes.2", 32, 3, 1.5e-6, {"tokens_dropped": 0.5}),
+        ParityRouting("routes.1", 32, 0, 0.0, {"tokens_dropped": 0.25, "slots_used": 1.0}),
+        ParityRouting("routes.2", 32, 3, 1.5e-6, {"tokens_dropped": 0.5}),
     )
     return replace(
         engine,
-        decisions=tuple(DecisionEntry(one.name, (1, 4, capacity)) for one in judged),
-        facts={"router": "experts_choose", "capacity": capacity},
-        forms={"moe.combine": form},
-        parity=replace(engine.parity, decisions=judged),
+        routing=tuple(RoutingEntry(one.name, (1, 4, capacity)) for one in judged),
+        metadata={"router": "experts_choose", "capacity": capacity},
+        variants={"moe.combine": form},
+        parity=replace(engine.parity, routing=judged),
     )
 
 
@@ -32,29 +32,29 @@ def test_what_differs_is_a_column_and_what_does_not_a_fact(manifest: Manifest) -
     )
     shown = replace(manifest, engines=engines)
     assert common_details(shown) == {"router": "experts_choose", "moe.combine": "gather"}
-    facts, decisions = detail_tables(shown).values()
-    assert list(detail_tables(shown)) == ["Facts and forms", "Decisions"]
-    assert facts.columns == ["engine", "capacity (slots)"]
-    assert facts.rows[1:3] == [["ffn16@b2-s16", "8"], ["ffn32@b1-s8", "4"]]
-    assert decisions.columns[1:] == [
-        "decision",
+    metadata, routing = detail_tables(shown).values()
+    assert list(detail_tables(shown)) == ["Metadata and variants", "Routing"]
+    assert metadata.columns == ["engine", "capacity (slots)"]
+    assert metadata.rows[1:3] == [["ffn16@b2-s16", "8"], ["ffn32@b1-s8", "4"]]
+    assert routing.columns[1:] == [
+        "routes",
         "choices",
         "not PyTorch's own",
-        "worst margin (of score)",
+        "worst score gap",
         "tokens dropped %",
         "slots used %",
     ]
-    assert decisions.rows[:2] == [
+    assert routing.rows[:2] == [
         ["ffn16@b1-s8", "routes.1", "32", "0", "0.0e+00", "25.00", "100.00"],
         ["ffn16@b1-s8", "routes.2", "32", "3", "1.5e-06", "50.00", "-"],
     ]
-    assert len(decisions.rows) == 8
+    assert len(routing.rows) == 8
 
 
 def test_an_engine_may_lack_what_others_have(manifest: Manifest) -> None:
     first, *others = manifest.engines
     shown = replace(manifest, engines=(deciding(first, 8, "one_hot"), *others))
     assert common_details(shown) == {}
-    facts = detail_tables(shown)["Facts and forms"]
-    assert facts.columns == ["engine", "router", "capacity (slots)", "moe.combine"]
-    assert facts.rows == [["ffn16@b1-s8", "experts_choose", "8", "one_hot"]]
+    metadata = detail_tables(shown)["Metadata and variants"]
+    assert metadata.columns == ["engine", "router", "capacity (slots)", "moe.combine"]
+    assert metadata.rows == [["ffn16@b1-s8", "experts_choose", "8", "one_hot"]]

@@ -28,10 +28,10 @@ def test_an_old_bundle_answers_as_it_did(version: int) -> None:
             submodel, _, exits = asked.partition(" ")
             way = float(exits) if exits not in ("", "off") else "off"
             decides = output not in {spec.name for spec in model.bundle.manifest.outputs}
-            answer = model(TEXT, submodel=submodel, exits=way, decisions=decides)
+            answer = model(TEXT, submodel=submodel, exits=way, routing=decides)
             if decides:
-                assert answer.decisions is not None
-                np.testing.assert_array_equal(answer.decisions[output], expected[name])
+                assert answer.routing is not None
+                np.testing.assert_array_equal(answer.routing[output], expected[name])
             else:
                 np.testing.assert_allclose(answer.outputs[output], expected[name], atol=1e-5, rtol=1e-4)
 
@@ -81,23 +81,23 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
     }
 
 
-def test_what_a_bundle_says_of_its_decisions() -> None:
+def test_what_a_bundle_says_of_its_routing() -> None:
     manifest = nestforge.open_bundle(GOLDEN / "bundle-v4").manifest
     assert common_details(manifest)["capacity rule"].startswith(
         "capacity factor * tokens / 4 experts, rounded, half to"
     )
-    shapes = {engine.submodel: [entry.shape for entry in engine.decisions or ()] for engine in manifest.engines}
+    shapes = {engine.submodel: [entry.shape for entry in engine.routing or ()] for engine in manifest.engines}
     assert shapes == {
         "moe.capacity_factor50-moe.experts2": [(1, 2, 2)] * 2,
         "moe.capacity_factor50-moe.experts4": [(1, 4, 2)] * 2,
         "moe.capacity_factor100-moe.experts4": [(1, 4, 4)] * 2,
     }
     for engine in manifest.engines:
-        assert engine.forms is not None
-        assert engine.forms.keys() >= {"moe.dispatch", "moe.combine"}
+        assert engine.variants is not None
+        assert engine.variants.keys() >= {"moe.dispatch", "moe.combine"}
         assert engine.parity is not None
-        for judged in engine.parity.decisions or ():
-            assert judged.worst_margin <= engine.parity.atol
+        for judged in engine.parity.routing or ():
+            assert judged.worst_score_gap <= engine.parity.atol
             assert judged.shares.keys() == {"tokens_dropped", "slots_used", "mean_gate"}
 
 

@@ -13,12 +13,12 @@ from nestforge.elastic import Axis, Bucket
 from nestforge.errors import BundleFormatError, SelectionError
 from nestforge.runtime.bundle.manifest import (
     DTYPES,
-    DecisionEntry,
     FileEntry,
     Manifest,
-    ParityDecision,
+    ParityRouting,
     Quality,
     Ranking,
+    RoutingEntry,
     TensorSpec,
 )
 from nestforge.runtime.bundle.read_manifest import MAX_JSON_BYTES, is_plain_name, read_manifest
@@ -95,22 +95,25 @@ def quality(data: dict[str, Any], version: int, **fields: object) -> None:
     data["submodels"][0]["quality"] = fields
 
 
-def test_decisions_facts_and_forms_are_read_back(data: dict[str, Any]) -> None:
+def test_routing_metadata_and_variants_are_read_back(data: dict[str, Any]) -> None:
     assert not {"decisions", "facts", "forms"} & data["engines"][0].keys(), "written only where there is something"
-    decisions(data)
+    routing(data)
     manifest = read(data)
     assert unstructure(manifest) == data
     engine, other = manifest.engines[:2]
-    assert engine.decisions == (DecisionEntry("routes.1", (1, 4)), DecisionEntry("routes.2", (1, 4)))
-    assert (engine.facts, engine.forms) == ({"capacity": 4, "router": "experts_choose"}, {"moe.combine": "gather"})
+    assert engine.routing == (RoutingEntry("routes.1", (1, 4)), RoutingEntry("routes.2", (1, 4)))
+    assert (engine.metadata, engine.variants) == (
+        {"capacity": 4, "router": "experts_choose"},
+        {"moe.combine": "gather"},
+    )
     assert engine.parity is not None
-    assert engine.parity.decisions is not None
-    assert engine.parity.decisions[1] == ParityDecision("routes.2", 20, 1, 2e-7, {"tokens_dropped": 0.25})
-    assert (other.decisions, other.facts, other.forms) == (None, None, None)
+    assert engine.parity.routing is not None
+    assert engine.parity.routing[1] == ParityRouting("routes.2", 20, 1, 2e-7, {"tokens_dropped": 0.25})
+    assert (other.routing, other.metadata, other.variants) == (None, None, None)
 
 
-def decisions(data: dict[str, Any], **changes: object) -> None:
-    """Gives the first engine two decisions and a receipt of them."""
+def routing(data: dict[str, Any], **changes: object) -> None:
+    """Gives the first engine two tensors of routes and a receipt of them."""
     names = ("routes.1", "routes.2")
     receipt = {"made": 20, "differing": 1, "worst_margin": 2e-7, "shares": {"tokens_dropped": 0.25}}
     data["schema_version"] = 4
@@ -123,7 +126,7 @@ def decisions(data: dict[str, Any], **changes: object) -> None:
 
 
 def judged(data: dict[str, Any], **changes: object) -> None:
-    decisions(data)
+    routing(data)
     data["engines"][0]["parity"]["decisions"][0].update(changes)
 
 
@@ -234,27 +237,27 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("role that cannot be", lambda d: d["outputs"][1].update(role="tokens"), "cannot have role 'tokens'"),
     (
         "decision that stands twice",
-        lambda d: decisions(d, decisions=[{"name": "routes.1", "shape": [4]}] * 2),
+        lambda d: routing(d, decisions=[{"name": "routes.1", "shape": [4]}] * 2),
         "engine ffn16@b1-s8: tensor 'routes.1' stands twice",
     ),
     (
         "decision called like an output",
-        lambda d: decisions(d, decisions=[{"name": "hidden", "shape": [4]}]),
+        lambda d: routing(d, decisions=[{"name": "hidden", "shape": [4]}]),
         "engine ffn16@b1-s8: tensor 'hidden' stands twice",
     ),
     (
         "decision of no size",
-        lambda d: decisions(d, decisions=[{"name": "routes.1", "shape": [1, 0]}]),
+        lambda d: routing(d, decisions=[{"name": "routes.1", "shape": [1, 0]}]),
         "engine ffn16@b1-s8: decision routes.1: shape [1, 0]; expected positive numbers",
     ),
     (
         "decision without a receipt",
-        lambda d: decisions(d, parity=d["engines"][1]["parity"]),
+        lambda d: routing(d, parity=d["engines"][1]["parity"]),
         "engine ffn16@b1-s8: receipt of decisions []; it returns ['routes.1', 'routes.2']",
     ),
     (
         "receipt of no decision",
-        lambda d: decisions(d, decisions=None),
+        lambda d: routing(d, decisions=None),
         "engine ffn16@b1-s8: receipt of decisions ['routes.1', 'routes.2']; it returns []",
     ),
     (
@@ -264,8 +267,8 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ),
     ("negative margin", lambda d: judged(d, worst_margin=-1.0), "worst_margin: expected at least 0, got -1.0"),
     ("share that is no number", lambda d: judged(d, shares={"x": "low"}), "shares.x: expected a number, got str"),
-    ("fact that is no word", lambda d: decisions(d, facts={"capacity": 1.5}), "facts.capacity: expected"),
-    ("form that is no word", lambda d: decisions(d, forms={"mixing": 1}), "forms.mixing: expected text, got int 1"),
+    ("fact that is no word", lambda d: routing(d, facts={"capacity": 1.5}), "facts.capacity: expected"),
+    ("form that is no word", lambda d: routing(d, forms={"mixing": 1}), "forms.mixing: expected text, got int 1"),
     ("no engine", lambda d: d.update(engines=[]), "expected at least one engine"),
 ]
 

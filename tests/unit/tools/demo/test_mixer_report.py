@@ -37,15 +37,13 @@ def test_every_engine_by_the_answers_of_its_submodel(hidden: HiddenTokens) -> No
             right, nats, dropped = [], [], []
             for row in range(ROWS):
                 feeds = {name: array[row : row + 1] for name, array in hidden.inputs.items()}
-                answer = model(feeds, submodel=engine.submodel, decisions=True)
+                answer = model(feeds, submodel=engine.submodel, routing=True)
                 for at, target in zip(hidden.positions[row], hidden.targets[row], strict=True):
                     logits = answer["logits"][0, at]
                     right.append(int(logits.argmax()) == target)
                     nats.append(-log_softmax(logits.astype(np.float64))[target])
-                assert answer.decisions is not None
-                dropped.append(
-                    {n: 1 - len(set(routes.ravel().tolist())) / 16 for n, routes in answer.decisions.items()}
-                )
+                assert answer.routing is not None
+                dropped.append({n: 1 - len(set(routes.ravel().tolist())) / 16 for n, routes in answer.routing.items()})
             entry = model.bundle.manifest.submodel(engine.submodel)
             assert (measured.model, measured.bucket, measured.parameters) == ("tiny", BUCKET, entry.parameters)
             assert (measured.flops, measured.group) == (engine.flops, 16)

@@ -116,8 +116,8 @@ def test_capacity_groups_and_experts_from_one_store(experts_choose: Path) -> Non
 def test_an_engine_states_its_routing_and_returns_it(experts_choose: Path) -> None:
     found = {
         name: (
-            *((engine.facts or {})[key] for key in ("groups", "tokens per group", "experts", "capacity")),
-            *(entry.shape for entry in engine.decisions or ()),
+            *((engine.metadata or {})[key] for key in ("groups", "tokens per group", "experts", "capacity")),
+            *(entry.shape for entry in engine.routing or ()),
         )
         for name, engine in engines_of(experts_choose).items()
     }
@@ -133,7 +133,7 @@ def test_a_lower_capacity_takes_the_first_tokens_of_a_higher_one(experts_choose:
     ids = {name: engine.submodel for name, engine in engines_of(experts_choose).items()}
     with nestforge.load(experts_choose) as model:
         whole, half = (
-            (model(feeds(16), submodel=ids[name], decisions=True).decisions or {})["routes.0"]
+            (model(feeds(16), submodel=ids[name], routing=True).routing or {})["routes.0"]
             for name in ("", "capacity_factor=50")
         )
     np.testing.assert_array_equal(half, whole[..., :4])
@@ -161,11 +161,9 @@ def test_tokens_that_choose(tmp_path: Path, prioritized: bool) -> None:
     bundle = compiled(tmp_path, (GROUPED,), **TWO, **more)
     assert verify_bundle(bundle, against=bundle.with_suffix(""))
     check_answers(bundle, {GROUPED: 16, "moe.capacity_factor100-moe.group_size4096": 16})
-    assert [entry.shape for entry in engines_of(bundle)["capacity_factor=50 group_size=16"].decisions or ()] == [
-        (2, 16)
-    ]
+    assert [entry.shape for entry in engines_of(bundle)["capacity_factor=50 group_size=16"].routing or ()] == [(2, 16)]
     with nestforge.load(bundle) as model:
-        found = (model(feeds(16), submodel=GROUPED, decisions=True).decisions or {})["routes.0"]
+        found = (model(feeds(16), submodel=GROUPED, routing=True).routing or {})["routes.0"]
     for group in found:
         assert np.bincount(group[group >= 0]).max() <= 2, "half of 16 tokens over 4 experts"
         assert (group < 0).any()

@@ -101,7 +101,7 @@ def test_a_bundle_says_its_forms_and_experts_share_the_stack(tmp_path: Path) -> 
         )
         sizes[products] = bundle.file(WEIGHTS_NAME).stat().st_size
         for engine in bundle.manifest.engines:
-            assert engine.forms == {"moe.products": products, "moe.dispatch": "gather", "moe.combine": "scatter"}
+            assert engine.variants == {"moe.products": products, "moe.dispatch": "gather", "moe.combine": "scatter"}
             assert engine.emitted == "sliced"
             assert engine.parity is not None
     assert sizes["per_expert"] == sizes["batched"]

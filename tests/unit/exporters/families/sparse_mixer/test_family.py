@@ -18,7 +18,7 @@ from nestforge.exporters.families.sparse_mixer.model.moe import MoE
 from nestforge.exporters.parameter_groups import ParameterGroups
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.manifest import DecisionEntry, TensorSpec
+from nestforge.runtime.bundle.manifest import RoutingEntry, TensorSpec
 from safetensors.numpy import load_file, save_file
 from support.tiny_compile import board
 from support.tiny_mixer import save_tiny_mixer
@@ -135,24 +135,24 @@ def test_metadata_and_routes_of_an_engine(folder: Path) -> None:
         "experts scored": 4,
         "capacity factor": "100 %",
         "capacity": 8,
-        "capacity rule": "capacity factor * tokens of a group / 4 experts, rounded, half to even, at least 1, at most "
-        "those tokens",
-        "rows of a batch": "compete for slots",
+        "capacity rounding": "half_even",
+        "min capacity": 1,
+        "rows share slots": "yes",
     }
     smaller = spec.submodel({"moe.capacity_factor": 25, "moe.group_size": 16, "moe.experts": 3})
     metadata = source.metadata(smaller, BUCKET)
     assert [metadata[key] for key in ("groups", "tokens per group", "capacity", "experts")] == [2, 16, 1, 3]
-    assert metadata["rows of a batch"] == "independent"
+    assert metadata["rows share slots"] == "no"
     assert source.routes(smaller, BUCKET) == (
-        DecisionEntry("routes.1", (2, 3, 1)),
-        DecisionEntry("routes.2", (2, 3, 1)),
+        RoutingEntry("routes.1", (2, 3, 1)),
+        RoutingEntry("routes.2", (2, 3, 1)),
     )
 
 
 def test_tokens_that_choose_decide_once_each(tmp_path: Path) -> None:
     source = open_source(save_tiny_mixer(tmp_path / "m", router="tokens_choose", group_size=16))
     found = source.routes(source.spec.universal(), BUCKET)
-    assert found == (DecisionEntry("routes.1", (2, 16)), DecisionEntry("routes.2", (2, 16)))
+    assert found == (RoutingEntry("routes.1", (2, 16)), RoutingEntry("routes.2", (2, 16)))
 
 
 def test_a_model_without_experts_has_neither_metadata_nor_routes(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from nestforge.errors import PlanError
 from nestforge.exporters.families.sparse_mixer.architecture.capacity import (
     Routing,
     capacity,
-    capacity_rule,
     routing,
     token_groups,
 )
@@ -98,9 +97,3 @@ def test_a_capacity_without_slots_is_refused() -> None:
     )
     with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
         routing(config, quarter, Bucket(1, 8))
-
-
-def test_the_rule_in_words() -> None:
-    assert capacity_rule(BASE) == (
-        "capacity factor * tokens of a group / 16 experts, rounded, half to even, at least 4, at most those tokens"
-    )

@@ -96,5 +96,5 @@ def test_sums_run_from_the_first_expert_on() -> None:
 
 def test_static_forms_take_no_decisions() -> None:
     moe, x = moe_of(), tokens()
-    with pytest.raises(ValueError, match="its own decisions"):
+    with pytest.raises(ValueError, match="its own routes"):
         StaticMoE(moe, CHEAPEST)(x, moe.route(x).chosen)

@@ -1,4 +1,4 @@
-"""Engines that return what they decided on the way, where it is asked for."""
+"""Engines that return the routes that they chose on the way, where it is asked for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Reference = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def deciding(own_bundle: Path, edit_manifest: EditManifest) -> Path:
+def routed(own_bundle: Path, edit_manifest: EditManifest) -> Path:
     """The tiny bundle, whose engines also say which neuron of ``hidden`` is the largest at each position."""
     sizes = {}
     for path in own_bundle.glob("*.onnx"):
@@ -53,15 +53,15 @@ def deciding(own_bundle: Path, edit_manifest: EditManifest) -> Path:
 
 
 @pytest.mark.parametrize("residency", RESIDENCIES)
-def test_a_runner_returns_decisions_behind_the_outputs_when_asked(
-    deciding: Path, expected: Reference, residency: Residency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_runner_returns_routes_behind_the_outputs_when_asked(
+    routed: Path, expected: Reference, residency: Residency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    bundle = open_bundle(deciding)
+    bundle = open_bundle(routed)
     engine = bundle.manifest.engines[0]
     feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
     with runner_for(bundle, engine, residency, 1) as runner:
-        outputs, everything = runner.run(feeds), runner.run(feeds, decisions=True)
+        outputs, everything = runner.run(feeds), runner.run(feeds, routing=True)
     assert [array.shape for array in outputs] == [(1, 8, 16), (1, 16)]
     assert len(everything) == 3
     want = expected(16, feeds["input_ids"], feeds["attention_mask"])["hidden"]
@@ -70,42 +70,52 @@ def test_a_runner_returns_decisions_behind_the_outputs_when_asked(
     assert everything[2].dtype == np.int64
 
 
-def test_an_answer_has_the_decisions_of_its_whole_bucket(deciding: Path, feeds: Callable[..., Any]) -> None:
+def test_an_answer_has_the_routes_of_its_whole_bucket(routed: Path, feeds: Callable[..., Any]) -> None:
     inputs = feeds(1, 5)
-    with nestforge.load(deciding) as model:
-        answer = model(inputs, submodel="ffn16", decisions=True)
-        assert model(inputs, submodel="ffn16").decisions is None
+    with nestforge.load(routed) as model:
+        answer = model(inputs, submodel="ffn16", routing=True)
+        assert model(inputs, submodel="ffn16").routing is None
     assert answer.padding is not None
     assert answer.outputs["hidden"].shape == (1, 5, 16)
-    assert answer.decisions is not None
-    assert answer.decisions["largest.0"].shape == (1, 8)
-    np.testing.assert_array_equal(answer.decisions["largest.0"][:, :5], answer.outputs["hidden"].argmax(-1))
+    assert answer.routing is not None
+    assert answer.routing["largest.0"].shape == (1, 8)
+    np.testing.assert_array_equal(answer.routing["largest.0"][:, :5], answer.outputs["hidden"].argmax(-1))
 
 
-def test_engines_without_decisions_have_none_to_return(
+def test_the_former_names_are_taken_with_a_warning(routed: Path, feeds: Callable[..., Any]) -> None:
+    with nestforge.load(routed) as model:
+        with pytest.warns(DeprecationWarning, match=r"^decisions=True is called routing=True$"):
+            answer = model(feeds(1, 8), submodel="ffn16", decisions=True)
+        with pytest.warns(DeprecationWarning, match=r"^Answer\.decisions is called Answer\.routing$"):
+            assert answer.decisions is answer.routing
+    assert answer.routing is not None
+    assert answer.routing.keys() == {"largest.0"}
+
+
+def test_engines_without_routing_have_none_to_return(
     tiny_bundle: Path, exits_bundle: Path, feeds: Callable[..., Any]
 ) -> None:
     with (
         nestforge.load(tiny_bundle) as model,
-        pytest.raises(InputError, match=r"decisions: engine ffn32@b1-s8 returns none; ask for its outputs alone"),
+        pytest.raises(InputError, match=r"routing: engine ffn32@b1-s8 returns none; ask for its outputs alone"),
     ):
-        model(feeds(1, 8), decisions=True)
+        model(feeds(1, 8), routing=True)
     bundle = open_bundle(tiny_bundle)
     engine = bundle.manifest.engines[0]
     with runner_for(bundle, engine, "shared", 1) as runner:
-        assert len(runner.run(random_feeds(bundle.manifest.inputs, engine.bucket), decisions=True)) == 2
+        assert len(runner.run(random_feeds(bundle.manifest.inputs, engine.bucket), routing=True)) == 2
     with nestforge.load(exits_bundle) as model:
         bucket = model.bundle.manifest.engines[0].bucket
-        with pytest.raises(InputError, match=r"decisions: engine .* returns none"):
-            model(random_feeds(model.bundle.manifest.inputs, bucket), decisions=True)
+        with pytest.raises(InputError, match=r"routing: engine .* returns none"):
+            model(random_feeds(model.bundle.manifest.inputs, bucket), routing=True)
 
 
-def test_an_engine_returns_the_decisions_of_the_manifest(deciding: Path, edit_manifest: EditManifest) -> None:
+def test_an_engine_returns_the_routes_of_the_manifest(routed: Path, edit_manifest: EditManifest) -> None:
     def edit(data: dict[str, Any]) -> None:
         data["engines"][0]["decisions"][0]["shape"] = [1, 9]
 
-    edit_manifest(deciding, edit)
-    bundle = open_bundle(deciding)
+    edit_manifest(routed, edit)
+    bundle = open_bundle(routed)
     with (
         pytest.raises(BundleCorruptError, match=r"engine ffn16@b1-s8: outputs are .*\(1, 8\)"),
         runner_for(bundle, bundle.manifest.engines[0], "shared", 1),
@@ -113,7 +123,7 @@ def test_an_engine_returns_the_decisions_of_the_manifest(deciding: Path, edit_ma
         pass
 
 
-def test_segments_decide_nothing(exits_bundle: Path) -> None:
+def test_segments_route_nothing(exits_bundle: Path) -> None:
     data = json.loads((exits_bundle / "manifest.json").read_bytes())
     segment = next(engine for engine in data["engines"] if "segment" in engine)
     segment["decisions"] = [{"name": "routes.0", "shape": [1, 4]}]
