@@ -14,6 +14,7 @@ from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.device_profile import DeviceProfile, recorded_profile
+from ..profiles.precision import TRACED
 from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
 from ..runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ..runtime.bundle.open_bundle import Bundle
@@ -95,7 +96,7 @@ def compile_request(
             for key in clock.each(list(dict.fromkeys(key.traced for key in keys))):
                 templates.get(key)
         draft, fp32 = draft_bundle(stage, universal.source, ranking, device, resolved.options), None
-        if device.precisions != ("fp32",):
+        if device.precisions != (TRACED,):
             with clock("calibrate"):  # what other precisions must know of the values that they hold
                 fp32 = build_fp32_reference(templates, stage, draft)
                 templates = calibrated(templates, stage, fp32, text_encoder(universal), corpus, clock)

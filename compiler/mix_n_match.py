@@ -12,7 +12,7 @@ from ..errors import PlanError
 from ..exporters.source import ModelSource
 from ..exporters.universal import load_universal
 from ..profiles.device_profile import LIMITS, BudgetSpec
-from ..profiles.precision import BITS_OF
+from ..profiles.precision import PRECISIONS
 from .examples.corpus import read_corpus
 from .examples.held_out_loss import HeldOutLoss
 from .examples.rank_axes import rank_axes
@@ -71,7 +71,7 @@ def compare_assignments(
     text file or a model that reads no text.
     """
     resolved = resolve(request)
-    widest = max(resolved.profile.precisions, key=BITS_OF.__getitem__)
+    widest = max(resolved.profile.precisions, key=lambda precision: PRECISIONS[precision].bits)
     resolved = resolve(replace(request, precisions=(widest,)))
     source, profile, levels = resolved.source, resolved.profile, resolved.levels
     ((name, budget),) = profile.budgets.items()

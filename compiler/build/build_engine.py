@@ -15,7 +15,7 @@ from ...elastic import Bucket, Submodel
 from ...errors import BuildError, ParityError
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
-from ...profiles.precision import INTEGERS, Precision
+from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...runtime.bundle.manifest import EngineEntry, ParityReceipt
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.threads import threads_or_default
@@ -99,10 +99,11 @@ class EngineBuilder:
         template = self.templates.of(submodel, bucket, segment)
         problem, emitted = template.slice_problem, "sliced"
         if problem and any(value < axis.size for axis, value in submodel.values if axis.choices is None):
-            if template.precision in INTEGERS:
+            if PRECISIONS[template.precision].is_integer:
+                floats = ", ".join(one for one, spec in PRECISIONS.items() if not spec.is_integer)
                 raise BuildError(
                     f"engine {name}: {template.precision} is for models that are sliced as graphs, and this one is not "
-                    f"({problem}); choose fp32, fp16 or bf16"
+                    f"({problem}); choose one of {floats}"
                 )
             template, emitted = self.templates.traced(submodel, bucket, segment), "traced"
         graph = emit(template, self.store, submodel)
@@ -114,7 +115,7 @@ class EngineBuilder:
             ops, part = variant_workload(source, submodel, bucket, self.profile), None
         else:
             ops, part = exits.workload(submodel, bucket, segment), exits.entry.segments[segment].name
-        is_counted = part is not None or bool(template.tables) or template.precision != "fp32"
+        is_counted = part is not None or bool(template.tables) or template.precision != TRACED
         cost = predict(ops, self.profile, template.precision)
         whole = segment is None
         kind: Literal["sliced", "traced"] = "traced" if emitted == "traced" else "sliced"
@@ -159,7 +160,7 @@ class EngineBuilder:
         """
         entry, limit = engine.entry, tolerance_of(engine.entry, self.universal)
         rule = stated = rule_of(limit, entry.routing)
-        if entry.precision in INTEGERS:
+        if PRECISIONS[entry.precision].is_integer:
             outputs = judged_outputs(self.draft.manifest, self.universal, entry.segment)
             exact = self.prove_exact(engine, submodel, cases, outputs)
             stated = f"{rule}; without the rounding of activations, {exact}"
@@ -186,7 +187,7 @@ class EngineBuilder:
         verify.py), where that is the same computation."""
         names = [spec.name for spec in self.draft.manifest.interface(engine.segment)[1]]
         names += [entry.name for entry in engine.routing or ()]
-        residency: Residency = "packed" if engine.precision == "int4" else "shared"
+        residency: Residency = "packed" if PRECISIONS[engine.precision].is_always_packed else "shared"
         with self.runner(engine, residency) as runner:
             return [dict(zip(names, runner.run(arrays, routing=True), strict=True)) for arrays in feeds]
 
@@ -247,7 +248,7 @@ def _float32(arrays: Arrays) -> Arrays:
 
 def _wide(template: Template) -> dict[str, str]:
     """Which products of a template in another precision stay in float32, as metadata of its engines."""
-    names = wide_products(template) if template.precision != "fp32" else ()
+    names = wide_products(template) if template.precision != TRACED else ()
     if not names:
         return {}
     more = f" and {len(names) - _MAX_NAMED_WEIGHTS} more" if len(names) > _MAX_NAMED_WEIGHTS else ""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import onnx
 
 from ...elastic import Bucket
 from ...errors import BuildError
-from ...profiles.precision import Precision
+from ...profiles.precision import PRECISIONS, Precision
 from ...runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.consistency.samples import Batch, Samples, TextSamples
@@ -91,10 +92,10 @@ def calibrated(
     precisions, engine = templates.profile.precisions, reference.engine
     batches = list(_batches(reference.bundle, engine.bucket, encoder, corpus))
     feeds = [batch.feeds for batch in batches]
-    if "fp16" in precisions:
+    for precision in _needing("range", precisions):
         cases = feeds or [c.feeds for c in parity_cases(templates.universal.source.signature, engine.bucket, encoder)]
-        _refuse_overflow(templates, reference, clock.each(cases))
-    if "int8" not in precisions:
+        _refuse_overflow(templates, reference, precision, clock.each(cases))
+    if not _needing("scales", precisions):
         return templates
     kept = kept_products(reference.template.proto, exit_heads(templates.universal.source, None))
     counted = [_whole(batch, engine.bucket) for batch in batches]
@@ -107,11 +108,16 @@ def calibrated(
 
 def require_examples(precisions: Sequence[Precision], corpus: Corpus | ArrayCorpus | None) -> None:
     """Before any work: whether there is what a precision is calibrated on. Raises BuildError."""
-    if "int8" in precisions and corpus is None:
+    scaled = _needing("scales", precisions)
+    if scaled and corpus is None:
         raise BuildError(
-            "precision int8: activations are scaled by what examples show; pass --text or --data, or use int8-dynamic, "
-            "which needs none"
+            f"precision {scaled[0]}: activations are scaled by what examples show; pass --text or --data, or use "
+            "int8-dynamic, which needs none"
         )
+
+
+def _needing(calibration: Literal["scales", "range"], precisions: Sequence[Precision]) -> list[Precision]:
+    return [precision for precision in precisions if PRECISIONS[precision].calibration == calibration]
 
 
 def _batches(
@@ -133,13 +139,15 @@ def _whole(batch: Batch, bucket: Bucket) -> np.ndarray:
     return counted
 
 
-def _refuse_overflow(templates: Templates, reference: Fp32Reference, feeds: Iterable[Arrays]) -> None:
-    low = templates.derived(reference.template, "fp16", None)
+def _refuse_overflow(
+    templates: Templates, reference: Fp32Reference, precision: Precision, feeds: Iterable[Arrays]
+) -> None:
+    low = templates.derived(reference.template, precision, None)
     for found in overflowing(reference.graph, low.proto, reference.bundle.path, feeds):
         modules = [module for module, value in reference.template.module_outputs.items() if value == found.value]
         kind = "weight" if found.value in reference.template.external else "value"
         where = max(modules, key=len) if modules else f"{kind} {found.value}"
         raise BuildError(
-            f"precision fp16: {where} reaches {found.largest:.4g}, and a float16 ends at 65504; use fp32, or for "
-            "TensorRT bf16, which has the range of float32"
+            f"precision {precision}: {where} reaches {found.largest:.4g}, and a float16 ends at 65504; use fp32, or "
+            "for TensorRT bf16, which has the range of float32"
         )

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from ...elastic import Bucket, Submodel
-from ...profiles.precision import BITS_OF, Precision, precision_of
+from ...profiles.precision import PRECISIONS, Precision, precision_of
 from ...profiles.probe_host import is_this_host
 from ...runtime.bundle.manifest import EngineEntry, Latency
 from ...runtime.engines.measure import measure
@@ -41,7 +41,7 @@ def fit_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], clock: Clock) -
     pairs = [(bucket, precision) for bucket in profile.buckets for precision in profile.precisions]
     corrections = {}
     for bucket, precision in clock.each(pairs):
-        own = [rung.at_bits(BITS_OF[precision]) for rung in picked]
+        own = [rung.at_bits(PRECISIONS[precision].bits) for rung in picked]
         costs = [_cost(builder, rung, rung.at(bucket)) for rung in own]
         corrections[bucket, precision] = fit_correction(costs, _measured_rungs(builder, own, bucket, precision))
     return corrections

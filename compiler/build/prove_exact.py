@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...elastic import Submodel
 from ...exporters.universal import UniversalModel
+from ...profiles.precision import TRACED
 from ...runtime.bundle.manifest import EngineEntry
 from ...runtime.inputs.arrays import Arrays
 from ..graph.precision.exact import exact, with_stored_weights
@@ -45,11 +46,11 @@ class ExactProof:
             index = [segment.name for segment in source.exits.entry.segments].index(entry.segment)
             module = source.exits.segment(module, index)
         reference = Reference(source.architecture.routing, module, outputs.specs)
-        limit, graph = tolerance_for("fp32", self.universal.spec.depth), exact(engine.graph)
+        limit, graph = tolerance_for(TRACED, self.universal.spec.depth), exact(engine.graph)
         (self.folder / _GRAPH_FILE).write_bytes(graph)
         found = self.run(replace(entry, file=_GRAPH_FILE), [case.feeds for case in cases])
         expected = replayed(reference, cases, entry.routing, found, limit.atol)
-        verdict = judge(expected, found, cases, outputs, "fp32", limit)
+        verdict = judge(expected, found, cases, outputs, TRACED, limit)
         run = ProofRun(graph, engine.template.module_outputs, self.folder, reference, entry.routing)
         subject = f"engine {entry.id}, without the rounding of activations"
         require_parity(subject, verdict, run, cases, found, limit, limit.rule)

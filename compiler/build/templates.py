@@ -13,7 +13,7 @@ from ...elastic import Bucket, Submodel
 from ...exporters.tracing.trace import Interface
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
-from ...profiles.precision import Precision, precision_of
+from ...profiles.precision import TRACED, Precision, precision_of
 from ...runtime.bundle.manifest import RoutingEntry, TensorSpec
 from ..graph.precision.derive import exit_heads, in_precision
 from ..graph.template import Template, load_template, save_template, traced_template
@@ -33,7 +33,7 @@ class TemplateKey:
     @property
     def traced(self) -> TemplateKey:
         """The template that this one is derived from."""
-        return replace(self, precision="fp32")
+        return replace(self, precision=TRACED)
 
     @property
     def file(self) -> str:
@@ -107,8 +107,6 @@ class Templates:
 
     def derived(self, template: Template, precision: Precision, segment: int | None) -> Template:
         """``template``, which is in fp32, in ``precision``."""
-        if precision == "fp32":
-            return template
         heads = exit_heads(self.universal.source, segment)
         return in_precision(template, precision, self.profile.backend, self.scales, heads)
 

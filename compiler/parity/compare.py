@@ -32,12 +32,12 @@ would be proved, and the output is refused as ``unprovable``. docs/decisions/001
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...profiles.precision import INTEGERS, Precision
+from ...profiles.precision import PRECISIONS, Precision
 from ...runtime.bundle.manifest import ParityOutput, TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .rounding import ROUNDING_FACTOR, Rounding, Roundings, places, with_rounding
@@ -73,22 +73,9 @@ class Tolerance:
         )
 
 
-# Per layer of depth, by the precision of the engine's graph; docs/precision.md shows what was measured. Integers are
-# held to the angle: where activations have outliers, single elements are off by several times what is usual in a layer.
-# Precisions below fp32 round everywhere, so that their rms limit is no other than what holds of each element.
-_TOLERANCE_PER_LAYER: Mapping[Precision, Tolerance] = {
-    "fp32": Tolerance(atol=4e-6, rtol=1e-5, min_cosine=1 - 1e-6, rms=4e-7),
-    "fp16": Tolerance(atol=1e-2, rtol=1e-3, min_cosine=1 - 1e-4, rms=1.1e-2),
-    "bf16": Tolerance(atol=2e-1, rtol=8e-3, min_cosine=1 - 2e-3, rms=2.08e-1),
-    "int8": Tolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
-    "int8-dynamic": Tolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
-    "int4": Tolerance(atol=2.0, rtol=0.2, min_cosine=0.75, rms=2.2),
-}
-
-
 def tolerance_for(precision: Precision, depth: int) -> Tolerance:
     """The tolerance for a graph of ``depth`` layers computing in ``precision``."""
-    base = _TOLERANCE_PER_LAYER[precision]
+    base = PRECISIONS[precision].tolerance
     return Tolerance(base.atol * depth, base.rtol * depth, base.min_cosine, base.rms * depth)
 
 
@@ -153,7 +140,7 @@ def judged(arrays: Arrays, outputs: Sequence[TensorSpec], precision: Precision, 
 
     There a model answers what nobody reads, from scores that are nearly equal, and integers tell those apart otherwise.
     """
-    if mask is None or precision not in INTEGERS:
+    if mask is None or not PRECISIONS[precision].is_integer:
         return arrays
     hidden = {spec.name for spec in outputs if spec.dims[:2] == ("batch", "sequence")}
     return {

@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from ...profiles.device_profile import DeviceProfile, Rates
-from ...profiles.precision import BITS_OF, Precision
+from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...workload import Op
 
 # ONNX Runtime's arena grows by doubling and is kept: measured 5.4 to 7.8 times the operands of the largest product
@@ -105,12 +105,13 @@ def fit_correction(costs: Sequence[Cost], measured_ms: Sequence[float]) -> Corre
 def _in_precision(op: Op, precision: Precision, on_cpu: bool) -> Op:
     """``op`` with the bytes that it moves: of integers the weights alone; of halves everything, which a processor
     widens first and narrows again."""
-    if precision in ("fp16", "bf16"):
+    spec, full = PRECISIONS[precision], PRECISIONS[TRACED].bits
+    if spec.numbers == "halves":
         share = _WIDENED_HALF_SHARE if on_cpu else 0.5
         weights, activations = (round(share * moved) for moved in (op.weight_bytes, op.activation_bytes))
         return replace(op, weight_bytes=weights, activation_bytes=activations)
-    bits = {"gemm": BITS_OF[precision], "gather": max(8, BITS_OF[precision])}.get(op.kind, BITS_OF["fp32"])
-    return replace(op, weight_bytes=op.weight_bytes * bits // BITS_OF["fp32"])
+    bits = {"gemm": spec.bits, "gather": max(8, spec.bits)}.get(op.kind, full)
+    return replace(op, weight_bytes=op.weight_bytes * bits // full)
 
 
 def _milliseconds(op: Op, rates: Rates, precision: Precision) -> float:

@@ -17,6 +17,7 @@ from ...elastic import Submodel
 from ...exporters.checkpoints.checkpoint import sha256_of
 from ...exporters.source import ModelSource
 from ...profiles.device_profile import DeviceProfile, recorded_profile
+from ...profiles.precision import TRACED
 from ...profiles.probe_host import probe_host
 from ...runtime.bundle.manifest import (
     BUILD_NAME,
@@ -118,7 +119,7 @@ def complete(
 
 def _weight_bytes(candidate: Candidate, read: int | None) -> int:
     """What its engines read, where that is known better than it was planned."""
-    return candidate.weight_bytes if candidate.precision == "fp32" or read is None else read
+    return candidate.weight_bytes if candidate.precision == TRACED or read is None else read
 
 
 def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import BuildError, ParityError
-from ...profiles.precision import INTEGERS
+from ...profiles.precision import PRECISIONS
 from ...runtime.bundle.manifest import EngineEntry, ParityOutput, TensorSpec
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.bundle.plan_index import PlanParity
@@ -57,7 +57,7 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
     rounding = {
         output.name: Rounding(output.float32_max_abs or 0.0, output.float32_rms or 0.0) for output in receipt.outputs
     }
-    if engine.precision in INTEGERS:
+    if PRECISIONS[engine.precision].is_integer:
         limit = _INTEGER_TOLERANCE
     inputs, outputs = here.manifest.interface(engine.segment)
     mask = next((spec.name for spec in inputs if _is_mask(spec)), None)

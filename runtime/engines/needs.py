@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ...elastic import DEPTH, ElasticSpec, Submodel
+from ...profiles.precision import PRECISIONS
 from ..bundle.manifest import EngineEntry
 from ..bundle.open_bundle import Bundle
 from .contract.residency import EngineNeed, Residency, assign_residencies
@@ -66,8 +67,7 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
                 latency_ms=predicted.get(engine.id, 1.0),
                 importance=1.0 + named.count(engine.submodel),
                 layers=layers,
-                # Kernels of 4 bits read mapped weights another way, and slower than float32.
-                can_share=engine.backend == "onnxruntime" and engine.precision != "int4",
+                can_share=engine.backend == "onnxruntime" and not PRECISIONS[engine.precision].is_always_packed,
             )
         )
     return needs

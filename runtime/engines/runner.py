@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol
 
 from ...errors import BundleIncompatibleError
-from ...profiles.precision import INTEGERS
+from ...profiles.precision import PRECISIONS
 from ..bundle.manifest import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..device.device import Device, DeviceArray
@@ -118,7 +118,9 @@ def runnable_engines(bundle: Bundle, provider: Provider | None = None) -> tuple[
 def _graphs_for_gpus(bundle: Bundle, provider: Provider) -> tuple[EngineEntry, ...]:
     """Integers for ONNX Runtime are in its processor's own operators; those for TensorRT are standard ones."""
     everything = bundle.manifest.engines
-    engines = tuple(one for one in everything if one.backend != "onnxruntime" or one.precision not in INTEGERS)
+    engines = tuple(
+        one for one in everything if one.backend != "onnxruntime" or not PRECISIONS[one.precision].is_integer
+    )
     if not engines:
         found = ", ".join(sorted({engine.precision for engine in everything}))
         raise BundleIncompatibleError(

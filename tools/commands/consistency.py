@@ -54,11 +54,12 @@ def command(bundle: Path, text: Path | None, data: Path | None, submodels: tuple
 
 
 def _print(found: Consistency) -> None:
+    from ...profiles.precision import TRACED
     from ...runtime.bundle.figures import FIGURES, cell, heading, present
 
     given = f"{found.samples}" if found.samples == found.given else f"{found.samples} of {found.given}, spread over all"
     cut = f", {found.truncated} cut to {found.bucket.sequence} tokens" if found.truncated else ""
-    exact = found.universal_precision == "fp32"
+    exact = found.universal_precision == TRACED
     print_facts(
         [
             ("bundle", found.bundle),

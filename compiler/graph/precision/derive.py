@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import onnx
 
 from ....exporters.source import ModelSource
 from ....profiles.precision import Precision
@@ -14,6 +19,9 @@ from .fp32_nodes import kept_products
 from .half import half
 from .quantize import quantized
 
+# A graph, and its large constants by name.
+_Derived = tuple[onnx.ModelProto, Mapping[str, np.ndarray]]
+
 
 def in_precision(
     template: Template, precision: Precision, backend: str, scales: Mapping[str, float], heads: Collection[str]
@@ -23,20 +31,8 @@ def in_precision(
     ``scales`` are those of the inputs of products, by weight. What answers at the outputs ``heads`` stays in fp32, and
     so do the scores that decide routes.
     """
-    if precision in ("fp16", "bf16"):
-        converted = half(template.proto, template.tables, "fp16" if precision == "fp16" else "bf16", heads)
-        return replace(template, proto=converted.proto, tables=converted.tables, precision=precision)
-    kept = kept_products(template.proto, heads)
-    match precision:
-        case "int8":
-            proto = quantized(template.proto, scales, kept)
-            if backend != "tensorrt":
-                proto = small_tables(as_qgemm(proto))
-        case "int8-dynamic":
-            proto = small_tables(dynamic(template.proto, kept))
-        case _:
-            proto = small_tables(weight_only(template.proto, kept))
-    return replace(template, proto=proto, precision=precision)
+    proto, tables = _TRANSFORMS[precision](_Traced(template, backend, scales, heads))
+    return replace(template, proto=proto, tables=tables, precision=precision)
 
 
 def exit_heads(source: ModelSource, segment: int | None) -> frozenset[str]:
@@ -58,3 +54,47 @@ def wide_products(template: Template) -> tuple[str, ...]:
         name for node in template.proto.graph.node if node.op_type in ("Gemm", "MatMul") for name in node.input[1:2]
     )
     return tuple(dict.fromkeys(name for name in read if name in held and split_encoding(name)[1] == ""))
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A traced template, and what ``in_precision`` is given with it."""
+
+    template: Template
+    backend: str
+    scales: Mapping[str, float]
+    heads: Collection[str]
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The products that stay in fp32."""
+        return kept_products(self.template.proto, self.heads)
+
+
+def _half(precision: Literal["fp16", "bf16"], traced: _Traced) -> _Derived:
+    converted = half(traced.template.proto, traced.template.tables, precision, traced.heads)
+    return converted.proto, converted.tables
+
+
+def _int8(traced: _Traced) -> _Derived:
+    proto = quantized(traced.template.proto, traced.scales, traced.kept)
+    return proto if traced.backend == "tensorrt" else small_tables(as_qgemm(proto)), traced.template.tables
+
+
+def _int8_dynamic(traced: _Traced) -> _Derived:
+    return small_tables(dynamic(traced.template.proto, traced.kept)), traced.template.tables
+
+
+def _int4(traced: _Traced) -> _Derived:
+    return small_tables(weight_only(traced.template.proto, traced.kept)), traced.template.tables
+
+
+# How a traced graph gets each precision of the registry.
+_TRANSFORMS: Mapping[Precision, Callable[[_Traced], _Derived]] = {
+    "fp32": lambda traced: (traced.template.proto, traced.template.tables),
+    "fp16": partial(_half, "fp16"),
+    "bf16": partial(_half, "bf16"),
+    "int8": _int8,
+    "int8-dynamic": _int8_dynamic,
+    "int4": _int4,
+}

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ....profiles.precision import Precision
+from ....profiles.precision import PRECISIONS, Precision
 from ....runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ....runtime.bundle.open_bundle import Bundle
 from .emulation import emulated
@@ -23,7 +23,7 @@ from .emulation import emulated
 
 def proof_graph(graph: bytes, precision: Precision) -> bytes:
     """What proves the emitted engine ``graph``: itself, or of bfloat16 its emulation."""
-    return emulated(graph) if precision == "bf16" else graph
+    return emulated(graph) if PRECISIONS[precision].is_emulated else graph
 
 
 def in_onnx_runtime(engine: EngineEntry) -> EngineEntry:
@@ -56,7 +56,7 @@ def link(source: Path, target: Path) -> None:
 def proof_bundle_in(bundle: Bundle, folder: Path) -> Bundle:
     """A written ``bundle`` as this host runs it: its own files, or proof graphs in ``folder`` where any differs."""
     engines = {engine.file: engine for engine in bundle.manifest.engines}
-    if all(engine.precision != "bf16" for engine in engines.values()):
+    if not any(PRECISIONS[engine.precision].is_emulated for engine in engines.values()):
         return replace(
             bundle, manifest=replace(bundle.manifest, engines=tuple(map(in_onnx_runtime, bundle.manifest.engines)))
         )

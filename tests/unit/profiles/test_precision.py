@@ -1,8 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+from typing import get_args
+
 import pytest
 from nestforge.elastic import BITS, Axis, Submodel
-from nestforge.profiles.precision import BITS_OF, PRECISIONS, RUN_BY, precision_of, precision_problem, widths_of
+from nestforge.profiles.precision import (
+    PRECISIONS,
+    TRACED,
+    Precision,
+    precision_of,
+    precision_problem,
+    run_by,
+    widths_of,
+)
 
 FFN = Axis("layers.0.ffn", 8)
 
@@ -23,8 +34,48 @@ def test_of_several_the_bits_tell() -> None:
     assert precision_of(at(32), ["int8-dynamic", "fp32"]) == "fp32"
 
 
-def test_every_precision_has_a_width_and_a_backend() -> None:
-    assert set(BITS_OF) == set(PRECISIONS) == {precision for run in RUN_BY.values() for precision in run}
+def test_every_name_has_an_entry() -> None:
+    assert tuple(PRECISIONS) == get_args(Precision)
+
+
+def test_entries_and_the_registry_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        PRECISIONS["fp32"].bits = 16  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        PRECISIONS["fp8"] = PRECISIONS["fp16"]  # type: ignore[index]
+
+
+def test_what_each_precision_is() -> None:
+    table = {
+        name: (spec.bits, spec.numbers, spec.calibration, spec.is_emulated, spec.is_always_packed)
+        for name, spec in PRECISIONS.items()
+    }
+    assert table == {
+        "fp32": (32, "floats", None, False, False),
+        "fp16": (16, "halves", "range", False, False),
+        "bf16": (16, "halves", None, True, False),
+        "int8": (8, "integers", "scales", False, False),
+        "int8-dynamic": (8, "integers", None, False, False),
+        "int4": (4, "integers", None, False, True),
+    }
+    assert run_by("onnxruntime") == ("fp32", "fp16", "int8", "int8-dynamic", "int4")
+    assert run_by("tensorrt") == ("fp32", "fp16", "bf16", "int8")
+
+
+def test_what_runs_nowhere_but_on_a_gpu_is_emulated() -> None:
+    for spec in PRECISIONS.values():
+        assert spec.is_emulated == ("onnxruntime" not in spec.backends)
+
+
+def test_the_traced_precision_is_the_widest_and_the_tightest() -> None:
+    traced = PRECISIONS[TRACED]
+    for name, spec in PRECISIONS.items():
+        if name != TRACED:
+            assert spec.bits < traced.bits
+            assert spec.tolerance.atol > traced.tolerance.atol
+            assert spec.tolerance.rtol > traced.tolerance.rtol
+            assert spec.tolerance.rms > traced.tolerance.rms
+            assert spec.tolerance.min_cosine < traced.tolerance.min_cosine
 
 
 @pytest.mark.parametrize(
