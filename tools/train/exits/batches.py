@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
@@ -65,14 +64,6 @@ class Rows:
             chance.shuffle(epoch)
             batches += epoch
         return [self.batch(rows) for rows in batches[:steps]]
-
-
-def open_tokenizer(file: Path) -> Tokenizer:
-    """The tokenizer of a model folder, without the padding and truncation that it may bring."""
-    tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
 
 
 def tokenise(tokenizer: Tokenizer, texts: Sequence[Text], pad: int) -> Rows:

@@ -10,10 +10,11 @@ from pathlib import Path
 from ....exporters.checkpoints.checkpoint import open_checkpoint, sha256_of
 from ....exporters.families.cost_eff.model import CostEffModel
 from ....runtime.bundle.seal import to_json
+from ....runtime.inputs.text import open_tokenizer
 from ...console import Progress
 from ..optimiser import parameters_of
 from ..stages import Record, Stages, replace_file, replace_folder
-from .batches import Rows, open_tokenizer, tokenise
+from .batches import Rows, tokenise
 from .docstrings import Source
 from .evaluate import exit_quality, majority
 from .fit import fit

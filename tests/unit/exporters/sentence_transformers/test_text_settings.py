@@ -1,0 +1,74 @@
+"""What a folder of sentence-transformers says of texts reaches the manifest's ``text`` entry, or is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nestforge.errors import CheckpointError
+from nestforge.exporters.checkpoints.checkpoint import Checkpoint
+from nestforge.exporters.sentence_transformers.text_settings import with_text_settings
+from nestforge.runtime.bundle.manifest import TextEntry
+
+TEXT = TextEntry("tokenizer.json", "input_ids", "attention_mask", None, None)
+PROMPTS = {"prompts": {"query": "q: "}, "default_prompt_name": "query"}
+
+
+def folder_of(folder: Path, **files: dict[str, Any]) -> Checkpoint:
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return Checkpoint(folder, {}, {})
+
+
+def test_another_folder_says_nothing(tmp_path: Path) -> None:
+    checkpoint = folder_of(tmp_path, sentence_bert_config={"do_lower_case": True})
+    assert with_text_settings(checkpoint, TEXT, "pooled") is TEXT
+
+
+@pytest.mark.parametrize(
+    ("transformer", "tokenizer", "longest"),
+    [
+        ({"max_seq_length": 16}, {"model_max_length": 32}, 16),
+        ({"max_seq_length": None}, {"model_max_length": 32}, 32),
+        ({}, {"model_max_length": 1e30}, None),
+        ({}, {}, None),
+    ],
+)
+def test_case_length_and_prompts(
+    tmp_path: Path, transformer: dict[str, Any], tokenizer: dict[str, Any], longest: int | None
+) -> None:
+    checkpoint = folder_of(
+        tmp_path,
+        modules={},
+        sentence_bert_config={**transformer, "do_lower_case": True},
+        tokenizer_config=tokenizer,
+        config_sentence_transformers=PROMPTS,
+    )
+    assert with_text_settings(checkpoint, TEXT, "pooled") == replace(
+        TEXT, max_tokens=longest, lowercase=True, prompts={"query": "q: "}, default_prompt="query", pooled="pooled"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"sentence_bert_config": {"transformer_task": "fill-mask"}}, "transformer_task 'fill-mask' is not supported"),
+        (
+            {"sentence_roberta_config": {"query_length": 4}},
+            "sentence_roberta_config.json: query_length is not supported",
+        ),
+        ({"sentence_bert_config": {"model_args": {"subfolder": "x"}}}, "model_args: 'subfolder' is not supported"),
+        ({"tokenizer_config": {"truncation_side": "left"}}, "truncation_side 'left' is not supported"),
+        (
+            {"tokenizer_config": {"model_max_length": 0}},
+            "model_max_length: expected a whole number of at least 1, got 0",
+        ),
+    ],
+)
+def test_other_tokens_of_a_text_are_refused(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        with_text_settings(folder_of(tmp_path, modules={}, **files), TEXT, None)
