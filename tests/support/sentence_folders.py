@@ -58,7 +58,7 @@ class Layout:
     def write(self, folder: Path) -> Path:
         """Writes the folder through sentence-transformers' own ``save``."""
         plain = self.save(folder.with_name(f"{folder.name}-plain"))
-        _save_tokenizer(plain)
+        save_tokenizer(plain)
         torch.manual_seed(1)
         m = classes()
         model = m.SentenceTransformer(modules=[m.Transformer(str(plain)), *self.modules(m)], device="cpu")
@@ -105,7 +105,8 @@ def classes() -> Any:
     return SimpleNamespace(SentenceTransformer=SentenceTransformer, **found)
 
 
-def _save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path) -> None:
+    """The files by which transformers opens the tokenizer of a folder."""
     from transformers import PreTrainedTokenizerFast
 
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = Path(__file__).parent
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-    for layer in ("profiles", "runtime", "exporters", "compiler")
+    for layer in ("profiles", "runtime", "integrations", "exporters", "compiler")
     for path in sorted((ROOT / layer).rglob("*.py"))
 }
 FAMILIES = {module for module in MODULES if module.startswith("exporters.families.") and module.endswith("family")}

@@ -34,6 +34,7 @@ ROOMS = (
     "runtime",
     "runtime.calibrate",
     "runtime.retrieval",
+    "integrations",
     "exporters.checkpoints",
     "exporters.sentence_transformers",
     "exporters",
@@ -65,7 +66,7 @@ ROOMS = (
     "tools",
     "tools.commands",
 )
-LAYERS = ("profiles", "runtime", "exporters", "compiler", "tools")
+LAYERS = ("profiles", "runtime", "integrations", "exporters", "compiler", "tools")
 # Third-party packages per layer; torch and what comes with it stand only where a compiling machine is needed anyway.
 DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "tensorrt", "cuda", "tokenizers"}
 BUILD = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "ml_dtypes"}
@@ -73,6 +74,8 @@ OUTSIDE = {
     # onnx only to measure this host through ONNX Runtime, where it is installed: see test_lazy_imports
     "profiles": {"numpy", "psutil", "yaml", "onnxruntime", "onnx"},
     "runtime": DEVICE - {"yaml"},
+    # what else they need is imported by name where it is asked for: see integrations/optional.py
+    "integrations": {"numpy", "rich"},
     "exporters": {"numpy", "torch", "transformers", "onnx_ir", "onnxscript", "safetensors"},
     "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},
     "tools": DEVICE | {"click", "rich", "matplotlib"},
@@ -185,7 +188,7 @@ def test_what_everything_shares_needs_nothing(name: str) -> None:
 @pytest.mark.parametrize("module", FILES)
 def test_what_a_device_may_lack_is_imported_where_it_is_used(module: str) -> None:
     eager, layer = outside(module, only_eager=True), module.split(".")[0]
-    if layer in {"profiles", "runtime", "tools"} and module not in IN_ONNX_RUNTIME:
+    if layer in {"profiles", "runtime", "integrations", "tools"} and module not in IN_ONNX_RUNTIME:
         assert not eager & {*BUILD, "onnxruntime", "matplotlib"}
     if module not in ON_A_GPU:
         assert not eager & {"tensorrt", "cuda"}, "needs a GPU's libraries to import"

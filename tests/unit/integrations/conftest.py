@@ -1,0 +1,27 @@
+"""A small folder of sentence-transformers and the bundle that is compiled of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nestforge
+import pytest
+from support.sentence_folders import HIDDEN, Layout
+from support.tiny_compile import board
+
+PROMPTS = {"prompts": {"query": "time budget ", "passage": "a "}, "default_prompt_name": "passage"}
+
+
+@pytest.fixture(scope="session")
+def sentence_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Vectors of length other than 1, prompts, and texts of at most 12 tokens."""
+    layout = Layout("m", lambda m: [m.Pooling(HIDDEN)], config=PROMPTS, transformer={"max_seq_length": 12})
+    return layout.write(tmp_path_factory.mktemp("sentences") / "m")
+
+
+@pytest.fixture(scope="session")
+def sentence_bundle(sentence_folder: Path) -> Path:
+    """Two submodels, by the budgets ``full`` and ``half``."""
+    profile = board(buckets=["2x8", "3x16"], budgets={"full": {}, "half": {"flops": "70 %"}})
+    output = sentence_folder.with_suffix(".bundle")
+    return nestforge.compile(sentence_folder, profile=profile, output=output, include="budgets")
