@@ -63,6 +63,7 @@ def workplace(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "corpus.txt").write_text(texts)
     return {
         "MODEL": str(tiny_model),
+        "CLASSIFIER": str(save_tiny_encoder(tmp_path / "classifier", task="ForSequenceClassification")),
         "path/to/checkpoint": str(tiny_model),
         "host-cpu": "tiny.yaml",
     }
