@@ -1,6 +1,6 @@
 """Engines broken on purpose, and what the gate says of them: by its rule, and by the one that knew no conditioning.
 
-``python tests/gate_faults.py`` prints the table of docs/decisions/0017.
+``python -m support.gate_faults`` in tests prints the tables of docs/decisions/0017 and 0020.
 """
 
 from __future__ import annotations
