@@ -90,6 +90,11 @@ def test_linked_files_exist() -> None:
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
 
 
+def test_every_page_is_on_the_site() -> None:
+    listed = re.findall(r"\S+\.md$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_commands(page: str, workplace: dict[str, str]) -> None:
     runner = CliRunner()

@@ -38,8 +38,8 @@ def run() -> list[Row]:
     return [
         Row(
             "eight engines resident, BERT-base shape",
-            f"{together.resident / resident:.2f}x ({together.resident / 1e6:.0f} MB resident, of which "
-            f"{together.private / 1e6:.0f} private, against {resident / 1e6:.0f} and {private / 1e6:.0f} MB)",
+            f"{together.resident / resident:.2f}x ({together.resident / 1e6:.0f} MB resident, "
+            f"{together.private / 1e6:.0f} of them private, against {resident / 1e6:.0f} and {private / 1e6:.0f} MB)",
             "<= 1.3x",
             together.resident <= 1.3 * resident,
             f"{len(eight)} shared engines, run once, against the largest as a default session of a plain export; "
