@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import SelectionError
 from ..profiles.device_profile import read_profile
@@ -18,6 +19,9 @@ from ..runtime.engines.onnxruntime_gpu.provider import Provider
 from ..runtime.engines.runner import RESIDENCIES, Residency, runnable_engines, runner_for
 from ..runtime.inputs.feeds import random_feeds
 from .console import Progress
+
+if TYPE_CHECKING:
+    from ..runtime.engines.onnxruntime.node_times import NodeKind
 
 _SECONDS = 1.0  # of timed runs per engine and residency
 _PREDICTED: Residency = "packed"  # what predictions are made for
@@ -36,6 +40,24 @@ class EngineBench:
     predicted_ms: float | None = None
     error: float | None = None
     device_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class EngineNodes:
+    """One packed engine: over ``runs`` runs, what each kind of node takes, the slowest first."""
+
+    engine: str
+    runs: int
+    kinds: tuple[NodeKind, ...]
+
+
+@dataclass(frozen=True)
+class NodeProfile:
+    """Where the time of engines goes."""
+
+    bundle: str
+    threads: int
+    engines: tuple[EngineNodes, ...]
 
 
 @dataclass(frozen=True)
@@ -59,10 +81,7 @@ def bench_bundle(
 
     Raises SelectionError for a submodel that the bundle does not have.
     """
-    wanted = {bundle.manifest.submodel(name).id for name in submodels}
-    engines = [engine for engine in runnable_engines(bundle, provider) if not wanted or engine.submodel in wanted]
-    if not engines:
-        raise SelectionError(f"bundle {bundle.path}: no engine of {', '.join(submodels)} can run here")
+    engines = _engines_of(bundle, submodels, provider)
     profile = read_profile(bundle.manifest.provenance.profile, "profile in the manifest")
     here = provider is None and is_this_host(profile)
     threads = threads_or_default(None)
@@ -77,6 +96,34 @@ def bench_bundle(
             rows.append(_bench_on(provider, bundle, engine, residency))
     progress("bench", len(jobs), len(jobs))
     return BundleBench(str(bundle.path), profile.name, here, threads, tuple(rows))
+
+
+def profile_nodes(bundle: Bundle, submodels: Sequence[str], progress: Progress) -> NodeProfile:
+    """Which kinds of nodes take the time of the engines of ``submodels`` (ids or levels; none means all).
+
+    Raises SelectionError for a submodel that the bundle does not have, or where no engine is ONNX Runtime's.
+    """
+    from ..runtime.engines.onnxruntime.node_times import node_times
+
+    engines = [engine for engine in _engines_of(bundle, submodels, None) if engine.backend == "onnxruntime"]
+    if not engines:
+        raise SelectionError(f"bundle {bundle.path}: its engines are TensorRT plans, which ONNX Runtime cannot profile")
+    threads = threads_or_default(None)
+    rows = []
+    for index, engine in enumerate(engines):
+        progress("profile", index, len(engines))
+        rows.append(EngineNodes(engine.id, *node_times(bundle, engine, threads, _SECONDS)))
+    progress("profile", len(engines), len(engines))
+    return NodeProfile(str(bundle.path), threads, tuple(rows))
+
+
+def _engines_of(bundle: Bundle, submodels: Sequence[str], provider: Provider | None) -> list[EngineEntry]:
+    """The engines of these submodels that can run here; of all for none."""
+    wanted = {bundle.manifest.submodel(name).id for name in submodels}
+    engines = [engine for engine in runnable_engines(bundle, provider) if not wanted or engine.submodel in wanted]
+    if not engines:
+        raise SelectionError(f"bundle {bundle.path}: no engine of {', '.join(submodels)} can run here")
+    return engines
 
 
 def _residencies(bundle: Bundle, engine: EngineEntry, provider: Provider | None) -> Sequence[Residency]:

@@ -1,4 +1,4 @@
-"""``nestforge bench``: latency and memory of every engine, predicted beside measured."""
+"""``nestforge bench``: latency and memory of every engine, requests from several threads, and where the time goes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,68 @@ from ..console import print_facts, print_json, print_table, say, working
 from ..options import bundle_argument, json_option, provider_option
 
 if TYPE_CHECKING:
-    from ..bundle_bench import BundleBench, EngineBench
+    from ..bundle_bench import BundleBench, EngineBench, NodeProfile
+    from ..traffic_bench import TrafficBench
 
-EXAMPLES = "\b\nExamples:\n  nestforge bench my.bundle\n  nestforge bench my.bundle --submodel S --submodel XL --json"
+_MAX_CONCURRENCY = 256
+_SHOWN_KINDS = 8
+
+EXAMPLES = """\b
+Examples:
+  nestforge bench my.bundle
+  nestforge bench my.bundle --submodel S --submodel XL --json
+  nestforge bench my.bundle --text requests.txt --concurrency 4
+  nestforge bench my.bundle --submodel XL --profile-nodes
+"""
 
 
 @click.command(epilog=EXAMPLES)
 @bundle_argument
 @click.option("--submodel", "submodels", multiple=True, metavar="ID", help="Only this one, by id or level; repeatable.")
+@click.option(
+    "--text", type=click.Path(path_type=Path), metavar="FILE", help="Send the lines of this file, each as a request."
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, _MAX_CONCURRENCY),
+    metavar="N",
+    help="Send requests from N threads at once. Default: 1 with --text.",
+)
+@click.option("--profile-nodes", is_flag=True, help="Show which kinds of nodes of each engine take the time.")
 @provider_option
 @json_option
-def command(bundle: Path, submodels: tuple[str, ...], provider: str, as_json: bool) -> None:
-    """Measure latency and memory of every engine.
+def command(
+    bundle: Path,
+    submodels: tuple[str, ...],
+    text: Path | None,
+    concurrency: int | None,
+    profile_nodes: bool,
+    provider: str,
+    as_json: bool,
+) -> None:
+    """Measure engines, requests, or nodes.
 
-    Each residency is measured, predicted latency stands beside measured. Memory is what one engine adds to a fresh
-    process: private belongs to it alone; resident also counts mapped pages, which other processes share and the
+    Engines: each residency is measured, predicted latency stands beside measured. Memory is what one engine adds to a
+    fresh process: private belongs to it alone; resident also counts mapped pages, which other processes share and the
     system may drop. With --provider it is what the engine adds to the GPU's.
+
+    With --text or --concurrency requests go through the runtime instead, to one submodel after the other: requests per
+    second of all threads, and the latency of a request from call to answer, its tokens and dispatch included.
+
+    With --profile-nodes the profiler of ONNX Runtime says where the time of each engine goes.
     """
+    traffic = text is not None or concurrency is not None
+    if profile_nodes and (traffic or provider != "cpu"):
+        raise click.UsageError("--profile-nodes is for engines on the processor, without --text and --concurrency")
+    if profile_nodes:
+        _show_nodes(bundle, submodels, as_json)
+    elif traffic:
+        _show_traffic(bundle, submodels, text, concurrency or 1, provider, as_json)
+    else:
+        _show_engines(bundle, submodels, provider, as_json)
+
+
+def _show_engines(bundle: Path, submodels: tuple[str, ...], provider: str, as_json: bool) -> None:
     from ...runtime.bundle.open_bundle import open_bundle
     from ...runtime.engines.onnxruntime_gpu.provider import provider_named
     from ..bundle_bench import bench_bundle
@@ -41,6 +86,35 @@ def command(bundle: Path, submodels: tuple[str, ...], provider: str, as_json: bo
         print_json(result)
     else:
         _print(result, provider)
+
+
+def _show_traffic(
+    bundle: Path, submodels: tuple[str, ...], text: Path | None, concurrency: int, provider: str, as_json: bool
+) -> None:
+    from ...runtime.model import load
+    from ..text_lines import read_text_lines
+    from ..traffic_bench import bench_traffic
+
+    texts = None if text is None else read_text_lines(text).texts
+    with working() as progress, load(bundle, provider=provider) as model:
+        result = bench_traffic(model, submodels, concurrency, progress, texts)
+    if as_json:
+        print_json(result)
+    else:
+        _print_traffic(result, provider)
+
+
+def _show_nodes(bundle: Path, submodels: tuple[str, ...], as_json: bool) -> None:
+    from ...runtime.bundle.open_bundle import open_bundle
+    from ..bundle_bench import profile_nodes
+
+    opened = open_bundle(bundle)
+    with working() as progress:
+        result = profile_nodes(opened, submodels, progress)
+    if as_json:
+        print_json(result)
+    else:
+        _print_nodes(result)
 
 
 def _print(result: BundleBench, provider: str) -> None:
@@ -73,3 +147,46 @@ def _print(result: BundleBench, provider: str) -> None:
 def _memory(row: EngineBench) -> list[str]:
     bytes_of = (row.memory_bytes.private, row.memory_bytes.resident) if row.memory_bytes else (row.device_bytes or 0,)
     return [f"{size / 1e6:.1f}" for size in bytes_of]
+
+
+def _print_traffic(result: TrafficBench, provider: str) -> None:
+    where = ("threads a run", str(result.threads)) if provider == "cpu" else ("provider", provider)
+    facts = [("bundle", result.bundle), ("at once", str(result.concurrency)), where]
+    lengths = result.lengths
+    if lengths is None:
+        print_facts([*facts, ("requests", "random arrays of the engine for the longest row")])
+    else:
+        drawn = "" if lengths.texts == lengths.found else f" of {lengths.found}, drawn at random"
+        tokens = f"median {lengths.median:.0f}, p95 {lengths.p95:.0f}, longest {lengths.longest}"
+        print_facts([*facts, ("requests", f"{lengths.texts} texts{drawn}"), ("tokens", tokens)])
+        click.echo()
+        bands = [[f"{b.least} to {b.most}", str(b.texts), f"{b.share:.1%}"] for b in lengths.bands]
+        print_table(["tokens", "texts", "share"], bands)
+    click.echo()
+    columns = ["submodel", "requests", "per second", "p50 ms", "p95 ms", "p99 ms"]
+    rows = [
+        [
+            row.submodel,
+            str(row.requests),
+            f"{row.per_second:.1f}",
+            *(f"{ms:.2f}" for ms in (row.latency_ms.p50, row.latency_ms.p95, row.latency_ms.p99)),
+        ]
+        for row in result.submodels
+    ]
+    print_table(columns, rows)
+    for row in result.submodels:
+        if row.truncated:
+            say(f"\n{row.submodel}: {row.truncated} of {row.requests} requests were cut to what it takes")
+
+
+def _print_nodes(result: NodeProfile) -> None:
+    print_facts([("bundle", result.bundle), ("threads", str(result.threads))])
+    for engine in result.engines:
+        shown, others = engine.kinds[:_SHOWN_KINDS], engine.kinds[_SHOWN_KINDS:]
+        rows = [[each.kind, str(each.nodes), f"{each.ms:.3f}", f"{each.share:.1%}"] for each in shown]
+        if others:
+            nodes, ms = str(sum(each.nodes for each in others)), sum(each.ms for each in others)
+            rows.append([f"{len(others)} other kinds", nodes, f"{ms:.3f}", f"{sum(e.share for e in others):.1%}"])
+        say(f"\n{engine.engine}, {engine.runs} runs")
+        print_table(["node", "nodes", "ms a run", "share"], rows)
+    say("\nthe profiler itself takes time at every node: shares count, not milliseconds")

@@ -1,0 +1,167 @@
+"""Requests to one model as its callers send them: several threads at once, and texts of a file, each a request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from threading import Barrier
+from time import perf_counter
+
+import numpy as np
+
+from ..errors import SelectionError
+from ..runtime.engines.measure import LatencyStats
+from ..runtime.inputs.arrays import Array
+from ..runtime.inputs.feeds import random_feeds
+from ..runtime.model import ElasticModel
+from .console import Progress
+
+_SECONDS = 2.0  # of requests per submodel, at least
+_MIN_REQUESTS = 20  # for each thread
+_MOST_TEXTS = 1000
+_WARM_UPS = 16
+_SEED = 0
+_FIRST_BAND = 16
+_Sent = str | Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Band:
+    """The texts of ``least`` to ``most`` tokens, and their share of all."""
+
+    least: int
+    most: int
+    texts: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the texts that were sent, those that the tokenizer adds and the default prompt included: ``texts`` of
+    the ``found`` ones."""
+
+    texts: int
+    found: int
+    median: float
+    p95: float
+    longest: int
+    bands: tuple[Band, ...]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one submodel answered: ``per_second`` counts requests of all threads, ``latency_ms`` is that of a request
+    from call to answer. ``truncated`` counts texts that were cut, each as often as it was sent."""
+
+    submodel: str
+    requests: int
+    per_second: float
+    latency_ms: LatencyStats
+    truncated: int
+
+
+@dataclass(frozen=True)
+class TrafficBench:
+    """All submodels under the same requests; without ``lengths`` these were random arrays of an engine's shape."""
+
+    bundle: str
+    concurrency: int
+    threads: int
+    lengths: Lengths | None
+    submodels: tuple[Traffic, ...]
+
+
+def bench_traffic(
+    model: ElasticModel,
+    submodels: Sequence[str],
+    concurrency: int,
+    progress: Progress,
+    texts: Sequence[str] | None = None,
+) -> TrafficBench:
+    """Asks each of ``submodels`` (ids or levels; none means all) from ``concurrency`` threads at once.
+
+    Of more than 1000 ``texts`` as many are drawn, the same each time; every one is sent, in a mixed order, and again
+    until two seconds have passed. A text that is longer than the submodel takes is cut. Raises InputError for texts
+    where the bundle has no tokenizer, SelectionError for a submodel that the bundle does not have or cannot run here.
+    """
+    manifest = model.bundle.manifest
+    resident = {e.submodel for e in manifest.engines if e.segment is None and e.id in model.residencies}
+    asked = [manifest.submodel(name).id for name in submodels]
+    wanted = list(dict.fromkeys(asked)) or [entry.id for entry in manifest.submodels if entry.id in resident]
+    for name in wanted:
+        if name not in resident:
+            raise SelectionError(f"bundle {model.bundle.path}: submodel {name} has no engine that can run here")
+    sent: list[str] = []
+    if texts is not None:
+        sent = random.Random(_SEED).sample(list(texts), min(len(texts), _MOST_TEXTS))  # noqa: S311
+    counts = model.token_counts(sent) if sent else []
+    by_length = [text for _, text in sorted(zip(counts, sent, strict=True))]
+    warm_ups = by_length[:: max(1, -(-len(by_length) // _WARM_UPS))]
+    rows = []
+    for index, name in enumerate(wanted):
+        progress("traffic", index, len(wanted))
+        arrays = [] if sent else [_arrays_for(model, name)]
+        rows.append(_traffic(model, name, sent or arrays, warm_ups or arrays, concurrency))
+    progress("traffic", len(wanted), len(wanted))
+    lengths = lengths_of(counts, len(texts)) if texts else None
+    return TrafficBench(str(model.bundle.path), concurrency, model.threads, lengths, tuple(rows))
+
+
+def lengths_of(counts: Sequence[int], found: int) -> Lengths:
+    """How texts of so many tokens are distributed, in bands that double: up to 16, 32, 64 and so on."""
+    middle, high = np.percentile(counts, [50, 95])
+    bands, least, most = [], 1, _FIRST_BAND
+    while least <= max(counts):
+        within = sum(least <= tokens <= most for tokens in counts)
+        bands.append(Band(least, most, within, within / len(counts)))
+        least, most = most + 1, 2 * most
+    return Lengths(len(counts), found, float(middle), float(high), max(counts), tuple(bands))
+
+
+def _arrays_for(model: ElasticModel, submodel: str) -> dict[str, Array]:
+    """Random arrays of the shape of the engine that takes the longest row."""
+    engine = model.choose(1, model.longest_sequence(1, submodel), submodel=submodel).engine
+    return random_feeds(model.bundle.manifest.inputs, engine.bucket)
+
+
+def _traffic(
+    model: ElasticModel, submodel: str, requests: Sequence[_Sent], warm_ups: Sequence[_Sent], concurrency: int
+) -> Traffic:
+    def ask(request: _Sent) -> int:
+        """How many texts of the request were cut."""
+        return len(model(request, submodel=submodel, truncate=isinstance(request, str)).truncated)
+
+    for request in warm_ups:
+        ask(request)
+    enough = max(len(requests), _MIN_REQUESTS * concurrency)
+    found, seconds = _from_threads(ask, requests, enough, concurrency)
+    times = [ms for ms, _ in found]
+    p50, p95, p99 = map(float, np.percentile(times, [50, 95, 99]))
+    stats = LatencyStats(len(times), p50, p95, p99)
+    return Traffic(submodel, len(times), len(times) / seconds, stats, sum(cut for _, cut in found))
+
+
+def _from_threads(
+    ask: Callable[[_Sent], int], requests: Sequence[_Sent], enough: int, concurrency: int
+) -> tuple[list[tuple[float, int]], float]:
+    """Milliseconds of each request and what ``ask`` returned, and the seconds of all: ``enough`` of them, and on until
+    ``_SECONDS`` have passed. Each thread sends its next one as soon as it has an answer."""
+    numbers, start = count(), Barrier(concurrency)
+
+    def caller() -> tuple[list[tuple[float, int]], float, float]:
+        mine = []
+        start.wait()
+        began = perf_counter()
+        while (number := next(numbers)) < enough or perf_counter() - began < _SECONDS:
+            sent_at = perf_counter()
+            cut = ask(requests[number % len(requests)])
+            mine.append((1e3 * (perf_counter() - sent_at), cut))
+        return mine, began, perf_counter()
+
+    with ThreadPoolExecutor(concurrency) as threads:
+        done = [each.result() for each in [threads.submit(caller) for _ in range(concurrency)]]
+    found = [one for mine, _, _ in done for one in mine]
+    return found, max(ended for _, _, ended in done) - min(began for _, began, _ in done)
