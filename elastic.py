@@ -23,11 +23,11 @@ BITS = "bits"
 # Of a bucket, such as 1024 rows of 4096 steps: requests are padded to it.
 MAX_TOKENS = 2**22
 # The id of the one submodel that a model without axes has.
-_WITHOUT_AXES = "universal"
+_ID_WITHOUT_AXES = "universal"
 _LAYER_AXIS = re.compile(r"layers\.(\d{1,9})\.(.+)", re.ASCII)
 _LAYER_PARAMETER = re.compile(r"(?:.+\.)??(layers?\.\d+)\.")
 _ID_PART = re.compile(r"(?P<kind>[a-z][a-z_.]*)(?P<runs>\d{1,9}(?:x\d{1,9})?(?:_\d{1,9}(?:x\d{1,9})?)*)", re.ASCII)
-_BUCKET = re.compile(r"b?(\d{1,9})(?:xs?|-s)(\d{1,9})", re.ASCII)
+_BUCKET_LABEL = re.compile(r"b?(\d{1,9})(?:xs?|-s)(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Submodel:
         for kind in dict.fromkeys(axis.kind for axis, _ in self.values):
             runs = [(v, len(list(g))) for v, g in groupby(v for axis, v in self.values if axis.kind == kind)]
             parts.append(kind + (str(runs[0][0]) if len(runs) == 1 else "_".join(f"{v}x{n}" for v, n in runs)))
-        return "-".join(parts) or _WITHOUT_AXES
+        return "-".join(parts) or _ID_WITHOUT_AXES
 
     @property
     def is_universal(self) -> bool:
@@ -175,7 +175,7 @@ class ElasticSpec:
 
     @property
     def prefix_axes(self) -> tuple[Axis, ...]:
-        """The axes of which submodels differ in extents alone; those with choices change the graph."""
+        """The axes along which submodels differ in extents alone; axes with choices change the graph."""
         return tuple(axis for axis in self.axes if axis.choices is None)
 
     @cached_property
@@ -233,7 +233,7 @@ class ElasticSpec:
     def parse(self, submodel_id: str) -> Submodel:
         """The submodel that ``submodel_id`` names; kinds left out keep their full size."""
         table: dict[str, Iterable[int]] = {}
-        if not self.axes and submodel_id == _WITHOUT_AXES:
+        if not self.axes and submodel_id == _ID_WITHOUT_AXES:
             return self.universal()
         for part in submodel_id.split("-"):
             match = _ID_PART.fullmatch(part)
@@ -302,7 +302,7 @@ class Bucket:
     @classmethod
     def parse(cls, text: str) -> Bucket:
         """Reads ``1x128`` or ``b1-s128``. Raises ValueError otherwise, and for more than ``MAX_TOKENS``."""
-        match = _BUCKET.fullmatch(text.strip())
+        match = _BUCKET_LABEL.fullmatch(text.strip())
         if not match or not int(match[1]) or not int(match[2]):
             raise ValueError(f"bucket {text[:80]!r}: expected BATCHxSEQUENCE, such as 1x128")
         bucket = cls(int(match[1]), int(match[2]))

@@ -42,7 +42,7 @@ def said_by(failure: BaseException) -> str:
 def is_of_library(failure: BaseException) -> bool:
     """Whether ``failure``, raised where nothing but a library ran, is about what the library was given.
 
-    Panics of Rust code derive from BaseException and pybind11 loses types, so every type counts but those that end a
+    Panics of Rust code derive from BaseException and pybind11 loses types, so every type counts but the ones that end a
     program.
     """
     return not isinstance(failure, (KeyboardInterrupt, SystemExit, GeneratorExit))

@@ -25,7 +25,7 @@ def write_whole(
 ) -> None:
     """Lets ``write`` fill a file that becomes ``path``, in place of one that is there unless it must be ``new``.
 
-    ``mode`` are the file's rights, less those that the umask takes away. Raises OutputError, which says that ``lost``
+    ``mode`` are the file's rights, less what the umask takes away. Raises OutputError, which says that ``lost``
     was not kept, where the system refuses; nothing is left then, nor where ``write`` raises anything else.
     """
     try:

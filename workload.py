@@ -11,7 +11,7 @@ from .elastic import Bucket
 OpKind = Literal["gemm", "batched_gemm", "elementwise", "gather"]
 
 # Engines compute in float32.
-_BYTES = 4
+_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,25 @@ def macs(ops: Iterable[Op]) -> int:
 
 def linear(name: str, rows: int, inputs: int, outputs: int, bias: bool = True) -> Op:
     """A linear layer on ``rows`` vectors."""
-    weights = (inputs + bias) * outputs * _BYTES
-    return Op(name, "gemm", 2 * rows * inputs * outputs, weights, rows * (inputs + outputs) * _BYTES)
+    weights = (inputs + bias) * outputs * _FLOAT32_BYTES
+    return Op(name, "gemm", 2 * rows * inputs * outputs, weights, rows * (inputs + outputs) * _FLOAT32_BYTES)
 
 
 def elementwise(name: str, elements: int, passes: int) -> Op:
     """``passes`` counts reads and writes of the tensor over the operations that are fused under this name."""
-    return Op(name, "elementwise", elements * passes, 0, elements * passes * _BYTES)
+    return Op(name, "elementwise", elements * passes, 0, elements * passes * _FLOAT32_BYTES)
 
 
 def lookup(name: str, elements: int) -> Op:
     """Rows of tables, ``elements`` numbers in all."""
-    return Op(name, "gather", 0, elements * _BYTES, elements * _BYTES)
+    return Op(name, "gather", 0, elements * _FLOAT32_BYTES, elements * _FLOAT32_BYTES)
 
 
 def self_attention(at: str, bucket: Bucket, hidden: int, heads: int, head_dim: int, bias: bool = True) -> list[Op]:
     """Multi-head self-attention with its projections: ``4 S H a + 2 S^2 a`` multiply-adds for inner width ``a``."""
     tokens, inner = bucket.tokens, heads * head_dim
     scores = heads * bucket.batch * bucket.sequence**2
-    moved = (2 * tokens * inner + scores) * _BYTES
+    moved = (2 * tokens * inner + scores) * _FLOAT32_BYTES
     return [
         *(linear(f"{at}.{part}", tokens, hidden, inner, bias) for part in ("query", "key", "value")),
         elementwise(f"{at}.split", 3 * tokens * inner, passes=4),

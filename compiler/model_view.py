@@ -16,7 +16,8 @@ class LevelView:
     """One level of a model; per bucket label ``flops`` in the variants that engines get, as ``plan`` counts them, and
     ``macs`` as papers do: multiply-adds of the matrix products alone, in the first variant of each on any device.
 
-    ``non_embedding`` are the parameters outside the tables of tokens and positions, ``ffn`` those that FFN axes slice.
+    ``non_embedding`` are the parameters outside the tables of tokens and positions, ``ffn`` the ones that FFN axes
+    slice.
     """
 
     label: str

@@ -31,11 +31,11 @@ class CompileRequest:
     ``text`` is a file with one text per line: part calibrates the ranking, the rest is held out and shows quality.
     ``data`` is the same for models of anything else: an NPZ file with an array per input, and perhaps ``labels``.
     ``levels`` maps an axis kind to fractions of its size, ``promotion_order`` says which layers the ladder between
-    them promotes first, and ``budgets`` stand in place of the profile's. ``exits`` are the layers after which a
+    them promotes first, and ``budgets`` replace the profile's. ``exits`` are the layers after which a
     multi-exit model is cut, by default all that have an exit; the last always is one. ``variants`` maps what engines
     may compute in several equal ways, such as ``moe.combine``, to one of them, where the cheapest is not wanted.
-    ``precisions`` stand in place of the profile's; of several a budget takes the widest that it affords. ``include``
-    says which submodels to build: those that budgets chose, also every level, or every rung of the ladder;
+    ``precisions`` replace the profile's; of several a budget takes the widest that it affords. ``include``
+    says which submodels to build: the ones that budgets chose, also every level, or every rung of the ladder;
     ``submodels`` (ids) come on top, and so do ``slices``, folders that hold a published slice of the model.
     ``emit_only`` leaves plans for TensorRT to `nestforge build` on the device.
     """
@@ -61,7 +61,7 @@ class CompileRequest:
 class Resolved:
     """A request with its model opened (headers alone) and its profile as this request has it.
 
-    ``submodels`` are those that were asked for by id or as published slices; ``published`` are the latter.
+    ``submodels`` are the ones asked for by id or as published slices; ``published`` are the latter.
     """
 
     request: CompileRequest
@@ -94,7 +94,7 @@ class Resolved:
         return options
 
     def plan(self, source: ModelSource | None = None, corrections: Corrections | None = None) -> Plan:
-        """The submodel of each budget; ``source`` stands in place of the headers' once the weights were read.
+        """The submodel of each budget; ``source`` replaces the headers' once the weights were read.
 
         Raises PlanError if no submodel keeps a budget.
         """
@@ -135,7 +135,7 @@ def _published(source: ModelSource, folders: Sequence[str | Path]) -> tuple[Subm
 def plan(model: str | Path, profile: str | Path | DeviceProfile = HOST_PROFILE_NAME, **options: Any) -> Plan:
     """Which submodel each budget gets and why; nothing is traced, latencies are predicted.
 
-    ``options`` are the other fields of ``CompileRequest``, as for ``compile``; those that say how engines are made
+    ``options`` are the other fields of ``CompileRequest``, as for ``compile``; fields that say how engines are made
     change nothing here.
     Raises as ``resolve``, and PlanError if no submodel keeps a budget.
     """

@@ -41,12 +41,12 @@ class Architecture:
 
     - ``narrow(module, submodel)`` mends what of ``module``, whose parameters are narrowed already, repeats an axis
       value: attributes, and the layers behind the submodel's depth.
-    - ``names_in_files``: parameter to tensor of the weight files, for those that files call by another name.
+    - ``names_in_files``: parameter to tensor of the weight files, where files call it by another name.
     - ``is_embedding(parameter, full_shape)``: whether a parameter is a table of tokens or positions.
     - ``modules``: those of sentence-transformers behind the model; it has a mask and returns ``last_hidden_state``.
     - ``exits``: where the model can answer early, cut at all of them; ``spec`` then has an axis ``depth``.
     - ``routing``: what the model decides on the way.
-    - ``variants(submodel, bucket)``: equal computations, of which the compiler takes the cheapest on the device.
+    - ``variants(submodel, bucket)``: equal computations; the compiler takes the cheapest on the device.
     - ``lower(module, variants)``: what is traced in place of ``module``: the same function on the same parameters, in
       the variants chosen, with its routes after its outputs.
     - ``prove_load(feeds)``: what ``load`` did to the stored weights, proven against them.

@@ -16,7 +16,7 @@ from .checkpoints.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one kind, told by ``model_type`` in config.json.
+    """Models of one kind, known by ``model_type`` in config.json.
 
     ``read`` is called once for a checkpoint, works without torch, and raises CheckpointError for whatever is missing,
     misfits or is not honoured. ``reads_config_alone``: config.json alone tells axes and parameters, so that a model can

@@ -14,8 +14,8 @@ from math import prod
 from ..elastic import ElasticSpec, Submodel
 
 # The last module, or the parameter itself, of a table: word_embeddings, embed_tokens, wte, lm_head...
-_TABLE = re.compile(r"(?:.+\.)?(?:(?:\w+_)?embeddings?|embed_\w+|wte|wpe|lm_head)(?:\.weight)?")
-_FFN = "ffn"
+_TABLE_NAME = re.compile(r"(?:.+\.)?(?:(?:\w+_)?embeddings?|embed_\w+|wte|wpe|lm_head)(?:\.weight)?")
+_FFN_KIND = "ffn"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def is_table(parameter: str, shape: tuple[int, ...]) -> bool:
     A tied matrix back to the vocabulary is no parameter of its own; an untied one counts as a table, so that the
     non-embedding size of a model does not depend on tying.
     """
-    return len(shape) > 1 and _TABLE.fullmatch(parameter) is not None
+    return len(shape) > 1 and _TABLE_NAME.fullmatch(parameter) is not None
 
 
 def parameter_groups(
@@ -54,7 +54,7 @@ def parameter_groups(
     of the others are tables.
     """
     total = embedding = ffn = 0
-    feed_forward = {axis.name for axis in spec.axes if axis.kind == _FFN}
+    feed_forward = {axis.name for axis in spec.axes if axis.kind == _FFN_KIND}
     for name, shape in shapes.items():
         if not spec.has(name, submodel):
             continue

@@ -19,9 +19,9 @@ from .checkpoints.checkpoint import TensorHeader
 from .sentence_transformers.read_modules import HEAD, name_in_file
 from .source import ModelSource, open_source
 
-_NOT_NESTED = "the levels are not nested"
+_NOT_NESTED_PROBLEM = "the levels are not nested"
 # What config.json of a slice may say otherwise: widths, which are compared as axes; how training went; who wrote it.
-_MAY_DIFFER = frozenset(
+_KEYS_THAT_MAY_DIFFER = frozenset(
     [
         "intermediate_size",
         "num_hidden_layers",
@@ -99,7 +99,7 @@ def _compare_names(source: ModelSource, claimed: ModelSource, submodel: Submodel
 
 def _compare_configs(source: ModelSource, claimed: ModelSource, folder: Path) -> None:
     """Equal weights are another model where, say, the activation or the number of heads that share them differs."""
-    free = {*_MAY_DIFFER, "num_attention_heads"} if "heads" in source.spec.kinds else _MAY_DIFFER
+    free = {*_KEYS_THAT_MAY_DIFFER, "num_attention_heads"} if "heads" in source.spec.kinds else _KEYS_THAT_MAY_DIFFER
     ours, theirs = source.checkpoint.config, claimed.checkpoint.config
     if _behind(source) != _behind(claimed):
         raise CheckpointError(
@@ -136,11 +136,11 @@ def _compare_tensor(spec: ElasticSpec, submodel: Submodel, name: str, whole: _Te
     if cuts:
         kept = ", ".join(f"{cut.axis} {submodel[cut.axis]}" for cut in cuts)
         raise CheckpointError(
-            f"{where} is not the first part ({kept}) of {whole.checkpoint.name}'s: {_NOT_NESTED}; "
+            f"{where} is not the first part ({kept}) of {whole.checkpoint.name}'s: {_NOT_NESTED_PROBLEM}; "
             "compile it as a model of its own"
         )
     raise CheckpointError(
-        f"{where} differs from {whole.checkpoint.name}'s, which submodels share whole: {_NOT_NESTED}; "
+        f"{where} differs from {whole.checkpoint.name}'s, which submodels share whole: {_NOT_NESTED_PROBLEM}; "
         "compile it as a model of its own"
     )
 

@@ -24,7 +24,7 @@ Scores = Mapping[str, torch.Tensor]
 Places = Mapping[str, torch.Tensor]
 
 # Random output directions per batch: the mean of (v . J h)^2 over v estimates |J h|^2.
-_PROBES = 2
+_DIRECTIONS_PER_BATCH = 2
 
 
 def magnitude_scores(model: UniversalModel) -> Scores:
@@ -47,7 +47,7 @@ def taylor_scores(
     Zeroing step ``j`` of an axis changes the outputs by about ``J_j h_j``: its activation times the derivative of the
     outputs. The score is the expected square of that change over texts, estimated with random output directions. The
     activation is the input of the layer whose columns the axis slices. Where no layer has it as columns, as with
-    stacked experts, the sliced weights stand in for the activation: what zeroing them changes, over a batch of texts
+    stacked experts, the sliced weights are taken for the activation: what zeroing them changes, over a batch of texts
     together, whose directions are independent. Where a model has exits, each judges the layers before it.
     """
     exits = model.source.exits
@@ -70,9 +70,9 @@ def taylor_scores(
             for index, batch in enumerate(batches):
                 outputs = module(*batch)
                 hidden = [captured[name] for name in consumers]
-                for probe in range(_PROBES):
+                for probe in range(_DIRECTIONS_PER_BATCH):
                     objective = _projection(outputs, generator)
-                    keep = probe < _PROBES - 1
+                    keep = probe < _DIRECTIONS_PER_BATCH - 1
                     gradients = torch.autograd.grad(objective, [*hidden, *weights.values()], retain_graph=keep)
                     for (name, (cut, _)), h, gradient in zip(consumers.items(), hidden, gradients, strict=False):
                         # [B, S, n * unit] -> change of the objective per text and step [B, n]

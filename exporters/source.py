@@ -25,18 +25,18 @@ from .signature import Signature
 
 # Engines hold float32 weights whatever the checkpoint's storage type. Beside integers lie a scale and a zero point for
 # each output, or a scale for each block of 4-bit ones. Narrower products and rows stay float32.
-_FLOAT = 4
-_HALF = 2
-_PER_OUTPUT = 5
-_BLOCK = 32
-_LEAST = 16
+_FLOAT32_BYTES = 4
+_HALF_BYTES = 2
+_BYTES_PER_OUTPUT = 5
+_BLOCK_SIZE = 32
+_MIN_INTEGER_EXTENT = 16
 
 
 @dataclass(frozen=True)
 class ModelSource:
     """A checkpoint with its family, and what that read; ``cut_at`` are the layers whose exits are used, None is all.
 
-    ``precisions`` are those that its engines get; where there are several, they are one more axis of its submodels.
+    ``precisions`` are the ones that its engines get; where there are several, they are one more axis of its submodels.
     """
 
     checkpoint: Checkpoint
@@ -136,15 +136,15 @@ class ModelSource:
         shape = self.spec.shape_of(name, full, submodel)
         count = prod(shape)
         if precision in ("fp16", "bf16"):
-            return count * (_HALF + (_FLOAT if on_cpu else 0))
+            return count * (_HALF_BYTES + (_FLOAT32_BYTES if on_cpu else 0))
         is_table = self.architecture.is_embedding(name, full)
-        if precision == "fp32" or len(shape) < 2 or min(shape[-2:]) < _LEAST or (is_table and not on_cpu):
-            return count * _FLOAT
+        if precision == "fp32" or len(shape) < 2 or min(shape[-2:]) < _MIN_INTEGER_EXTENT or (is_table and not on_cpu):
+            return count * _FLOAT32_BYTES
         inputs_shrink = [cut.dim for cut in self.spec.slices_of(name)] == [1]  # stored transposed, never in blocks
         outputs = prod(full[:-1]) if inputs_shrink else count // shape[-1]
         if precision == "int4" and not inputs_shrink and not is_table:
-            return count // 2 + outputs * -(-shape[-1] // _BLOCK) * _FLOAT
-        return count + outputs * _PER_OUTPUT
+            return count // 2 + outputs * -(-shape[-1] // _BLOCK_SIZE) * _FLOAT32_BYTES
+        return count + outputs * _BYTES_PER_OUTPUT
 
     def workload(self, submodel: Submodel, bucket: Bucket, variants: Mapping[str, str] | None = None) -> list[Op]:
         """The operations of one forward pass of ``submodel`` at ``bucket``, in ``variants``; where they leave out a

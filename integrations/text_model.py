@@ -51,7 +51,7 @@ class TextModel:
 
     @property
     def max_seq_length(self) -> int:
-        """The most tokens of a text that the submodel takes here, those that the tokenizer adds included."""
+        """The most tokens of a text that the submodel takes here, the ones added by the tokenizer included."""
         text, longest = self.model.bundle.manifest.text, self.model.longest_sequence(1, self.submodel)
         return min(longest, (text and text.max_tokens) or longest)
 

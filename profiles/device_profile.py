@@ -1,6 +1,6 @@
 """A device profile: what a target offers, and the named budgets that submodels must meet there.
 
-Units stand in the field names. Everywhere in nestforge 1 MB is 10^6 bytes and 1 GB/s is 10^9 bytes per second.
+Units are part of the field names. Everywhere in nestforge 1 MB is 10^6 bytes and 1 GB/s is 10^9 bytes per second.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BudgetSpec:
     Parameters and FLOPs may be written ``"94.4M"``, with K, M, or G or B for 10^9. Parameters are all, all but the
     tables of tokens and positions, or those of the feed-forward networks that shrink. Latency and FLOPs are judged at
     the profile's largest bucket, so they hold for all. An ``optional`` budget is left out, and a note says so, for a
-    model of which no submodel keeps it.
+    model where no submodel keeps it.
     """
 
     latency_ms: float | str | None = None

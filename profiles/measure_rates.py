@@ -33,7 +33,7 @@ _READ_BYTES = 256 * 2**20
 class Chain:
     """``steps`` (operator, its operand if any) on one tensor of ``shape``, ``repeat`` times over.
 
-    Operands of ``Gemm`` are ``[n, k]``, and so are those of ``QGemm`` and ``MatMulNBits``, of which integers are made.
+    Operands of ``Gemm`` are ``[n, k]``, and so are those of ``QGemm`` and ``MatMulNBits``, which integer engines use.
     ``work`` counts FLOPs, bytes or operations of one repetition. ``weights``: operands are constants of the graph.
     """
 

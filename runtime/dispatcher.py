@@ -119,7 +119,7 @@ class Dispatcher:
     def choose_in_time(
         self, request: Request, batch: int, sequence: int, load: LoadEstimate, spent_ms: float = 0.0
     ) -> Choice:
-        """The largest submodel that answers by the request's ``deadline_ms``, of which ``spent_ms`` have passed, among
+        """The largest submodel that answers by the request's ``deadline_ms``, after ``spent_ms`` of it, among
         what is in flight.
 
         Raises as ``choose`` does.
@@ -256,7 +256,7 @@ class Dispatcher:
         holding = [bucket for bucket in buckets if _holds(bucket, batch, sequence)]
         if not holding and any(_holds(engine.bucket, batch, sequence) for engine in self._whole):
             raise SelectionError(
-                f"no engine takes {batch}x{sequence} here: memory_mb leaves out those that would, or they need another "
+                f"no engine takes {batch}x{sequence} here: memory_mb leaves out any that would, or they need another "
                 f"backend; there is {', '.join(bucket.label for bucket in buckets)}"
             )
         if not holding:

@@ -52,8 +52,8 @@ def load(
 
     ``memory_mb`` caps what all engines may hold together (weights, private initializers, activations; 10^6 bytes), and
     ``residency`` is decided under it, see ``assign_residencies``. ``threads`` is the number of cores per run, by
-    default those that this process may use. ``provider`` is where ONNX Runtime runs the engines: ``cpu``, where those
-    that are TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or ``tensorrt``,
+    default the ones that this process may use. ``provider`` is where ONNX Runtime runs the engines: ``cpu``, where
+    TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or ``tensorrt``,
     where ONNX Runtime builds an engine of its own from each. Never does another one answer than was asked for. Raises a
     BundleError, InputError for an unknown name, or SelectionError if the cap cannot be met.
     """
@@ -194,8 +194,8 @@ class ElasticModel:
         return self._text_entry().prompt(prompt, prompt_name)
 
     def token_counts(self, texts: Sequence[str], prompt: str | None = None) -> list[int]:
-        """How many tokens each text has for this model behind ``prompt`` (None is the default one), those that its
-        tokenizer adds included. Raises InputError."""
+        """How many tokens each text has for this model behind ``prompt`` (None is the default one), with the tokens
+        that its tokenizer adds. Raises InputError."""
         if isinstance(texts, str):
             raise InputError(f"texts: expected a list of texts, got {texts!r:.80}")
         with self._encoder_lock:

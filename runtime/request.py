@@ -13,8 +13,8 @@ from .inputs.arrays import Array
 class Request(NamedTuple):
     """What a request can afford: a named budget, or one submodel, or limits (all must hold); nothing asks for the
     largest submodel. ``memory_mb`` limits what the engine needs for itself: weights, private initializers, activations.
-    A limit in time is one of two: ``latency_ms`` for the run alone, or ``deadline_ms`` for the run among those that
-    are in flight.
+    A limit in time is one of two: ``latency_ms`` for the run alone, or ``deadline_ms`` for the run among the
+    requests that are in flight.
     """
 
     budget: str | None = None

@@ -12,7 +12,7 @@ from .exits.calibration import read_calibration
 
 @dataclass(frozen=True)
 class CheckedBytes:
-    """A bundle of which every byte is right: its listed ``files`` and their ``bytes``, calibrated ``policies`` and
+    """A bundle whose every byte is right: its listed ``files`` and their ``bytes``, calibrated ``policies`` and
     ``plans``."""
 
     bundle: Bundle

@@ -13,7 +13,7 @@ from ..runtime.bundle.roles import compared_outputs
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.text import open_tokenizer
 
-_BEST = 3
+_ANSWERS_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def best_answers(bundle: Bundle, answer: Answer, lengths: Sequence[int] | None) 
 
 
 def _best(logits: Array, token: Callable[[int], str | None] | None) -> list[Best]:
-    ids = np.argsort(-logits, kind="stable")[:_BEST].tolist()
+    ids = np.argsort(-logits, kind="stable")[:_ANSWERS_SHOWN].tolist()
     return [Best(i, float(logits[i]), token(i) if token else None) for i in ids]
 
 

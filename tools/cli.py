@@ -57,7 +57,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in ``tools/commands``; whatever ends one is told in one line, see ``_one_line``."""
+    """A group whose commands live in ``tools/commands``; whatever ends one is one line, see ``_one_line``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click passes it)
         return list(COMMANDS)

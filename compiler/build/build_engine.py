@@ -72,7 +72,7 @@ class EngineBuilder:
         return structure(EngineEntry, data, name, ParityError)
 
     def forget_unless(self, receipt: str, files: Sequence[str]) -> None:
-        """Forgets a receipt whose engines are gone: the manifest's stage removes those that it leaves out."""
+        """Forgets a receipt whose engines are gone: the manifest's stage removes the ones that it leaves out."""
         if not all((self.stage.folder / file).exists() for file in files):
             (self.stage.work / receipt).unlink(missing_ok=True)
 

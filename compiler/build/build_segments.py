@@ -24,7 +24,7 @@ from .build_engine import EngineBuilder, short
 def build_segments(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -> tuple[EngineEntry, ...]:
     """The segment engines of ``submodel`` at ``bucket``, in order; none for a model without exits.
 
-    A submodel shares the files of the deepest one with its widths, of which it has the first segments. Done work of an
+    A submodel shares the files of the deepest one with its widths: it has the first of these segments. Done work of an
     earlier run is kept. Raises ParityError naming the segment and the first module that diverges.
     """
     exits = builder.universal.source.exits

@@ -136,7 +136,7 @@ class Templates:
         return precision_of(submodel, self.profile.precisions)
 
     def _of_engines(self) -> Iterable[Template]:
-        """Not those that others are only derived from."""
+        """Without templates that others are only derived from."""
         return [template for key, template in self.known.items() if key.precision in self.profile.precisions]
 
 

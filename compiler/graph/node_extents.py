@@ -1,4 +1,4 @@
-"""Extents that stand in attributes of nodes, which a slice of a weight changes too."""
+"""Extents in attributes of nodes, which a slice of a weight changes too."""
 
 from __future__ import annotations
 

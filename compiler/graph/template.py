@@ -49,9 +49,9 @@ class Template:
     """The ONNX graph of a universal model, or of a segment of it, at one bucket; weights named but not held.
 
     ``slice_problem`` says why submodels cannot be emitted from it, or is None. ``module_outputs`` maps a module of the
-    PyTorch model to the value it returns, for those that survived the passes. ``tables`` are its large constants, each
-    named by its content. ``precision`` is that of its products: a graph is traced in fp32, and others derived from it
-    (precision/derive.py).
+    PyTorch model to the value it returns, for modules that survived the passes. ``tables`` are its large constants,
+    each named by its content. ``precision`` is that of its products: a graph is traced in fp32, and others derived from
+    it (precision/derive.py).
     """
 
     bucket: Bucket

@@ -22,7 +22,7 @@ from .distill import trainable
 
 RECORD_NAME = "nest.json"
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
-# Tokenizer files, and those that say how texts are embedded; not the card, which is of another model.
+# Tokenizer files, and files that say how texts are embedded; not the card, which is of another model.
 _COPIED_PATTERNS = ("*.json", "*.txt", "*.model")
 _SHARD_INDEX = re.compile(r".*\.index\.json")  # of weights in several files; here they are one
 

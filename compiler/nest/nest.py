@@ -81,7 +81,7 @@ def nest(
 ) -> NestReport:
     """Makes a nested model of the checkpoint in folder ``model``, in the new folder ``output``.
 
-    ``text`` is a file with one text per line, like those that the model is for; about one in five is held out.
+    ``text`` is a file with one text per line, like the texts that the model is for; about one in five is held out.
     ``levels`` maps an axis kind to the fractions of its size that become models of their own, by default the FFN's
     quarters. Training takes ``minutes`` or a number of ``steps``, by default eight minutes; the same steps and seed
     give the same weights on the same machine. ``progress(stage, done, total)`` is called as work proceeds.

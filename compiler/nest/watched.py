@@ -26,7 +26,7 @@ def run(
     inputs: tuple[torch.Tensor, ...],
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> Pass:
-    """One pass of ``module``; ``blocks`` are names of the parts to listen to, ``weights`` stand in for its own."""
+    """One pass of ``module``; ``blocks`` are names of the parts to listen to, ``weights`` replace its own."""
     hidden: list[torch.Tensor] = []
 
     def listen(_part: torch.nn.Module, _inputs: Any, output: Any) -> None:
@@ -43,7 +43,7 @@ def run(
 
 
 def blocks_of(model: UniversalModel) -> list[str]:
-    """The parts in which the axes lie, such as ``model.encoder.layer.3``: the innermost ones that stand in a list.
+    """The parts in which the axes lie, such as ``model.encoder.layer.3``: the innermost ones that are in a list.
 
     An axis outside of any list has no block.
     """

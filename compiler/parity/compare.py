@@ -43,11 +43,11 @@ from ...runtime.inputs.arrays import Arrays
 from .rounding import ROUNDING_FACTOR, Rounding, Roundings, places, with_rounding
 
 # Of a row's size: what PyTorch's float32 may be off by at most.
-_MAX_ROUNDING = 0.01
+_MAX_ROUNDING_SHARE = 0.01
 # So many numbers are not all near zero by chance, so that their own rms says what size they have.
-_ENOUGH = 16
+_MIN_NUMBERS = 16
 # Of an output's rms: the least scale of a part of it.
-_LEAST_SCALE = 0.01
+_MIN_SCALE_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Comparison:
             return (
                 f"output {figures.name}, case {self.failed_case}: PyTorch's own float32 differs from its float64 by "
                 f"{figures.float32_max_abs:.3g} (rms {figures.float32_rms:.3g}), in one of its rows by more than "
-                f"{_MAX_ROUNDING:.0%}; this model needs more than float32, and no comparison would prove anything"
+                f"{_MAX_ROUNDING_SHARE:.0%}; this model needs more than float32, and no comparison would prove anything"
             )
         return (
             f"output {figures.name}, case {self.failed_case}: max abs {figures.max_abs:.3g}, "
@@ -182,7 +182,7 @@ def unprovable(reference: np.ndarray, own: Rounding, has_angle: bool = True) -> 
         return False  # which fails for itself
     row = min(_dims_of_rows(reference), np.ndim(own.rms))
     size = _rms_of(reference, row)
-    allowed = _MAX_ROUNDING * (size if has_angle else np.maximum(1.0, size))
+    allowed = _MAX_ROUNDING_SHARE * (size if has_angle else np.maximum(1.0, size))
     return not (_pooled(own.rms, row, reference.ndim) <= allowed).all()
 
 
@@ -191,7 +191,7 @@ def _sizes_agree(r: np.ndarray, f: np.ndarray, limit: Tolerance, own: Rounding) 
         return True  # one number may be near zero by chance, and has no more than the first limit
     row = _dims_of_rows(r)
     size = _rms_of(r, row)
-    least = np.maximum(size, _LEAST_SCALE * _rms(r))
+    least = np.maximum(size, _MIN_SCALE_SHARE * _rms(r))
     allowed = with_rounding(limit.angle * least, _pooled(own.rms, row, r.ndim))
     return bool((np.abs(_rms_of(f, row) - size) <= allowed).all())
 
@@ -212,15 +212,15 @@ def _least_cosine(limit: Tolerance, own: Rounding, size: float) -> float:
 
 def _scale(r: np.ndarray, dims: int, least: float) -> np.ndarray:
     """The size of every part, which the first ``dims`` dimensions number."""
-    if r.size < _ENOUGH:
+    if r.size < _MIN_NUMBERS:
         dims, least = 0, 1.0
-    return np.asarray(np.maximum(_rms_of(r, dims), max(_LEAST_SCALE * _rms(r), least)))
+    return np.asarray(np.maximum(_rms_of(r, dims), max(_MIN_SCALE_SHARE * _rms(r), least)))
 
 
 def _dims_of_parts(array: np.ndarray) -> int:
     """How many leading dimensions number the parts."""
     deepest = places(array)
-    return next((dims for dims in range(deepest, 0, -1) if math.prod(array.shape[dims:]) >= _ENOUGH), 0)
+    return next((dims for dims in range(deepest, 0, -1) if math.prod(array.shape[dims:]) >= _MIN_NUMBERS), 0)
 
 
 def _dims_of_rows(array: np.ndarray) -> int:

@@ -18,7 +18,7 @@ from .replayed import BrokenRoute, Replayed
 
 @dataclass(frozen=True)
 class JudgedOutputs:
-    """What is known of the outputs: their ``specs``, those that are ``computed`` from another one, and the input that
+    """What is known of the outputs: their ``specs``, the ones ``computed`` from another, and the input that
     masks positions."""
 
     specs: Sequence[TensorSpec]

@@ -38,7 +38,7 @@ from .segment_references import by_segment
 _ENTROPY_ERROR_FACTOR = 2.0
 # Of the rows of all cases: fewer that are no near ties prove nothing where entropies are off by more than this of ln C.
 # Where they are not, rows are near ties since their entropies are equal, such as 0 at a saturated exit.
-_LEAST_SHARE_CHECKED = 0.25
+_MIN_SHARE_CHECKED = 0.25
 _MAX_ENTROPY_ERROR = 0.1
 
 
@@ -131,7 +131,7 @@ def _decisions(
         checked += int((~tie).sum())
         differing += int((found != expected)[~tie].sum())
         ties += [f"case {reference.case.name}, row {row}" for row in np.flatnonzero(tie)]
-    if checked < _LEAST_SHARE_CHECKED * rows and error > _MAX_ENTROPY_ERROR * math.log(classes):
+    if checked < _MIN_SHARE_CHECKED * rows and error > _MAX_ENTROPY_ERROR * math.log(classes):
         raise ParityError(
             f"decision suite, {subject}, {policy.name}: {rows - checked} of {rows} rows have an entropy within "
             f"{error:.3g} of a threshold, {_ENTROPY_ERROR_FACTOR:g} times what engines are off by; no comparison would "

@@ -16,7 +16,7 @@ from .reference import Reference, References
 
 # Of an output's size, whatever the precision of engines: both sides are PyTorch in float64, whose unit roundoff is
 # 1e-16. Measured: 3e-15. A model whose float32 is off by less than 1 %, the bound of the gate, stays below 1e-10.
-_LIMIT = 1e-9
+_SLICE_LIMIT = 1e-9
 
 
 def prove_slice(
@@ -47,7 +47,7 @@ def prove_slice(
         for name, reference in expected.items():
             scale = max(1.0, float(np.sqrt(np.mean(np.square(reference)))))
             figures.append(np.abs(reference - found[name]).max() / scale)
-    yield Proof("slice", submodel.id, len(cases), float(np.max(figures)), _LIMIT)  # NaN if any is
+    yield Proof("slice", submodel.id, len(cases), float(np.max(figures)), _SLICE_LIMIT)  # NaN if any is
 
 
 def _zeroed(universal: UniversalModel, name: str, data: torch.Tensor, submodel: Submodel) -> torch.Tensor:

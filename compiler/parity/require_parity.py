@@ -22,7 +22,7 @@ class ProofRun:
     """What was run, and what it was compared with.
 
     ``graph`` ran in ONNX Runtime, its weight store lies in ``folder``, and its value ``modules[name]`` is what the
-    module ``name`` of ``reference`` returns. ``routes`` are those that the engine returns.
+    module ``name`` of ``reference`` returns. ``routes`` are the ones that the engine returns.
     """
 
     graph: bytes

@@ -335,7 +335,7 @@ def _broken(candidate: Candidate, checks: Sequence[_Check], bucket: Bucket) -> s
 def _nearest(
     rungs: Sequence[Candidate], checks: Sequence[_Check], broken: Mapping[str, str], profile: DeviceProfile
 ) -> str:
-    """Which of ``rungs``, none of which fits, fails by least: the smallest, or of several precisions the one whose
+    """Which of ``rungs``, where none fits, fails by least: the smallest, or of several precisions the one whose
     worst figure is the smallest multiple of its limit."""
     if len(profile.precisions) == 1:
         return f"not even the smallest submodel {rungs[0].id} fits: {broken[rungs[0].id]}"

@@ -23,7 +23,7 @@ from .profile_shapes import profile_shapes
 from .progress import Phases
 from .timing_cache import timing_cache, timing_cache_file
 
-_LEVELS: dict[HardwareCompatibility, str] = {
+_COMPATIBILITY_LEVELS: dict[HardwareCompatibility, str] = {
     "none": "NONE",
     "same_compute_capability": "SAME_COMPUTE_CAPABILITY",
     "ampere_plus": "AMPERE_PLUS",
@@ -114,7 +114,7 @@ def _set_options(where: str, config: trt.IBuilderConfig, options: TensorRTOption
         config.set_flag(trt.BuilderFlag.STRIP_PLAN)
     if options.version_compatible:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
-    level = _LEVELS[options.hardware_compatibility]
+    level = _COMPATIBILITY_LEVELS[options.hardware_compatibility]
     if not hasattr(trt.HardwareCompatibilityLevel, level):
         raise BuildError(
             f"{where}: TensorRT {trt.__version__} has no hardware_compatibility {options.hardware_compatibility!r}; "

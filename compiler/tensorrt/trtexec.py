@@ -14,7 +14,7 @@ from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.plan_index import PLAN_SUFFIX
 from ...strict import structure
 
-_LEVELS: dict[HardwareCompatibility, str] = {
+_COMPATIBILITY_OPTIONS: dict[HardwareCompatibility, str] = {
     "none": "none",
     "same_compute_capability": "sameComputeCapability",
     "ampere_plus": "ampere+",
@@ -59,5 +59,5 @@ def trtexec_command(graph: str, options: TensorRTOptions) -> str:
     if options.version_compatible:
         words.append("--versionCompatible")
     if options.hardware_compatibility != "none":
-        words.append(f"--hardwareCompatibilityLevel={_LEVELS[options.hardware_compatibility]}")
+        words.append(f"--hardwareCompatibilityLevel={_COMPATIBILITY_OPTIONS[options.hardware_compatibility]}")
     return shlex.join(words)

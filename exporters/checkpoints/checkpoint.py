@@ -18,8 +18,8 @@ from ...strict import parse_json
 MAX_CONFIG_BYTES = 8 * 2**20
 # By it sentence-transformers says which modules run behind the model (exporters/sentence_transformers/).
 MODULES_FILE = "modules.json"
-_MOST_LETTERS = 120
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_MAX_NAME_LENGTH = 120
+_PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Checkpoint:
         """The last part of what ``config.json`` calls the model, else the folder's name; always one short line."""
         stated = self.config.get("_name_or_path")
         name = stated.rstrip("/").rpartition("/")[2] if isinstance(stated, str) else ""
-        return name if name.isprintable() and 0 < len(name) <= _MOST_LETTERS else self.folder.resolve().name
+        return name if name.isprintable() and 0 < len(name) <= _MAX_NAME_LENGTH else self.folder.resolve().name
 
     @property
     def has_modules(self) -> bool:
@@ -159,7 +159,7 @@ def _weight_files(folder: Path) -> list[Path]:
             if not (folder / name).is_file():
                 raise CheckpointError(f"{folder / name}: no such file; {index.name} lists it")
         return [folder / name for name in names]
-    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    pickles = sorted(path.name for pattern in _PICKLE_PATTERNS for path in folder.glob(pattern))
     if pickles:
         raise CheckpointError(
             f"{folder / pickles[0]}: pickled weights are refused since loading them can run code; convert once with "

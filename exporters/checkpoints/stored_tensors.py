@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from ...errors import CheckpointError
 from .checkpoint import Checkpoint
 
-_DTYPES = ("F64", "F32", "F16", "BF16")
+_READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 def compare_with_headers(
@@ -19,7 +19,7 @@ def compare_with_headers(
     """Raises CheckpointError unless the files hold exactly the parameters of ``shapes``, as floating-point numbers.
 
     ``names`` maps a parameter to its tensor, for every tensor of the files; by default they are called alike.
-    Parameters of which ``unused`` says so may be there too: published files carry them for other classes of the model.
+    Parameters that ``unused`` names may be there too: published files carry them for other classes of the model.
     """
     names = {name: name for name in checkpoint.tensors} if names is None else names
     for parameter, shape in shapes.items():
@@ -32,7 +32,7 @@ def compare_with_headers(
                 f"{checkpoint.folder}: tensor {name} has shape {list(header.shape)}; expected {list(shape)} as "
                 "config.json says"
             )
-        if header.dtype not in _DTYPES:
+        if header.dtype not in _READABLE_DTYPES:
             raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds {header.dtype}; expected F32, F16 or BF16")
     for parameter in sorted(names.keys() - shapes.keys()):
         if not unused(parameter):  # it would be passed over in silence

@@ -22,7 +22,7 @@ from .offline_transformers import offline_transformers
 _SETTINGS_FILE = "tokenizer_config.json"
 # Texts on which settings of tokenizers show: case, accents (composed and not), scripts, digits, punctuation, runs of
 # whitespace, control characters, wide and invisible letters, emoji, words that no vocabulary has.
-_PROBES = (
+_PROBE_TEXTS = (
     "",
     "a",
     " a  B\tc\r\n\n d ",
@@ -41,7 +41,7 @@ _PROBES = (
 )
 _REMEDY = f"if tokenizer.json alone is right, take {_SETTINGS_FILE} away: tokenizer.json is then trusted as it is"
 # Of a tokenizer's added tokens; some have thousands that are not used.
-_MOST_ADDED = 64
+_MAX_ADDED_TOKENS = 64
 
 
 def tokenizer_content(file: Path) -> bytes:
@@ -104,8 +104,8 @@ def _refuse_other_classes(path: Path, stated: Mapping[str, Any], transformers: A
 
 def _refuse_other_tokens(settings: Path, ours: Any, loaded: Any) -> None:
     """Classes that tokenise in Python, and settings that no file states (``split_special_tokens``)."""
-    added = sorted(ours.get_added_tokens_decoder().items())[:_MOST_ADDED]
-    texts = [*_PROBES, *(f"a {token.content} b{token.content}c" for _, token in added)]
+    added = sorted(ours.get_added_tokens_decoder().items())[:_MAX_ADDED_TOKENS]
+    texts = [*_PROBE_TEXTS, *(f"a {token.content} b{token.content}c" for _, token in added)]
     with _library_errors(settings):
         expected = loaded(texts, padding=False, truncation=False, verbose=False)["input_ids"]
         found = [row.ids for row in ours.encode_batch(texts)]

@@ -14,7 +14,7 @@ from ..checkpoints.checkpoint import Checkpoint
 # What to replace in a name, and by what; in this order.
 Renamings = Sequence[tuple[str, str]]
 # Of TensorFlow's days; bert-base-uncased is still published so.
-_LEGACY: Renamings = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
+_LEGACY_RENAMINGS: Renamings = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
 
 def parameter_names(
@@ -38,7 +38,7 @@ def parameter_names(
 
 
 def _renamed(name: str, renamed: Renamings) -> str:
-    for old, new in (*_LEGACY, *renamed):
+    for old, new in (*_LEGACY_RENAMINGS, *renamed):
         name = name.replace(old, new)
     return name
 

@@ -14,7 +14,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.elastic_config import read_number
 
 # Implementations of attention that PyTorch has itself. Others name a package, or a kernel on the hub: code to fetch.
-_IMPLEMENTATIONS = (None, "eager", "sdpa")
+_ATTENTION_IMPLEMENTATIONS = (None, "eager", "sdpa")
 # Activations with parameters of their own.
 LEARNED = ("prelu", "xielu")
 
@@ -61,7 +61,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
         if config.get(key) is not None:
             yield f"{key}: quantized weights are not supported; save the model in float32 or bfloat16"
     for key in ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"):
-        if config.get(key) not in _IMPLEMENTATIONS:
+        if config.get(key) not in _ATTENTION_IMPLEMENTATIONS:
             yield (
                 f"{key}: expected eager or sdpa, got {config[key]!r:.80}; other kernels are neither fetched nor run: "
                 "remove the key"

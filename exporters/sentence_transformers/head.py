@@ -16,7 +16,7 @@ from ...errors import CheckpointError
 from .modules import SENTENCE, TOKENS, Dense, LayerNorm, Module, Normalize, Pooling, PoolingMode, Value
 from .read_modules import SentenceModules
 
-_SMALLEST = 1e-9  # the divisor of a row without tokens
+_MIN_DIVISOR = 1e-9  # the divisor of a row without tokens
 
 
 class SentenceHead(torch.nn.ModuleDict):
@@ -88,7 +88,7 @@ class PoolingModule(torch.nn.Module):
         if mode == "weightedmean":  # the first token that is no padding weighs 1
             before = torch.where(mask != 0, positions, tokens.shape[1]).amin(1, keepdim=True)
             weights = weights * (positions + 1 - before).unsqueeze(-1).to(tokens.dtype)
-        divisor = weights.sum(1).clamp(min=_SMALLEST)  # [B, 1]
+        divisor = weights.sum(1).clamp(min=_MIN_DIVISOR)  # [B, 1]
         return (tokens * weights).sum(1) / (divisor.sqrt() if mode == "mean_sqrt_len_tokens" else divisor)
 
 

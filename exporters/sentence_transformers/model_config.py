@@ -11,14 +11,14 @@ from ...errors import CheckpointError
 from ...strict import nearest, structure
 from ..checkpoints.checkpoint import read_json
 
-_FILE = "config_sentence_transformers.json"
+_CONFIG_FILE = "config_sentence_transformers.json"
 _MODEL_TYPE = "SentenceTransformer"
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """``prompts`` by name, of which ``default_prompt_name`` stands before a text that asks for none; of an embedding
-    the first ``truncate_dim`` numbers are kept. The other keys change no vector: the similarity is that of
+    """``prompts`` by name; the one called ``default_prompt_name`` stands before a text that asks for none; of an
+    embedding the first ``truncate_dim`` numbers are kept. The other keys change no vector: the similarity is that of
     ``similarity()``, and versions and requirements are about packages."""
 
     prompts: Mapping[str, str | None] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class ModelConfig:
 
 def read_model_config(folder: Path) -> ModelConfig:
     """What the file says; the defaults where there is none. Raises CheckpointError for what is not understood."""
-    path = folder / _FILE
+    path = folder / _CONFIG_FILE
     config = structure(ModelConfig, read_json(path) if path.is_file() else {}, str(path), CheckpointError)
     if config.model_type != _MODEL_TYPE:
         raise CheckpointError(

@@ -13,7 +13,7 @@ from ..checkpoints.checkpoint import read_json
 from .modules import POOLING_MODES, SENTENCE, TOKENS, Dense, LayerNorm, Module, Normalize, Pooling, PoolingMode, Value
 
 # Flags of older configs, in the order in which their results are joined.
-_FLAGS: dict[str, PoolingMode] = {
+_POOLING_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -21,7 +21,7 @@ _FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_OLD_WIDTH, _WIDTH = "word_embedding_dimension", "embedding_dimension"
+_OLD_WIDTH_KEY, _WIDTH_KEY = "word_embedding_dimension", "embedding_dimension"
 # Classes of torch.nn that need no argument, have no parameter and work element by element.
 ACTIVATIONS = frozenset(
     [
@@ -80,14 +80,14 @@ def read_module(kind: str, folder: Path, widths: Widths) -> Module | None:
 
 
 def _pooling(path: Path, data: dict[str, Any], _: Widths) -> Pooling:
-    if _OLD_WIDTH in data and _WIDTH not in data:
-        data[_WIDTH] = data.pop(_OLD_WIDTH)
-    flags = {key: data.pop(key) for key in _FLAGS if key in data}
+    if _OLD_WIDTH_KEY in data and _WIDTH_KEY not in data:
+        data[_WIDTH_KEY] = data.pop(_OLD_WIDTH_KEY)
+    flags = {key: data.pop(key) for key in _POOLING_FLAGS if key in data}
     for key, value in flags.items():
         if type(value) is not bool:
             raise CheckpointError(f"{path}: {key}: expected true or false, got {value!r:.80}")
     if flags and "pooling_mode" not in data:
-        data["pooling_mode"] = [mode for key, mode in _FLAGS.items() if flags.get(key)] or "mean"
+        data["pooling_mode"] = [mode for key, mode in _POOLING_FLAGS.items() if flags.get(key)] or "mean"
     stated = structure(_Pooling, data, str(path), CheckpointError)
     modes = (stated.pooling_mode,) if isinstance(stated.pooling_mode, str) else stated.pooling_mode
     if not modes:

@@ -22,15 +22,15 @@ from .read_module import KINDS, read_module
 
 # The attribute of a universal model under which the modules lie; their parameters start with it.
 HEAD = "sentence_head"
-_WEIGHTS, _PICKLE = "model.safetensors", "pytorch_model.bin"
-_TRANSFORMER = "Transformer"
+_WEIGHTS_FILE, _PICKLE_FILE = "model.safetensors", "pytorch_model.bin"
+_TRANSFORMER_KIND = "Transformer"
 # Where the classes have stood from version 0.2 to 6.2, such as sentence_transformers.models.Pooling; sparse encoders,
 # cross encoders and multi-vector encoders have rooms of their own.
-_TYPE = re.compile(
+_TYPE_NAME = re.compile(
     r"sentence_transformers(?:\.models|\.base\.modules|\.sentence_transformer\.modules)(?:\.\w+)?\.(\w+)"
 )
-_FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_MOST = 64
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_MAX_MODULES = 64
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def _entries(folder: Path) -> list[tuple[str, _Entry]]:
     """Kind and entry of every module, the transformer first."""
     where = folder / MODULES_FILE
     data = read_json_list(where)
-    if not 1 <= len(data) <= _MOST:
-        raise CheckpointError(f"{where}: expected 1 to {_MOST} modules, got {len(data)}")
+    if not 1 <= len(data) <= _MAX_MODULES:
+        raise CheckpointError(f"{where}: expected 1 to {_MAX_MODULES} modules, got {len(data)}")
     entries = [structure(_Entry, item, f"{where}: module {i}", CheckpointError) for i, item in enumerate(data)]
     names = [entry.name for entry in entries]
     if len(set(names)) != len(names):
@@ -146,9 +146,9 @@ def _entries(folder: Path) -> list[tuple[str, _Entry]]:
 
 def _kind(where: Path, place: int, entry: _Entry) -> str:
     named = f"{where}: module {place} ({entry.path[:80]!r})"
-    match = _TYPE.fullmatch(entry.type)
+    match = _TYPE_NAME.fullmatch(entry.type)
     kind = match[1] if match else ""
-    expected = [_TRANSFORMER] if place == 0 else sorted(KINDS)
+    expected = [_TRANSFORMER_KIND] if place == 0 else sorted(KINDS)
     if kind not in expected:
         raise CheckpointError(
             f"{named} is {entry.type[:120]!r}, which is not supported here; expected {', '.join(expected)} of "
@@ -159,7 +159,7 @@ def _kind(where: Path, place: int, entry: _Entry) -> str:
             f"{named}: the transformer lies in a folder of its own; save the model again with a newer "
             "sentence-transformers, which writes it beside modules.json"
         )
-    if place and (not _FOLDER.fullmatch(entry.path) or ".." in entry.path):
+    if place and (not _FOLDER_NAME.fullmatch(entry.path) or ".." in entry.path):
         raise CheckpointError(f"{named}: path may leave the model folder; expected a plain folder name")
     return kind
 
@@ -170,16 +170,16 @@ def _headers(checkpoint: Checkpoint, modules: Mapping[int, tuple[str, Module]]) 
     for place, (path, module) in modules.items():
         if not module.parameters:
             continue
-        file = checkpoint.folder / path / _WEIGHTS
+        file = checkpoint.folder / path / _WEIGHTS_FILE
         if not file.is_file():
-            pickled = file.with_name(_PICKLE)
+            pickled = file.with_name(_PICKLE_FILE)
             if pickled.is_file():
                 raise CheckpointError(
                     f"{pickled}: pickled weights are refused since loading them can run code; load the model with "
                     "sentence-transformers and save it again, which writes safetensors"
                 )
             raise CheckpointError(f"{file}: no such file; module {place} of {MODULES_FILE} needs it")
-        found = read_headers(file, f"{path}/{_WEIGHTS}")
+        found = read_headers(file, f"{path}/{_WEIGHTS_FILE}")
         for problem in _misfits(found, module.parameters):
             raise CheckpointError(f"{file}: {problem}")
         headers |= {parameter_name(place, name): header for name, header in found.items()}

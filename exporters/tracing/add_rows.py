@@ -10,7 +10,7 @@ from onnxscript import opset20 as op
 
 @torch.library.custom_op("nestforge::add_rows", mutates_args=())
 def add_rows(answer: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """A copy of ``answer`` [M, d] with ``values`` [N, d] added to its ``rows`` [N], none of which is twice there."""
+    """A copy of ``answer`` [M, d] with ``values`` [N, d] added to its ``rows`` [N], which are distinct."""
     return answer.index_put((rows,), answer[rows] + values)
 
 

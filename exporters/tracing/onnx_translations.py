@@ -12,7 +12,7 @@ from .add_rows import add_rows_to_onnx
 
 # Giles (2010), "Approximating the erfinv function": polynomials in w = -log(1 - y^2), by descending power; the first
 # for w < 5 in w - 2.5, the second for larger w in sqrt(w) - 3. Relative error below 4e-7, as float32 can hold.
-_CENTRE = (
+_ERFINV_CENTRE = (
     2.81022636e-08,
     3.43273939e-07,
     -3.5233877e-06,
@@ -23,7 +23,7 @@ _CENTRE = (
     0.246640727,
     1.50140941,
 )
-_TAIL = (
+_ERFINV_TAIL = (
     -0.000200214257,
     0.000100950558,
     0.00134934322,
@@ -39,8 +39,8 @@ _TAIL = (
 def erf_inv(y: Any) -> Any:
     """The inverse error function of float32 ``-1 < y < 1``, elementwise."""
     w = op.Neg(op.Log(op.Mul(op.Sub(_constant(1.0), y), op.Add(_constant(1.0), y))))
-    centre = _polynomial(_CENTRE, op.Sub(w, _constant(2.5)))
-    tail = _polynomial(_TAIL, op.Sub(op.Sqrt(w), _constant(3.0)))
+    centre = _polynomial(_ERFINV_CENTRE, op.Sub(w, _constant(2.5)))
+    tail = _polynomial(_ERFINV_TAIL, op.Sub(op.Sqrt(w), _constant(3.0)))
     return op.Mul(y, op.Where(op.Less(w, _constant(5.0)), centre, tail))
 
 

@@ -14,8 +14,8 @@ from threading import Lock
 
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-_METHOD = "from_torchlib"
-_ORIGINAL = vars(ONNXRegistry)[_METHOD]
+_METHOD_NAME = "from_torchlib"
+_ORIGINAL_METHOD = vars(ONNXRegistry)[_METHOD_NAME]
 _read = cache(ONNXRegistry.from_torchlib)
 _patched = Lock()
 
@@ -24,11 +24,11 @@ _patched = Lock()
 def torchlib_read_once() -> Iterator[None]:
     """An export inside takes the registry that the first one built, as a copy to which it may add translations."""
     with _patched:
-        setattr(ONNXRegistry, _METHOD, staticmethod(_copy))
+        setattr(ONNXRegistry, _METHOD_NAME, staticmethod(_copy))
         try:
             yield
         finally:
-            setattr(ONNXRegistry, _METHOD, _ORIGINAL)
+            setattr(ONNXRegistry, _METHOD_NAME, _ORIGINAL_METHOD)
 
 
 def _copy(opset_version: int) -> ONNXRegistry:

@@ -21,7 +21,7 @@ from ..universal import PREFIX
 from .onnx_translations import TRANSLATIONS
 from .torchlib import torchlib_read_once
 
-_SCOPES = "pkg.torch.onnx.name_scopes"
+_SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _module_outputs(model: ir.Model) -> dict[str, str]:
     """Module name to the value it returns: the last value made inside the module's scope."""
     outputs: dict[str, str] = {}
     for node in model.graph:
-        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))[:-1]
+        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES_KEY, "[]"))[:-1]
         for scope in scopes:
             if scope:
                 outputs[scope.removeprefix(PREFIX)] = node.outputs[0].name or ""

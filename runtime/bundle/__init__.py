@@ -1,1 +1,1 @@
-"""The file format: what stands in a bundle's files, read and checked."""
+"""The file format: what is in a bundle's files, read and checked."""

@@ -43,7 +43,7 @@ FIGURES: Mapping[str, Figure] = {
 
 
 def present(figures: Iterable[Mapping[str, float]]) -> list[str]:
-    """The names that stand in any of ``figures``, in the order of ``FIGURES``; unknown ones last, by name."""
+    """The names that are in any of ``figures``, in the order of ``FIGURES``; unknown ones last, by name."""
     found = {name for mapping in figures for name in mapping}
     return [*(name for name in FIGURES if name in found), *sorted(found - FIGURES.keys())]
 

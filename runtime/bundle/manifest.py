@@ -44,7 +44,7 @@ Role = Literal["embedding", "classes", "tokens", "next_tokens"]
 Residency = Literal["shared", "packed", "mapped"]
 # What a mask ``[B, S]`` must have in every row.
 RowNeed = Literal["token", "first_token"]
-# The hashes of these cannot stand in the manifest: it is one of them, and the others name its hash or follow it.
+# The hashes of these cannot be in the manifest: it is one of them, and the others name its hash or follow it.
 UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME, CALIBRATION_NAME)
 
 
@@ -305,8 +305,8 @@ class BudgetEntry:
 class TextEntry:
     """How text becomes inputs: a ``tokenizers`` file and the input each field of an encoding feeds.
 
-    ``lowercase``: the tokenizer lowers a text's case first. A text of more than ``max_tokens``, those that the
-    tokenizer adds included, is too long for the model whatever its buckets. ``prompts`` are texts by name that may
+    ``lowercase``: the tokenizer lowers a text's case first. A text of more than ``max_tokens``, with the tokens
+    that the tokenizer adds, is too long for the model whatever its buckets. ``prompts`` are texts by name that may
     stand before a request's; the one named ``default_prompt`` does unless the request asks for another. ``pooled`` is
     the input that is 1 where a token takes part in the embedding, of models that leave the tokens of a prompt out.
     """
@@ -367,7 +367,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a bundle that follows from its inputs; what was measured stands in the build record.
+    """Everything about a bundle that follows from its inputs; what was measured is in the build record.
 
     For a profile of the compiling host itself, measured latencies are inputs to its budgets. ``notes`` state what was
     rounded, and what is unusual about submodels that were asked for by id.
@@ -406,7 +406,7 @@ class Manifest:
             return submodel_id
 
     def submodel(self, submodel_id: str) -> SubmodelEntry:
-        """The submodel with this label or id, of which kinds at full size may be left out.
+        """The submodel with this label or id, where kinds at full size may be left out.
 
         Raises SelectionError listing what exists.
         """

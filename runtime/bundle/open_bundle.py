@@ -49,7 +49,7 @@ class Bundle:
         return self.build.manifest_sha256 if name == MANIFEST_NAME else listed.get(name)
 
     def require_unchanged(self, *names: str) -> None:
-        """Raises BundleCorruptError unless the files ``names`` are those that were opened, not written to since.
+        """Raises BundleCorruptError unless the files ``names`` are the ones that were opened, not written to since.
 
         One whose rights, owner or links changed is hashed, once for each change.
         """

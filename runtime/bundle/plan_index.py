@@ -164,7 +164,7 @@ def is_own(plan: PlanEntry) -> bool:
 
 
 def read_plan(bundle: Bundle, plan: PlanEntry) -> bytes:
-    """The plan's bytes, which are exactly those that were built. Raises BundleCorruptError.
+    """The plan's bytes, exactly as they were built. Raises BundleCorruptError.
 
     They are hashed as they were read, so nobody can exchange them between the check and their use.
     """

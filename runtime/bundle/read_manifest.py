@@ -87,7 +87,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
         if not is_plain_name(entry.path):
             yield f"file {entry.path!r} may leave the bundle; expected a plain file name"
         if entry.path in UNLISTED:
-            yield f"files lists {entry.path}, whose hash cannot stand in the manifest"
+            yield f"files lists {entry.path}, whose hash cannot be in the manifest"
         if not _SHA256.fullmatch(entry.sha256):
             yield f"file {entry.path}: sha256 {entry.sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
     # Compared without case: on some file systems two such names are one file.

@@ -1,7 +1,7 @@
 """The seal of a file that no manifest can list: the SHA-256 of its own content, as its last field.
 
 The build record, calibrations and lists of plans are written where they are used, after the manifest and one without
-the other. Each is one file that is replaced in one step, so what vouches for it stands in it: between a file and a
+the other. Each is one file that is replaced in one step, so what vouches for it is in it: between a file and a
 seal elsewhere an interruption would leave a bundle that does not open. docs/bundle-format.md, section 2.11.
 """
 

@@ -133,7 +133,7 @@ def _emitted(engine: EngineEntry) -> str:
 
 
 def _latency_cells(engine: EngineEntry | None, latencies: Mapping[str, Latency]) -> tuple[str, str]:
-    """Predicted and measured p50, or dashes: neither stands in for the other."""
+    """Predicted and measured p50, or dashes: neither replaces the other."""
     latency = latencies.get(engine.id) if engine else None
     if latency is None:
         return "-", "-"

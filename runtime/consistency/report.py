@@ -79,7 +79,7 @@ def check_consistency(
     something in the place of. Of more
     than ``MOST_SAMPLES`` different samples those are used whose hashes are smallest.
     Raises InputError for data that do not fit or are too few, SelectionError for a submodel that the bundle does not
-    have, for a bundle without its universal model, and for a model of which no output can be compared.
+    have, for a bundle without its universal model, and for a model without an output that can be compared.
     """
     manifest = bundle.manifest
     compared = compared_outputs(manifest)

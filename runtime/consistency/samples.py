@@ -22,7 +22,7 @@ from ..inputs.text import Encoded, TextEncoder
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Inputs of a bucket's whole shape, of which the first ``rows`` rows are samples.
+    """Inputs of a bucket's whole shape; the first ``rows`` rows are samples.
 
     ``counted`` bool ``[rows, sequence]`` says which positions are theirs, ``labels`` int64 ``[rows]`` their classes, if
     known.

@@ -100,7 +100,7 @@ class CudaDevice:
         """See ``Device.end_capture``.
 
         CUDA takes the end of a capture from the thread that began it alone. And it keeps the last error of every thread
-        in each copy of its runtime, of which ONNX Runtime has one of its own: so another thread goes on.
+        in each copy of its runtime, and ONNX Runtime has one of its own: so another thread goes on.
         """
         with self.lock:
             self._thread.perform(self.stream.end_capture)

@@ -1,4 +1,4 @@
-"""Values of which a process has one per key, made by their first user and closed by their last."""
+"""Values that a process has once per key, made by their first user and closed by their last."""
 
 from __future__ import annotations
 

@@ -86,9 +86,9 @@ class ExitChooser:
         return choice
 
     def drift(self) -> Mapping[str, Drift]:
-        """How the live exits compare with the calibration's, by policy; of those that have answered enough rows.
+        """How the live exits compare with the calibration's, by policy; of policies that have answered enough rows.
 
-        Policies of one name are told apart as ``NAME of SUBMODEL``.
+        Policies of one name are listed as ``NAME of SUBMODEL``.
         """
         names = [name for _, name in self._monitors]
         found = {}

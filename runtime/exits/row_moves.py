@@ -15,7 +15,7 @@ class Move(NamedTuple):
 
 
 def to_front(positions: Sequence[int]) -> tuple[list[int], list[Move]]:
-    """The rows at ``positions`` (rising) in place at the front: those that lie there stay, others fill the gaps.
+    """The rows at ``positions`` (rising) in place at the front: rows that lie there stay, others fill the gaps.
 
     Returns the position that each row came from, and the moves, whose sources and targets do not overlap.
     """

@@ -37,7 +37,7 @@ def open_tokenizer(file: Path, content: bytes | None = None) -> Any:
     from tokenizers import Tokenizer
 
     with library_errors(lambda said: BundleCorruptError(f"{file}: not a tokenizer file ({said})")):
-        # A tokenizer file may ask to truncate and pad; here both are the runtime's to do, and to tell.
+        # A tokenizer file may ask to truncate and pad; here both are the runtime's to do, and to report.
         tokenizer = Tokenizer.from_file(str(file)) if content is None else Tokenizer.from_buffer(content)
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -140,7 +140,7 @@ class TextEncoder:
         return rows
 
     def _truncated(self, texts: Sequence[str], longest: int) -> list[Any]:
-        """Encodings of ``longest`` tokens, those that the tokenizer adds to each text included.
+        """Encodings of ``longest`` tokens, with the tokens that the tokenizer adds to each text.
 
         Truncation is a setting of the tokenizer that it does not keep to everywhere, and that other threads would see;
         here it is done between its two steps.

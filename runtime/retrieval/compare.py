@@ -66,7 +66,7 @@ def compare_submodels(
 ) -> Comparison:
     """Searches with every submodel of the bundle that may run here. Queries should not be rows of the corpus.
 
-    ``labels`` ``[Q]`` are the queries' classes; the corpus's stand in the index. Raises InputError, SelectionError as
+    ``labels`` ``[Q]`` are the queries' classes; the corpus's are in the index. Raises InputError, SelectionError as
     ``Index.search`` does.
     """
     check_k(k)

@@ -92,7 +92,7 @@ def embedding_output(manifest: Manifest, asked: str | None = None) -> TensorSpec
 
 
 def configuration_of(manifest: Manifest) -> tuple[FileEntry, ...]:
-    """The checkpoint's JSON files but for the tokenizer: activation, pooling and the like stand in no weight."""
+    """The checkpoint's JSON files but for the tokenizer: activation, pooling and the like are in no weight."""
     tokenizer = manifest.text.file if manifest.text else None
     return tuple(each for each in manifest.provenance.source if each.path.endswith(".json") and each.path != tokenizer)
 
@@ -174,7 +174,7 @@ def identity_problems(identity: IndexIdentity) -> Iterator[str]:
         if sha256 is not None and not _SHA256.fullmatch(sha256):
             yield f"{name}: {sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
     if not identity.engines:
-        yield "engines: none; expected those that built the index"
+        yield "engines: none; expected the engines that built the index"
     if (identity.entries == "texts") != (identity.tokenizer_sha256 is not None):
         has = "lacks" if identity.entries == "texts" else "has"
         yield f"tokenizer_sha256: an index of {identity.entries!r} {has} one"

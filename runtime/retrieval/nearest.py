@@ -17,7 +17,7 @@ def nearest(corpus: Array, queries: Array, k: int) -> tuple[Array, Array]:
 
     ``corpus`` ``[N, H]`` and ``queries`` ``[Q, H]`` are float32 rows of length 1. With fewer than ``k`` rows all of
     them are returned. Matrix products round differently by where in a block a row lies, so they only narrow the rows
-    down; those that may be among the best are scored again, each by the same sum in float64.
+    down; rows that may be among the best are scored again, each by the same sum in float64.
     """
     k = min(k, len(corpus))
     ids = np.empty((len(queries), k), np.int64)

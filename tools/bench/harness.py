@@ -12,7 +12,7 @@ _PAUSE = 0.05
 
 @dataclass(frozen=True)
 class Row:
-    """One figure, its bar, and how it was measured; units stand in the texts."""
+    """One figure, its bar, and how it was measured; units are in the texts."""
 
     figure: str
     measured: str

@@ -52,7 +52,7 @@ def compile_once(model: Path, bundle: Path, *options: str) -> bool:
 
 
 def is_made_from(bundle: Path, model: Path) -> bool:
-    """Whether the files of ``model`` are those that ``bundle`` was compiled from."""
+    """Whether ``bundle`` was compiled from the files of ``model`` as they are."""
     return open_bundle(bundle).manifest.provenance.source == source_entries(open_source(model))
 
 

@@ -1,7 +1,7 @@
 """The standard library's sources, split so that no text is in two parts.
 
 The hash of a top-level module's or package's name decides the part of all its files. A block of lines (what blank
-lines enclose) that stands in more than one of them is dropped from the held-out parts: licences, and code that was
+lines enclose) that is in more than one of them is dropped from the held-out parts: licences, and code that was
 copied. Generated tables are left out, as nobody wrote them and they would fill a part.
 """
 

@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from .elementwise import ACTIVATIONS
 
-_UNARY = ACTIVATIONS | {"Identity"}
+_UNARY_OPERATORS = ACTIVATIONS | {"Identity"}
 # Of one tensor where the second operand is a single number: squared ReLU ends in a Pow.
-_WITH_NUMBER = {"Add", "Sub", "Mul", "Div", "Pow"}
+_SCALAR_OPERATORS = {"Add", "Sub", "Mul", "Div", "Pow"}
 
 
 def merge_reshapes(model: ir.Model) -> bool:
@@ -58,9 +58,9 @@ def _move_behind(node: ir.Node, reshape: ir.Node) -> bool:
 
 def _is_elementwise(node: ir.Node) -> bool:
     """Whether ``node`` works on the elements of its first input alone, whatever their shape."""
-    if node.op_type in _UNARY:
+    if node.op_type in _UNARY_OPERATORS:
         return True
-    if node.op_type not in _WITH_NUMBER or node.inputs[1] is None:
+    if node.op_type not in _SCALAR_OPERATORS or node.inputs[1] is None:
         return False
     number = ir.convenience.get_const_tensor(node.inputs[1])
     return number is not None and number.size == 1 and len(number.shape) <= 1

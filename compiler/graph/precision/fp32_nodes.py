@@ -31,17 +31,17 @@ MOVEMENT = frozenset(
     ]
 )
 _PRODUCT_OPERATORS = frozenset({"Conv", "Gemm", "MatMul"})
-_ELEMENTWISE = frozenset(
+_ELEMENTWISE_OPERATORS = frozenset(
     [
         *("Abs", "Add", "Clip", "Concat", "Div", "Erf", "Gelu", "Max", "Min", "Mul", "Neg", "Relu", "ScatterElements"),
         *("ScatterND", "Sigmoid", "Sub", "Tanh", "Where"),
     ]
 )
 _FP32_MATH = frozenset({"CumSum", "Exp", "Log", "Pow", "Reciprocal", "Sqrt"})
-_DECISION_OPERATORS = frozenset({"ArgMax", "ArgMin", "Hardmax", "NonZero", "TopK"})
+_CHOICE_OPERATORS = frozenset({"ArgMax", "ArgMin", "Hardmax", "NonZero", "TopK"})
 _COMPARISON_OPERATORS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 # Read a value for something that no rounding changes.
-_IGNORE_ROUNDING = frozenset({"IsInf", "IsNaN", "Shape", "Size"})
+_ROUNDING_FREE_OPERATORS = frozenset({"IsInf", "IsNaN", "Shape", "Size"})
 _SOFTMAX_OPERATORS = frozenset({"LogSoftmax", "Softmax"})
 
 
@@ -108,7 +108,9 @@ class FloatGraph:
         """Whether ``node`` has a width: it makes float32 values, or reads them and what they are matters."""
         if any(name in self.floats for name in node.output):
             return True
-        return node.op_type not in {*_IGNORE_ROUNDING, "Cast"} and any(name in self.floats for name in node.input)
+        return node.op_type not in {*_ROUNDING_FREE_OPERATORS, "Cast"} and any(
+            name in self.floats for name in node.input
+        )
 
     def answering(self, outputs: Collection[str]) -> Iterator[onnx.NodeProto]:
         """Decisions, what makes ``outputs``, and what leads to both, up to the products before them, which are among
@@ -120,12 +122,12 @@ class FloatGraph:
 
     def before_softmax(self) -> Iterator[onnx.NodeProto]:
         """What lies between each Softmax and the product before it."""
-        passed = MOVEMENT | _ELEMENTWISE
+        passed = MOVEMENT | _ELEMENTWISE_OPERATORS
         starts = [node.input[0] for node in self.proto.graph.node if node.op_type in _SOFTMAX_OPERATORS]
         return (node for node in self._behind(starts, lambda node: node.op_type in passed) if node.op_type in passed)
 
     def _decides(self, node: onnx.NodeProto) -> bool:
-        return node.op_type in _DECISION_OPERATORS or (
+        return node.op_type in _CHOICE_OPERATORS or (
             node.op_type in _COMPARISON_OPERATORS and node.input[0] in self.floats
         )
 
@@ -154,7 +156,7 @@ def element_types(proto: onnx.ModelProto) -> dict[str, int]:
 def _refusing(proto: onnx.ModelProto, narrow: int) -> set[str]:
     """The operators that have no such type in the graph's opset, as Conv has no bfloat16 before 22."""
     opset = next(entry.version for entry in proto.opset_import if entry.domain in {"", "ai.onnx"})
-    kinds = {node.op_type for node in proto.graph.node} & (_PRODUCT_OPERATORS | _ELEMENTWISE | MOVEMENT)
+    kinds = {node.op_type for node in proto.graph.node} & (_PRODUCT_OPERATORS | _ELEMENTWISE_OPERATORS | MOVEMENT)
     schemas = {kind: onnx.defs.get_schema(kind, opset, "") for kind in kinds}
     name = f"tensor({onnx.TensorProto.DataType.Name(narrow).lower()})"
     return {
@@ -198,7 +200,7 @@ def _width(node: onnx.NodeProto, given: list[_Width], reads_lost: bool) -> _Widt
         return given[0]
     if kind in _FP32_MATH or kind.startswith("Reduce"):
         return _Width.OPEN
-    if kind not in _ELEMENTWISE:
+    if kind not in _ELEMENTWISE_OPERATORS:
         return _Width.CLOSED
     if reads_lost:
         return _Width.OPEN  # such as a divisor that is kept from zero
@@ -222,7 +224,7 @@ def _backward(graph: FloatGraph, widths: dict[str, _Width], chosen: Collection[s
             settled = _Width.CLOSED if read == {True} else _Width.NARROW
         elif width is _Width.CLOSED and node.op_type in MOVEMENT and read == {False}:
             settled = _Width.NARROW
-        elif width is _Width.NARROW and node.op_type in _ELEMENTWISE and read == {True}:
+        elif width is _Width.NARROW and node.op_type in _ELEMENTWISE_OPERATORS and read == {True}:
             given = [widths[name] for name in node.input if name in graph.floats and name not in graph.constants]
             settled = _Width.CLOSED if all(other is not _Width.NARROW for other in given) else width
         for name in node.output:

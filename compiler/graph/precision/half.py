@@ -74,7 +74,7 @@ def half(
 
 
 class _Writing(Edit):
-    """The graph as it gets its types; ``tables`` are those that it reads."""
+    """The graph as it gets its types; ``tables`` are the ones that it reads."""
 
     def __init__(self, proto: onnx.ModelProto, tables: Mapping[str, np.ndarray], narrow: _Narrow) -> None:
         super().__init__(proto)

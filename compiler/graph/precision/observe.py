@@ -25,7 +25,7 @@ def observe(
     see: Callable[[str, np.ndarray, int], None],
 ) -> None:
     """Calls ``see(name, array, number)`` for each of ``names`` (values of the graph, or inputs of it) and each of
-    ``feeds``, of which ``number`` says which.
+    ``feeds``; ``number`` says which.
 
     ``graph`` is an emitted engine whose weights lie in ``folder``, where it is written for as long as this takes.
     Memory stays bounded: many or large values are returned by several sessions, one after the other.

@@ -44,7 +44,7 @@ class Product:
 
 
 def products(graph: onnx.GraphProto, kept: Collection[str]) -> dict[str, Product]:
-    """The Gemms that a precision may change, by output, in the order of the graph; not those that make ``kept``.
+    """The Gemms that a precision may change, by output, in the order of the graph, without the ones that make ``kept``.
 
     The weight is an external initializer (a row ``W[e]`` of a stack too) with at least 32 inputs and 16 outputs.
     """

@@ -15,9 +15,9 @@ from ...hugging_face.transformers_config import read_classes, read_pad, refuse_u
 from .heads import Head, Size
 from .layouts import LAYOUTS, Layout
 
-_POOLER = "pooler.dense.weight"
+_POOLER_WEIGHT = "pooler.dense.weight"
 # Numbers that old files carry and no module has as parameters.
-_BUFFERS = frozenset({"embeddings.position_ids", "embeddings.token_type_ids"})
+_BUFFER_NAMES = frozenset({"embeddings.position_ids", "embeddings.token_type_ids"})
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def names_in_files(checkpoint: Checkpoint, architecture: BertArchitecture) -> di
 
 
 def _compare_with_headers(checkpoint: Checkpoint, architecture: BertArchitecture) -> None:
-    unused = {*_BUFFERS, _POOLER, _POOLER.replace("weight", "bias")}
+    unused = {*_BUFFER_NAMES, _POOLER_WEIGHT, _POOLER_WEIGHT.replace("weight", "bias")}
     for head in filter(None, architecture.layout.classes.values()):
         tied = (f"{head.vocabulary}.weight", f"{head.vocabulary}.bias") if head.vocabulary is not None else ()
         unused |= {*architecture.head_shapes(head), *tied}
@@ -176,7 +176,7 @@ def _has_pooler(checkpoint: Checkpoint, head: Head | None) -> bool:
     """A base model has one where the weights do: files made from another class's have none."""
     if head is not None:
         return head.pooled
-    return any(name.endswith(_POOLER) for name in checkpoint.tensors)
+    return any(name.endswith(_POOLER_WEIGHT) for name in checkpoint.tensors)
 
 
 def _head_problems(checkpoint: Checkpoint, architecture: BertArchitecture) -> Iterator[str]:

@@ -28,7 +28,7 @@ from .layouts import LAYOUTS
 if TYPE_CHECKING:  # plans are made without torch
     import torch
 
-_ATTENTION = re.compile(r"(?:.+\.)?encoder\.layer\.(\d{1,9})\.attention\.self")
+_ATTENTION_NAME = re.compile(r"(?:.+\.)?encoder\.layer\.(\d{1,9})\.attention\.self")
 
 
 def read(checkpoint: Checkpoint) -> Architecture:
@@ -122,7 +122,7 @@ def _workload(architecture: BertArchitecture, submodel: Submodel, bucket: Bucket
 
 def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
     for name, part in module.named_modules():
-        if match := _ATTENTION.fullmatch(name):
+        if match := _ATTENTION_NAME.fullmatch(name):
             heads = submodel[f"layers.{match[1]}.heads"]
             attention: Any = part
             attention.num_attention_heads = heads

@@ -13,8 +13,8 @@ from ....runtime.bundle.manifest import Role
 
 Size = Literal["hidden", "embedding", "vocabulary", "classes"] | int
 Dims = tuple[Literal["batch", "sequence"] | Size, ...]
-_TOKEN: Dims = ("batch", "sequence")
-_ROW: Dims = ("batch",)
+_TOKEN_DIMS: Dims = ("batch", "sequence")
+_ROW_DIMS: Dims = ("batch",)
 
 
 @dataclass(frozen=True)
@@ -56,32 +56,32 @@ class Head:
     classes: int | None = None
 
 
-TOKEN_CLASSIFICATION = Head((Output("logits", (*_TOKEN, "classes")),), {"classifier": Dense("hidden", "classes")})
+TOKEN_CLASSIFICATION = Head((Output("logits", (*_TOKEN_DIMS, "classes")),), {"classifier": Dense("hidden", "classes")})
 # Where an answer starts and where it ends: one score of each for every position.
 QUESTION_ANSWERING = Head(
-    (Output("start_logits", _TOKEN), Output("end_logits", _TOKEN)),
+    (Output("start_logits", _TOKEN_DIMS), Output("end_logits", _TOKEN_DIMS)),
     {"qa_outputs": Dense("hidden", "classes")},
     classes=2,
 )
 
-_CLASSES = Output("logits", (*_ROW, "classes"))
+_CLASS_LOGITS = Output("logits", (*_ROW_DIMS, "classes"))
 # One linear layer on what the pooler makes of [CLS], or two on [CLS] itself.
-POOLED_CLASSIFICATION = Head((_CLASSES,), {"classifier": Dense("hidden", "classes", "row")}, pooled=True)
+POOLED_CLASSIFICATION = Head((_CLASS_LOGITS,), {"classifier": Dense("hidden", "classes", "row")}, pooled=True)
 DENSE_CLASSIFICATION = Head(
-    (_CLASSES,),
+    (_CLASS_LOGITS,),
     {"classifier.dense": Dense("hidden", "hidden", "row"), "classifier.out_proj": Dense("hidden", "classes", "row")},
 )
 
-_ONE_CHOICE = Output("logits", (*_ROW, 1))
-POOLED_CHOICE = Head((_ONE_CHOICE,), {"classifier": Dense("hidden", 1, "row")}, pooled=True, choices=True)
+_CHOICE_LOGIT = Output("logits", (*_ROW_DIMS, 1))
+POOLED_CHOICE = Head((_CHOICE_LOGIT,), {"classifier": Dense("hidden", 1, "row")}, pooled=True, choices=True)
 SUMMARY_CHOICE = Head(
-    (_ONE_CHOICE,),
+    (_CHOICE_LOGIT,),
     {"sequence_summary.summary": Dense("hidden", "hidden", "row"), "classifier": Dense("hidden", 1, "row")},
     choices=True,
 )
 
 BERT_TOKENS = Head(
-    (Output("logits", (*_TOKEN, "vocabulary")),),
+    (Output("logits", (*_TOKEN_DIMS, "vocabulary")),),
     {"cls.predictions.transform.dense": Dense("hidden", "hidden")},
     {"cls.predictions.transform.LayerNorm": "hidden"},
     vocabulary="cls.predictions.decoder",
@@ -102,20 +102,20 @@ ELECTRA_TOKENS = replace(
     bias="generator_lm_head.bias",
 )
 
-_NEXT_SENTENCE = {"cls.seq_relationship": Dense("hidden", 2, "row")}
-NEXT_SENTENCE = Head((Output("logits", (*_ROW, 2)),), _NEXT_SENTENCE, pooled=True)
+_NEXT_SENTENCE_LAYERS = {"cls.seq_relationship": Dense("hidden", 2, "row")}
+NEXT_SENTENCE = Head((Output("logits", (*_ROW_DIMS, 2)),), _NEXT_SENTENCE_LAYERS, pooled=True)
 PRE_TRAINING = replace(
     BERT_TOKENS,
     outputs=(
-        Output("prediction_logits", (*_TOKEN, "vocabulary"), role="tokens"),
-        Output("seq_relationship_logits", (*_ROW, 2)),
+        Output("prediction_logits", (*_TOKEN_DIMS, "vocabulary"), role="tokens"),
+        Output("seq_relationship_logits", (*_ROW_DIMS, 2)),
     ),
-    layers={**BERT_TOKENS.layers, **_NEXT_SENTENCE},
+    layers={**BERT_TOKENS.layers, **_NEXT_SENTENCE_LAYERS},
     pooled=True,
 )
 # Of each token, how likely another model put it there.
 REPLACED_TOKENS = Head(
-    (Output("logits", _TOKEN),),
+    (Output("logits", _TOKEN_DIMS),),
     {
         "discriminator_predictions.dense": Dense("hidden", "hidden"),
         "discriminator_predictions.dense_prediction": Dense("hidden", 1),

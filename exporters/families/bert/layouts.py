@@ -26,7 +26,7 @@ from .heads import (
 class Layout:
     """One model type. ``prefix`` stands before the encoder's names in a class with a head.
 
-    ``classes`` are those that are read, with their heads; the first is the base model. ``pad`` is the class's default.
+    ``classes`` are those read, with their heads; the first is the base model. ``pad`` is the class's default.
     ``reserves``: positions are numbered from ``pad_token_id + 1``, so that many entries of their table are never
     reached. ``projects``: tokens have a size of their own, ``embedding_size``. ``has_pooler``: the base model may.
     """

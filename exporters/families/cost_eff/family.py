@@ -31,7 +31,7 @@ from .sidecar import read_sidecar
 if TYPE_CHECKING:  # plans are made without torch
     import torch
 
-_PLACED = re.compile(r"encoder\.layer\.(?P<layer>\d{1,9})\.|exits\.(?P<exit>\d{1,9})\.")
+_LAYER_OR_EXIT_NAME = re.compile(r"encoder\.layer\.(?P<layer>\d{1,9})\.|exits\.(?P<exit>\d{1,9})\.")
 
 
 def read(checkpoint: Checkpoint) -> Architecture:
@@ -104,7 +104,7 @@ def _spec(architecture: CostEffArchitecture, nesting: Nesting) -> ElasticSpec:
     slices = []
     min_depth = {}
     for name in architecture.parameter_shapes:
-        if placed := _PLACED.match(name):
+        if placed := _LAYER_OR_EXIT_NAME.match(name):
             min_depth[name] = int(placed["exit"]) if placed["exit"] else int(placed["layer"]) + 1
     for layer, widths in enumerate(architecture.layers):
         block = f"encoder.layer.{layer}"

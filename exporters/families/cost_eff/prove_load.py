@@ -19,7 +19,7 @@ from .segment_modules import EveryExit
 from .weights import read_weights
 
 # Of a layer, in float32: sums in another order.
-_LIMIT = 1e-5
+_LIMIT_PER_LAYER = 1e-5
 
 
 def prove_kept(
@@ -52,7 +52,11 @@ def prove_kept(
         pairs = list(zip(*(EveryExit(m, layers, layers[-1])(*inputs) for m in (stored, loaded)), strict=True))
     figures = [float((a - b).abs().max()) / max(1.0, float(a.square().mean().sqrt())) for a, b in pairs]
     yield Proof(
-        "load", "kept heads and channels", len(pairs), float(np.max(figures)), _LIMIT * len(architecture.layers)
+        "load",
+        "kept heads and channels",
+        len(pairs),
+        float(np.max(figures)),
+        _LIMIT_PER_LAYER * len(architecture.layers),
     )
 
 
@@ -70,7 +74,7 @@ def prove_factors(
     with torch.no_grad():
         found = model.embeddings.word_projection(model.embeddings.word_embeddings(ids)).double()
     scale = max(1.0, float(dense.square().mean().sqrt()))
-    yield Proof("load", "factorised embedding", len(ids), float((found - dense).abs().max()) / scale, _LIMIT)
+    yield Proof("load", "factorised embedding", len(ids), float((found - dense).abs().max()) / scale, _LIMIT_PER_LAYER)
 
 
 def _stored(checkpoint: Checkpoint, name: str) -> torch.Tensor:

@@ -21,7 +21,7 @@ from .sidecar import SIDECAR_NAME, Sidecar
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 _PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 # Heads of other tasks, exits that the sidecar does not list, and a buffer of old checkpoints.
-_IGNORED = re.compile(r"pooler\..+|cls\..+|exits\.\d+\.(?:weight|bias)|embeddings\.position_ids")
+_IGNORED_TENSOR = re.compile(r"pooler\..+|cls\..+|exits\.\d+\.(?:weight|bias)|embeddings\.position_ids")
 _EXIT_TENSOR = re.compile(r"exits\.(\d{1,9})\..+")
 
 
@@ -97,7 +97,7 @@ def _compare_with_headers(checkpoint: Checkpoint, architecture: CostEffArchitect
         if header is not None and header.dtype not in {"F64", "F32", "F16", "BF16"}:
             raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds {header.dtype}; expected F32, F16 or BF16")
     for name in checkpoint.tensors:
-        if name not in expected and not _IGNORED.fullmatch(name):
+        if name not in expected and not _IGNORED_TENSOR.fullmatch(name):
             raise CheckpointError(
                 f"{checkpoint.folder}: tensor {name!r:.200} has no place in the model that config.json and "
                 f"{SIDECAR_NAME} describe"

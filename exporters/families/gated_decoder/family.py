@@ -28,7 +28,7 @@ from .read_architecture import names_in_files, read_architecture
 if TYPE_CHECKING:  # plans are made without torch
     import torch
 
-_MLP = re.compile(r".+\.layers\.(\d{1,9})\.mlp")
+_MLP_NAME = re.compile(r".+\.layers\.(\d{1,9})\.mlp")
 
 
 def read(checkpoint: Checkpoint) -> Architecture:
@@ -90,7 +90,7 @@ def _signature(checkpoint: Checkpoint, architecture: DecoderArchitecture, masked
 
 def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
     for name, part in module.named_modules():
-        if match := _MLP.fullmatch(name):
+        if match := _MLP_NAME.fullmatch(name):
             mlp: Any = part
             mlp.intermediate_size = submodel[f"layers.{match[1]}.ffn"]
 

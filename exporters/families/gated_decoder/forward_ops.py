@@ -6,7 +6,7 @@ from ....elastic import Bucket, Submodel
 from ....workload import Op, elementwise, linear, lookup
 from .architecture import DecoderArchitecture
 
-_BYTES = 4
+_FLOAT32_BYTES = 4
 
 
 def forward_ops(architecture: DecoderArchitecture, submodel: Submodel, bucket: Bucket) -> list[Op]:
@@ -36,7 +36,7 @@ def _attention(a: DecoderArchitecture, at: str, layer: int, bucket: Bucket) -> l
     """Grouped-query attention: ``kv_heads`` make keys and values, repeated for all ``heads``."""
     tokens, inner, keys = bucket.tokens, a.heads * a.head_dim, a.kv_heads * a.head_dim
     scores = a.heads * bucket.batch * bucket.sequence**2
-    moved = (2 * tokens * inner + scores) * _BYTES
+    moved = (2 * tokens * inner + scores) * _FLOAT32_BYTES
     made = [("query", inner)] + ([("key", keys), ("value", keys)] if a.has_keys(layer) else [])
     rotated = sum(size for name, size in made if name != "value")
     ops = [

@@ -19,7 +19,7 @@ class Gemma3nParts:
     """``streams`` of AltUp; the vocabulary and width of the per-layer embeddings; the rank of LAuReL.
 
     The last ``shared_layers`` layers read keys and values of earlier ones. ``sparse[i]``: layer ``i`` keeps only the
-    gate's largest activations, told by their mean and deviation over the FFN's width.
+    gate's largest activations, found by their mean and deviation over the FFN's width.
     """
 
     streams: int

@@ -32,7 +32,7 @@ QUESTION = DecoderHead("qa_outputs", ("start_logits", "end_logits"), bias=True, 
 
 @dataclass(frozen=True)
 class Layout:
-    """One model type. ``classes`` are those that are read, with their heads; the first is the base model. ``defaults``
+    """One model type. ``classes`` are those read, with their heads; the first is the base model. ``defaults``
     are those of the transformers class for keys that files leave out.
 
     ``qkv_bias``: queries, keys and values always have a bias. ``reads_attention_bias``, ``reads_mlp_bias`` and
@@ -63,9 +63,9 @@ def _classes(stem: str, question: str | None = None) -> dict[str, DecoderHead | 
     return classes | ({f"{stem}ForQuestionAnswering": replace(QUESTION, prefix=question)} if question else {})
 
 
-_GEMMA: dict[str, object] = {"head_dim": 256, "tie_word_embeddings": True}
+_GEMMA_DEFAULTS: dict[str, object] = {"head_dim": 256, "tie_word_embeddings": True}
 _GEMMA2: dict[str, object] = {
-    **_GEMMA,
+    **_GEMMA_DEFAULTS,
     "num_key_value_heads": 4,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
@@ -82,7 +82,7 @@ LAYOUTS: dict[str, Layout] = {
         defaults={"num_key_value_heads": 32, "head_dim": 128},
     ),
     "gemma": Layout(
-        _classes("Gemma"), reads_attention_bias=True, pad=0, defaults={**_GEMMA, "num_key_value_heads": 16}
+        _classes("Gemma"), reads_attention_bias=True, pad=0, defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 16}
     ),
     "gemma2": Layout(
         _classes("Gemma2"), reads_attention_bias=True, norms_around=True, caps=True, pad=0, defaults=_GEMMA2
@@ -98,7 +98,7 @@ LAYOUTS: dict[str, Layout] = {
         norms_around=True,
         caps=True,
         pad=0,
-        defaults={**_GEMMA, "num_key_value_heads": 4},
+        defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 4},
     ),
     "gemma3n_text": Layout(
         {"Gemma3nTextModel": None, "Gemma3nForCausalLM": NEXT_TOKEN},
@@ -108,6 +108,6 @@ LAYOUTS: dict[str, Layout] = {
         caps=True,
         gemma3n=True,
         pad=0,
-        defaults={**_GEMMA, "num_key_value_heads": 2, "final_logit_softcapping": 30.0},
+        defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 2, "final_logit_softcapping": 30.0},
     ),
 }

@@ -8,7 +8,7 @@ from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import Nesting, read_nesting
 from .architecture import DecoderArchitecture
 
-# E4B was trained with FFNs of 16384 neurons and with their first 8192, of which E2B is made; no smaller ones are known.
+# E4B was trained with FFNs of 16384 neurons and with their first 8192, which make E2B; no smaller ones are known.
 _E4B_WIDTH, _E4B_LEVELS, _NO_LEVELS = 16_384, (0.5, 1.0), (1.0,)
 
 

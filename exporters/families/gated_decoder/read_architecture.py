@@ -20,16 +20,16 @@ from .gemma3n import Gemma3nParts
 from .layouts import LAYOUTS, TOKEN, DecoderHead, Layout
 
 # Positions whose frequencies depend on how long the sequence is: a static shape, which padding fills, would fix them.
-_LENGTH_DEPENDENT = {"dynamic", "longrope", "su"}
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope", "su"}
 # Tensors that published folders carry and no module has.
-_UNUSED = re.compile(r".*\.rotary_emb\.inv_freq")
+_UNUSED_TENSOR = re.compile(r".*\.rotary_emb\.inv_freq")
 # Of the classes that are read, all of them linear layers.
-_HEADS = re.compile(r"(lm_head|score|qa_outputs)\.(?:weight|bias)")
-_SHARED_KEYS = re.compile(r"(?:\w+\.)?layers\.(\d{1,9})\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
+_HEAD_TENSOR = re.compile(r"(lm_head|score|qa_outputs)\.(?:weight|bias)")
+_SHARED_KEY_TENSOR = re.compile(r"(?:\w+\.)?layers\.(\d{1,9})\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
 # Under these names transformers keeps the text part of a multimodal Gemma 3n, and saves it again.
-_TEXT_PART = "model.language_model."
+_TEXT_PREFIX = "model.language_model."
 # The per-layer widths are counted through before any tensor is looked at.
-_MOST_LAYERS = 1024
+_MAX_LAYERS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +118,8 @@ def _keys(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
 def _refusals(config: Mapping[str, Any], stated: _Stated, masked: bool) -> Iterator[str]:
     """``masked``: the model takes a mask, which hides padding from positions that see later ones."""
     heads, pairs = stated.num_attention_heads, stated.num_key_value_heads or stated.num_attention_heads
-    if stated.num_hidden_layers > _MOST_LAYERS:
-        yield f"num_hidden_layers: expected at most {_MOST_LAYERS}, got {stated.num_hidden_layers}"
+    if stated.num_hidden_layers > _MAX_LAYERS:
+        yield f"num_hidden_layers: expected at most {_MAX_LAYERS}, got {stated.num_hidden_layers}"
     if heads % pairs:
         yield f"num_key_value_heads: {heads} heads cannot share {pairs} pairs of keys and values"
     if (stated.use_bidirectional_attention or not stated.is_causal) and not masked:
@@ -128,7 +128,7 @@ def _refusals(config: Mapping[str, Any], stated: _Stated, masked: bool) -> Itera
             f"{key}: positions that see later ones are not supported; this model takes no mask, so the padding behind "
             "a text would change its answer"
         )
-    for kind in sorted(_position_kinds(config) & _LENGTH_DEPENDENT):
+    for kind in sorted(_position_kinds(config) & _LENGTH_DEPENDENT_ROPE):
         yield (
             f"rotary positions of type {kind!r} change with the length of the sequence, so the padding up to a bucket "
             "would change the answer; not supported"
@@ -171,7 +171,7 @@ def _gemma3n(checkpoint: Checkpoint, layers: int) -> Gemma3nParts:
 def names_in_files(checkpoint: Checkpoint, architecture: DecoderArchitecture) -> dict[str, str]:
     """Every tensor of the folder, by the name that the module gives the parameter."""
     # The text part of a multimodal Gemma 3n has names of its own.
-    renamed = ((_TEXT_PART, "model."),) if architecture.gemma3n is not None else ()
+    renamed = ((_TEXT_PREFIX, "model."),) if architecture.gemma3n is not None else ()
     prefix = architecture.head.prefix if architecture.head is not None else "model"
     return parameter_names(checkpoint, architecture.parameter_shapes, prefix, renamed)
 
@@ -190,13 +190,13 @@ def _head(checkpoint: Checkpoint, layout: Layout) -> DecoderHead | None:
 def _is_unused(name: str, architecture: DecoderArchitecture) -> bool:
     """A head of another class or a copy of the tied one, constants of old files, or keys and values of a layer that
     reads another's."""
-    head = _HEADS.fullmatch(name)
+    head = _HEAD_TENSOR.fullmatch(name)
     if head is not None:
         own = architecture.head is not None and architecture.head.module == head[1]
         return not own or (architecture.tied and name == "lm_head.weight")
-    if _UNUSED.fullmatch(name):
+    if _UNUSED_TENSOR.fullmatch(name):
         return True
-    shared = _SHARED_KEYS.fullmatch(name)
+    shared = _SHARED_KEY_TENSOR.fullmatch(name)
     return shared is not None and not architecture.has_keys(int(shared[1]))
 
 

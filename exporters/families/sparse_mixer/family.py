@@ -71,7 +71,7 @@ FAMILY = Family(
 
 def _signature(checkpoint: Checkpoint, config: SparseMixerConfig) -> Signature:
     tokens = ("batch", "sequence")
-    # No mask: padding is told by its token, and only attention hides it.
+    # No mask: padding is known by its token, and only attention hides it.
     ids = TensorSpec("input_ids", "int64", tokens, pad=config.pad_token_id, high=config.vocab_size)
     inputs = [ids]
     if config.type_vocab_size > 1:  # where there is one type, nobody has to say it

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # plans are made without torch
 
 @dataclass(frozen=True)
 class ExpertRoutes(Routing):
-    """The routes of every layer of experts, of which ``config`` has at least one."""
+    """The routes of every layer of experts, where ``config`` has at least one."""
 
     config: SparseMixerConfig
 

@@ -20,30 +20,30 @@ from ...hugging_face.tensor_names import parameter_names
 from ...hugging_face.transformers_config import read_classes, refuse_unhonoured
 
 # A convolution of one pixel, which makes the pixels of a patch.
-_RECONSTRUCTION = "decoder.0"
-_WITH_TEACHER, _TEACHER = "cls_classifier", "distillation_classifier"
+_RECONSTRUCTION_HEAD = "decoder.0"
+_CLASS_HEAD_BESIDE_TEACHER, _TEACHER_HEAD = "cls_classifier", "distillation_classifier"
 # The classes that are read, by model type, each with its head; the first is the base model.
-_CLASSES: dict[str, dict[str, str | None]] = {
+_HEADS_BY_CLASS: dict[str, dict[str, str | None]] = {
     "vit": {
         "ViTModel": None,
         "ViTForImageClassification": "classifier",
-        "ViTForMaskedImageModeling": _RECONSTRUCTION,
+        "ViTForMaskedImageModeling": _RECONSTRUCTION_HEAD,
     },
     "deit": {
         "DeiTModel": None,
         "DeiTForImageClassification": "classifier",
-        "DeiTForImageClassificationWithTeacher": _WITH_TEACHER,
-        "DeiTForMaskedImageModeling": _RECONSTRUCTION,
+        "DeiTForImageClassificationWithTeacher": _CLASS_HEAD_BESIDE_TEACHER,
+        "DeiTForMaskedImageModeling": _RECONSTRUCTION_HEAD,
     },
 }
 # Tokens in front of the patches: [CLS], and in DeiT the distillation token.
-_TOKENS = {"vit": 1, "deit": 2}
+_FRONT_TOKENS = {"vit": 1, "deit": 2}
 # What folders carry for other classes than the one that config.json names.
-_UNUSED = re.compile(
+_UNUSED_TENSOR = re.compile(
     r"(?:.+\.)?(?:pooler\..+|embeddings\.mask_token)|(?:(?:cls_|distillation_)?classifier|decoder\.0)\.(?:weight|bias)"
 )
 # From names in files to names of modules, below the name of the base model; in this order.
-_RENAMED = (
+_RENAMED_PARTS = (
     ("encoder.layer.", "layers."),
     (".attention.attention.query.", ".attention.q_proj."),
     (".attention.attention.key.", ".attention.k_proj."),
@@ -84,12 +84,12 @@ class VitArchitecture:
     @property
     def tokens(self) -> int:
         """Length of the sequence that attention sees: patches and the tokens in front of them."""
-        return self.patches + _TOKENS[self.model_type]
+        return self.patches + _FRONT_TOKENS[self.model_type]
 
     @property
     def masked(self) -> bool:
         """Whether the class puts a learned token in the place of masked patches and answers with pixels."""
-        return self.head == _RECONSTRUCTION
+        return self.head == _RECONSTRUCTION_HEAD
 
     @property
     def patch_numbers(self) -> int:
@@ -126,8 +126,8 @@ class VitArchitecture:
             }
         elif self.head is not None:
             shapes |= linear_shapes(self.head, h, self.classes)
-            if self.head == _WITH_TEACHER:
-                shapes |= linear_shapes(_TEACHER, h, self.classes)
+            if self.head == _CLASS_HEAD_BESIDE_TEACHER:
+                shapes |= linear_shapes(_TEACHER_HEAD, h, self.classes)
         return shapes
 
 
@@ -165,18 +165,18 @@ def read_vit(checkpoint: Checkpoint) -> VitArchitecture:
         _check_masked(checkpoint)
     if checkpoint.has_weights:
         names = names_in_files(checkpoint, architecture)
-        compare_with_headers(checkpoint, architecture.parameter_shapes, names, _UNUSED.fullmatch)
+        compare_with_headers(checkpoint, architecture.parameter_shapes, names, _UNUSED_TENSOR.fullmatch)
     return architecture
 
 
 def names_in_files(checkpoint: Checkpoint, architecture: VitArchitecture) -> dict[str, str]:
     """Every tensor of the folder, by the name that the module gives the parameter."""
-    return parameter_names(checkpoint, architecture.parameter_shapes, architecture.model_type, _RENAMED)
+    return parameter_names(checkpoint, architecture.parameter_shapes, architecture.model_type, _RENAMED_PARTS)
 
 
 def _head(checkpoint: Checkpoint) -> str | None:
     """The head of the class that config.json names; without a name it is the base model, as for transformers."""
-    classes = _CLASSES[checkpoint.config["model_type"]]
+    classes = _HEADS_BY_CLASS[checkpoint.config["model_type"]]
     name = checkpoint.architecture or next(iter(classes))
     if name not in classes:
         raise _misfit(checkpoint, f"architecture {name!r:.80} is not supported; supported are {', '.join(classes)}")

@@ -25,7 +25,7 @@ from .architecture import VitArchitecture, names_in_files, read_vit
 if TYPE_CHECKING:  # plans are made without torch
     import torch
 
-_ATTENTION = re.compile(r"(?:.+\.)?layers\.(\d{1,9})\.attention")
+_ATTENTION_NAME = re.compile(r"(?:.+\.)?layers\.(\d{1,9})\.attention")
 
 
 def read(checkpoint: Checkpoint) -> Architecture:
@@ -118,6 +118,6 @@ def _workload(architecture: VitArchitecture, submodel: Submodel, bucket: Bucket)
 
 def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
     for name, part in module.named_modules():
-        if match := _ATTENTION.fullmatch(name):
+        if match := _ATTENTION_NAME.fullmatch(name):
             attention: Any = part
             attention.num_attention_heads = submodel[f"layers.{match[1]}.heads"]

@@ -27,7 +27,7 @@ class EngineNeed:
     """What one engine asks of memory, in bytes, and how much it matters.
 
     ``widths`` are the submodel's axis values in one fixed order, 0 for those of layers that the engine has not;
-    ``layers`` are the first and, exclusive, the last of those that it has. ``own_bytes`` are private initializers and
+    ``layers`` are the first and, exclusive, the last that it has. ``own_bytes`` are private initializers and
     activations. ``latency_ms`` times ``importance`` weighs who is packed first. One that cannot share its weights, as
     on a GPU, is always packed.
     """
@@ -48,7 +48,7 @@ def assign_residencies(
     """Residency per engine id, so that all of them open at once stay within ``memory_mb`` (10^6 bytes).
 
     ``auto`` without a cap packs every engine. With one, it admits engines as shared, the important and the large
-    first, then packs those that save the most time per byte; an engine that does not fit is left out. ``mapped`` is
+    first, then packs the ones that save the most time per byte; an engine that does not fit is left out. ``mapped`` is
     never chosen by itself, since it spends disk. Raises SelectionError if a requested residency does not fit, or
     nothing does, or the cap is no positive number.
     """

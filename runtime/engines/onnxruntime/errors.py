@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError
 
-# Of the exceptions of ``onnxruntime.capi.onnxruntime_pybind11_state``, those that a whole file never causes.
+# The exceptions of ``onnxruntime.capi.onnxruntime_pybind11_state`` that a whole file never causes.
 _DAMAGED_FILE_ERRORS = {"InvalidProtobuf", "NoSuchFile", "InvalidGraph"}
 
 

@@ -32,7 +32,7 @@ _CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "Tenso
 
 @dataclass(frozen=True)
 class Provider:
-    """How engines run on one device: ``chain`` are ONNX Runtime's providers, of which each takes what those before it
+    """How engines run on one device: ``chain`` are ONNX Runtime's providers; each takes what the ones before it
     leave. Where engines ``share`` weights, these are views of the store on the device. ``captures``: a session can
     keep one CUDA graph for each number that runs name. ``take`` opens the device, and ``options`` are those of the
     chain for an engine whose runs are to be captured or not."""

@@ -21,7 +21,7 @@ from ..harness import Row
 from ..subjects import BUCKET
 
 _RUNGS = 49
-_MOST_SECONDS = 180
+_MAX_SECONDS = 180
 # The paper's smallest shape (78M) with bytes for a vocabulary. A rung's graph of 16 layers takes about 39 kB whatever
 # its widths, so the share that 49 of them add falls with the width: at 128 it would be 16 %.
 _CONFIG = MatformerConfig(
@@ -62,8 +62,8 @@ def run() -> list[Row]:
         Row(
             f"compile and verify {rungs} rungs, MatLM 16 x {_CONFIG.hidden_size}",
             f"{seconds:.0f} s ({shown})",
-            f"< {_MOST_SECONDS} s",
-            seconds < _MOST_SECONDS,
+            f"< {_MAX_SECONDS} s",
+            seconds < _MAX_SECONDS,
             f"compile_bundle for this host, {BUCKET.label}, every engine measured; the longest stages",
         ),
     ]

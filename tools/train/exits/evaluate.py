@@ -13,7 +13,7 @@ from .batches import Rows
 from .losses import forward
 
 _BATCH = 64
-_CERTAIN = 0.3  # nats: about 0.93 on one class
+_CERTAIN_ENTROPY = 0.3  # nats: about 0.93 on one class
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def exit_quality(model: CostEffModel, rows: Rows) -> list[ExitQuality]:
 
 
 def _quality(layer: int, right: torch.Tensor, nats: torch.Tensor) -> ExitQuality:
-    certain = right[nats <= _CERTAIN]
+    certain = right[nats <= _CERTAIN_ENTROPY]
     return ExitQuality(
         layer,
         round(right.float().mean().item(), 4),

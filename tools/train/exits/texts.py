@@ -2,7 +2,7 @@
 
 A text is made of prose paragraphs of one docstring, as many as fit. The split is by module: the hash of a
 module's path decides the part of all its texts. A paragraph whose skeleton (its words without identifiers and numbers)
-occurs in more than one module is dropped everywhere: it is boilerplate, or a copy that could stand in two parts. A
+occurs in more than one module is dropped everywhere: it is boilerplate, or a copy that could be in two parts. A
 paragraph that names its own package is dropped too. With such paragraphs the task would be to find a name; without
 them easy texts still exist, and they are easy for what they speak of. Names of other packages stay.
 """

@@ -25,7 +25,7 @@ _INDENTATION = re.compile(rb"(?m)^[ \t]+")
 
 @dataclass(frozen=True)
 class MaskedRows:
-    """``inputs`` [N, S] int64, of which the ``positions`` [N, K] (rising) held ``targets`` [N, K]."""
+    """``inputs`` [N, S] int64, whose ``positions`` [N, K] (rising) held ``targets`` [N, K]."""
 
     inputs: torch.Tensor
     positions: torch.Tensor

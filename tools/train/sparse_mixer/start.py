@@ -13,7 +13,7 @@ from ....exporters.families.sparse_mixer.model.mixing import LinearMixing
 from ....exporters.families.sparse_mixer.model.moe import Experts
 from ....exporters.modules.attention import NestedAttention
 
-_TABLES = 0.02
+_TABLE_SPREAD = 0.02
 # What a sublayer adds to its input is smaller than that.
 _GAIN = 0.5
 # Tokens; a mixing layer begins by looking at about so many to either side.
@@ -32,7 +32,7 @@ def draw_start(model: SparseMixer) -> None:
             case Embeddings():
                 waves = _waves(part.position.weight.shape[0], model.config.head_dim)
                 torch.nn.init.zeros_(part.position.weight)[:, : waves.shape[1]] = waves
-                torch.nn.init.normal_(part.word.weight, std=_TABLES)[:, : waves.shape[1]] = 0
+                torch.nn.init.normal_(part.word.weight, std=_TABLE_SPREAD)[:, : waves.shape[1]] = 0
                 torch.nn.init.eye_(part.projection.weight)  # so that attention finds the waves where they are
             case LinearMixing():
                 part.sequence.copy_(_local(part.sequence.shape[0]))
@@ -82,7 +82,7 @@ def _look_beside(attention: NestedAttention) -> None:
 def _waves(length: int, width: int) -> torch.Tensor:
     """Sines and cosines of the position [length, width], as large as the other tables."""
     angles = torch.arange(length)[:, None] * _rates(width)
-    return _TABLES * 2**0.5 * torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+    return _TABLE_SPREAD * 2**0.5 * torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
 def _shift(width: int, offset: int) -> torch.Tensor:

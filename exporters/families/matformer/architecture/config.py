@@ -18,9 +18,9 @@ RELATIVE_BUCKETS, RELATIVE_REACH = 32, 128
 C = TypeVar("C", bound="NestedConfig")
 
 # Said by many tools in a config.json, and nothing about the graph.
-_IGNORED = ("architectures", "_name_or_path")
+_IGNORED_KEYS = ("architectures", "_name_or_path")
 # What MatFormer trains for FFNs; for heads the paper takes even steps.
-_USUAL = {"ffn": (0.125, 0.25, 0.5, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}
+_DEFAULT_GRANULARITIES = {"ffn": (0.125, 0.25, 0.5, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class NestedConfig:
         """The levels that training sampled: those stated, else the paper's; None where the model is not nested."""
         if self.granularities is not None or not self.nested:
             return self.granularities
-        return {kind: _USUAL[kind] for kind in self.kinds}
+        return {kind: _DEFAULT_GRANULARITIES[kind] for kind in self.kinds}
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``config.json`` holds, which reads back as this configuration."""
@@ -131,7 +131,7 @@ def config_from_json(cls: type[C], data: Mapping[str, Any], where: str) -> C:
 
     Raises CheckpointError for an unknown or missing key, and for values that make no model.
     """
-    stated = {key: value for key, value in data.items() if key not in _IGNORED}
+    stated = {key: value for key, value in data.items() if key not in _IGNORED_KEYS}
     config = structure(cls, stated, where, CheckpointError)
     if problem := config.problem():
         raise CheckpointError(f"{where}: {problem}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .config import MatformerConfig
 
 # Name to d_model; all else is common to them.
-_WIDTHS = {"matlm-78m": 256, "matlm-180m": 512, "matlm-310m": 768, "matlm-463m": 1024, "matlm-850m": 1536}
+_HIDDEN_SIZES = {"matlm-78m": 256, "matlm-180m": 512, "matlm-310m": 768, "matlm-463m": 1024, "matlm-850m": 1536}
 
 
 def _matlm(width: int) -> MatformerConfig:
@@ -29,4 +29,4 @@ def _matlm(width: int) -> MatformerConfig:
     )
 
 
-LANGUAGE: Mapping[str, MatformerConfig] = {name: _matlm(width) for name, width in _WIDTHS.items()}
+LANGUAGE: Mapping[str, MatformerConfig] = {name: _matlm(width) for name, width in _HIDDEN_SIZES.items()}

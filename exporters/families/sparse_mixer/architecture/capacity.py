@@ -17,14 +17,14 @@ from .....elastic import Bucket, Submodel
 from .....errors import PlanError
 from .config import CAPACITY, EXPERTS, GROUP, SparseMixerConfig
 
-_ROUND: Mapping[str, Callable[[Fraction], int]] = {"half_even": round, "floor": floor, "ceil": ceil}
+_ROUNDINGS: Mapping[str, Callable[[Fraction], int]] = {"half_even": round, "floor": floor, "ceil": ceil}
 
 
 @dataclass(frozen=True)
 class Routing:
     """Static routing of one engine: ``groups`` of ``tokens``, where each of ``experts`` has ``capacity`` slots.
 
-    ``trained_experts`` are those that the router scores, ``percent`` is the capacity factor that was asked for.
+    ``trained_experts`` are the experts that the router scores, ``percent`` is the capacity factor that was asked for.
     """
 
     percent: int
@@ -75,4 +75,4 @@ def token_groups(tokens: int, group_size: int) -> int:
 def capacity(config: SparseMixerConfig, percent: int, tokens: int) -> int:
     """Slots per expert in a group of ``tokens``, at a capacity factor of ``percent``."""
     exact = Fraction(percent * tokens, 100 * config.num_experts)
-    return min(max(_ROUND[config.capacity_rounding](exact), config.min_capacity), tokens)
+    return min(max(_ROUNDINGS[config.capacity_rounding](exact), config.min_capacity), tokens)

@@ -49,12 +49,12 @@ Rounding = Literal["half_even", "floor", "ceil"]
 Head = Literal["none", "masked_lm", "classifier", "pretraining"]
 
 CAPACITY, GROUP, EXPERTS = "moe.capacity_factor", "moe.group_size", "moe.experts"
-# The decision of a layer of experts is called by this and its number.
+# The routes of a layer of experts are called by this and its number.
 ROUTES = "routes."
 # What a lower capacity is offered as where config.json does not say, in percent of tokens / experts.
-_USUAL_CAPACITIES = (25, 50, 75, 100)
+_DEFAULT_CAPACITIES = (25, 50, 75, 100)
 # Said by many tools in a config.json, and nothing about the graph.
-_IGNORED = ("architectures", "_name_or_path")
+_IGNORED_KEYS = ("architectures", "_name_or_path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class SparseMixerConfig:
         """Axis name to the values that it is offered at, rising to the trained one; no axis with one value alone."""
         table: dict[str, tuple[int, ...]] = {}
         if self.moe_layers:
-            table[CAPACITY] = _rising(self.capacities or _USUAL_CAPACITIES, self.trained_capacity)
+            table[CAPACITY] = _rising(self.capacities or _DEFAULT_CAPACITIES, self.trained_capacity)
             table[GROUP] = _rising(self.group_sizes or (self.max_position_embeddings,), self.group_size)
             if self.router == "experts_choose":  # elsewhere tokens would choose again: another model
                 quarters = [max(1, self.num_experts * quarter // 4) for quarter in (1, 2, 3)]
@@ -232,7 +232,7 @@ def config_from_json(data: Mapping[str, Any], where: str) -> SparseMixerConfig:
 
     Raises CheckpointError for an unknown or missing key, and for values that make no model.
     """
-    stated = {key: value for key, value in data.items() if key not in _IGNORED}
+    stated = {key: value for key, value in data.items() if key not in _IGNORED_KEYS}
     config = structure(SparseMixerConfig, stated, where, CheckpointError)
     if problem := config.problem():
         raise CheckpointError(f"{where}: {problem}")

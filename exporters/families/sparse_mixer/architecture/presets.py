@@ -14,11 +14,11 @@ from .config import Mixing, Router, SparseMixerConfig
 Layout = Literal["top", "bottom", "middle", "mixed", "mixed-odd"]
 
 # Attending layers of the hybrids in Table 2, at the top.
-_HYBRIDS = (1, 2, 3, 4, 6)
+_ATTENTION_LAYER_COUNTS = (1, 2, 3, 4, 6)
 # Widths in Table 3 other than that of Table 2.
-_WIDTHS = (512, 256, 128)
+_OTHER_WIDTHS = (512, 256, 128)
 # Layers with experts in Tables 4 and 5.
-_MOE: tuple[tuple[int, Layout], ...] = (
+_EXPERT_LAYOUTS: tuple[tuple[int, Layout], ...] = (
     (2, "mixed"),
     (4, "mixed"),
     (6, "mixed"),
@@ -103,9 +103,11 @@ def _ablations() -> dict[str, SparseMixerConfig]:
     mixings: tuple[Mixing, ...] = ("fourier", "hartley", "circulant", "toeplitz", "linear")
     table = {f"{mixing}-mixer": _model(12, 768, mixing, 0) for mixing in mixings}
     hybrids: tuple[Mixing, ...] = ("hartley", "linear")
-    table |= {f"{mixing}-mixer-{k}": _model(12, 768, mixing, k) for mixing in hybrids for k in _HYBRIDS}
-    table |= {f"linear-mixer-4-d{width}": _model(12, width, "linear", 4) for width in _WIDTHS}
-    table |= {f"linear-mixer-4-moe{k}-{layout}": _model(12, 768, "linear", 4, (k, layout)) for k, layout in _MOE}
+    table |= {f"{mixing}-mixer-{k}": _model(12, 768, mixing, k) for mixing in hybrids for k in _ATTENTION_LAYER_COUNTS}
+    table |= {f"linear-mixer-4-d{width}": _model(12, width, "linear", 4) for width in _OTHER_WIDTHS}
+    table |= {
+        f"linear-mixer-4-moe{k}-{layout}": _model(12, 768, "linear", 4, (k, layout)) for k, layout in _EXPERT_LAYOUTS
+    }
     routed = _model(12, 768, "linear", 4, (6, "mixed"), "tokens_choose")
     return {**table, "linear-mixer-4-moe6-mixed-tokens-choose": routed}
 

@@ -16,7 +16,7 @@ from .....workload import Op, elementwise, linear, lookup
 from .capacity import Routing, routing
 from .config import SPECTRAL, SPECTRAL_FACTORS, SparseMixerConfig, halves
 
-_BYTES = 4
+_FLOAT32_BYTES = 4
 
 Variants = dict[str, dict[str, list[Op]]]
 
@@ -34,7 +34,7 @@ def variant_ops(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -
                 variant: [op for layer in config.moe_layers for op in ops(config, f"layers.{layer}.moe", route)]
                 for variant, ops in of.items()
             }
-            for computed, of in _MOE.items()
+            for computed, of in _EXPERT_OPS.items()
         }
     mixing = [layer for layer in range(config.num_hidden_layers) if config.mixes(layer)]
     if mixing and config.mixing in SPECTRAL:
@@ -115,13 +115,16 @@ def _one_hot_product(name: str, config: SparseMixerConfig, route: Routing) -> li
     """A product with the matrix ``[G, T, E * C]`` of who took whom, one way or the other."""
     d, ones = config.hidden_size, route.slots * route.tokens
     moved = ones + (route.slots + route.groups * route.tokens) * d
-    return [elementwise(f"{name}.mask", ones, passes=2), Op(name, "batched_gemm", 2 * ones * d, 0, moved * _BYTES)]
+    return [
+        elementwise(f"{name}.mask", ones, passes=2),
+        Op(name, "batched_gemm", 2 * ones * d, 0, moved * _FLOAT32_BYTES),
+    ]
 
 
 def _stacked(name: str, route: Routing, inputs: int, outputs: int) -> Op:
     """One product per expert, over all slots."""
-    weights = route.experts * (inputs + 1) * outputs * _BYTES
-    moved = route.slots * (inputs + outputs) * _BYTES
+    weights = route.experts * (inputs + 1) * outputs * _FLOAT32_BYTES
+    moved = route.slots * (inputs + outputs) * _FLOAT32_BYTES
     return Op(name, "gemm", 2 * route.slots * inputs * outputs, weights, moved)
 
 
@@ -155,7 +158,7 @@ def _folded(config: SparseMixerConfig, at: str, bucket: Bucket) -> list[Op]:
     return [*ops, elementwise(f"{at}.hidden.unfold", elements, passes=4)]
 
 
-_MOE: Mapping[str, Mapping[str, Callable[[SparseMixerConfig, str, Routing], list[Op]]]] = {
+_EXPERT_OPS: Mapping[str, Mapping[str, Callable[[SparseMixerConfig, str, Routing], list[Op]]]] = {
     "moe.dispatch": {"gather": _gather, "one_hot": _one_hot},
     "moe.products": {"batched": _batched, "per_expert": _per_expert},
     "moe.combine": {"gather": _gather_back, "scatter": _scatter, "one_hot": _one_hot_back},

@@ -1,4 +1,4 @@
-"""Who may attend to whom in an encoder whose padding is told by the token ids alone."""
+"""Who may attend to whom in an encoder whose padding is known by the token ids alone."""
 
 from __future__ import annotations
 

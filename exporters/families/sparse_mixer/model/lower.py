@@ -15,7 +15,7 @@ from .static_moe import StaticMoE
 
 
 class Lowered(torch.nn.Module):
-    """``model`` as ``Answering`` has it, whose outputs are followed by the decision of every layer of experts."""
+    """``model`` as ``Answering`` has it, whose outputs are followed by the routes of every layer of experts."""
 
     def __init__(self, model: SparseMixer) -> None:
         super().__init__()

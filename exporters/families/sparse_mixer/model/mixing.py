@@ -129,7 +129,7 @@ def toeplitz(vector: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def make_mixings(config: SparseMixerConfig) -> list[Mixing | None]:
-    """The mixing of every layer, None for those that attend."""
+    """The mixing of every layer, None for layers that attend."""
     length, hidden = config.max_position_embeddings, config.hidden_size
     tables: Matrices | None = None
     mixings: list[Mixing | None] = []

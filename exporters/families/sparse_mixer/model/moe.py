@@ -48,7 +48,7 @@ class MoE(torch.nn.Module):
         self.experts = Experts(config.num_experts, config.hidden_size, config.expert_width)
 
     def forward(self, x: torch.Tensor, given: torch.Tensor | None = None) -> tuple[torch.Tensor, Routes]:
-        """``x`` [B, S, d] to the answer [B, S, d] and the routes; ``given`` replaces the router's decision."""
+        """``x`` [B, S, d] to the answer [B, S, d] and the routes; ``given`` replaces the router's own."""
         routes = self.route(x, given)
         tokens = x.flatten(0, 1)  # [G * T, d]
         answer = torch.zeros_like(tokens)
@@ -58,7 +58,7 @@ class MoE(torch.nn.Module):
         return answer.view_as(x), routes
 
     def route(self, x: torch.Tensor, given: torch.Tensor | None = None) -> Routes:
-        """The routes of ``x`` [B, S, d]. ``given`` is a possible decision, in the shape of the router's own.
+        """The routes of ``x`` [B, S, d]. ``given`` are possible routes, in the shape of the router's own.
 
         Raises PlanError where an expert would have no slot.
         """

@@ -21,7 +21,7 @@ class Routes:
     """The routing of one layer in one pass.
 
     ``logits`` and ``scores`` (their softmax) are [G, T, E]. ``own`` is what the router decides (``experts_choose``,
-    ``tokens_choose``), ``chosen`` what was computed: the same unless a decision was given. ``gates`` has its shape: the
+    ``tokens_choose``), ``chosen`` what was computed: the same unless routes were given. ``gates`` has its shape: the
     score of each choice, 0 for a dropped token.
     """
 

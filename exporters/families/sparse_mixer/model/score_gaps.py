@@ -1,4 +1,4 @@
-"""By how much routes are worse than those that the scores call for: 0 for the router's own, little for a near tie.
+"""By how much routes are worse than the ones that the scores call for: 0 for the router's own, little for a near tie.
 
 Gaps are in units of the scores, which are probabilities over experts. Shapes as in router.py; routes are possible
 ones: no token twice in an expert, no expert beyond its slots.

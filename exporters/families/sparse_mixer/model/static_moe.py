@@ -30,7 +30,7 @@ from .moe import MoE
 from .router import DROPPED, Routes
 
 # The score of a token that chose another expert: below every softmax.
-_NOT_ASKED = -1.0
+_SCORE_OF_NOT_ASKED = -1.0
 
 
 class StaticMoE(torch.nn.Module):
@@ -80,7 +80,7 @@ class StaticMoE(torch.nn.Module):
         experts = torch.arange(scores.shape[-1])[:, None]
         asked = first[:, None] == experts  # [G, E, T]
         order = best if self.config.batch_prioritized else -torch.arange(1.0, scores.shape[1] + 1).expand_as(best)
-        below = _NOT_ASKED if self.config.batch_prioritized else -float(scores.shape[1] + 1)
+        below = _SCORE_OF_NOT_ASKED if self.config.batch_prioritized else -float(scores.shape[1] + 1)
         found, places = torch.where(asked, order[:, None], below).topk(slots, dim=-1)  # [G, E, C]
         served = best[:, None].expand(-1, scores.shape[-1], -1).gather(-1, places)
         return torch.where(found > below, served, 0.0), places, first, best

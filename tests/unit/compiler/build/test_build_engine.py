@@ -190,14 +190,14 @@ def test_ids_too_long_for_a_file_name(builder: EngineBuilder, tmp_path: Path) ->
 
 
 def test_two_builders_write_the_same_bytes(builder: EngineBuilder, tmp_path: Path) -> None:
-    twin_folder = tmp_path / "twin"
-    shutil.copytree(builder.stage.folder, twin_folder)
-    twin = replace(
+    other_folder = tmp_path / "other"
+    shutil.copytree(builder.stage.folder, other_folder)
+    second = replace(
         builder,
-        stage=replace(builder.stage, folder=twin_folder, work=twin_folder / "work"),
-        draft=replace(builder.draft, path=twin_folder.absolute()),
+        stage=replace(builder.stage, folder=other_folder, work=other_folder / "work"),
+        draft=replace(builder.draft, path=other_folder.absolute()),
     )
     submodel = builder.universal.spec.parse("ffn24-heads2")
-    one, other = builder.build(submodel, BUCKET), twin.build(submodel, BUCKET)
+    one, other = builder.build(submodel, BUCKET), second.build(submodel, BUCKET)
     assert one == other
-    assert (builder.stage.folder / one.file).read_bytes() == (twin_folder / other.file).read_bytes()
+    assert (builder.stage.folder / one.file).read_bytes() == (other_folder / other.file).read_bytes()

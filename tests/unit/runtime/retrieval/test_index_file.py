@@ -132,7 +132,7 @@ def raw(text: bytes) -> Any:
         (edit_identity(ties="random"), "identity: ties: got 'random'"),
         (edit_identity(rows=3), "embeddings: expected float32 [3, 5], got float32 [2, 5]"),
         (edit_identity(unknown=1), "identity: unknown key 'unknown'"),
-        (edit_identity(engines=[]), "identity: engines: none; expected those that built the index"),
+        (edit_identity(engines=[]), "identity: engines: none; expected the engines that built the index"),
         (
             edit_identity(weights_sha256="\x1b[31m\n"),
             "identity: weights_sha256: '\\x1b[31m\\n'; expected 64 lower-case",

@@ -43,7 +43,7 @@ def test_the_sweep_goes_from_nobody_to_everybody(tables: dict[str, Table]) -> No
     assert depths == sorted(depths, reverse=True)
 
 
-def test_the_whole_engine_is_the_yardstick(tables: dict[str, Table]) -> None:
+def test_the_whole_engine_is_the_reference(tables: dict[str, Table]) -> None:
     (row,) = tables["Calibrated, and without exits"].rows
     assert (row[0], row[3], row[4], row[5]) == ("whole engine", "100", "100", "0 0 100")
 
