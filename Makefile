@@ -41,7 +41,7 @@ demo-mixer: $(SETUP)  ## train masked-token models with experts and without, com
 test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
 
 pytest: $(SETUP)  ## the tests alone
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 hostile: $(SETUP)  ## damaged files, kills and crowds of threads for HOSTILE_MINUTES=60; fails on a finding; RESULTS=FILE.json keeps the counts
 	cd tests && ../$(BIN)/python -m hostile.long_run --minutes $(HOSTILE_MINUTES) --seed $(HOSTILE_SEED) $(if $(RESULTS),--json $(abspath $(RESULTS)))

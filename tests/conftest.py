@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import nestforge
@@ -20,3 +21,9 @@ def pytest_configure() -> None:
     found = Path(nestforge.__file__).resolve().parent
     if found != ROOT:
         raise pytest.UsageError(f"nestforge is imported from {found}, not from {ROOT}: use `make test` in this folder")
+
+
+def pytest_collection_finish() -> None:
+    """Torch and transformers are half a million objects that stay: no collection has to go through them again."""
+    gc.collect()
+    gc.freeze()

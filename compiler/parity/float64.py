@@ -8,14 +8,13 @@ keeps the float32 numbers that the model, and so an engine, computes with.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 
 def widened(module: torch.nn.Module) -> torch.nn.Module:
@@ -65,16 +64,26 @@ class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
-        if not func._schema.is_mutable and any(_is(torch.float64, leaf) for leaf in tree_leaves((args, named))):
-            args, named = tree_map(_wide, (args, named))
+        if not func._schema.is_mutable and (_has_wide(args) or _has_wide(named.values())):
+            args = tuple(map(_wide, args))
+            named = {name: _wide(value) for name, value in named.items()}
             if named.get("dtype") is torch.float32:
                 named["dtype"] = torch.float64
         return func(*args, **named)
 
 
-def _wide(leaf: Any) -> Any:
-    return leaf.double() if _is(torch.float32, leaf) else leaf
+# An operation takes tensors and lists of them. Every one of a pass comes here: torch's walk through any structure
+# would take longer than the operations of a small model.
+def _has_wide(values: Iterable[Any]) -> bool:
+    return any(
+        value.dtype is torch.float64
+        if isinstance(value, torch.Tensor)
+        else isinstance(value, list | tuple) and _has_wide(value)
+        for value in values
+    )
 
 
-def _is(dtype: torch.dtype, leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.dtype is dtype
+def _wide(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.dtype is torch.float32 else value
+    return [_wide(each) for each in value] if isinstance(value, list | tuple) else value

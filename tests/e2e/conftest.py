@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,13 @@ from nestforge.profiles.load_profile import dump_profile
 from support.refused_compile import Case
 from support.tiny_compile import board, save_tiniest
 from support.tiny_models import add_pooling, corpus
+from support.traces import traced_once
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traces() -> Iterator[None]:
+    with traced_once():
+        yield
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from support.tiny_models import save_tiny_encoder
+from support.traces import traced_once
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traces() -> Iterator[None]:
+    with traced_once():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -108,8 +109,13 @@ def room_of(module: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def imports(module: str) -> Iterator[tuple[str, str, bool]]:
+@cache
+def imports(module: str) -> tuple[tuple[str, str, bool], ...]:
     """(own or outside, dotted name below nestforge or outside it, whether it runs when the module is imported)."""
+    return tuple(_imports(module))
+
+
+def _imports(module: str) -> Iterator[tuple[str, str, bool]]:
     tree = ast.parse((FILES[module] if module in FILES else ROOT / f"{module}.py").read_text())
     lazy = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
     typing_only = {

@@ -1,0 +1,91 @@
+"""The export that tests share: the graph that torch makes of each of the modules that get it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from nestforge.compiler.graph import template
+from nestforge.elastic import Bucket
+from nestforge.exporters.source import open_source
+from nestforge.exporters.tracing.trace import trace
+from nestforge.exporters.universal import UniversalModel, load_universal
+from support import traces
+from support.tiny_compile import BUCKET, save_tiniest, template_of
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[torch.nn.Module]:
+    """The modules that torch exports from now on; nothing is known yet."""
+    made: list[torch.nn.Module] = []
+
+    def exported(module: torch.nn.Module, *rest: object) -> object:
+        made.append(module)
+        return trace(module, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(traces, "_known", type(traces._known)())
+    monkeypatch.setattr(traces, "trace", exported)
+    return made
+
+
+def load(folder: Path, **overrides: object) -> UniversalModel:
+    return load_universal(open_source(save_tiniest(folder, **overrides)))
+
+
+def alike(found: template.Template, expected: template.Template) -> bool:
+    return (found.proto, found.module_outputs) == (expected.proto, expected.module_outputs)
+
+
+def test_a_known_graph_is_the_one_that_torch_makes(
+    tmp_path: Path, exports: list[torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = load(tmp_path / "first"), load(tmp_path / "other")
+    with torch.no_grad():
+        for parameter in other.module.parameters():
+            parameter.mul_(-2)
+    found = [template_of(model) for model in (first, other)]
+    assert exports == [first.module]
+    monkeypatch.setattr(template, "trace", trace)
+    assert all(alike(one, template_of(model)) for one, model in zip(found, (first, other), strict=True))
+
+
+def test_a_copy_has_the_modules_own_weights(tmp_path: Path, exports: list[torch.nn.Module]) -> None:
+    first, other = load(tmp_path / "first"), load(tmp_path / "other")
+    for model in (first, other):
+        traced = template.trace(model.module, model.source.signature, BUCKET, 20)
+        own = {parameter.data_ptr() for parameter in model.module.parameters()}
+        values = [value.const_value.raw for value in traced.model.graph.initializers.values()]
+        assert own <= {tensor.data_ptr() for tensor in values}
+        for value in list(traced.model.graph.initializers.values()):
+            value.name = f"changed.{value.name}"  # as a compile does; the next copy has the names of the trace
+    assert exports == [first.module]
+
+
+def test_what_differs_in_more_than_its_weights_is_another(tmp_path: Path) -> None:
+    first, wider = load(tmp_path / "first"), load(tmp_path / "wider", intermediate_size=48)
+    inputs, keys = first.source.signature.inputs, set()
+
+    def add(model: UniversalModel, bucket: Bucket = BUCKET, opset: int = 20) -> None:
+        keys.add(traces._key(model.module, inputs, bucket, opset))
+
+    add(first)
+    add(wider)
+    add(first, bucket=Bucket(1, 8))
+    add(first, opset=21)
+    first.module.model.embeddings.position_ids += 1  # a buffer
+    add(first)
+    first.module.model.config.layer_norm_eps = 1e-3
+    add(first)
+    assert len(keys) == 6
+
+
+def test_a_class_of_one_test_alone_is_exported_every_time(tmp_path: Path, exports: list[torch.nn.Module]) -> None:
+    class Identity(torch.nn.Identity):
+        pass
+
+    model = load(tmp_path / "m")
+    model.module.model.encoder.add_module("own", Identity())
+    template_of(model)
+    template_of(model)
+    assert len(exports) == 2
