@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,16 @@ def test_a_text_has_one_vector_whatever_is_beside_it(encoder: SentenceEncoder) -
     together = encoder.encode([*TEXTS, LONG])
     for text, vector in zip(TEXTS, together, strict=False):
         np.testing.assert_allclose(encoder.encode(text), vector, **CLOSE)
+
+
+def test_threads_get_their_own_vectors_and_no_cut_is_lost(sentence_bundle: Path) -> None:
+    with SentenceEncoder(sentence_bundle) as encoder, ThreadPoolExecutor(4) as threads:
+        lists = [[*TEXTS[n:], LONG] for n in range(8)]
+        expected = [encoder.encode(texts) for texts in lists]
+        alone = encoder.truncated
+        for mine, its in zip(threads.map(encoder.encode, lists), expected, strict=True):
+            np.testing.assert_array_equal(mine, its)
+        assert encoder.truncated == 2 * alone
 
 
 def test_engines_run_in_full_batches_of_like_length(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
