@@ -12,9 +12,10 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.integrations import TextClassifier
+from support.cost_eff_models import save_tiny as save_exits
 from support.sentence_folders import save_tokenizer
 from support.tiny_compile import board, save_tiniest
-from support.tiny_models import WORDS
+from support.tiny_models import WORDS, word_tokenizer
 
 LABELS = {0: "sad", 1: "calm", 2: "glad"}
 TEXTS = [" ".join(WORDS[(n * 7 + i) % len(WORDS)] for i in range(1 + n * 5 % 9)) for n in range(11)]
@@ -127,6 +128,20 @@ def test_a_budget_chooses_who_answers(bundle: Path) -> None:
         assert small.submodel != TextClassifier(model).submodel
         (best,) = small("a dog", function_to_apply="none")
         assert best["score"] == np.max(model("a dog", budget="half")["logits"])
+
+
+def test_rows_leave_a_model_with_exits_as_it_is_asked_to(tmp_path: Path) -> None:
+    folder = save_exits(tmp_path / "m")
+    word_tokenizer(64).save(str(folder / "tokenizer.json"))
+    with nestforge.load(compiled(folder)) as model:
+        scores = {}
+        for exits in ("off", 9.0):  # nats: more than any entropy, so every row leaves at once
+            found = TextClassifier(model, exits=exits)(TEXTS[2:4], top_k=None, function_to_apply="none")
+            answer = model(TEXTS[2:4], exits=exits)
+            assert (answer.exits is None) == (exits == "off")
+            scores[exits] = [sorted(each["score"] for each in row) for row in found]
+            np.testing.assert_allclose(scores[exits], np.sort(answer["logits"], axis=1), rtol=1e-4, atol=1e-5)
+        assert scores["off"] != scores[9.0]
 
 
 @pytest.mark.parametrize("problem", ["regression", None])
