@@ -190,7 +190,6 @@ TESTED_THROUGH = {
         "compiler/graph/passes/test_free_elastic_dims.py",
         "compiler.graph.passes.free_elastic_dims",
     ),
-    "compiler.graph.precision.derive": ("compiler/graph/precision/test_proof_graphs.py", "compiler.build.build_engine"),
     "compiler.parity.prove": ("compiler/parity/test_prove_exits.py", "compiler.compile"),
     "compiler.parity.segment_references": ("compiler/parity/test_prove_exits.py", "compiler.parity.prove_exits"),
     "compiler.parity.verify_segments": ("compiler/parity/test_reference.py", "compiler.verify"),
