@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from ..elastic import Bucket, Submodel
-from ..errors import BuildError, InputError, ParityError, PlanError
+from ..errors import BuildError, InputError, ParityError
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal
@@ -108,7 +109,8 @@ def compile_request(
         builder = _builder(universal, device, templates, stage, draft, [*resolved.rungs, *resolved.submodels])
         with clock("measure"):  # a few rungs on this host correct the predictions
             corrections = fit_rungs(builder, resolved.rungs, clock)
-        plan = resolved.plan(universal.source, corrections)
+        # Graphs say in which encodings engines read each weight, so that budgets are judged by what is built.
+        plan = resolved.plan(replace(universal.source, encodings=templates.encodings), corrections)
         chosen = _chosen(universal, plan, resolved)
         with clock("build"):  # slice, and compare with PyTorch: the gate
             engines: list[EngineEntry] = []
@@ -120,7 +122,6 @@ def compile_request(
         with clock("bench"):  # what the dispatcher will go by
             latencies = measure_engines(builder, engines, corrections, clock)
         completed = complete(draft, plan, chosen, engines, quality, latencies)
-        _refuse_broken_budgets(completed, plan)
         with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
             proven = with_proof_graphs(completed, builder.proofs.path)
             proofs = prove(universal, proven, chosen, builder.cases, builder.references, clock)
@@ -155,12 +156,14 @@ def _require_backend(resolved: Resolved) -> None:
 
 
 def _refuse_impossible_budgets(resolved: Resolved) -> None:
-    """Before any work; a latency on this host is judged later, once rungs were measured."""
-    device = resolved.profile
+    """Before any work. What is not known yet is judged later: a latency on this host once rungs were measured, memory
+    in other precisions than the traced one once graphs say which weights stay in it."""
+    device, budgets, memory_mb = resolved.profile, resolved.profile.budgets, resolved.profile.memory_mb
     if is_this_host(device):
-        budgets = {name: replace(budget, latency_ms=None) for name, budget in device.budgets.items()}
-        resolved = replace(resolved, profile=replace(device, budgets=budgets))
-    resolved.plan()
+        budgets = {name: replace(budget, latency_ms=None) for name, budget in budgets.items()}
+    if device.precisions != (TRACED,):
+        budgets, memory_mb = {name: replace(budget, memory_mb=None) for name, budget in budgets.items()}, inf
+    replace(resolved, profile=replace(device, budgets=budgets, memory_mb=memory_mb)).plan()
 
 
 def _corpus(source: ModelSource, request: CompileRequest) -> Corpus | ArrayCorpus | None:
@@ -224,20 +227,6 @@ def _chosen(universal: UniversalModel, plan: Plan, resolved: Resolved) -> list[S
     found = [(c.parameters, universal.spec.parse(c.id)) for c in plan.candidates if c.id in ids]
     found.sort(key=lambda pair: (pair[0], [v for _, v in pair[1].structure], pair[1].bits or 0, pair[1].id))
     return [submodel for _, submodel in found]
-
-
-def _refuse_broken_budgets(completed: Bundle, plan: Plan) -> None:
-    """Planned in other precisions than fp32, the bytes of weights are an estimate; these are the real ones."""
-    planned = {candidate.id: candidate for candidate in plan.candidates}
-    for budget in completed.manifest.budgets:
-        candidate, entry = planned[budget.submodel], completed.manifest.submodel(budget.submodel)
-        needed = candidate.memory_mb + (entry.weight_bytes - candidate.weight_bytes) / 1e6
-        if budget.limits.memory_mb is not None and needed > budget.limits.memory_mb:
-            raise PlanError(
-                f"budget {budget.name!r}: {entry.id} needs {needed:.2f} MB as it was built, more than the "
-                f"{budget.limits.memory_mb:.2f} MB allowed; {candidate.memory_mb:.2f} MB were planned: lower the limit "
-                "to get a smaller submodel, or raise it"
-            )
 
 
 def _verify_written(stage: Stage, written: Bundle, universal: UniversalModel, clock: Clock) -> None:

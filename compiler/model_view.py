@@ -61,7 +61,7 @@ def view_model(request: CompileRequest) -> ModelView:
             parameters=groups.total,
             non_embedding=groups.non_embedding,
             ffn=groups.ffn,
-            weight_bytes=source.weight_bytes(level.submodel, on_cpu=device.backend == "onnxruntime"),
+            weight_bytes=source.weight_bytes(level.submodel, device.backend).stored,
             flops={
                 b.label: sum(op.flops for op in variant_workload(source, level.submodel, level.submodel.at(b), device))
                 for b in shapes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..elastic import BITS, DEPTH, Axis, Bucket, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
+from ..profiles.encodings import Encoding
 from ..profiles.precision import Precision, precision_of, widths_of
 from ..runtime.bundle.manifest import RoutingEntry
 from ..workload import Op
@@ -22,14 +23,7 @@ from .parameter_groups import ParameterGroups, parameter_groups
 from .presets import PREFIX, preset_checkpoint
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
-
-# Engines hold float32 weights whatever the checkpoint's storage type. Beside integers lie a scale and a zero point for
-# each output, or a scale for each block of 4-bit ones. Narrower products and rows stay float32.
-_FLOAT32_BYTES = 4
-_HALF_BYTES = 2
-_BYTES_PER_OUTPUT = 5
-_BLOCK_SIZE = 32
-_MIN_INTEGER_EXTENT = 16
+from .weight_bytes import WeightBytes, expected_encodings, weight_bytes
 
 
 @dataclass(frozen=True)
@@ -37,6 +31,7 @@ class ModelSource:
     """A checkpoint with its family, and what that read; ``cut_at`` are the layers whose exits are used, None is all.
 
     ``precisions`` are the ones that its engines get; where there are several, they are one more axis of its submodels.
+    ``encodings(submodel)`` are the ones in which its engines read each parameter, known once graphs were traced.
     """
 
     checkpoint: Checkpoint
@@ -44,6 +39,7 @@ class ModelSource:
     architecture: Architecture
     cut_at: tuple[int, ...] | None = None
     precisions: tuple[Precision, ...] = ("fp32",)
+    encodings: Callable[[Submodel], Mapping[str, Collection[Encoding]]] | None = None
 
     @property
     def name(self) -> str:
@@ -120,31 +116,21 @@ class ModelSource:
         """The precision of engines of ``submodel``."""
         return precision_of(submodel, self.precisions)
 
-    def weight_bytes(self, submodel: Submodel, on_cpu: bool = True) -> int:
-        """Bytes of the weights of ``submodel`` as an engine holds them; in other precisions than fp32 an estimate.
+    def weight_bytes(self, submodel: Submodel, backend: str) -> WeightBytes:
+        """Bytes of the parameters of ``submodel`` for engines of ``backend``: exact in fp32 and once ``encodings`` are
+        known, else an estimate."""
+        read = None if self.encodings is None else self.encodings(submodel)
+        total = WeightBytes(0, 0)
+        for name, full in self.shapes.items():
+            if self.spec.has(name, submodel):
+                found = self._expected(name, full, submodel, backend) if read is None else read.get(name, ())
+                total += weight_bytes(self.spec.shape_of(name, full, submodel), found, backend)
+        return total
 
-        ``on_cpu``: tables of tokens and positions are integers there too, and halves are widened beside themselves.
-        """
-        precision = self.precision(submodel)
-        return sum(
-            self._bytes(name, shape, submodel, precision, on_cpu)
-            for name, shape in self.shapes.items()
-            if self.spec.has(name, submodel)
-        )
-
-    def _bytes(self, name: str, full: tuple[int, ...], submodel: Submodel, precision: Precision, on_cpu: bool) -> int:
-        shape = self.spec.shape_of(name, full, submodel)
-        count = prod(shape)
-        if precision in ("fp16", "bf16"):
-            return count * (_HALF_BYTES + (_FLOAT32_BYTES if on_cpu else 0))
+    def _expected(self, name: str, full: tuple[int, ...], submodel: Submodel, backend: str) -> tuple[Encoding, ...]:
         is_table = self.architecture.is_embedding(name, full)
-        if precision == "fp32" or len(shape) < 2 or min(shape[-2:]) < _MIN_INTEGER_EXTENT or (is_table and not on_cpu):
-            return count * _FLOAT32_BYTES
-        inputs_shrink = [cut.dim for cut in self.spec.slices_of(name)] == [1]  # stored transposed, never in blocks
-        outputs = prod(full[:-1]) if inputs_shrink else count // shape[-1]
-        if precision == "int4" and not inputs_shrink and not is_table:
-            return count // 2 + outputs * -(-shape[-1] // _BLOCK_SIZE) * _FLOAT32_BYTES
-        return count + outputs * _BYTES_PER_OUTPUT
+        inputs_shrink = [cut.dim for cut in self.spec.slices_of(name)] == [1]
+        return expected_encodings(self.precision(submodel), backend, full, is_table, inputs_shrink)
 
     def workload(self, submodel: Submodel, bucket: Bucket, variants: Mapping[str, str] | None = None) -> list[Op]:
         """The operations of one forward pass of ``submodel`` at ``bucket``, in ``variants``; where they leave out a

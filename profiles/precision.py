@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from ..elastic import Submodel
+from .encodings import BF16, FP16, FP32, INT4, INT8, Encoding
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4"]
 
@@ -30,15 +31,16 @@ class LayerTolerance:
 class PrecisionSpec:
     """One precision that engines may have.
 
-    ``bits`` of a stored weight are its value on the axis of precisions; ``backends`` run it. ``numbers`` are what it
-    computes with: of ``integers`` the products alone, whose activations are rounded by a scale. ``calibration`` is what
-    must be known of the values before a graph can have it: ``scales`` of the products' inputs, found on examples, or
-    that none leaves the ``range`` of the type. ``is_emulated``: no processor computes with it, so that a float32
-    emulation proves its engines. ``is_always_packed``: on a processor its kernels compute something else, and slowly,
-    from weights that are mapped.
+    Weights are stored in ``encoding``, by ``bits``, its value on the axis of precisions; ``backends`` run it.
+    ``numbers`` are what it computes with: of ``integers`` the products alone, whose activations are rounded by a scale.
+    ``calibration`` is what must be known of the values before a graph can have it: ``scales`` of the products' inputs,
+    found on examples, or that none leaves the ``range`` of the type. ``is_emulated``: no processor computes with it, so
+    that a float32 emulation proves its engines. ``is_always_packed``: on a processor its kernels compute something
+    else, and slowly, from weights that are mapped.
     """
 
     bits: int
+    encoding: Encoding
     backends: tuple[str, ...]
     numbers: Literal["floats", "halves", "integers"]
     tolerance: LayerTolerance
@@ -59,12 +61,14 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
     {
         "fp32": PrecisionSpec(
             bits=32,
+            encoding=FP32,
             backends=("onnxruntime", "tensorrt"),
             numbers="floats",
             tolerance=LayerTolerance(atol=4e-6, rtol=1e-5, min_cosine=1 - 1e-6, rms=4e-7),
         ),
         "fp16": PrecisionSpec(
             bits=16,
+            encoding=FP16,
             backends=("onnxruntime", "tensorrt"),
             numbers="halves",
             tolerance=LayerTolerance(atol=1e-2, rtol=1e-3, min_cosine=1 - 1e-4, rms=1.1e-2),
@@ -72,6 +76,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
         ),
         "bf16": PrecisionSpec(
             bits=16,
+            encoding=BF16,
             backends=("tensorrt",),
             numbers="halves",
             tolerance=LayerTolerance(atol=2e-1, rtol=8e-3, min_cosine=1 - 2e-3, rms=2.08e-1),
@@ -80,6 +85,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
         # Activations are scaled by calibration.
         "int8": PrecisionSpec(
             bits=8,
+            encoding=INT8,
             backends=("onnxruntime", "tensorrt"),
             numbers="integers",
             tolerance=LayerTolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
@@ -88,6 +94,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
         # Activations are scaled by each input, by operators that TensorRT does not have.
         "int8-dynamic": PrecisionSpec(
             bits=8,
+            encoding=INT8,
             backends=("onnxruntime",),
             numbers="integers",
             tolerance=LayerTolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
@@ -95,6 +102,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
         # Weights of 4 bits where these are stored output by output and of 8 elsewhere; activations as int8-dynamic.
         "int4": PrecisionSpec(
             bits=4,
+            encoding=INT4,
             backends=("onnxruntime",),
             numbers="integers",
             tolerance=LayerTolerance(atol=2.0, rtol=0.2, min_cosine=0.75, rms=2.2),

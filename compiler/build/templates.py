@@ -13,6 +13,7 @@ from ...elastic import Bucket, Submodel
 from ...exporters.tracing.trace import Interface
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
+from ...profiles.encodings import Encoding
 from ...profiles.precision import TRACED, Precision, precision_of
 from ...runtime.bundle.manifest import RoutingEntry, TensorSpec
 from ..graph.precision.derive import exit_heads, in_precision
@@ -92,6 +93,18 @@ class Templates:
         """The template from which the engine of ``submodel`` at ``bucket``, or of a segment of it, is emitted."""
         structure = submodel.structure if segment is None else ()
         return self.get(TemplateKey(bucket, structure, segment, self._precision(submodel)))
+
+    def encodings(self, submodel: Submodel) -> dict[str, frozenset[Encoding]]:
+        """The encodings in which the engines of ``submodel``, segments included, read each parameter."""
+        exits = self.universal.source.exits
+        ends = [segment.layer for segment in exits.entry.segments] if exits else []
+        segments = [number for number, end in enumerate(ends) if end <= (submodel.depth or 0)]
+        found: dict[str, frozenset[Encoding]] = {}
+        for bucket in self.profile.buckets:
+            for segment in (None, *segments):
+                for name, encodings in self.of(submodel, submodel.at(bucket), segment).encodings.items():
+                    found[name] = found.get(name, frozenset()) | encodings
+        return found
 
     def weights(self) -> set[str]:
         """Names of every tensor that the engines read from the weight store."""

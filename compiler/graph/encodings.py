@@ -13,19 +13,21 @@ import hashlib
 import ml_dtypes
 import numpy as np
 
+from ...profiles.encodings import (
+    ENCODINGS,
+    FP32,
+    INT4,
+    INT4_BLOCK,
+    INT4_SCALE,
+    INT8,
+    INT8_SCALE,
+    INT8_ZERO,
+    Encoding,
+)
 from .passes.linear_to_gemm import TRANSPOSED
 from .passes.rows_as_weights import stack_of
 
-FP16 = ".fp16"
-BF16 = ".bf16"
-INT8 = ".int8"  # symmetric: -63..63, zero point 0
-INT8_SCALE = ".int8-scale"  # float32
-INT8_ZERO = ".int8-zero"  # int8: the zero points, all 0, as many as scales, which kernels want beside them
-INT4 = ".int4"  # [out, blocks, 16] uint8: 32 inputs a block, the even ones in the low halves, 8 for 0
-INT4_SCALE = ".int4-scale"  # [out, blocks] float32
-ENCODINGS = (FP16, BF16, INT8, INT8_SCALE, INT8_ZERO, INT4, INT4_SCALE)
 PER_OUTPUT = (INT8_SCALE, INT8_ZERO)  # one number for each output, in a transposed weight too
-INT4_BLOCK = 32
 _TABLE_PREFIX = "table."
 # Seven bits: x86 processors without VNNI add the products of two pairs of numbers in 16 bits and clip what is larger.
 # 2 * 255 * 63 is not, so that an engine gives the same integers on every processor. The eighth bit would be worth
@@ -35,12 +37,12 @@ _LARGEST_INT8 = 63
 _INT4_STEPS = (7.0, 7.5, 8.5, 9.0, 9.5)
 
 
-def split_encoding(name: str) -> tuple[str, str]:
+def split_encoding(name: str) -> tuple[str, Encoding]:
     """The float32 tensor that an encoded one was made from, and its encoding; an empty one for float32 itself.
 
     A row of stacked weights, ``W[3].int8``, is a row of the encoded stack ``W.int8``.
     """
-    encoding = next((suffix for suffix in ENCODINGS if name.endswith(suffix)), "")
+    encoding = next((suffix for suffix in ENCODINGS if name.endswith(suffix)), FP32)
     return name.removesuffix(encoding), encoding
 
 

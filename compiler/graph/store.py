@@ -26,7 +26,8 @@ from safetensors import SafetensorError, safe_open
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
 from ...exporters.universal import UniversalModel
-from .encodings import BF16, FP16, INT4, INT8, PER_OUTPUT, encode, split_encoding
+from ...profiles.encodings import BF16, FP16, INT4, INT8
+from .encodings import PER_OUTPUT, encode, split_encoding
 from .passes.linear_to_gemm import TRANSPOSED
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")

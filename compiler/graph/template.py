@@ -20,16 +20,17 @@ from ...elastic import Bucket, ElasticSpec, Submodel
 from ...errors import SliceError
 from ...exporters.tracing.trace import Interface, Trace, trace
 from ...exporters.universal import UniversalModel
+from ...profiles.encodings import Encoding
 from ...profiles.precision import Precision
 from ...runtime.bundle.manifest import WEIGHTS_NAME
 from ..work.staging import write_synced
-from .encodings import stored_stack, table_name
+from .encodings import split_encoding, stored_stack, table_name
 from .node_extents import fix_extents
 from .passes.drop_open_masks import drop_open_masks
 from .passes.fold_tables import fold_tables
 from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
 from .passes.general_optimizer import optimize
-from .passes.linear_to_gemm import linear_to_gemm
+from .passes.linear_to_gemm import TRANSPOSED, linear_to_gemm
 from .passes.merge_reshapes import merge_reshapes
 from .passes.rows_as_weights import rows_as_weights
 from .passes.shorten_names import shorten_names
@@ -71,6 +72,16 @@ class Template:
         """Names of the initializers that are read from the weight store: parameters, rows of them, and tables."""
         tensors = self.proto.graph.initializer
         return tuple(tensor.name for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+    @cached_property
+    def encodings(self) -> Mapping[str, frozenset[Encoding]]:
+        """Parameters to the encodings in which they are read, from the weight store or the engine's own file; beside
+        them other constants, which are float32 or have the names of none."""
+        found: dict[str, set[Encoding]] = {}
+        for tensor in self.proto.graph.initializer:
+            plain, encoding = split_encoding(stored_stack(tensor.name)[0])
+            found.setdefault(plain.removesuffix(TRANSPOSED), set()).add(encoding)
+        return {name: frozenset(encodings) for name, encodings in found.items()}
 
     @cached_property
     def private_bytes(self) -> int:

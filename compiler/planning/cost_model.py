@@ -79,9 +79,10 @@ def predict(ops: Sequence[Op], profile: DeviceProfile, precision: Precision = "f
     )
 
 
-def predict_memory_bytes(weight_bytes: int, costs: Sequence[Cost]) -> int:
-    """Memory of a submodel's engine: its weights, and the activations of the most demanding of its buckets."""
-    return weight_bytes + max((cost.activation_bytes for cost in costs), default=0)
+def predict_memory_bytes(held_bytes: int, costs: Sequence[Cost]) -> int:
+    """Memory of a submodel's engine: the weights that it holds, and the activations of the most demanding of its
+    buckets."""
+    return held_bytes + max((cost.activation_bytes for cost in costs), default=0)
 
 
 def fit_correction(costs: Sequence[Cost], measured_ms: Sequence[float]) -> Correction:

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from ...elastic import Bucket, ElasticSpec, Submodel
 from ...errors import PlanError
 from ...exporters.parameter_groups import ParameterGroups
+from ...exporters.weight_bytes import WeightBytes
 from ...profiles.device_profile import BudgetSpec, DeviceProfile, resolve_limit
 from ...profiles.precision import Precision, precision_of
 from ...runtime.bundle.manifest import Limits
@@ -33,7 +34,7 @@ class Source(Protocol):
     @property
     def spec(self) -> ElasticSpec: ...
     def parameter_groups(self, submodel: Submodel) -> ParameterGroups: ...
-    def weight_bytes(self, submodel: Submodel, on_cpu: bool = True) -> int: ...
+    def weight_bytes(self, submodel: Submodel, backend: str) -> WeightBytes: ...
     def workload(
         self, submodel: Submodel, bucket: Bucket, variants: Mapping[str, str] | None = None
     ) -> Sequence[Op]: ...
@@ -69,8 +70,9 @@ class Candidate:
     """A submodel that could be compiled. ``rung`` is its place on the ladder, where each rung stands once for every
     precision; None for one that was asked for by id.
 
-    ``memory_mb``: weights and the activations of the largest bucket. ``non_embedding_parameters`` leaves out the tables
-    of tokens and positions, ``ffn_parameters`` are those of the feed-forward networks that shrink.
+    ``weight_bytes`` are those of its parameters in the weight store, ``held_bytes`` what an open engine keeps in memory
+    for them, ``memory_mb`` that and the activations of the largest bucket. ``non_embedding_parameters`` leaves out
+    the tables of tokens and positions, ``ffn_parameters`` are those of the feed-forward networks that shrink.
     """
 
     id: str
@@ -78,6 +80,7 @@ class Candidate:
     values: Mapping[str, tuple[int, ...]]
     parameters: int
     weight_bytes: int
+    held_bytes: int
     memory_mb: float
     costs: tuple[BucketCost, ...]
     non_embedding_parameters: int
@@ -208,14 +211,15 @@ def _candidate(
         for bucket in profile.buckets
     }
     groups = source.parameter_groups(submodel)
-    weight_bytes = source.weight_bytes(submodel, on_cpu=profile.backend == "onnxruntime")
+    weights = source.weight_bytes(submodel, profile.backend)
     return Candidate(
         id=submodel.id,
         labels=labels,
         values={kind: tuple(values) for kind, values in submodel.by_kind().items()},
         parameters=groups.total,
-        weight_bytes=weight_bytes,
-        memory_mb=predict_memory_bytes(weight_bytes, list(costs.values())) / 1e6,
+        weight_bytes=weights.stored,
+        held_bytes=weights.held,
+        memory_mb=predict_memory_bytes(weights.held, list(costs.values())) / 1e6,
         costs=tuple(
             BucketCost(
                 bucket=bucket,

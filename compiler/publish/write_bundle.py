@@ -17,7 +17,6 @@ from ...elastic import Submodel
 from ...exporters.checkpoints.checkpoint import sha256_of
 from ...exporters.source import ModelSource
 from ...profiles.device_profile import DeviceProfile, recorded_profile
-from ...profiles.precision import TRACED
 from ...profiles.probe_host import probe_host
 from ...runtime.bundle.manifest import (
     BUILD_NAME,
@@ -41,7 +40,7 @@ from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.bundle.read_manifest import read_manifest
 from ...runtime.bundle.seal import sealed_json, to_json
 from ...strict import unstructure
-from ..planning.plan import Candidate, Plan
+from ..planning.plan import Plan
 from ..tensorrt.trtexec import build_commands
 from ..work.staging import Stage, write_synced
 from .report import render_report
@@ -102,9 +101,8 @@ def complete(
 ) -> Bundle:
     """The draft with its submodels, engines and budgets: everything but the files, so that it can answer."""
     candidates = {candidate.id: candidate for candidate in plan.candidates}
-    reads = {engine.submodel: engine.weight_bytes for engine in engines if engine.segment is None}
     submodels = tuple(
-        SubmodelEntry(c.id, c.labels, c.values, c.parameters, _weight_bytes(c, reads.get(c.id)), quality.get(c.id))
+        SubmodelEntry(c.id, c.labels, c.values, c.parameters, c.weight_bytes, quality.get(c.id))
         for c in (candidates[submodel.id] for submodel in chosen)
     )
     manifest = replace(
@@ -115,11 +113,6 @@ def complete(
         notes=plan.notes,
     )
     return replace(draft, manifest=manifest, build=replace(draft.build, latencies=tuple(latencies)))
-
-
-def _weight_bytes(candidate: Candidate, read: int | None) -> int:
-    """What its engines read, where that is known better than it was planned."""
-    return candidate.weight_bytes if candidate.precision == TRACED or read is None else read
 
 
 def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:

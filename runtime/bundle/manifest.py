@@ -164,7 +164,7 @@ class Quality:
 class SubmodelEntry:
     """One submodel: its axis values per kind, one per layer, and what does not depend on the bucket.
 
-    ``weight_bytes`` counts what its engines read of the weight store.
+    ``weight_bytes`` counts the parameters that its engines read of the weight store; tables come on top.
     """
 
     id: str

@@ -12,14 +12,16 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from nestforge.compiler import compile as compile_module
+from nestforge.compiler import request
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph import store
 from nestforge.compiler.graph.precision import cpu_kernels
 from nestforge.compiler.graph.precision.proof_graphs import proof_bundle
+from nestforge.compiler.planning.plan import Plan, make_plan
 from nestforge.compiler.tensorrt.check_plan import check_plan
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BuildError, ParityError, PlanError
-from nestforge.exporters.source import ModelSource
+from nestforge.exporters import source
 from nestforge.profiles.load_profile import dump_profile
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.open_bundle import open_bundle
@@ -180,16 +182,29 @@ def test_a_dropped_bias_fails_the_gate_though_the_angle_hardly_changes(
         compiled(wide, tmp_path / "b", precision, text=text)
 
 
-def test_a_memory_budget_is_kept_by_what_was_built(tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes in other precisions are planned by an estimate; one that is far too low does not get through."""
-    honest = ModelSource.weight_bytes
-    monkeypatch.setattr(ModelSource, "weight_bytes", lambda self, submodel, on_cpu=True: honest(self, submodel) // 2)
-    profile = board(precision="int8-dynamic", buckets=["2x8"], budgets={"tight": {"memory_mb": 0.07}})
-    with pytest.raises(
-        PlanError, match=r"^budget 'tight': .* MB as it was built, more than the 0\.07 MB allowed; 0\.0"
-    ):
-        compile_bundle(wide, profile, tmp_path / "b")
-    assert not (tmp_path / "b").exists()
+@pytest.mark.parametrize("precision", ["int8-dynamic", "fp16"])
+def test_a_memory_budget_is_judged_by_the_bytes_that_are_built(
+    tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """Headers expect far too much here, or nothing: neither refuses a submodel or lets one through."""
+    plans: list[Plan] = []
+    monkeypatch.setattr(request, "make_plan", lambda *a, **k: plans.append(make_plan(*a, **k)) or plans[-1])
+    compiled(wide, tmp_path / "free", precision)
+    planned = {candidate.id: candidate for candidate in plans[-1].candidates}
+    for entry in open_bundle(tmp_path / "free").manifest.submodels:
+        assert planned[entry.id].weight_bytes == entry.weight_bytes
+    smallest = plans[-1].candidates[0]
+
+    def compile_within(memory_mb: float, expected: tuple[str, ...], name: str) -> str:
+        monkeypatch.setattr(source, "expected_encodings", lambda *_: expected)
+        budgets = {"tight": {"memory_mb": memory_mb}}
+        profile = board(precision=precision, buckets=["2x8"], budgets=budgets)
+        return open_bundle(compile_bundle(wide, profile, tmp_path / name)).manifest.budgets[0].submodel
+
+    assert compile_within(smallest.memory_mb, ("", "", ""), "exact") == smallest.id
+    with pytest.raises(PlanError, match=rf"^budget 'tight': not even the smallest submodel {smallest.id} fits: memory"):
+        compile_within(smallest.memory_mb - 1e-6, (), "less")
+    assert not (tmp_path / "less").exists()
 
 
 def test_a_published_slice_is_one_in_the_widest_precision(tmp_path: Path, wide: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nestforge.elastic import Axis, Bucket, ElasticSpec, Submodel
 from nestforge.exporters.parameter_groups import ParameterGroups
+from nestforge.exporters.weight_bytes import WeightBytes
 from nestforge.workload import Op
 
 
@@ -30,8 +31,8 @@ class Encoder:
         attention = 4 * self.hidden * self.head_dim * heads
         return ParameterGroups(self.tables + self.fixed + attention + ffn, self.tables, ffn)
 
-    def weight_bytes(self, submodel: Submodel, on_cpu: bool = True) -> int:
-        return 4 * self.parameters(submodel)
+    def weight_bytes(self, submodel: Submodel, backend: str) -> WeightBytes:
+        return WeightBytes(4 * self.parameters(submodel), 4 * self.parameters(submodel))
 
     def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
         return {}

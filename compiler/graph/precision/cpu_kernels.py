@@ -20,10 +20,21 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ..encodings import INT4, INT4_BLOCK, INT4_SCALE, INT8, INT8_SCALE, INT8_ZERO, split_encoding
+from ....profiles.encodings import (
+    INT4,
+    INT4_BLOCK,
+    INT4_SCALE,
+    INT8,
+    INT8_SCALE,
+    INT8_ZERO,
+    LEAST_INPUTS,
+    LEAST_OUTPUTS,
+    encoded_shape,
+)
+from ..encodings import split_encoding
 from ..passes.linear_to_gemm import TRANSPOSED
 from .edit import MICROSOFT, Edit, uses
-from .quantize import LEAST_INPUTS, LEAST_OUTPUTS, Product, products
+from .quantize import Product, products
 
 _MATMUL_N_BITS = "MatMulNBits"
 # Of MatMulNBits: activations are quantised to int8, block by block, so that the sums are of integers.
@@ -129,9 +140,8 @@ def _integer_product(edit: Edit, product: Product, x: list[str]) -> None:
 
 
 def _blocked_product(edit: Edit, product: Product) -> None:
-    blocks = -(-product.inputs // INT4_BLOCK)
-    weight = edit.encoded(product.weight, INT4, TensorProto.UINT8, [product.outputs, blocks, INT4_BLOCK // 2])
-    scale = edit.encoded(product.weight, INT4_SCALE, TensorProto.FLOAT, [product.outputs, blocks])
+    weight = edit.encoded(product.weight, INT4, TensorProto.UINT8, encoded_shape(product.shape, INT4))
+    scale = edit.encoded(product.weight, INT4_SCALE, TensorProto.FLOAT, encoded_shape(product.shape, INT4_SCALE))
     edit.add(
         _MATMUL_N_BITS,
         [product.x, weight, scale, *(["", "", product.bias] if product.bias else [])],

@@ -14,7 +14,8 @@ import onnx
 import torch
 
 from ....exporters.universal import UniversalModel
-from ..encodings import INT4, INT8, decoded, split_encoding
+from ....profiles.encodings import INT4, INT8
+from ..encodings import decoded, split_encoding
 from ..passes.linear_to_gemm import TRANSPOSED
 from .edit import Edit
 

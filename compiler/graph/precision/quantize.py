@@ -16,13 +16,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ..encodings import INT8, INT8_SCALE
+from ....profiles.encodings import INT8, INT8_SCALE, LEAST_INPUTS, LEAST_OUTPUTS
 from ..passes.linear_to_gemm import TRANSPOSED
 from .edit import Edit
-
-# Below these a product has no work that smaller numbers would save.
-LEAST_INPUTS = 32
-LEAST_OUTPUTS = 16
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from ....profiles.encodings import FP16
 from ....runtime.inputs.arrays import Arrays
-from ..encodings import FP16
 from .fp32_nodes import MOVEMENT, element_types
 from .observe import observe
 

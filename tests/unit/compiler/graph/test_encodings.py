@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.compiler.graph.encodings import ENCODINGS, PER_OUTPUT, encode, split_encoding, stored_stack, table_name
+from nestforge.compiler.graph.encodings import PER_OUTPUT, encode, split_encoding, stored_stack, table_name
+from nestforge.profiles.encodings import ENCODINGS, INT4, INT4_SCALE, Encoding, encoded_bytes, encoded_shape
 
 
 def weights(*shape: int, seed: int = 0) -> np.ndarray:
@@ -44,6 +45,18 @@ def test_a_suffix_says_the_encoding(name: str, plain: str, encoding: str) -> Non
 def test_a_row_lies_in_the_encoded_stack() -> None:
     assert stored_stack("experts[3].int4-scale") == ("experts.int4-scale", 3)
     assert stored_stack("experts.int8") == ("experts.int8", None)
+
+
+@pytest.mark.parametrize("encoding", ["", *ENCODINGS])
+@given(outputs=st.integers(1, 9), inputs=st.integers(1, 70), stack=st.integers(0, 2))
+@settings(max_examples=15, deadline=None)
+def test_extents_and_bytes_are_those_of_the_formula(encoding: Encoding, outputs: int, inputs: int, stack: int) -> None:
+    shape = (stack, outputs, inputs) if stack else (outputs, inputs)
+    encoded = encode(weights(*shape), f"w{encoding}")
+    assert (encoded.shape, encoded.nbytes) == (encoded_shape(shape, encoding), encoded_bytes(shape, encoding))
+    if not stack and encoding not in (INT4, INT4_SCALE):
+        turned = encode(weights(*shape[::-1]), f"w.T{encoding}")
+        assert turned.nbytes == encoded_bytes(shape, encoding)
 
 
 @pytest.mark.parametrize("encoding", ["", *ENCODINGS])

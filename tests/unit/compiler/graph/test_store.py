@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.graph import store as module
-from nestforge.compiler.graph.encodings import BF16, FP16, INT8, INT8_SCALE, encode
+from nestforge.compiler.graph.encodings import encode
 from nestforge.compiler.graph.store import (
     StoredTensor,
     read_store,
@@ -30,6 +30,7 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
+from nestforge.profiles.encodings import BF16, FP16, INT8, INT8_SCALE
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from safetensors import SafetensorError
 from support.tiny_compile import save_tiniest
