@@ -58,7 +58,6 @@ TESTED_ELSEWHERE = {
     "exporters.signature": "exporters/tracing/test_trace.py",
     "exporters.source": "exporters/test_hugging_face_classes.py",
     "exporters.universal": "exporters/test_ranking.py",
-    "compiler.build.templates": "compiler/test_choice_axes.py",
     "compiler.compile": "compiler/test_choice_axes.py",
     "compiler.graph.node_extents": "compiler/graph/precision/test_cpu_kernels.py",
     "compiler.graph.passes.general_optimizer": "compiler/graph/passes/test_slices_to_split.py",
