@@ -48,7 +48,7 @@ def traced_once() -> Iterator[None]:
 def _known_trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: int) -> Trace:
     try:
         key = _key(module, interface.inputs, interface.outputs, bucket, opset)
-    except (pickle.PicklingError, AttributeError):  # a class or function of one test alone
+    except (pickle.PicklingError, AttributeError, TypeError):  # such as a class or function of one test alone
         return trace(module, interface, bucket, opset)
     if key in _known:
         _known.move_to_end(key)
