@@ -61,7 +61,8 @@ class CompileRequest:
 class Resolved:
     """A request with its model opened (headers alone) and its profile as this request has it.
 
-    ``submodels`` are the ones asked for by id or as published slices; ``published`` are the latter.
+    ``submodels`` are those that were asked for by id or as published slices; ``published`` are the latter. ``notes``
+    state what of the profile this model cannot have.
     """
 
     request: CompileRequest
@@ -70,6 +71,7 @@ class Resolved:
     levels: tuple[Level, ...]
     submodels: tuple[Submodel, ...]
     published: tuple[Submodel, ...]
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def rungs(self) -> tuple[Submodel, ...]:
@@ -98,13 +100,14 @@ class Resolved:
 
         Raises PlanError if no submodel keeps a budget.
         """
-        return make_plan(
+        made = make_plan(
             source or self.source,
             self.profile,
             levels=self.levels,
             submodels=self.submodels,
             corrections=corrections,
         )
+        return replace(made, notes=(*self.notes, *made.notes))
 
 
 def resolve(request: CompileRequest) -> Resolved:
@@ -115,12 +118,21 @@ def resolve(request: CompileRequest) -> Resolved:
     if request.include not in get_args(Include):
         raise PlanError(f"include {request.include!r}: expected one of {', '.join(get_args(Include))}")
     source = open_source(request.model, request.exits)
-    profile = _profile(request, source)
+    given = request.profile if isinstance(request.profile, DeviceProfile) else load_profile(request.profile)
+    profile = _for_request(given, request, source)
     source = replace(source, precisions=profile.precisions)
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
     asked = [read_assignment(source.spec, id_, levels, profile.width_multiple) for id_ in request.submodels]
     published = _published(source, request.slices)
-    return Resolved(request, source, profile, levels, (*asked, *published), published)
+    return Resolved(request, source, profile, levels, (*asked, *published), published, _notes(source, given, profile))
+
+
+def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile) -> tuple[str, ...]:
+    """Why there are static buckets where the profile has ranges."""
+    static = source.signature.static
+    if static is None or all(bucket.is_static for bucket in given.buckets):
+        return ()
+    return (f"static buckets {', '.join(map(str, profile.buckets))}, to which inputs are padded: {static}",)
 
 
 def _published(source: ModelSource, folders: Sequence[str | Path]) -> tuple[Submodel, ...]:
@@ -142,15 +154,20 @@ def plan(model: str | Path, profile: str | Path | DeviceProfile = HOST_PROFILE_N
     return resolve(CompileRequest(model, profile, **options)).plan()
 
 
-def _profile(request: CompileRequest, source: ModelSource) -> DeviceProfile:
-    given = request.profile
-    device = given if isinstance(given, DeviceProfile) else load_profile(given)
+def _for_request(device: DeviceProfile, request: CompileRequest, source: ModelSource) -> DeviceProfile:
+    """The profile with what the request puts in place of its own, and with buckets that the model has."""
     device = replace(
         device,
         buckets=source.signature.buckets(request.buckets, device.buckets),
         promotion_order=request.promotion_order or device.promotion_order,
         budgets=request.budgets or device.budgets,
     )
+    ranges = [bucket for bucket in device.buckets if not bucket.is_static]
+    if ranges and device.backend != "onnxruntime":
+        raise PlanError(
+            f"bucket {ranges[0]}: profile {device.name} is for {device.backend}, whose engines have static shapes; ask "
+            f"for {ranges[0].smallest} or {ranges[0].largest}"
+        )
     if request.levels:
         device = replace(device, levels={kind: tuple(fractions) for kind, fractions in request.levels.items()})
     if request.variants:

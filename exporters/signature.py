@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..elastic import Bucket
 from ..errors import ExportError
 from ..runtime.bundle.manifest import TensorSpec, TextEntry
+
+# Of static buckets in place of a range.
+_USUAL_SEQUENCES = (32, 128)
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,7 @@ class Signature:
 
     ``mask`` names the input that says which positions count; ``text`` says how text feeds the inputs. ``max_sequence``
     is None where no input has a sequence. ``bound`` names what takes ``max_sequence`` tokens and no others, if a part
-    of the model does.
+    of the model does. ``static`` says why the model is another one at every shape, so that buckets leave none free.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -25,25 +28,53 @@ class Signature:
     mask: str | None = None
     text: TextEntry | None = None
     bound: str | None = None
+    static: str | None = None
 
     def buckets(self, asked: Sequence[Bucket] | None, usual: Sequence[Bucket]) -> tuple[Bucket, ...]:
-        """The buckets that were ``asked`` for, else the profile's ``usual`` ones, as this model has them: without a
-        sequence only batches differ, and of the usual ones no more where the model is bound to one.
+        """The buckets that were ``asked`` for, else the profile's ``usual`` ones, as this model has them.
 
-        Raises ExportError for a sequence that is longer than the model takes, or another than it is bound to.
+        Without a sequence only batches differ. Usual ranges end where the model does; of a model that cannot have them,
+        usual buckets are their ends. Raises ExportError for a sequence that is longer than the model takes or another
+        than it is bound to, and for a range that it cannot have.
         """
-        wanted = asked or usual
+        if asked:
+            wanted = list(asked)
+            for bucket in wanted:
+                self._require(bucket)
+        else:
+            wanted = [shape for bucket in usual for shape in self._usual(bucket)]
         if self.max_sequence is None:
-            return tuple(dict.fromkeys(Bucket(bucket.batch, 1) for bucket in wanted))
-        if not asked and self.bound is not None:
-            wanted = [Bucket(bucket.batch, self.max_sequence) for bucket in usual]
-        for bucket in wanted:
-            if bucket.sequence > self.max_sequence:
-                raise ExportError(f"bucket {bucket.label}: the model takes at most {self.max_sequence} tokens")
-            if self.bound is not None and bucket.sequence != self.max_sequence:
-                fitting = Bucket(bucket.batch, self.max_sequence).label
-                raise ExportError(
-                    f"bucket {bucket.label}: {self.bound} is bound to {self.max_sequence} tokens; ask for bucket "
-                    f"{fitting}, to which shorter texts are padded"
-                )
+            wanted = [Bucket(bucket.batch, 1, bucket.min_batch) for bucket in wanted]
         return tuple(dict.fromkeys(wanted))
+
+    def _require(self, bucket: Bucket) -> None:
+        if not bucket.is_static and self.static is not None:
+            raise ExportError(
+                f"bucket {bucket}: {self.static}; ask for static buckets, such as {bucket.smallest} or {bucket.largest}"
+            )
+        if self.max_sequence is None:
+            return
+        if bucket.sequence > self.max_sequence:
+            raise ExportError(f"bucket {bucket.label}: the model takes at most {self.max_sequence} tokens")
+        if self.bound is not None and bucket.smallest.sequence != self.max_sequence:
+            fitting = replace(bucket, sequence=self.max_sequence, min_sequence=None)
+            raise ExportError(
+                f"bucket {bucket.label}: {self.bound} is bound to {self.max_sequence} tokens; ask for bucket "
+                f"{fitting.label}, to which shorter texts are padded"
+            )
+
+    def _usual(self, bucket: Bucket) -> list[Bucket]:
+        """What a profile's own ``bucket`` is for this model."""
+        if self.max_sequence is not None:
+            if self.bound is not None:
+                bucket = replace(bucket, sequence=self.max_sequence, min_sequence=None)
+            elif bucket.sequence > self.max_sequence:
+                if bucket.min_sequence is None:
+                    self._require(bucket)
+                start = bucket.min_sequence if bucket.smallest.sequence < self.max_sequence else None
+                bucket = replace(bucket, sequence=self.max_sequence, min_sequence=start)
+        if bucket.is_static or self.static is None:
+            return [bucket]
+        least, most = bucket.smallest, bucket.largest
+        sequences = [sequence for sequence in _USUAL_SEQUENCES if least.sequence <= sequence <= most.sequence]
+        return [Bucket(least.batch, sequence) for sequence in sequences or [most.sequence]]

@@ -87,9 +87,10 @@ class ModelSource:
         """The files that the compiled result depends on, sorted. Raises CheckpointError without weights."""
         return sorted({*self.checkpoint.source_files(), *(self.modules.files if self.modules else ())})
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
-        return self.architecture.signature
+        signature = self.architecture.signature
+        return signature if self.exits is None else replace(signature, static="its exits are chained by static buckets")
 
     @cached_property
     def tokenizer(self) -> bytes | None:

@@ -66,8 +66,8 @@ class BudgetSpec:
 
     Parameters and FLOPs may be written ``"94.4M"``, with K, M, or G or B for 10^9. Parameters are all, all but the
     tables of tokens and positions, or those of the feed-forward networks that shrink. Latency and FLOPs are judged at
-    the profile's largest bucket, so they hold for all. An ``optional`` budget is left out, and a note says so, for a
-    model where no submodel keeps it.
+    the profile's ``budget_shape``. An ``optional`` budget is left out, and a note says so, for a
+    model of which no submodel keeps it.
     """
 
     latency_ms: float | str | None = None
@@ -95,6 +95,7 @@ class DeviceProfile:
     ``tensorrt`` says how that backend builds its plans, None leaves it to the defaults of TensorRTOptions.
     ``precisions``, written ``precision: fp16`` or as a list, are those of engines; where there are several, a budget
     takes the widest one that it can afford at the largest submodel that it can afford.
+    ``budget_at`` is the shape at which budgets limit latency and FLOPs, or None for that of the largest bucket.
     ``host`` is the fingerprint of the machine that was probed (processor, cores, version of ONNX Runtime): a compile
     there measures engines, elsewhere it predicts.
     """
@@ -117,11 +118,26 @@ class DeviceProfile:
     variants: Mapping[str, str] | None = None
     tensorrt: TensorRTOptions | None = None
     host: str | None = None
+    budget_at: Bucket | None = None
 
     @property
     def largest_bucket(self) -> Bucket:
         """The bucket of most tokens, and of those the one with the longest sequence."""
         return max(self.buckets, key=lambda bucket: (bucket.tokens, bucket.sequence))
+
+    @property
+    def budget_bucket(self) -> Bucket:
+        """The bucket that holds the shape at which budgets are judged."""
+        asked = self.budget_at
+        holding = [bucket for bucket in self.buckets if asked is not None and bucket.holds(asked)]
+        return min(holding, key=lambda bucket: bucket.tokens, default=self.largest_bucket)
+
+    @property
+    def budget_shape(self) -> Bucket:
+        """The shape at which budgets limit latency and FLOPs: ``budget_at`` as a bucket takes it, else the largest."""
+        bucket = self.budget_bucket
+        asked = self.budget_at
+        return bucket.filled(asked) if asked is not None and bucket.holds(asked) else bucket.largest
 
 
 def read_profile(data: object, where: str) -> DeviceProfile:
@@ -134,6 +150,8 @@ def read_profile(data: object, where: str) -> DeviceProfile:
         if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
             raise ProfileError(f"{where}: schema_version {data['schema_version']!r}, expected {SCHEMA_VERSION}")
         data = {**data, "buckets": _read_buckets(data["buckets"], where)} if "buckets" in data else data
+        if data.get("budget_at") is not None:
+            data = {**data, "budget_at": _read_shape(data["budget_at"], f"{where}: budget_at")}
         data = _with_precisions(data, where)
     profile = structure(DeviceProfile, data, where, ProfileError)
     _check(profile, where)
@@ -170,7 +188,9 @@ def profile_data(profile: DeviceProfile) -> dict[str, Any]:
     data = unstructure(profile)
     precisions = data.pop("precisions")
     data["precision"] = precisions[0] if len(precisions) == 1 else precisions
-    return {**data, "buckets": [f"{bucket.batch}x{bucket.sequence}" for bucket in profile.buckets]}
+    if profile.budget_at is not None:
+        data["budget_at"] = str(profile.budget_at)
+    return {**data, "buckets": [str(bucket) for bucket in profile.buckets]}
 
 
 def recorded_profile(profile: DeviceProfile) -> dict[str, Any]:
@@ -217,6 +237,17 @@ def _read_buckets(texts: object, where: str) -> object:
     if len(set(buckets)) != len(buckets):
         raise ProfileError(f"{where}: buckets: one stands twice in {', '.join(map(str, texts))}")
     return [unstructure(bucket) for bucket in buckets]
+
+
+def _read_shape(text: object, where: str) -> object:
+    """One static shape such as ``1x128``."""
+    try:
+        shape = Bucket.parse(str(text))
+    except ValueError as failure:
+        raise ProfileError(f"{where}: {failure}") from None
+    if not shape.is_static:
+        raise ProfileError(f"{where}: expected one shape, such as {shape.largest}, got the range {shape}")
+    return unstructure(shape)
 
 
 def _with_precisions(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ Everything is sorted when the model is loaded, and choices are remembered, so th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..errors import InputError, SelectionError
 from ..strict import nearest
 from .bundle.manifest import EngineEntry, Latency, Manifest, SubmodelEntry
 from .engines.contract.residency import Residency
+from .engines.latency_at import latency_at
 from .in_flight import LoadEstimate
 from .inputs.limits import positive_limit
 from .request import Request
@@ -37,8 +38,21 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class _Engine:
+    """One engine, what it takes at a shape (milliseconds, and how that is known), and its memory."""
+
+    entry: EngineEntry
+    latency: Callable[[Bucket], tuple[float, str]]
+    memory_mb: float
+
+    def candidate(self, shape: Bucket) -> _Candidate:
+        """Its figures for an input of ``shape``."""
+        return _Candidate(self.entry, *self.latency(self.entry.bucket.filled(shape)), self.memory_mb)
+
+
+@dataclass(frozen=True)
 class _Candidate:
-    """One engine with its figures; ``latency_ms`` is infinite where the bundle states none."""
+    """One engine with its figures at one size; ``latency_ms`` is infinite where the bundle states none."""
 
     engine: EngineEntry
     latency_ms: float
@@ -53,10 +67,10 @@ class Dispatcher:
     """Chooses among the whole engines of ``residencies``; engines of the manifest without one do not take part.
 
     Among several fitting submodels the one with the most parameters wins, and of those with equally many the one whose
-    other choices, such as capacity, are larger; its bucket is the smallest that holds the
-    input. A latency is the measured median of the engine in the residency it has here, else in another, else the
-    prediction; the reason says which. ``elsewhere`` names the processor of the measurements where it is not this
-    host's, and the reason then says so. Thread-safe.
+    other choices, such as capacity, are larger; of its buckets that hold the input the one that pads least answers, and
+    of those the smallest. A latency is the measured median of the engine in the residency it has here, else in another,
+    else the prediction, at the size of the input; the reason says which. ``elsewhere`` names the processor of the
+    measurements where it is not this host's, and the reason then says so. Thread-safe.
     """
 
     def __init__(
@@ -81,17 +95,17 @@ class Dispatcher:
         known: dict[str, list[Latency]] = {}
         for each in latencies:
             known.setdefault(each.engine, []).append(each)
-        by_submodel: dict[str, list[_Candidate]] = {entry.id: [] for entry in manifest.submodels}
+        by_submodel: dict[str, list[_Engine]] = {entry.id: [] for entry in manifest.submodels}
         self._whole = [engine for engine in manifest.engines if engine.segment is None]
         for engine in self._whole:
             if engine.id in residencies:
-                latency_ms, latency = _latency(known.get(engine.id, ()), residencies[engine.id], elsewhere)
+                latency = _latency(known.get(engine.id, ()), residencies[engine.id], elsewhere)
                 reads = weights[engine.submodel] if engine.weight_bytes is None else engine.weight_bytes
                 memory = reads + engine.private_bytes + engine.activation_bytes
-                by_submodel[engine.submodel].append(_Candidate(engine, latency_ms, latency, memory / 1e6))
-        for candidates in by_submodel.values():
-            candidates.sort(key=lambda candidate: (candidate.engine.bucket.tokens, candidate.engine.bucket))
-        self._candidates = by_submodel
+                by_submodel[engine.submodel].append(_Engine(engine, latency, memory / 1e6))
+        for engines in by_submodel.values():
+            engines.sort(key=lambda engine: (engine.entry.bucket.tokens, engine.entry.bucket))
+        self._engines = by_submodel
         self._remembered: dict[tuple[object, ...], Choice] = {}
         self._remembered_holding: dict[tuple[int, int], list[_Candidate]] = {}
 
@@ -152,20 +166,20 @@ class Dispatcher:
         Raises InputError beyond every bucket.
         """
         buckets = self._buckets_for(batch, 1)
-        own = {candidate.engine.bucket for candidate in self._allowed(request)}
+        own = {engine.entry.bucket for engine in self._allowed(request)}
         return max(bucket.sequence for bucket in [bucket for bucket in buckets if bucket in own] or buckets)
 
-    def _allowed(self, request: Request) -> list[_Candidate]:
+    def _allowed(self, request: Request) -> list[_Engine]:
         """The engines that the request's name or limits leave; a malformed one is refused when it is answered."""
         asked = request.submodel
         if isinstance(request.budget, str) and request.budget in self._budgets:
             asked = self._budgets[request.budget].submodel
         if isinstance(asked, str):
-            return self._candidates[self._manifest.submodel(asked).id]
+            return self._engines[self._manifest.submodel(asked).id]
         given = (("latency_ms", request.latency_ms), ("memory_mb", request.memory_mb))
         limits = {name: limit for name, limit in given if isinstance(limit, int | float)}
-        every = [candidate for candidates in self._candidates.values() for candidate in candidates]
-        return [candidate for candidate in every if _compare(candidate, limits)[0]]
+        every = [engine for engines in self._engines.values() for engine in engines]
+        return [engine for engine in every if _compare(engine.candidate(engine.entry.bucket.largest), limits)[0]]
 
     def _choose(self, request: Request, batch: int, sequence: int) -> Choice:
         limits = _check_one_selector(request)
@@ -214,10 +228,11 @@ class Dispatcher:
         return positive_limit("deadline_ms", request.deadline_ms), memory
 
     def _smallest(self, submodel: SubmodelEntry, batch: int, sequence: int) -> _Candidate:
-        """The smallest bucket of one submodel that holds the input."""
-        for candidate in self._candidates[submodel.id]:
-            if _holds(candidate.engine.bucket, batch, sequence):
-                return candidate
+        """The engine of one submodel that pads the input least, and of those the one of the smallest bucket."""
+        shape = Bucket(batch, sequence)
+        engine = _best(self._engines[submodel.id], shape)
+        if engine is not None:
+            return engine.candidate(shape)
         own = submodel.sequence
         if own is not None and sequence > own:
             raise SelectionError(
@@ -241,20 +256,17 @@ class Dispatcher:
         return found
 
     def _holding(self, batch: int, sequence: int) -> list[_Candidate]:
-        """Per submodel, from the largest down, the smallest bucket that holds the input."""
-        found = []
-        for submodel in self._submodels:
-            for candidate in self._candidates[submodel.id]:
-                if _holds(candidate.engine.bucket, batch, sequence):
-                    found.append(candidate)
-                    break
-        return found
+        """Per submodel, from the largest down, the engine that pads the input least."""
+        shape = Bucket(batch, sequence)
+        engines = (_best(self._engines[submodel.id], shape) for submodel in self._submodels)
+        return [engine.candidate(shape) for engine in engines if engine is not None]
 
     def _buckets_for(self, batch: int, sequence: int) -> list[Bucket]:
         _check_sizes(batch, sequence)
-        buckets = sorted({c.engine.bucket for candidates in self._candidates.values() for c in candidates})
-        holding = [bucket for bucket in buckets if _holds(bucket, batch, sequence)]
-        if not holding and any(_holds(engine.bucket, batch, sequence) for engine in self._whole):
+        shape = Bucket(batch, sequence)
+        buckets = sorted({engine.entry.bucket for engines in self._engines.values() for engine in engines})
+        holding = [bucket for bucket in buckets if bucket.holds(shape)]
+        if not holding and any(engine.bucket.holds(shape) for engine in self._whole):
             raise SelectionError(
                 f"no engine takes {batch}x{sequence} here: memory_mb leaves out any that would, or they need another "
                 f"backend; there is {', '.join(bucket.label for bucket in buckets)}"
@@ -297,20 +309,28 @@ def _expected(shown: str, candidate: _Candidate, load: LoadEstimate) -> str:
     return f"{shown}, expected in {load.finish_ms(candidate.latency_ms):.3g} ms"
 
 
-def _holds(bucket: Bucket, batch: int, sequence: int) -> bool:
-    return batch <= bucket.batch and sequence <= bucket.sequence
+def _best(engines: Sequence[_Engine], shape: Bucket) -> _Engine | None:
+    """Among ``engines``, smallest bucket first, the one that holds ``shape`` and pads it least."""
+    holding = [engine for engine in engines if engine.entry.bucket.holds(shape)]
+    return min(holding, key=lambda engine: engine.entry.bucket.filled(shape).tokens, default=None)
 
 
-def _latency(mine: Sequence[Latency], residency: Residency, elsewhere: str | None) -> tuple[float, str]:
-    """Milliseconds of one engine, and how they are known."""
-    measured = [(m.residency, m.measured_p50_ms) for m in mine if m.measured_p50_ms is not None]
-    if measured:
-        where, ms = min(measured, key=lambda pair: pair[0] != residency)
-        known = "measured" if elsewhere is None else f"measured on {elsewhere}:"
-        return ms, f"{known} {ms:.3g} ms" + (f" as {where}" if where not in (None, residency) else "")
-    if mine:
-        return mine[0].predicted_ms, f"predicted {mine[0].predicted_ms:.3g} ms"
-    return math.inf, "no latency known"
+def _latency(
+    mine: Sequence[Latency], residency: Residency, elsewhere: str | None
+) -> Callable[[Bucket], tuple[float, str]]:
+    """Milliseconds of one engine at a shape, and how they are known."""
+    if not mine:
+        return lambda _: (math.inf, "no latency known")
+    best = min(mine, key=lambda one: (one.measured_p50_ms is None, one.residency != residency))
+    milliseconds = latency_at(best)
+    place = "" if elsewhere is None else f" on {elsewhere}:"
+    residence = f" as {best.residency}" if best.residency not in (None, residency) else ""
+
+    def at(shape: Bucket) -> tuple[float, str]:
+        ms, measured = milliseconds(shape)
+        return ms, f"measured{place} {ms:.3g} ms{residence}" if measured else f"predicted {ms:.3g} ms"
+
+    return at
 
 
 def _compare(candidate: _Candidate, limits: Mapping[str, float]) -> tuple[bool, str]:

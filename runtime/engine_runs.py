@@ -39,7 +39,8 @@ class EngineRuns:
 def run_whole(
     context: RequestContext, engine: EngineEntry, pool: EnginePool, inputs: InputChecker, outputs: Sequence[TensorSpec]
 ) -> EngineRuns:
-    """Runs one engine, on inputs filled up to its bucket; ``outputs`` are cut back to the request's own shape.
+    """Runs one engine, on inputs filled up to its bucket where that is static; ``outputs`` are cut back to the
+    request's own shape.
 
     Raises InputError for an input that cannot be padded, BundleError if the engine cannot be opened.
     """
@@ -48,13 +49,14 @@ def run_whole(
     runner = pool.get(engine)
     opened = perf_counter()
     shape, feeds = inputs.own_shape(context.shape, engine.bucket), context.feeds
-    if shape != engine.bucket:
-        feeds = inputs.filled(feeds, engine.bucket)
+    run_at = engine.bucket.filled(shape)
+    if shape != run_at:
+        feeds = inputs.filled(feeds, run_at)
     filled = perf_counter()
     returned = runner.run(feeds, context.routing)
     ended = perf_counter()
     arrays, decided = returned[: len(outputs)], returned[len(outputs) :]
-    if shape != engine.bucket:
+    if shape != run_at:
         arrays = cut_back(arrays, outputs, shape)
     routing = None
     if context.routing:
@@ -63,7 +65,7 @@ def run_whole(
         engine,
         {spec.name: array for spec, array in zip(outputs, arrays, strict=True)},
         shape,
-        engine.bucket,
+        run_at,
         open_ms=1e3 * (opened - dispatched),
         run_ms=1e3 * (ended - filled),
         ended=ended,

@@ -128,7 +128,7 @@ bucket_option = click.option(
     "buckets",
     type=BucketType(),
     multiple=True,
-    help="Static input shape, such as 1x128; repeatable. Default: the profile's.",
+    help="Input shape, such as 1x128, or a range of them, such as 1x1..128; repeatable. Default: the profile's.",
 )
 levels_option = click.option(
     "--levels",

@@ -133,8 +133,9 @@ def _batches(
 
 
 def _whole(batch: Batch, bucket: Bucket) -> np.ndarray:
-    """Which positions of the whole bucket are those of samples, bool ``[B, S]``."""
-    counted = np.zeros((bucket.batch, bucket.sequence), bool)
+    """Which positions of what the engine takes are those of samples, bool ``[B, S]``."""
+    shape = bucket.filled(Bucket(*batch.counted.shape))
+    counted = np.zeros((shape.batch, shape.sequence), bool)
     counted[: batch.rows] = batch.counted
     return counted
 

@@ -9,7 +9,7 @@ from functools import partial
 from ...elastic import Bucket, Submodel
 from ...profiles.precision import PRECISIONS, Precision, precision_of
 from ...profiles.probe_host import is_this_host
-from ...runtime.bundle.manifest import EngineEntry, Latency
+from ...runtime.bundle.manifest import EngineEntry, Latency, LatencyPoint
 from ...runtime.engines.measure import measure
 from ...runtime.engines.runner import Residency
 from ...runtime.inputs.feeds import random_feeds
@@ -23,6 +23,12 @@ from .build_engine import EngineBuilder
 _RUNGS_MEASURED = 4
 _ROUNDS_MEASURED = 3
 _ROUND_SECONDS = 0.3
+# Of an engine of a range, at each shape; the largest takes long enough by itself.
+_SHAPE_SECONDS = 0.08
+_SHAPE_ROUNDS = 2
+_SHAPE_RUNS = 3
+_SMALL_SEQUENCE = 16
+_MIDDLE_SEQUENCE = 128
 # Whole engines that are open at once while they are measured: each owns a packed copy of its weights.
 _ENGINES_OPEN_AT_ONCE = 4
 # What the runtime chooses while memory lasts.
@@ -42,9 +48,27 @@ def fit_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], clock: Clock) -
     corrections = {}
     for bucket, precision in clock.each(pairs):
         own = [rung.at_bits(PRECISIONS[precision].bits) for rung in picked]
-        costs = [_cost(builder, rung, rung.at(bucket)) for rung in own]
+        costs = [_cost(builder, rung, shape) for rung in own for shape in _fitted_shapes(rung.at(bucket))]
         corrections[bucket, precision] = fit_correction(costs, _measured_rungs(builder, own, bucket, precision))
     return corrections
+
+
+def shapes_to_measure(bucket: Bucket) -> list[Bucket]:
+    """The shapes at which an engine of a range is measured: its ends, and the powers of two of its sequence between,
+    at the least and the most rows."""
+    least, most = bucket.smallest, bucket.largest
+    between = [2**power for power in range(23) if least.sequence < 2**power < most.sequence]
+    sequences = [least.sequence, *between, most.sequence]
+    shapes = [Bucket(batch, sequence) for batch in (least.batch, most.batch) for sequence in sequences]
+    return list(dict.fromkeys(shapes))
+
+
+def _fitted_shapes(bucket: Bucket) -> list[Bucket]:
+    """Where rungs are measured: of a range at three sizes of one batch, which tell the parts of a run apart."""
+    if bucket.is_static:
+        return [bucket]
+    sequences = (_SMALL_SEQUENCE, _MIDDLE_SEQUENCE, bucket.sequence)
+    return list(dict.fromkeys(bucket.nearest(Bucket(1, size)) for size in sequences))
 
 
 def rungs_to_measure(count: int) -> list[int]:
@@ -59,21 +83,50 @@ def measure_engines(
 
     Engines of one file are one engine, measured once.
     """
-    measured: dict[str, list[float]] = {}
+    measured: dict[str, list[tuple[float, float]]] = {}
     if is_this_host(builder.profile):
         for group in clock.each(_groups(engines)):
-            stats = builder.stage.once_json(f"latency-{group[0].file}.json", partial(_best_of_rounds, builder, group))
-            measured |= {engine.file: pair for engine, pair in zip(group, stats, strict=True)}
-    return tuple(
-        Latency(
-            engine=engine.id,
-            predicted_ms=_predicted(builder, engine, corrections),
-            measured_p50_ms=measured[engine.file][0] if measured else None,
-            measured_p95_ms=measured[engine.file][1] if measured else None,
-            residency=_MEASURED_RESIDENCY if measured else None,
+            stats = builder.stage.once_json(f"latency-{group[0].file}.json", partial(_measured_groups, builder, group))
+            measured |= {engine.file: figures for engine, figures in zip(group, stats, strict=True)}
+    return tuple(_latency(builder, engine, corrections, measured.get(engine.file)) for engine in engines)
+
+
+def _latency(
+    builder: EngineBuilder,
+    engine: EngineEntry,
+    corrections: Corrections,
+    measured: Sequence[tuple[float, float]] | None,
+) -> Latency:
+    """What is known of ``engine``; ``measured`` are medians and 95th percentiles at its shapes, in order."""
+    points = [
+        LatencyPoint(
+            shape.batch,
+            shape.sequence,
+            _predicted(builder, engine, shape, corrections),
+            *(measured[number] if measured else (None, None)),
         )
-        for engine in engines
+        for number, shape in enumerate(_shapes(engine))
+    ]
+    largest = points[-1]
+    return Latency(
+        engine=engine.id,
+        predicted_ms=largest.predicted_ms,
+        measured_p50_ms=largest.measured_p50_ms,
+        measured_p95_ms=largest.measured_p95_ms,
+        residency=_MEASURED_RESIDENCY if measured else None,
+        points=None if engine.bucket.is_static else tuple(points),
     )
+
+
+def _shapes(engine: EngineEntry) -> list[Bucket]:
+    return [engine.bucket] if engine.bucket.is_static else shapes_to_measure(engine.bucket)
+
+
+def _measured_groups(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> list[list[tuple[float, float]]]:
+    """Per engine the medians and 95th percentiles at its shapes."""
+    pairs = [(engine, shape) for engine in engines for shape in _shapes(engine)]
+    stats = iter(_best_of_rounds(builder, pairs))
+    return [[next(stats) for _ in _shapes(engine)] for engine in engines]
 
 
 def _groups(engines: Sequence[EngineEntry]) -> list[list[EngineEntry]]:
@@ -88,11 +141,11 @@ def _groups(engines: Sequence[EngineEntry]) -> list[list[EngineEntry]]:
     return [*groups, *segments.values()]
 
 
-def _predicted(builder: EngineBuilder, engine: EngineEntry, corrections: Corrections) -> float:
-    """Milliseconds, corrected where rungs were measured."""
+def _predicted(builder: EngineBuilder, engine: EngineEntry, shape: Bucket, corrections: Corrections) -> float:
+    """Milliseconds of ``engine`` at ``shape``, corrected where rungs were measured."""
     source = builder.universal.source
     submodel = source.spec.parse(engine.submodel)
-    cost = _cost(builder, submodel, engine.bucket, engine.segment)
+    cost = _cost(builder, submodel, shape, engine.segment)
     if not corrections:
         return cost.predicted_ms
     # The first bucket of the profile that the submodel has as this one.
@@ -118,27 +171,33 @@ def _measured_rungs(
 
     def measure_now() -> list[float]:
         engines = [builder.build(rung, rung.at(bucket)) for rung in rungs]
-        return [p50 for p50, _ in _best_of_rounds(builder, engines)]
+        pairs = [(engine, shape) for engine in engines for shape in _fitted_shapes(engine.bucket)]
+        return [p50 for p50, _ in _best_of_rounds(builder, pairs)]
 
     times: list[float] = builder.stage.once_json(f"rungs-{bucket.label}-{precision}.json", measure_now)
     return times
 
 
-def _best_of_rounds(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> list[tuple[float, float]]:
-    """Median and 95th percentile in milliseconds of each engine in its best of several rounds, all engines in turn.
+def _best_of_rounds(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) -> list[tuple[float, float]]:
+    """Median and 95th percentile in milliseconds of each engine at a shape in its best of several rounds, all in turn.
 
     Another program's burst then spoils a round of some engines, not the proportions between them.
     """
+    static = all(engine.bucket.is_static for engine, _ in pairs)
+    limits = (10, _ROUND_SECONDS) if static else (_SHAPE_RUNS, _SHAPE_SECONDS)
+    interface = builder.draft.manifest.interface
     with ExitStack() as stack:
-        runners = [stack.enter_context(builder.runner(engine, _MEASURED_RESIDENCY)) for engine in engines]
-        interface = builder.draft.manifest.interface
-        feeds = [random_feeds(interface(engine.segment)[0], engine.bucket) for engine in engines]
+        runners = {
+            engine.id: stack.enter_context(builder.runner(engine, _MEASURED_RESIDENCY))
+            for engine in {engine.id: engine for engine, _ in pairs}.values()
+        }
+        calls = [(runners[one.id], random_feeds(interface(one.segment)[0], shape)) for one, shape in pairs]
         rounds = [
             [
-                measure(runner, feed, min_runs=10, max_seconds=_ROUND_SECONDS)
-                for runner, feed in zip(runners, feeds, strict=True)
+                measure(runner, feeds, warmup=3 if static else 1, min_runs=limits[0], max_seconds=limits[1])
+                for runner, feeds in calls
             ]
-            for _ in range(_ROUNDS_MEASURED)
+            for _ in range(_ROUNDS_MEASURED if static else _SHAPE_ROUNDS)
         ]
     best = [min(stats, key=lambda s: s.p50) for stats in zip(*rounds, strict=True)]
     return [(stats.p50, stats.p95) for stats in best]

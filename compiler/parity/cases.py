@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,11 +22,16 @@ _SENTENCES = (
     "北京的秋天很美，很多人去香山看红叶。",
     "Une requête peut dire ce qu'elle peut dépenser : mémoire, temps ou énergie.",
 )
+# Of a range, beside its ends and the powers of two.
+_RANDOM_SHAPES = 3
+_MOST_TOKENS = 512
+# Tokens below which a shape of a range has no case of text: tokenizers add some of their own.
+_LEAST_TEXT = 8
 
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs at a bucket, by input name, in the signature's order.
+    """One set of inputs at a shape of a bucket, by input name, in the signature's order.
 
     ``rows`` are those of the request (None: all); what follows them is how the runtime fills a bucket, and nobody reads
     its answers.
@@ -35,6 +40,11 @@ class Case:
     name: str
     feeds: Mapping[str, np.ndarray]
     rows: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Elements of its largest input, by which cases of one model compare."""
+        return max(array.size for array in self.feeds.values())
 
     @property
     def request(self) -> dict[str, np.ndarray]:
@@ -50,15 +60,43 @@ class Case:
 
 
 def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | None) -> list[Case]:
-    """The cases of one bucket: two fully random (masks with holes), one whole, one padded, one of real text.
+    """The cases of one bucket: two fully random (masks with holes), one whole, one padded, one of real text; of a range
+    one of them at each of several shapes.
 
     Every row has a token, since without one no answer is defined (``TensorSpec.row_needs``). The padded case has rows
-    that end early and lacks its last row: what fills it must not reach the others.
+    that end early and, in a static bucket, lacks its last row: what fills it must not reach the others.
     """
+    if bucket.is_static:
+        return _cases_at(signature, bucket, encoder)
+    cases = []
+    for number, shape in enumerate(shapes_to_prove(bucket)):
+        has_room = shape.sequence >= _LEAST_TEXT
+        kinds = _cases_at(signature, shape, encoder if has_room else None, is_filled=False)
+        case = kinds[number % len(kinds)]
+        cases.append(replace(case, name=f"{case.name} at {shape}"))
+    return cases
+
+
+def shapes_to_prove(bucket: Bucket) -> list[Bucket]:
+    """Shapes all over a range: the ends of each dimension, the powers of two of its sequence, and some at random.
+
+    Of many rows at once the sequence is as long as ``_MOST_TOKENS`` allow. Always the same for the same range.
+    """
+    least, most = bucket.smallest, bucket.largest
+    between = [2**power for power in range(23) if least.sequence < 2**power < most.sequence]
+    shapes = [Bucket(least.batch, sequence) for sequence in (least.sequence, *between, most.sequence)]
+    rng = np.random.default_rng(most.tokens)
+    for rows in (*(int(rng.integers(least.batch, most.batch + 1)) for _ in range(_RANDOM_SHAPES)), most.batch):
+        longest = min(most.sequence, max(least.sequence, _MOST_TOKENS // rows))
+        shapes.append(Bucket(rows, int(rng.integers(least.sequence, longest + 1))))
+    return list(dict.fromkeys([*shapes, Bucket(most.batch, least.sequence), Bucket(most.batch, longest)]))
+
+
+def _cases_at(signature: Signature, bucket: Bucket, encoder: TextEncoder | None, is_filled: bool = True) -> list[Case]:
     cases = [Case(f"random-{seed}", random_feeds(signature.inputs, bucket, seed)) for seed in (0, 1)]
     whole = [_whole(signature, random_feeds(signature.inputs, bucket, seed)) for seed in (2, 3)]
     has_sequence = any("sequence" in spec.dims for spec in signature.inputs)
-    lacks_row = bucket.batch > 1 and all(spec.pad is not None for spec in signature.inputs)
+    lacks_row = is_filled and bucket.batch > 1 and all(spec.pad is not None for spec in signature.inputs)
     if has_sequence:
         cases.append(Case("whole", whole[0]))
     if has_sequence or lacks_row:

@@ -47,7 +47,8 @@ Corrections = Mapping[tuple[Bucket, Precision], Correction]
 
 @dataclass(frozen=True)
 class BucketCost:
-    """Cost of a candidate at its own shape in the place of one bucket of the profile (``Submodel.at``).
+    """Cost of a candidate at its own shape in the place of one bucket of the profile (``Submodel.at``), of a range at
+    its largest shape, or at the shape of budgets.
 
     ``corrected_ms`` exists where rungs were measured at this bucket.
     """
@@ -179,7 +180,7 @@ def make_plan(
     return Plan(
         model=source.name,
         profile=profile.name,
-        budget_bucket=profile.largest_bucket,
+        budget_bucket=profile.budget_shape,
         latency_basis=basis,
         candidates=(*on_ladder, *beside),
         budgets=tuple(budgets),
@@ -194,7 +195,7 @@ def make_plan(
 
 def figures_of(source: Source, profile: DeviceProfile, submodel: Submodel) -> dict[str, float]:
     """What budgets limit, of any submodel, at the profile's largest bucket; the latency is predicted."""
-    return _candidate(source, profile, {}, submodel, (), None).figures(profile.largest_bucket)
+    return _candidate(source, profile, {}, submodel, (), None).figures(profile.budget_shape)
 
 
 def _candidate(
@@ -206,9 +207,11 @@ def _candidate(
     rung: int | None,
 ) -> Candidate:
     precision = precision_of(submodel, profile.precisions)
+    shapes = {bucket: bucket for bucket in profile.buckets}
+    shapes.setdefault(profile.budget_shape, profile.budget_bucket)
     costs = {
-        bucket: predict(variant_workload(source, submodel, submodel.at(bucket), profile), profile, precision)
-        for bucket in profile.buckets
+        shape: predict(variant_workload(source, submodel, submodel.at(shape), profile), profile, precision)
+        for shape in shapes
     }
     groups = source.parameter_groups(submodel)
     weights = source.weight_bytes(submodel, profile.backend)
@@ -227,7 +230,7 @@ def _candidate(
                 moved_bytes=cost.moved_bytes,
                 activation_bytes=cost.activation_bytes,
                 predicted_ms=cost.predicted_ms,
-                corrected_ms=corrections[bucket, precision].corrected_ms(cost) if corrections else None,
+                corrected_ms=corrections[shapes[bucket], precision].corrected_ms(cost) if corrections else None,
             )
             for bucket, cost in costs.items()
         ),
@@ -254,11 +257,11 @@ def _labels(levels: Sequence[Level], rungs: Sequence[Submodel], profile: DeviceP
 def _choose(
     name: str, budget: BudgetSpec, rungs: Sequence[Candidate], profile: DeviceProfile, basis: str
 ) -> BudgetPlan:
-    limits = _resolve(budget, rungs[-1].figures(profile.largest_bucket))
+    limits = _resolve(budget, rungs[-1].figures(profile.budget_shape))
     if limits.ffn_parameters is not None and rungs[-1].ffn_parameters == 0:
         raise PlanError(f"budget {name!r}: ffn_parameters: this model has no feed-forward networks that shrink")
     checks = _checks(limits, profile, basis)
-    broken = {rung.id: _broken(rung, checks, profile.largest_bucket) for rung in rungs}
+    broken = {rung.id: _broken(rung, checks, profile.budget_shape) for rung in rungs}
     fitting = [index for index, rung in enumerate(rungs) if not broken[rung.id]]
     if not fitting:
         raise PlanError(
@@ -266,7 +269,7 @@ def _choose(
             "raise the limit, add smaller levels, or state other budgets (--budget)"
         )
     chosen = fitting[-1]
-    figures = rungs[chosen].figures(profile.largest_bucket)
+    figures = rungs[chosen].figures(profile.budget_shape)
     kept = ", ".join(f"{c.what} {c.show(figures[c.figure])} of {c.show(c.limit)}" for c in checks if not c.of_device)
     if chosen == len(rungs) - 1:
         reason = f"the universal model keeps {kept}" if kept else "no limits: the universal model"
@@ -313,7 +316,7 @@ class _Check:
 
 
 def _checks(limits: Limits, profile: DeviceProfile, basis: str) -> list[_Check]:
-    bucket = profile.largest_bucket.label
+    bucket = profile.budget_shape.label
     own = [
         ("latency_ms", f"latency ({basis}, {bucket})", limits.latency_ms),
         ("memory_mb", "memory", limits.memory_mb),
@@ -345,7 +348,7 @@ def _nearest(
         return f"not even the smallest submodel {rungs[0].id} fits: {broken[rungs[0].id]}"
 
     def excess(rung: Candidate) -> float:
-        figures = rung.figures(profile.largest_bucket)
+        figures = rung.figures(profile.budget_shape)
         return max(figures[check.figure] / check.limit if check.limit else inf for check in checks)
 
     closest = min(rungs, key=excess)

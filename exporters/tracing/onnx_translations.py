@@ -9,6 +9,7 @@ import torch
 from onnxscript import opset20 as op
 
 from .add_rows import add_rows_to_onnx
+from .attention import attention_to_onnx
 
 # Giles (2010), "Approximating the erfinv function": polynomials in w = -log(1 - y^2), by descending power; the first
 # for w < 5 in w - 2.5, the second for larger w in sqrt(w) - 3. Relative error below 4e-7, as float32 can hold.
@@ -56,6 +57,7 @@ def _constant(value: float) -> Any:
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.aten.scaled_dot_product_attention.default: attention_to_onnx,
     torch.ops.prims.erf_inv.default: erf_inv,
     torch.ops.nestforge.add_rows.default: add_rows_to_onnx,
 }

@@ -1,18 +1,20 @@
-"""Traces a torch module into an ONNX graph at one bucket, with every parameter under its own name."""
+"""Traces a torch module into an ONNX graph for one bucket, with every parameter under its own name."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import io
 import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import onnx_ir as ir
 import torch
+from torch.export import Dim
 
 from ...elastic import Bucket
 from ...errors import ExportError
@@ -22,6 +24,9 @@ from .onnx_translations import TRANSLATIONS
 from .torchlib import torchlib_read_once
 
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+# Sizes that no other dimension of a traced model is likely to have.
+_EXAMPLE_BATCH = 3
+_EXAMPLE_SEQUENCE = 7
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,13 @@ class Interface(Protocol):
 
 
 def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: int) -> Trace:
-    """Traces ``module`` with static shapes. Weights are not folded, so every initializer keeps its parameter's name.
+    """Traces ``module``; dimensions that ``bucket`` leaves free keep their names, all others are static.
 
-    Raises ExportError with torch's reason if the module does not export.
+    Weights are not folded, so every initializer keeps its parameter's name. Raises ExportError with torch's reason if
+    the module does not export, or is another one for every size of a dimension that is to be free.
     """
-    example = tuple(torch.ones(spec.shape(bucket), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs)
+    at = _example_shape(bucket)
+    example = tuple(torch.ones(spec.shape(at), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs)
     try:
         with quiet_export(), torchlib_read_once():
             program = torch.onnx.export(
@@ -58,17 +65,59 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
                 input_names=[spec.name for spec in interface.inputs],
                 output_names=[spec.name for spec in interface.outputs],
                 custom_translation_table=TRANSLATIONS,
+                dynamic_shapes=_free_dims(module, interface, bucket),
                 verbose=False,
             )
     except Exception as failure:  # torch.export raises many unrelated types for models it cannot trace
-        reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+        reason = _reason(failure)
         raise ExportError(f"{type(module).__name__} at {bucket.label}: torch.onnx.export failed: {reason}") from failure
     assert program is not None
     model = program.model
+    _require_free(module, interface, bucket, model)
     own = _own_names(module)
     for name, value in list(model.graph.initializers.items()):
         value.name = own.get(name, name).removeprefix(PREFIX)
     return Trace(model, _module_outputs(model))
+
+
+def _reason(failure: BaseException) -> str:
+    """The first line of what torch.export itself said, which torch.onnx.export wraps in advice."""
+    while failure.__cause__ is not None:
+        failure = failure.__cause__
+    return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+
+
+def _example_shape(bucket: Bucket) -> Bucket:
+    """A small shape inside ``bucket``; torch.export would take a free dimension of 1 to be always 1."""
+    least = bucket.smallest
+    return Bucket(
+        least.batch if bucket.min_batch is None else min(bucket.batch, max(least.batch, _EXAMPLE_BATCH)),
+        least.sequence if bucket.min_sequence is None else min(bucket.sequence, max(least.sequence, _EXAMPLE_SEQUENCE)),
+    )
+
+
+def _free_dims(module: torch.nn.Module, interface: Interface, bucket: Bucket) -> Any:
+    """The names of free dimensions by input and position, in the structure of ``module.forward``'s parameters."""
+    if bucket.is_static:
+        return None
+    dims = {
+        name: Dim(name, min=getattr(bucket.smallest, name), max=getattr(bucket.largest, name)) for name in bucket.free
+    }
+    named = tuple({i: dims[dim] for i, dim in enumerate(spec.dims) if dim in dims} for spec in interface.inputs)
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    first = next((number for number, each in enumerate(parameters) if each.kind is each.VAR_POSITIONAL), len(named))
+    return (*named[:first], named[first:]) if first < len(named) else named
+
+
+def _require_free(module: torch.nn.Module, interface: Interface, bucket: Bucket, model: ir.Model) -> None:
+    """What was to be free is free: where the module fixes a size, torch.onnx.export goes back to a static graph."""
+    for spec, value in zip(interface.inputs, model.graph.inputs, strict=True):
+        found = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape or ())
+        if found != spec.declared(bucket):
+            raise ExportError(
+                f"{type(module).__name__} at {bucket}: the module is made for one size, input {spec.name} has shape "
+                f"{list(found)} where {list(spec.declared(bucket))} was asked for; ask for static buckets"
+            )
 
 
 def _own_names(module: torch.nn.Module) -> dict[str, str]:

@@ -17,7 +17,8 @@ from ...strict import nearest
 # `forms`); reads 1, 2 and 3.
 # 5 (2026-11): precision of engines; reads 1 to 4.
 # 6 (2026-11): seals of the files that no manifest lists (seal.py); reads 1 to 5.
-SCHEMA_VERSION = 6
+# 7 (2026-11): buckets that leave dimensions free, latencies by shape; reads 1 to 6.
+SCHEMA_VERSION = 7
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
@@ -61,7 +62,8 @@ class FileEntry:
 class TensorSpec:
     """One input or output of an engine.
 
-    ``dims`` names each dimension: ``batch`` and ``sequence`` follow the bucket, a number is fixed. ``pad`` is the value
+    ``dims`` names each dimension: ``batch`` and ``sequence`` follow the bucket or, where it leaves them free, the
+    request; a number is fixed. ``pad`` is the value
     that fills an input up to its bucket; an input without one cannot be padded. ``high`` bounds a whole-number input
     to ``0 <= value < high``: the vocabulary size for token ids, 2 for a mask. ``role`` says what an output means, and
     so by what measure submodels are compared (runtime/bundle/roles.py); where no output has one, shapes decide.
@@ -79,9 +81,14 @@ class TensorSpec:
     row_needs: RowNeed | None = None
 
     def shape(self, bucket: Bucket) -> tuple[int, ...]:
-        """Static shape at ``bucket``."""
+        """Shape at ``bucket``, the largest where it is a range."""
         sizes = {"batch": bucket.batch, "sequence": bucket.sequence}
         return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
+
+    def declared(self, bucket: Bucket) -> tuple[str | int, ...]:
+        """What an engine at ``bucket`` declares: a free dimension by its name."""
+        free = bucket.free
+        return tuple(dim if dim in free else size for dim, size in zip(self.dims, self.shape(bucket), strict=True))
 
 
 @dataclass(frozen=True)
@@ -181,7 +188,7 @@ class SubmodelEntry:
 
     def at(self, bucket: Bucket) -> Bucket:
         """The bucket that this submodel has in the place of ``bucket``."""
-        return Bucket(bucket.batch, self.sequence or bucket.sequence)
+        return bucket if self.sequence is None else Bucket(bucket.batch, self.sequence, bucket.min_batch)
 
 
 @dataclass(frozen=True)
@@ -420,11 +427,23 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class LatencyPoint:
+    """Predicted and measured time of an engine at one shape of its range, in milliseconds; see ``Latency``."""
+
+    batch: int = field(metadata={"min": 1})
+    sequence: int = field(metadata={"min": 1})
+    predicted_ms: float = field(metadata={"min": 0})
+    measured_p50_ms: float | None = field(default=None, metadata={"min": 0})
+    measured_p95_ms: float | None = field(default=None, metadata={"min": 0})
+
+
+@dataclass(frozen=True)
 class Latency:
     """Predicted and measured time of one engine, in milliseconds, never mixed: the field name says which.
 
     ``predicted_ms`` was stated before this engine was measured; for a profile of the compiling host itself it is
-    corrected by a few measured rungs.
+    corrected by a few measured rungs. An engine of a range has ``points``, every batch of some at every sequence of
+    some; its other figures are those of its largest shape.
     """
 
     engine: str
@@ -432,6 +451,7 @@ class Latency:
     measured_p50_ms: float | None = field(default=None, metadata={"min": 0})
     measured_p95_ms: float | None = field(default=None, metadata={"min": 0})
     residency: Residency | None = None
+    points: tuple[LatencyPoint, ...] | None = None
 
 
 @dataclass(frozen=True)

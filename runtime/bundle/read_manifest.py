@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import Any
 
-from ...elastic import MAX_TOKENS, ElasticSpec
+from ...elastic import MAX_TOKENS, Bucket, ElasticSpec
 from ...errors import BundleFormatError, PlanError
 from ...strict import parse_json, structure, unstructure
 from .check_exits import exit_problems
@@ -20,6 +20,7 @@ from .manifest import (
     UNLISTED,
     BuildRecord,
     EngineEntry,
+    LatencyPoint,
     Manifest,
     Quality,
     TensorSpec,
@@ -72,7 +73,23 @@ def _build_problems(build: BuildRecord, manifest: Manifest) -> Iterable[str]:
         p50, p95 = latency.measured_p50_ms, latency.measured_p95_ms
         if p95 is not None and (p50 is None or p50 > p95):
             yield f"latencies of engine {latency.engine}: measured_p95_ms {p95} below or without measured_p50_ms {p50}"
+        for point in latency.points or ():
+            p50, p95 = point.measured_p50_ms, point.measured_p95_ms
+            if p95 is not None and (p50 is None or p50 > p95):
+                yield f"latencies of engine {latency.engine} at {point.batch}x{point.sequence}: p95 {p95} below its p50"
+        if latency.points is not None and not _is_grid(latency.points):
+            yield f"latencies of engine {latency.engine}: points; expected every batch at every sequence once"
     yield from _repeated("latency of", (f"{one.engine} as {one.residency}" for one in build.latencies))
+
+
+def _is_grid(points: Sequence[LatencyPoint]) -> bool:
+    """Whether ``points`` have every batch at every sequence once: all of them, and those that were measured."""
+    measured = [point for point in points if point.measured_p50_ms is not None]
+    for some in (points, measured):
+        sizes = {(point.batch, point.sequence) for point in some}
+        if not len({batch for batch, _ in sizes}) * len({sequence for _, sequence in sizes}) == len(sizes) == len(some):
+            return False
+    return bool(points)
 
 
 def is_plain_name(path: str) -> bool:
@@ -112,6 +129,9 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield f"engine {engine.id}: file {engine.file!r} is not among the files"
         if min(engine.bucket.batch, engine.bucket.sequence) < 1 or engine.bucket.tokens > MAX_TOKENS:
             yield f"engine {engine.id}: bucket {engine.bucket.label} is outside 1..{MAX_TOKENS} tokens"
+        for least, most in zip(_least(engine.bucket), (engine.bucket.batch, engine.bucket.sequence), strict=True):
+            if least is not None and not 1 <= least < most:
+                yield f"engine {engine.id}: bucket has a range {least}..{most}; expected one that rises from 1 or more"
     for budget in manifest.budgets:
         if budget.submodel not in ids:
             yield f"budget {budget.name}: submodel {budget.submodel!r} is not in this manifest"
@@ -166,6 +186,10 @@ def _size_problems(manifest: Manifest) -> Iterable[str]:
 def _place(engine: EngineEntry) -> str:
     part = engine.submodel if engine.segment is None else f"{engine.submodel}, segment {engine.segment}"
     return f"{part} at {engine.bucket.label}, {engine.backend}"
+
+
+def _least(bucket: Bucket) -> tuple[int | None, int | None]:
+    return bucket.min_batch, bucket.min_sequence
 
 
 def _specs(manifest: Manifest) -> Iterable[TensorSpec]:

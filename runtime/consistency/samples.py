@@ -22,7 +22,7 @@ from ..inputs.text import Encoded, TextEncoder
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Inputs of a bucket's whole shape; the first ``rows`` rows are samples.
+    """Inputs of a bucket's whole shape, or of a range their own; the first ``rows`` rows are samples.
 
     ``counted`` bool ``[rows, sequence]`` says which positions are theirs, ``labels`` int64 ``[rows]`` their classes, if
     known.
@@ -52,7 +52,10 @@ class Samples(Protocol):
         ...
 
     def batches(self, manifest: Manifest, bucket: Bucket) -> Iterator[Batch]:
-        """Every sample once, at ``bucket``'s shape. Raises InputError for what does not fit the model or bucket."""
+        """Every sample once, at ``bucket``'s shape or one in its range.
+
+        Raises InputError for what does not fit the model or bucket.
+        """
         ...
 
 
@@ -83,7 +86,8 @@ class TextSamples:
         for start in range(0, len(self.texts), bucket.batch):
             part = self.texts[start : start + bucket.batch]
             feeds, encoded = text_at_bucket(self.encoder, manifest.inputs, part, bucket)
-            counted = np.arange(bucket.sequence) < np.array(encoded.lengths)[:, None]
+            length = bucket.filled(Bucket(len(part), max(encoded.lengths))).sequence
+            counted = np.arange(length) < np.array(encoded.lengths)[:, None]
             yield Batch(feeds, len(part), counted)
 
 
@@ -150,27 +154,27 @@ class ArraySamples:
             )
         for start in range(0, self.size, bucket.batch):
             # The last rows stand again where a bucket needs more: not every input can be padded with empty rows.
-            rows = np.minimum(np.arange(start, start + bucket.batch), self.size - 1)
-            feeds = checker.filled(
-                {name: array[rows] for name, array in self.feeds.items()},
-                checker.own_shape(Bucket(bucket.batch, bucket.sequence), bucket),
-            )
             count = min(bucket.batch, self.size - start)
+            filled = bucket.filled(Bucket(count, shape.sequence))
+            rows = np.minimum(np.arange(start, start + filled.batch), self.size - 1)
+            feeds = checker.filled(
+                {name: array[rows] for name, array in self.feeds.items()}, checker.own_shape(filled, filled)
+            )
             labels = None if self.labels is None else self.labels[start : start + count]
-            yield Batch(feeds, count, _counted(manifest, feeds, shape, bucket)[:count], labels)
+            yield Batch(feeds, count, _counted(manifest, feeds, shape, filled)[:count], labels)
 
 
 def text_at_bucket(
     encoder: TextEncoder, inputs: Sequence[TensorSpec], texts: Sequence[str], bucket: Bucket
 ) -> tuple[dict[str, Array], Encoded]:
-    """At most ``bucket.batch`` texts at the bucket's shape, truncated to it and padded; and how they were encoded.
+    """At most ``bucket.batch`` texts, truncated to the bucket and padded as it needs; and how they were encoded.
 
     Raises InputError if the tokenizer does not fit the model, or the bucket is too short for any text.
     """
     checker = InputChecker(inputs)
     encoded = encoder.encode(texts, bucket.sequence, truncate=True)
-    checker.shape_of(encoded.feeds)
-    return checker.filled(encoded.feeds, bucket), encoded
+    shape = checker.shape_of(encoded.feeds)
+    return checker.filled(encoded.feeds, bucket.filled(shape)), encoded
 
 
 def _counted(manifest: Manifest, feeds: Mapping[str, Array], given: Bucket, bucket: Bucket) -> Array:

@@ -158,3 +158,29 @@ def test_a_submodel_has_its_own_sequence_in_the_place_of_a_buckets() -> None:
     short = STACKED.parse("sequence8")
     assert [short.at(bucket) for bucket in (Bucket(3, 16), Bucket(3, 8))] == [Bucket(3, 8)] * 2
     assert SPEC.universal().at(Bucket(3, 16)) == Bucket(3, 16)
+
+
+def test_a_range_is_read_in_both_spellings_and_knows_its_ends() -> None:
+    bucket = Bucket.parse("1..8x1..512")
+    assert bucket == Bucket(8, 512, 1, 1) == Bucket.parse(bucket.label) == Bucket.parse(str(bucket))
+    assert (bucket.label, str(bucket), bucket.free) == ("b1_8-s1_512", "1..8x1..512", ("batch", "sequence"))
+    assert (bucket.smallest, bucket.largest, bucket.tokens) == (Bucket(1, 1), Bucket(8, 512), 4096)
+    assert Bucket.parse("4x2..16").smallest == Bucket(4, 2)
+    assert not bucket.is_static and Bucket(1, 128).is_static  # noqa: PT018  (one property)
+    assert sorted([bucket, Bucket(8, 512)]) == [bucket, Bucket(8, 512)]
+
+
+def test_what_runs_of_a_request_in_a_bucket() -> None:
+    bucket = Bucket(8, 64, None, 4)
+    assert bucket.holds(Bucket(3, 64))
+    assert not bucket.holds(Bucket(3, 65))
+    assert bucket.filled(Bucket(3, 2)) == Bucket(8, 4)
+    assert bucket.filled(Bucket(3, 33)) == Bucket(8, 33)
+    assert bucket.nearest(Bucket(1, 100)) == Bucket(8, 64)
+    assert Bucket(1, 128).filled(Bucket(1, 5)) == Bucket(1, 128)
+
+
+@pytest.mark.parametrize("text", ["1x128..1", "1x5..5", "1x0..8", "8..1x3"])
+def test_a_range_rises(text: str) -> None:
+    with pytest.raises(ValueError, match="expected one that rises from 1 or more"):
+        Bucket.parse(text)

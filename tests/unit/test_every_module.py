@@ -181,10 +181,6 @@ TESTED_THROUGH = {
     "compiler.build.emitted": ("compiler/build/test_build_engine.py", "compiler.build.build_engine"),
     "compiler.build.fp32_reference": ("compiler/build/test_quality.py", "compiler.build.quality"),
     "compiler.build.prove_exact": ("compiler/build/test_build_engine.py", "compiler.build.build_engine"),
-    "compiler.graph.passes.constants": (
-        "compiler/graph/passes/test_free_elastic_dims.py",
-        "compiler.graph.passes.free_elastic_dims",
-    ),
     "compiler.graph.passes.elementwise": (
         "compiler/graph/passes/test_free_elastic_dims.py",
         "compiler.graph.passes.free_elastic_dims",

@@ -1,12 +1,13 @@
 """Frees every Reshape from the universal model's widths, so that a submodel differs in initializer extents alone.
 
 Elastic dimensions are followed from the weights through the graph. A dimension is a product of factors, slowest first:
-a number, or an axis: the output of a query projection is ``(heads * 32)``, after the split ``heads, 32``. A Reshape
-regroups the factors, and its one elastic target dimension becomes ``-1``.
+a number, an axis, or the name of a dimension that is free at run time: the output of a query projection is
+``(heads * 32)``, after the split ``heads, 32``. A Reshape regroups the factors, and its one elastic target dimension
+becomes ``-1``.
 
-Requires: static shapes; linear layers as Gemm; prefix slices along dimension 0 of each stored weight.
-Ensures: no constant in the graph repeats an elastic extent. Raises SliceError naming the first node it cannot follow,
-and then leaves the graph as it was: every dimension is followed before the first Reshape changes.
+Requires: extents that are numbers or names; linear layers as Gemm; prefix slices along dimension 0 of each stored
+weight. Ensures: no constant in the graph repeats an elastic extent. Raises SliceError naming the first node it cannot
+follow, and then leaves the graph as it was: every dimension is followed before the first Reshape changes.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import onnx_ir as ir
 
 from ....elastic import Axis
 from ....errors import SliceError
-from .constants import int64_constant
 from .elementwise import ELEMENTWISE
+from .extents import Extent, extents, factors, product, reshape_target
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Elastic:
     axis: Axis
 
 
-Factor = int | Elastic
+Factor = Extent | Elastic
 Dim = tuple[Factor, ...]
 Dims = tuple[Dim, ...]
 
@@ -39,16 +40,16 @@ def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
     """Follows the elastic dimensions from ``seeds`` (initializer name to its dimension 0) and frees the Reshapes."""
     targets = _reshape_targets(model, seeds)
     for node, target in targets.items():
-        shape = int64_constant(target)
-        node.prepend(shape)
-        node.replace_input_with(1, shape.outputs[0])
+        made = reshape_target(model.graph, target)
+        node.prepend(made)
+        node.replace_input_with(1, made[-1].outputs[0])
     return bool(targets)
 
 
-def _reshape_targets(model: ir.Model, seeds: Mapping[str, Dim]) -> dict[ir.Node, list[int]]:
+def _reshape_targets(model: ir.Model, seeds: Mapping[str, Dim]) -> dict[ir.Node, list[Extent]]:
     """The new target of every Reshape that an elastic dimension reaches; nothing is changed."""
     known: dict[ir.Value, Dims] = {}
-    targets: dict[ir.Node, list[int]] = {}
+    targets: dict[ir.Node, list[Extent]] = {}
     for name, first in seeds.items():
         if name in model.graph.initializers:
             value = model.graph.initializers[name]
@@ -72,10 +73,10 @@ def _reshape_targets(model: ir.Model, seeds: Mapping[str, Dim]) -> dict[ir.Node,
 
 def _at_extents(output: ir.Value, dims: Dims) -> Dims:
     """``dims`` with the output's own extents where they are not elastic: what a Split or a Slice changes."""
-    if output.shape is None or len(output.shape) != len(dims):
+    known = extents(output)
+    if known is None or len(known) != len(dims):
         return dims
-    extents = output.shape.numpy()
-    return tuple(dim if _is_elastic(dim) else (int(extent),) for dim, extent in zip(dims, extents, strict=True))
+    return tuple(dim if _is_elastic(dim) else factors(extent) for dim, extent in zip(dims, known, strict=True))
 
 
 def _dims(value: ir.Value | None, known: Mapping[ir.Value, Dims]) -> Dims:
@@ -83,17 +84,18 @@ def _dims(value: ir.Value | None, known: Mapping[ir.Value, Dims]) -> Dims:
         return ()
     if value in known:
         return known[value]
-    if value.shape is None:
+    dims = extents(value)
+    if dims is None:
         raise SliceError(f"value {value.name}: its shape is unknown")
-    return tuple((int(extent),) for extent in value.shape.numpy())
+    return tuple(factors(extent) for extent in dims)
 
 
 def _is_elastic(dim: Dim) -> bool:
     return any(isinstance(factor, Elastic) for factor in dim)
 
 
-def _extent(dim: Iterable[Factor]) -> int:
-    return prod(factor.axis.size if isinstance(factor, Elastic) else factor for factor in dim)
+def _extent(dim: Iterable[Factor]) -> Extent:
+    return product([factor.axis.size if isinstance(factor, Elastic) else factor for factor in dim])
 
 
 def _elementwise(node: ir.Node, inputs: list[Dims]) -> Dims:
@@ -193,15 +195,14 @@ def _mean(node: ir.Node, inputs: list[Dims]) -> Dims:
 
 def _reshape(node: ir.Node, inputs: list[Dims]) -> Dims:
     """Regroups the factors into the output's extents."""
-    output = node.outputs[0]
-    constant = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
-    if constant is None or output.shape is None:
-        raise _error(node, "the target of a Reshape is not constant")
-    factors: list[Factor] = [factor for dim in inputs[0] for factor in dim if factor != 1]
-    return tuple(_take(node, factors, int(extent)) for extent in output.shape.numpy())
+    found = extents(node.outputs[0])
+    if found is None:
+        raise _error(node, "the target of a Reshape is not known")
+    left: list[Factor] = [factor for dim in inputs[0] for factor in dim if factor != 1]
+    return tuple(_take(node, left, extent) for extent in found)
 
 
-def _target(node: ir.Node, dims: Dims) -> list[int]:
+def _target(node: ir.Node, dims: Dims) -> list[Extent]:
     """The target of a Reshape whose output has ``dims``, with -1 for the one elastic dimension."""
     elastic = [index for index, dim in enumerate(dims) if _is_elastic(dim)]
     if len(elastic) > 1:
@@ -209,18 +210,25 @@ def _target(node: ir.Node, dims: Dims) -> list[int]:
     return [-1 if index in elastic else _extent(dim) for index, dim in enumerate(dims)]
 
 
-def _take(node: ir.Node, factors: list[Factor], extent: int) -> Dim:
+def _take(node: ir.Node, left: list[Factor], extent: Extent) -> Dim:
     """Takes factors from the front whose product is ``extent``; a number may be split, an axis may not."""
+    names = [factor for factor in factors(extent) if isinstance(factor, str)]
+    needed = prod(factor for factor in factors(extent) if isinstance(factor, int))
     taken: list[Factor] = []
-    while _extent(taken) != extent:
-        needed, rest = divmod(extent, _extent(taken))
-        if rest or not factors:
-            raise _error(node, f"a Reshape that cuts through an elastic dimension at extent {extent}")
-        factor = factors.pop(0)
-        size = _extent((factor,))
-        if size > needed and isinstance(factor, int) and size % needed == 0:
-            factors.insert(0, size // needed)
-            factor = needed
+    while names or needed != 1:
+        factor = left.pop(0) if left else 0
+        if isinstance(factor, str):
+            if factor not in names:
+                raise _error(node, f"a Reshape that cuts through dimension {factor} at extent {extent}")
+            names.remove(factor)
+        else:
+            size = factor.axis.size if isinstance(factor, Elastic) else factor
+            if isinstance(factor, int) and size > needed > 1 and size % needed == 0:
+                left.insert(0, size // needed)
+                factor = size = needed
+            if not size or needed % size:
+                raise _error(node, f"a Reshape that cuts through an elastic dimension at extent {extent}")
+            needed //= size
         taken.append(factor)
     return tuple(taken) or (1,)
 
@@ -238,6 +246,7 @@ _DIMS_BY_OPERATOR: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     "LayerNormalization": _last_axis_whole,
     "ReduceMean": _mean,
     "Reshape": _reshape,
+    "Flatten": _reshape,
     "Split": _split,
     "Slice": _slice,
     "Gather": _gather,

@@ -1,8 +1,9 @@
 """Linear layers in one form: ``Reshape -> Gemm -> Reshape`` over a weight stored in the layout that slices best.
 
 torch traces ``nn.Linear`` on ``[B, S, H]`` as ``Transpose(W) -> MatMul -> Add``. Here it becomes a Gemm over
-``[B * S, H]``: with ``transB=1`` over the weight as torch stores it, or with ``transB=0`` over its transpose where the
-spec slices the input dimension, so that the elastic dimension is the slowest-varying one in memory.
+``[B * S, H]``, behind a Flatten in place of the first Reshape where ``B`` or ``S`` is free: with ``transB=1`` over the
+weight as torch stores it, or with ``transB=0`` over its transpose where the spec slices the input dimension, so that
+the elastic dimension is the slowest-varying one in memory.
 
 Requires: weights are initializers under their parameter's name. Ensures: no weight of a linear layer passes through a
 Transpose, and transposed weights carry the suffix ``.T``.
@@ -11,12 +12,11 @@ Transpose, and transposed weights carry the suffix ``.T``.
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import prod
 
 import numpy as np
 import onnx_ir as ir
 
-from .constants import int64_constant
+from .extents import extents, product, reshape_target, shape_of
 
 TRANSPOSED = ".T"
 
@@ -76,27 +76,31 @@ def _transposed(graph: ir.Graph, weight: ir.Value) -> ir.Value:
 
 
 def _replace_matmul(graph: ir.Graph, node: ir.Node, weight: ir.Value, transpose_b: bool) -> None:
-    x = node.inputs[0]
+    x, extents_of_x = node.inputs[0], extents(node.inputs[0])
     assert x is not None
-    assert x.shape is not None
-    rows = [int(extent) for extent in x.shape.numpy()[:-1]]
-    tokens = prod(rows)
+    assert extents_of_x is not None
+    rows = extents_of_x[:-1]
+    tokens = product(rows)
     add, bias = _bias(node)
     last = (add or node).outputs[0]
-    flat_shape, back_shape = int64_constant([tokens, -1]), int64_constant([*rows, -1])
-    flat = ir.node("Reshape", [x, flat_shape.outputs[0]])
+    back_target = reshape_target(graph, [*rows, -1])
+    if isinstance(tokens, int):
+        flat_target = reshape_target(graph, [tokens, -1])
+        flat = ir.node("Reshape", [x, flat_target[-1].outputs[0]])
+    else:
+        flat_target, flat = [], ir.node("Flatten", [x], attributes={"axis": len(rows)})
     gemm = ir.node(
         "Gemm",
         [flat.outputs[0], weight, *([bias] if bias is not None else [])],
         attributes={"transB": int(transpose_b)},
     )
-    back = ir.node("Reshape", [gemm.outputs[0], back_shape.outputs[0]])
+    back = ir.node("Reshape", [gemm.outputs[0], back_target[-1].outputs[0]])
     result = back.outputs[0]
     for value, like in ((flat.outputs[0], x), (gemm.outputs[0], last)):
         assert like.shape is not None
-        value.shape, value.type = ir.Shape([tokens, like.shape[-1]]), like.type
+        value.shape, value.type = shape_of([tokens, (extents(like) or (0,))[-1]]), like.type
     result.name, result.shape, result.type = last.name, last.shape, last.type
-    graph.insert_before(node, [flat_shape, flat, gemm, back_shape, back])
+    graph.insert_before(node, [*flat_target, flat, gemm, *back_target, back])
     ir.convenience.replace_all_uses_with(last, result, replace_graph_outputs=True)
     graph.remove([part for part in (add, node) if part is not None], safe=True)
 

@@ -3,7 +3,9 @@
 Linear layers run on ``[B * S, H]`` while the rest of the graph speaks ``[B, S, H]``; moving the outer Reshape behind an
 activation lets it meet the next layer's inner one, and both disappear.
 
-Requires: static shapes, constant Reshape targets without zeros. Ensures: no Reshape reads another Reshape.
+A Flatten is a Reshape to two dimensions whatever the sizes of those before its axis are.
+
+Requires: Reshape targets without zeros; extents that are numbers or names. Ensures: no Reshape reads another Reshape.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .elementwise import ACTIVATIONS
+from .extents import extents, product
 
+_RESHAPES = {"Reshape", "Flatten"}
 _UNARY_OPERATORS = ACTIVATIONS | {"Identity"}
 # Of one tensor where the second operand is a single number: squared ReLU ends in a Pow.
 _SCALAR_OPERATORS = {"Add", "Sub", "Mul", "Div", "Pow"}
@@ -27,26 +31,39 @@ def merge_reshapes(model: ir.Model) -> bool:
 
 def _apply(node: ir.Node) -> bool:
     source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    if source is None or source.op_type != "Reshape" or source.inputs[0] is None:
+    if source is None or source.op_type not in _RESHAPES or source.inputs[0] is None:
         return False
     if _is_elementwise(node):
         return _move_behind(node, source)
-    if node.op_type != "Reshape":
+    if node.op_type not in _RESHAPES or (node.op_type == "Flatten" and not _flatten_from(node, source.inputs[0])):
         return False
-    node.replace_input_with(0, source.inputs[0])
-    if source.inputs[0].shape == node.outputs[0].shape and not node.outputs[0].is_graph_output():
-        ir.convenience.replace_all_uses_with(node.outputs[0], source.inputs[0])
+    inner = source.inputs[0]
+    node.replace_input_with(0, inner)
+    if extents(inner) == extents(node.outputs[0]) is not None and not node.outputs[0].is_graph_output():
+        ir.convenience.replace_all_uses_with(node.outputs[0], inner)
+    return True
+
+
+def _flatten_from(flatten: ir.Node, inner: ir.Value) -> bool:
+    """Sets the axis of ``flatten`` to the one at which ``inner`` flattens to the same, if there is one."""
+    dims, flat = extents(inner), extents(flatten.outputs[0])
+    if dims is None or flat is None:
+        return False
+    axes = [axis for axis in range(len(dims) + 1) if (product(dims[:axis]), product(dims[axis:])) == flat]
+    if not axes:
+        return False
+    flatten.attributes["axis"] = ir.AttrInt64("axis", axes[0])
     return True
 
 
 def _move_behind(node: ir.Node, reshape: ir.Node) -> bool:
     """``Reshape -> f`` becomes ``f -> Reshape``; the result keeps its name and shape."""
-    inner, target, result = reshape.inputs[0], reshape.inputs[1], node.outputs[0]
+    inner, result = reshape.inputs[0], node.outputs[0]
     uses = list(result.uses())
     if inner is None or not _meets_reshapes(result):
         return False
     node.replace_input_with(0, inner)
-    again = ir.node("Reshape", [result, target], attributes=reshape.attributes)
+    again = ir.node(reshape.op_type, [result, *reshape.inputs[1:]], attributes=reshape.attributes)
     moved = again.outputs[0]
     moved.name, moved.shape, moved.type = result.name, result.shape, result.type
     result.name, result.shape = f"{result.name}_flat", inner.shape
@@ -74,7 +91,7 @@ def _meets_reshapes(value: ir.Value) -> bool:
         and not value.is_graph_output()
         and all(
             use.idx == 0
-            and (use.node.op_type == "Reshape" or (_is_elementwise(use.node) and _meets_reshapes(use.node.outputs[0])))
+            and (use.node.op_type in _RESHAPES or (_is_elementwise(use.node) and _meets_reshapes(use.node.outputs[0])))
             for use in uses
         )
     )

@@ -6,7 +6,7 @@
 3. NaN guard: ``Where(IsNaN(p), 0, p)`` after a Softmax exists for rows whose every score is minus infinity. With a
    finite mask there is no such row, and a NaN that comes from elsewhere should be seen.
 
-Requires: constants folded, static shapes. Ensures: the same function up to the rounding of ``c^2``. Nodes left unused
+Requires: constants folded. Ensures: the same function up to the rounding of ``c^2``. Nodes left unused
 stay for the caller's dead-code removal.
 """
 
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+
+from .extents import extents, product
 
 
 def simplify_attention(model: ir.Model) -> bool:
@@ -31,9 +33,9 @@ def _transpose_keys(node: ir.Node) -> bool:
     source = fold.inputs[0] if fold else None
     if swap is None or fold is None or source is None:
         return False
-    start, end = _extents(source), _extents(node.outputs[0])
-    unfolds = len(start) == 4 and end == [*start[:2], start[3], start[2]]
-    folded = _extents(fold.outputs[0]) == [start[0] * start[1], *start[2:]] if unfolds else False
+    start, end = extents(source) or (), extents(node.outputs[0])
+    unfolds = len(start) == 4 and end == (*start[:2], start[3], start[2])
+    folded = extents(fold.outputs[0]) == (product(start[:2]), *start[2:]) if unfolds else False
     if not folded or tuple(swap.attributes.get_ints("perm") or ()) != (0, 2, 1):
         return False
     first = _producer(fold, 0, "Transpose")
@@ -93,10 +95,6 @@ def _producer(node: ir.Node, index: int, kind: str) -> ir.Node | None:
 def _scalar(value: ir.Value | None) -> float | None:
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
-
-
-def _extents(value: ir.Value) -> list[int]:
-    return [int(extent) for extent in value.shape.numpy()] if value.shape is not None else []
 
 
 def _replace(old: ir.Node, new: ir.Node) -> None:

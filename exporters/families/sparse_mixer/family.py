@@ -80,7 +80,14 @@ def _signature(checkpoint: Checkpoint, config: SparseMixerConfig) -> Signature:
     if (checkpoint.folder / "tokenizer.json").is_file():
         text = TextEntry("tokenizer.json", ids.name, None, inputs[1].name if inputs[1:] else None, None)
     bound = f"{config.mixing} mixing" if config.some_mix else None
-    return Signature(tuple(inputs), _outputs(config), config.max_position_embeddings, text=text, bound=bound)
+    static = None
+    if config.moe_layers:
+        static = "experts have slots for the tokens of one bucket"
+    elif config.some_mix:
+        static = f"{bound} is by matrices of one size"
+    return Signature(
+        tuple(inputs), _outputs(config), config.max_position_embeddings, text=text, bound=bound, static=static
+    )
 
 
 def _outputs(config: SparseMixerConfig) -> tuple[TensorSpec, ...]:

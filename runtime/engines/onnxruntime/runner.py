@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from ....elastic import Bucket
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ....outside import is_of_library, library_errors, said_by
 from ...bundle.manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
@@ -27,6 +28,8 @@ from ..contract.residency import Residency
 from .mapped_cache import mapped_engine
 from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, session_options
 
+# What an engine that was packed into a file is tried on, or the nearest that it takes.
+_TRIED_SHAPE = Bucket(1, 16)
 _TYPES = {
     "float32": "tensor(float)",
     "float16": "tensor(float16)",
@@ -135,7 +138,7 @@ class OnnxRuntimeRunner:
         return session
 
     def _check_interface(self, session: Any) -> None:
-        """The engine has exactly the manifest's inputs, outputs and routes, at its bucket's shape."""
+        """The engine has exactly the manifest's inputs, outputs and routes, with its bucket's sizes."""
         routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in self.engine.routing or ())
         expected: tuple[tuple[str, Sequence[Any], tuple[TensorSpec, ...]], ...] = (
             ("input", session.get_inputs(), self._inputs),
@@ -143,7 +146,7 @@ class OnnxRuntimeRunner:
         )
         for kind, found, specs in expected:
             have = {tensor.name: (tensor.type, tuple(tensor.shape)) for tensor in found}
-            want = {spec.name: (_TYPES[spec.dtype], spec.shape(self.engine.bucket)) for spec in specs}
+            want = {spec.name: (_TYPES[spec.dtype], spec.declared(self.engine.bucket)) for spec in specs}
             if have != want:
                 raise BundleCorruptError(f"engine {self.engine.id}: {kind}s are {have}, the manifest says {want}")
 
@@ -158,7 +161,7 @@ class OnnxRuntimeRunner:
             options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
             packed = open_session(path, options)  # other settings: raise _PACKING_VERSION in mapped_cache.py
             self._check_interface(packed)
-            feeds = random_feeds(self._inputs, self.engine.bucket)
+            feeds = random_feeds(self._inputs, self.engine.bucket.nearest(_TRIED_SHAPE))
             saved_session = open_session(target, as_saved)
             with library_errors(lambda said: BundleCorruptError(f"engine {self.engine.id}: does not run: {said}")):
                 pairs = list(zip(packed.run(None, feeds), saved_session.run(None, feeds), strict=True))

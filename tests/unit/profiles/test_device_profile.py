@@ -154,7 +154,17 @@ def test_options_of_tensorrt() -> None:
         ("rates.op_overhead_us", -0.5, "here: rates: op_overhead_us: expected at least 0, got -0.5"),
         ("rates.bandwith_gb_s", 1, "here: rates: unknown key 'bandwith_gb_s'; did you mean 'bandwidth_gb_s'?"),
         ("buckets", [], "here: buckets: expected a list such as [1x32, 1x128], got []"),
-        ("buckets", ["128"], "here: buckets: bucket '128': expected BATCHxSEQUENCE, such as 1x128"),
+        (
+            "buckets",
+            ["128"],
+            "here: buckets: bucket '128': expected BATCHxSEQUENCE, such as 1x128, or with a range, such as 1x1..128",
+        ),
+        (
+            "buckets",
+            ["1x9..2"],
+            "here: buckets: bucket '1x9..2': range 9..2; expected one that rises from 1 or more, such as 1..128",
+        ),
+        ("budget_at", "1x1..8", "here: budget_at: expected one shape, such as 1x8, got the range 1x1..8"),
         ("buckets", ["1x8", "b1-s8"], "here: buckets: one stands twice in 1x8, b1-s8"),
         ("budgets", {}, "here: budgets: expected at least one; full: {} asks for the universal model"),
         (

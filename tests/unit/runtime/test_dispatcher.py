@@ -238,7 +238,7 @@ def test_longest_sequence_is_that_of_engines_which_may_answer(manifest: Manifest
     assert chooser.longest_sequence(1, Request()) == 64
     assert chooser.longest_sequence(1, Request(budget="tight")) == 16
     assert chooser.longest_sequence(1, Request(submodel="small")) == 16
-    small = next(candidate.memory_mb for candidate in chooser._candidates["small"])
+    small = next(candidate.memory_mb for candidate in chooser._engines["small"])
     assert chooser.longest_sequence(1, Request(memory_mb=small)) == 16
     assert chooser.longest_sequence(1, Request(memory_mb=0.001)) == 64, "none may: the refusal is left to the choice"
     assert chooser.longest_sequence(1, Request(budget="no such")) == 64

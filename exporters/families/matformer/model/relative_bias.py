@@ -31,8 +31,8 @@ class RelativeBias(torch.nn.Module):
 def distance_buckets(length: int, device: torch.device) -> torch.Tensor:
     """Bucket of every query and key, ``[S, S]`` int64; keys behind their query, which it does not see, are in 0."""
     place = torch.arange(length, device=device)
-    distance = (place[:, None] - place[None, :]).clamp(min=0)
-    by_distance = torch.tensor([bucket_of(step) for step in range(length)], device=device)  # [S]
+    distance = (place[:, None] - place[None, :]).clamp(min=0, max=RELATIVE_REACH)
+    by_distance = torch.tensor([bucket_of(step) for step in range(RELATIVE_REACH + 1)], device=device)
     return by_distance.index_select(0, distance.flatten()).view(length, length)
 
 

@@ -46,7 +46,7 @@ class MatformerViT(torch.nn.Module):
         ``widths`` and ``heads`` run the first so many neurons and heads of each layer, by default all it holds.
         """
         patches = self.patch(pixel_values).flatten(2).transpose(1, 2)  # [B, P, H]
-        tokens = torch.cat((self.cls_token.expand(len(patches), -1, -1), patches), dim=1)  # [B, S, H]
+        tokens = torch.cat((self.cls_token.expand(patches.shape[0], -1, -1), patches), dim=1)  # [B, S, H]
         hidden = tokens + self.position_embedding
         per_layer = (one_per_layer(values, len(self.layers)) for values in (widths, heads))
         for layer, width, kept in zip(self.layers, *per_layer, strict=True):

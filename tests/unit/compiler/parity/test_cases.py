@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.compiler.examples.rank_axes import text_encoder
-from nestforge.compiler.parity.cases import parity_cases
+from nestforge.compiler.parity.cases import parity_cases, shapes_to_prove
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
 from nestforge.exporters.signature import Signature
@@ -112,3 +112,12 @@ def _encoder(model: UniversalModel) -> TextEncoder:
     encoder = text_encoder(model)
     assert encoder is not None
     return encoder
+
+
+def test_a_range_is_proven_at_its_ends_and_all_over() -> None:
+    shapes = shapes_to_prove(Bucket(8, 512, 1, 1))
+    assert {Bucket(1, 1), Bucket(1, 512), Bucket(8, 1), Bucket(8, 64)} <= set(shapes)
+    assert {Bucket(1, 2**power) for power in range(10)} <= set(shapes)
+    assert all(1 <= shape.batch <= 8 and 1 <= shape.sequence <= 512 for shape in shapes)
+    assert shapes == shapes_to_prove(Bucket(8, 512, 1, 1))
+    assert len({shape.batch for shape in shapes}) >= 3

@@ -15,7 +15,7 @@ from nestforge.runtime.bundle.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
-VERSIONS = [1, 2, 3, 4, 5, 6]
+VERSIONS = [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -78,6 +78,7 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
         4: {"tokens": "logits"},
         5: {"embedding": "sentence_embedding"},
         6: {"embedding": "sentence_embedding"},
+        7: {"embedding": "sentence_embedding"},
     }
 
 

@@ -132,8 +132,8 @@ def judged(data: dict[str, Any], **changes: object) -> None:
 
 Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
-    ("newer schema", lambda d: d.update(schema_version=7), "schema_version '7', expected one of 1, 2, 3, 4, 5, 6"),
-    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3, 4, 5, 6"),
+    ("newer schema", lambda d: d.update(schema_version=8), "schema_version '8', expected one of 1, 2, 3, 4, 5, 6, 7"),
+    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3, 4, 5, 6, 7"),
     ("schema is true", lambda d: d.update(schema_version=True), "schema_version: expected a whole number"),
     ("unknown key", lambda d: d.update(engine=[]), "unknown key 'engine'; did you mean 'engines'?"),
     ("missing key", lambda d: d.pop("budgets"), "missing key 'budgets'"),

@@ -1,0 +1,82 @@
+"""Extents of values: numbers, and names of dimensions that the graph leaves free (``batch``, ``sequence``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+# A number, the name of a free dimension, or a product such as ``batch*sequence``.
+Extent = int | str
+_TIMES = "*"
+
+
+def extents(value: ir.Value | None) -> tuple[Extent, ...] | None:
+    """The extents of ``value``, or None where one of them is not known."""
+    if value is None or value.shape is None:
+        return None
+    dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    return None if any(dim is None for dim in dims) else tuple(dim for dim in dims if dim is not None)
+
+
+def factors(extent: Extent) -> tuple[Extent, ...]:
+    """What ``extent`` is the product of, slowest first."""
+    if isinstance(extent, int):
+        return (extent,)
+    return tuple(int(part) if part.isdecimal() else part for part in extent.replace(" ", "").split(_TIMES))
+
+
+def product(dims: Sequence[Extent]) -> Extent:
+    """All of ``dims`` as one dimension, whose factors stay in order: ``(batch, 5, 8)`` is ``batch*40``."""
+    parts: list[Extent] = []
+    for factor in (factor for dim in dims for factor in factors(dim) if factor != 1):
+        last = parts[-1] if parts else None
+        if isinstance(factor, int) and isinstance(last, int):
+            parts[-1] = last * factor
+        else:
+            parts.append(factor)
+    if not parts:
+        return 1
+    return parts[0] if len(parts) == 1 else _TIMES.join(map(str, parts))
+
+
+def shape_of(dims: Sequence[Extent]) -> ir.Shape:
+    return ir.Shape(list(dims))
+
+
+def reshape_target(graph: ir.Graph, dims: Sequence[Extent]) -> list[ir.Node]:
+    """Nodes that make the target ``dims`` of a Reshape, the last of them the target itself.
+
+    A free dimension is read from an input of the graph that has it; -1 stands for one that follows from the rest.
+    """
+    if all(isinstance(dim, int) for dim in dims):
+        return [int64_constant([dim for dim in dims if isinstance(dim, int)])]
+    nodes: list[ir.Node] = []
+    for dim in dims:
+        if isinstance(dim, int):
+            nodes.append(int64_constant([dim]))
+            continue
+        source, index = _input_with(graph, dim)
+        size = ir.node("Shape", [source], attributes={"start": index, "end": index + 1})
+        size.outputs[0].shape, size.outputs[0].type = ir.Shape([1]), ir.TensorType(ir.DataType.INT64)
+        nodes.append(size)
+    target = ir.node("Concat", [node.outputs[0] for node in nodes], attributes={"axis": 0})
+    target.outputs[0].shape, target.outputs[0].type = ir.Shape([len(dims)]), ir.TensorType(ir.DataType.INT64)
+    return [*nodes, target]
+
+
+def int64_constant(values: Sequence[int]) -> ir.Node:
+    """A Constant node holding an int64 vector, with its type and shape known."""
+    node = ir.node("Constant", [], attributes={"value": ir.tensor(np.array(values, np.int64))})
+    node.outputs[0].shape = ir.Shape([len(values)])
+    node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+    return node
+
+
+def _input_with(graph: ir.Graph, dim: str) -> tuple[ir.Value, int]:
+    for value in graph.inputs:
+        for index, extent in enumerate(extents(value) or ()):
+            if extent == dim:
+                return value, index
+    raise ValueError(f"no input of the graph has a dimension {dim}")

@@ -1,0 +1,148 @@
+"""Engines of a range, from the checkpoint to the answer: any size, nothing padded, as PyTorch computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import nestforge
+import numpy as np
+import pytest
+import torch
+from nestforge.elastic import Bucket
+from nestforge.errors import BundleIncompatibleError, ExportError, InputError, PlanError
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.runtime.engines.onnxruntime_gpu.provider import gpu_provider
+from nestforge.runtime.engines.runner import runnable_engines
+from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.model import ElasticModel
+from support.cost_eff_models import save_tiny
+from support.gated_decoders import save_decoder
+from support.tiny_compile import board, save_tiniest
+from support.tiny_matlm import save_tiny_matlm
+from support.tiny_mixer import save_tiny_mixer
+from support.tiny_vision import save_tiny_matvit, save_tiny_vit
+
+FULL = {"budgets": {"full": {}}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiniest(tmp_path_factory.mktemp("range") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Iterator[ElasticModel]:
+    """One range, and a static bucket that overlaps it."""
+    profile = board(**FULL, buckets=["1..4x1..16", "2x8"])
+    with nestforge.load(nestforge.compile(folder, profile=profile, output=folder.parent / "bundle")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def universal(folder: Path) -> UniversalModel:
+    return load_universal(open_source(folder))
+
+
+@pytest.mark.parametrize("shape", [Bucket(1, 1), Bucket(1, 16), Bucket(3, 5), Bucket(4, 16)], ids=str)
+def test_any_size_is_answered_as_pytorch_does_without_padding(
+    model: ElasticModel, universal: UniversalModel, shape: Bucket
+) -> None:
+    feeds = random_feeds(model.bundle.manifest.inputs, shape, seed=shape.tokens)
+    answer = model(feeds)
+    assert (answer.bucket, answer.padding) == (Bucket(4, 16, 1, 1), None)
+    with torch.no_grad():
+        expected = universal.module(*map(torch.from_numpy, feeds.values()))
+    for spec, tensor in zip(model.bundle.manifest.outputs, expected, strict=True):
+        np.testing.assert_allclose(answer.outputs[spec.name], tensor.numpy(), atol=2e-6)
+
+
+def test_a_row_does_not_depend_on_the_size_it_came_in(model: ElasticModel) -> None:
+    feeds = random_feeds(model.bundle.manifest.inputs, Bucket(4, 16), seed=9)
+    feeds["attention_mask"][:] = np.arange(16) < np.array([[3], [16], [7], [1]])
+    together = model(feeds)
+    for row, length in enumerate((3, 16, 7, 1)):
+        alone = model({name: np.ascontiguousarray(array[row : row + 1, :length]) for name, array in feeds.items()})
+        hidden = together.outputs["last_hidden_state"][row : row + 1, :length]
+        np.testing.assert_allclose(alone.outputs["last_hidden_state"], hidden, atol=2e-6)
+
+
+def test_where_a_range_and_a_bucket_overlap_the_one_that_pads_least_answers(model: ElasticModel) -> None:
+    assert model.choose(2, 8).engine.bucket == Bucket(2, 8)
+    assert model.choose(2, 7).engine.bucket == Bucket(4, 16, 1, 1)
+
+
+def test_what_the_range_does_not_hold_is_refused(model: ElasticModel) -> None:
+    with pytest.raises(InputError, match=r"input of 1 rows x 17 is larger than every bucket of this bundle"):
+        model(random_feeds(model.bundle.manifest.inputs, Bucket(1, 17)))
+
+
+def test_latency_is_that_of_the_requests_own_size(model: ElasticModel) -> None:
+    small, large = (model.choose(4, sequence).latency_ms for sequence in (2, 16))
+    assert small < large
+    between = model.choose(4, 11).latency_ms
+    assert small < between < large
+
+
+def test_parity_was_proven_all_over_the_range(model: ElasticModel) -> None:
+    engine = next(one for one in model.bundle.manifest.engines if not one.bucket.is_static)
+    assert engine.parity is not None
+    places = [case.partition(" at ")[2] for case in engine.parity.cases]
+    assert {"1x1", "1x16", "4x1", "4x16"} <= set(places)
+    assert len(places) >= 8
+
+
+FAMILIES = {
+    "matlm": (save_tiny_matlm, "1..3x1..8"),
+    "decoder": (save_decoder, "1..3x1..8"),
+    "vit": (save_tiny_vit, "1..3x1"),
+    "matvit": (save_tiny_matvit, "1..3x1"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_that_can_is_sliced_from_one_trace(family: str, tmp_path: Path) -> None:
+    save, bucket = FAMILIES[family]
+    save(tmp_path / "model")
+    out = nestforge.compile(tmp_path / "model", profile=board(**FULL, buckets=[bucket]), output=tmp_path / "bundle")
+    with nestforge.load(out) as opened:
+        assert {engine.emitted for engine in opened.bundle.manifest.engines} == {"sliced"}
+        for batch in (1, 3):
+            feeds = random_feeds(opened.bundle.manifest.inputs, Bucket(batch, 5))
+            assert opened(feeds).padding is None
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8-dynamic", "int4"])
+def test_other_precisions_have_ranges_too(folder: Path, tmp_path: Path, precision: str) -> None:
+    profile = board(**FULL, precision=[precision], buckets=["1..2x1..8"])
+    with nestforge.load(nestforge.compile(folder, profile=profile, output=tmp_path / "bundle")) as opened:
+        assert opened(random_feeds(opened.bundle.manifest.inputs, Bucket(1, 3))).padding is None
+
+
+@pytest.mark.parametrize(
+    ("save", "reason"),
+    [(save_tiny_mixer, "experts have slots for the tokens of one bucket"), (save_tiny, "its exits are chained")],
+)
+def test_a_model_that_cannot_says_why_and_gets_buckets(save: object, reason: str, tmp_path: Path) -> None:
+    save(tmp_path / "model")  # type: ignore[operator]
+    plan = nestforge.plan(tmp_path / "model", profile=board(**FULL, buckets=["1..4x1..16"]))
+    assert [cost.bucket.is_static for cost in plan.candidates[0].costs] == [True]
+    assert any(note.startswith("static buckets 1x16") and reason in note for note in plan.notes)
+    with pytest.raises(ExportError, match=rf"^bucket 1..4x1..16: {reason}.*; ask for static buckets"):
+        nestforge.plan(tmp_path / "model", profile=board(**FULL), buckets=[Bucket(4, 16, 1, 1)])
+
+
+def test_a_backend_of_static_shapes_refuses_a_range(folder: Path) -> None:
+    with pytest.raises(PlanError, match=r"^bucket 1..4x1..16: profile .* is for tensorrt, whose engines have static"):
+        nestforge.plan(folder, profile=board(**FULL, backend="tensorrt"), buckets=[Bucket(4, 16, 1, 1)])
+
+
+def test_a_gpu_provider_runs_no_engine_of_a_range(model: ElasticModel) -> None:
+    bundle = model.bundle
+    provider = gpu_provider("cuda")
+    assert {engine.bucket for engine in runnable_engines(bundle, provider)} == {Bucket(2, 8)}
+    ranges = tuple(engine for engine in bundle.manifest.engines if not engine.bucket.is_static)
+    with pytest.raises(BundleIncompatibleError, match="this bundle has ranges alone; use provider cpu"):
+        runnable_engines(replace(bundle, manifest=replace(bundle.manifest, engines=ranges)), provider)
