@@ -20,7 +20,7 @@ from .bundle.open_bundle import Bundle, Check, open_bundle
 from .dispatcher import Choice, Dispatcher
 from .engine_runs import run_chain, run_whole
 from .engines.contract.residency import RESIDENCIES, Residency
-from .engines.contract.threads import threads_or_default
+from .engines.contract.threads import threads_and_affinity
 from .engines.host_latencies import measured_elsewhere
 from .engines.needs import residencies_for
 from .engines.onnxruntime_gpu.provider import Provider, provider_named
@@ -44,6 +44,7 @@ def load(
     memory_mb: float | None = None,
     residency: Residency | Literal["auto"] = "auto",
     threads: int | None = None,
+    affinity: Sequence[int] | None = None,
     check: Check = "fast",
     preload: bool = False,
     provider: str = "cpu",
@@ -52,14 +53,19 @@ def load(
 
     ``memory_mb`` caps what all engines may hold together (weights, private initializers, activations; 10^6 bytes), and
     ``residency`` is decided under it, see ``assign_residencies``. ``threads`` is the number of cores per run, by
-    default the ones that this process may use. ``provider`` is where ONNX Runtime runs the engines: ``cpu``, where
-    TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or ``tensorrt``,
-    where ONNX Runtime builds an engine of its own from each. Never does another one answer than was asked for. Raises a
-    BundleError, InputError for an unknown name, or SelectionError if the cap cannot be met.
+    default the ones that this process may use. ``affinity`` names the CPU of each of these threads but the calling one
+    (Linux alone); by default the system places them. None of them spins. ``provider`` is where ONNX Runtime runs the
+    engines: ``cpu``, where TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or
+    ``tensorrt``, where ONNX Runtime builds an engine of its own from each. Never does another one answer than was asked
+    for. Raises a BundleError, InputError for an unknown name, for threads and CPUs beyond those that this process may
+    use, or SelectionError if the cap cannot be met.
     """
     if residency not in (*RESIDENCIES, "auto"):
         raise InputError(f"residency {residency!r}: expected one of auto, {', '.join(RESIDENCIES)}")
     ran_on = provider_named(provider)
+    if ran_on is not None and affinity is not None:
+        raise InputError(f"affinity: expected none with provider {provider!r}, which computes on a GPU")
+    count, cpus = threads_and_affinity(threads, affinity)
     bundle = open_bundle(path, check)
     engines = runnable_engines(bundle, ran_on)
     if ran_on is None:
@@ -69,7 +75,7 @@ def load(
         if residency not in ("auto", held):
             raise InputError(f"residency {residency!r}: with provider {provider!r} expected auto or {held}")
         residencies = dict.fromkeys(residencies_for(bundle, engines, memory_mb, held), held)
-    model = ElasticModel(bundle, residencies, threads_or_default(threads), ran_on)
+    model = ElasticModel(bundle, residencies, count, ran_on, cpus)
     if preload:
         try:
             model.open_engines()
@@ -88,6 +94,7 @@ class ElasticModel:
         residencies: Mapping[str, Residency],
         threads: int,
         provider: Provider | None = None,
+        affinity: Sequence[int] = (),
     ) -> None:
         self.bundle = bundle
         self._provider = provider
@@ -98,7 +105,7 @@ class ElasticModel:
         self._outputs = manifest.outputs
         elsewhere = measured_elsewhere(bundle.build, provider is not None)
         self._dispatcher = Dispatcher(manifest, residencies, bundle.build.latencies, elsewhere)
-        self._pool = EnginePool(bundle, residencies, threads, provider)
+        self._pool = EnginePool(bundle, residencies, threads, provider, affinity)
         self._exits = ExitChooser(bundle, manifest.exits, self._pool) if manifest.exits else None
         # With fewer threads than cores several runs proceed at full speed.
         self._in_flight = InFlight(max(1.0, probe_host().cores / threads))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ...errors import BundleError
 from ..bundle.manifest import EngineEntry
@@ -26,12 +26,14 @@ class EnginePool:
         residencies: Mapping[str, Residency],
         threads: int,
         provider: Provider | None = None,
+        affinity: Sequence[int] = (),
     ) -> None:
         self._bundle = bundle
         self._provider = provider
         self.on_gpu = provider is not None
         self.residencies = residencies
         self._threads = threads
+        self._affinity = affinity
         self._open: dict[str, Runner] = {}
         self._locks = {engine.file: threading.Lock() for engine in bundle.manifest.engines if engine.id in residencies}
         self._closed = False
@@ -68,6 +70,4 @@ class EnginePool:
 
     def _runner(self, engine: EngineEntry) -> Runner:
         residency = self.residencies[engine.id]
-        if self._provider is None:
-            return runner_for(self._bundle, engine, residency, self._threads)
-        return runner_for(self._bundle, engine, residency, self._threads, self._provider)
+        return runner_for(self._bundle, engine, residency, self._threads, self._provider, self._affinity)

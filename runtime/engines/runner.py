@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -137,10 +137,15 @@ def _graphs_for_gpus(bundle: Bundle, provider: Provider) -> tuple[EngineEntry, .
 
 
 def runner_for(
-    bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int, provider: Provider | None = None
+    bundle: Bundle,
+    engine: EngineEntry,
+    residency: Residency,
+    threads: int,
+    provider: Provider | None = None,
+    affinity: Sequence[int] = (),
 ) -> Runner:
     """An inactive runner for one engine: its graph in ONNX Runtime on ``provider``, else as its backend says, on
-    ``threads`` cores; on a GPU those and ``residency`` mean nothing.
+    ``threads`` cores, placed by ``affinity``; on a GPU these and ``residency`` mean nothing.
 
     Raises BundleIncompatibleError where TensorRT is needed and missing.
     """
@@ -151,7 +156,7 @@ def runner_for(
     if engine.backend == "onnxruntime":
         from .onnxruntime.runner import OnnxRuntimeRunner
 
-        return OnnxRuntimeRunner(bundle, engine, residency, threads)
+        return OnnxRuntimeRunner(bundle, engine, residency, threads, affinity)
     require_tensorrt(f"engine {engine.id}")
     from .tensorrt.runner import TensorRTRunner
 

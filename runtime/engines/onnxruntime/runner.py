@@ -44,11 +44,19 @@ _TYPES = {
 class OnnxRuntimeRunner:
     """One engine as one session; see ``Runner``."""
 
-    def __init__(self, bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: EngineEntry,
+        residency: Residency,
+        threads: int,
+        affinity: Sequence[int] = (),
+    ) -> None:
         self.engine = engine
         self.residency: Residency = residency
         self._bundle = bundle
         self._threads = threads
+        self._affinity = affinity
         self._inputs, self._outputs = bundle.manifest.interface(engine.segment)
         self._output_names = [spec.name for spec in self._outputs]
         self._all_names = [*self._output_names, *(entry.name for entry in engine.routing or ())]
@@ -64,9 +72,7 @@ class OnnxRuntimeRunner:
             if self.residency == "mapped":  # from a file of this user alone
                 session = self._mapped_session(path)
             else:
-                session = open_session(
-                    path, session_options(self._threads, OPTIMIZATION_LEVEL, packed=self.residency == "packed")
-                )
+                session = open_session(path, self._options(OPTIMIZATION_LEVEL, packed=self.residency == "packed"))
                 if initializers:
                     self._store = mapped_store(bundle.file(WEIGHTS_NAME), bundle.sha256(WEIGHTS_NAME))
         self._check_interface(session)
@@ -150,11 +156,14 @@ class OnnxRuntimeRunner:
             if have != want:
                 raise BundleCorruptError(f"engine {self.engine.id}: {kind}s are {have}, the manifest says {want}")
 
+    def _options(self, level: Any, packed: bool) -> Any:
+        return session_options(self._threads, level, packed, self._affinity)
+
     def _mapped_session(self, path: Path) -> Any:
-        as_saved = session_options(self._threads, OPTIMIZATION_LEVEL, packed=True)
+        as_saved = self._options(OPTIMIZATION_LEVEL, packed=True)
 
         def build(target: Path, weights_name: str) -> None:
-            options = session_options(self._threads, SAVED_OPTIMIZATION_LEVEL, packed=True)
+            options = self._options(SAVED_OPTIMIZATION_LEVEL, packed=True)
             options.optimized_model_filepath = str(target)
             options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights_name)

@@ -13,6 +13,7 @@ from ....outside import is_of_library, said_by
 from ...device.device import Device
 from ...device.dlpack import DeviceView
 from ..onnxruntime.errors import open_error
+from ..onnxruntime.session import stop_spinning
 from .provider import Provider, require_providers
 
 # As on the processor: the compiler has folded and fused what pays. Higher levels merge weights into private copies.
@@ -41,6 +42,7 @@ class GpuSession:
         settings.log_severity_level = _LOG_FATAL_ONLY
         settings.graph_optimization_level = _OPTIMIZATION_LEVEL
         settings.add_session_config_entry("session.disable_prepacking", "1")
+        stop_spinning(settings)
         if "CPUExecutionProvider" not in provider.chain:
             settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         # Options do not keep values alive, and the session reads them in place.

@@ -69,6 +69,12 @@ def test_a_residency_that_the_provider_has_not_is_refused(
         load(tiny_bundle, provider="cuda", residency=residency)
 
 
+def test_threads_are_not_placed_for_a_provider(tiny_bundle: Path, device: HostDevice) -> None:
+    with pytest.raises(InputError) as error:
+        load(tiny_bundle, provider="cuda", affinity=[0])
+    assert str(error.value) == "affinity: expected none with provider 'cuda', which computes on a GPU"
+
+
 def test_a_cap_on_memory_holds(tiny_bundle: Path, device: HostDevice) -> None:
     with pytest.raises(SelectionError, match=r"^memory_mb=0\.0001: "):
         load(tiny_bundle, provider="cuda", memory_mb=0.0001)

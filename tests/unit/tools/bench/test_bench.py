@@ -14,7 +14,8 @@ EXITS = ["exit_budget", "exit_chain", "exit_eager", "exit_gate", "exit_saving"]
 NESTED = ["ladder", "switch"]
 MIXERS = ["mixer", "moe"]
 COMMON = ["bundle_size", "check", "dispatch", "eager", "emit", "memory", "open", "packed", "prediction", "startup"]
-NAMES = sorted([*COMMON, *EXITS, *NESTED, *MIXERS, "precision"])
+THREADS = ["beside"]
+NAMES = sorted([*COMMON, *EXITS, *NESTED, *MIXERS, *THREADS, "fusions", "precision"])
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")
 MISSED = Row("size of a thing", "9 MB", "<= 1 MB", False, "one round")
 
