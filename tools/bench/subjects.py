@@ -18,7 +18,7 @@ from ...compiler.graph.template import Template, emit, load_template, save_templ
 from ...elastic import Bucket
 from ...exporters.source import open_source
 from ...exporters.universal import UniversalModel, load_universal
-from ...profiles.device_profile import DeviceProfile
+from ...profiles.device_profile import BudgetSpec, DeviceProfile
 from ...profiles.load_profile import load_profile
 from ...profiles.probe_host import probe_host
 from ...runtime.bundle.manifest import WEIGHTS_NAME
@@ -145,6 +145,15 @@ def minilm_bundle() -> Path:
     path = CACHE / "minilm.bundle"
     if not path.exists():
         compile_bundle(demo_checkpoint(), "host-cpu", path, include="ladder")
+    return path
+
+
+def minilm_range_bundle() -> Path:
+    """The whole MiniLM, one engine for up to 32 texts of up to 512 tokens."""
+    path = CACHE / "minilm-range.bundle"
+    if not path.exists():
+        device = replace(elsewhere(), buckets=(Bucket(32, 512, 1, 1),), budgets={"full": BudgetSpec()})
+        compile_bundle(demo_checkpoint(), device, path, include="budgets")
     return path
 
 
