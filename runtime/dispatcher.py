@@ -17,7 +17,7 @@ from ..errors import InputError, SelectionError
 from ..strict import nearest
 from .bundle.manifest import EngineEntry, Latency, Manifest, SubmodelEntry
 from .engines.contract.residency import Residency
-from .engines.latency_at import latency_at
+from .engines.latency_at import RunTime, latency_at
 from .in_flight import LoadEstimate
 from .inputs.limits import positive_limit
 from .request import Request
@@ -39,25 +39,27 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Engine:
-    """One engine, what it takes at a shape (milliseconds, and how that is known), and its memory."""
+    """One engine, what it takes at a shape, and how that is known, and its memory."""
 
     entry: EngineEntry
-    latency: Callable[[Bucket], tuple[float, str]]
+    latency: Callable[[Bucket], tuple[RunTime, str]]
     memory_mb: float
 
     def candidate(self, shape: Bucket) -> _Candidate:
         """Its figures for an input of ``shape``."""
-        return _Candidate(self.entry, *self.latency(self.entry.bucket.filled(shape)), self.memory_mb)
+        time, known = self.latency(self.entry.bucket.filled(shape))
+        return _Candidate(self.entry, time.p50_ms, known, self.memory_mb, time.p95_ms)
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """One engine with its figures at one size; ``latency_ms`` is infinite where the bundle states none."""
+    """One engine with its figures at one size; ``latency_ms``, the median, is infinite where the bundle states none."""
 
     engine: EngineEntry
     latency_ms: float
     latency: str
     memory_mb: float
+    p95_ms: float
 
     def __str__(self) -> str:
         return f"{self.engine.submodel} ({self.latency}, {self.memory_mb:.1f} MB)"
@@ -69,8 +71,9 @@ class Dispatcher:
     Among several fitting submodels the one with the most parameters wins, and of those with equally many the one whose
     other choices, such as capacity, are larger; of its buckets that hold the input the one that pads least answers, and
     of those the smallest. A latency is the measured median of the engine in the residency it has here, else in another,
-    else the prediction, at the size of the input; the reason says which. ``elsewhere`` names the processor of the
-    measurements where it is not this host's, and the reason then says so. Thread-safe.
+    else the prediction, at the size of the input; the reason says which. Latency limits go by the median, deadlines by
+    the 95th percentile. ``elsewhere`` names the processor of the measurements where it is not this host's, and the
+    reason then says so. Thread-safe.
     """
 
     def __init__(
@@ -143,7 +146,7 @@ class Dispatcher:
         room = load.room_ms(left)
         candidates = self._remember_holding(batch, sequence)
         for number, candidate in enumerate(candidates):
-            if candidate.latency_ms <= room and candidate.memory_mb <= memory:
+            if candidate.p95_ms <= room and candidate.memory_mb <= memory:
                 reason = f"{_expected(candidate.latency, candidate, load)} <= {left:.3g} ms left of {deadline:g}"
                 if memory < math.inf:
                     reason += f", {candidate.memory_mb:.1f} MB <= {memory:g} MB"
@@ -152,7 +155,7 @@ class Dispatcher:
                 return Choice(candidate.engine, f"{reason}, {load}{missed}", candidate.latency_ms)
         within = f" and memory_mb <= {memory:g}" if memory < math.inf else ""
         small_enough = [candidate for candidate in candidates if candidate.memory_mb <= memory]
-        soonest = min(small_enough or candidates, key=lambda each: each.latency_ms)
+        soonest = min(small_enough or candidates, key=lambda each: each.p95_ms)
         raise SelectionError(
             f"no submodel answers {batch}x{sequence} with deadline_ms <= {deadline:g}{within} ({left:.3g} ms left, "
             f"{load}); the soonest is {_expected(str(soonest), soonest, load)}; allow more time, or ask for it as "
@@ -306,7 +309,8 @@ def _check_sizes(batch: object, sequence: object) -> None:
 
 
 def _expected(shown: str, candidate: _Candidate, load: LoadEstimate) -> str:
-    return f"{shown}, expected in {load.finish_ms(candidate.latency_ms):.3g} ms"
+    slow = f" (p95 {candidate.p95_ms:.3g} ms)" if candidate.p95_ms > candidate.latency_ms else ""
+    return f"{shown}{slow}, expected in {load.finish_ms(candidate.p95_ms):.3g} ms"
 
 
 def _best(engines: Sequence[_Engine], shape: Bucket) -> _Engine | None:
@@ -317,18 +321,21 @@ def _best(engines: Sequence[_Engine], shape: Bucket) -> _Engine | None:
 
 def _latency(
     mine: Sequence[Latency], residency: Residency, elsewhere: str | None
-) -> Callable[[Bucket], tuple[float, str]]:
-    """Milliseconds of one engine at a shape, and how they are known."""
+) -> Callable[[Bucket], tuple[RunTime, str]]:
+    """What one engine takes at a shape, and how that is known."""
     if not mine:
-        return lambda _: (math.inf, "no latency known")
+        return lambda _: (RunTime(math.inf, math.inf, False), "no latency known")
     best = min(mine, key=lambda one: (one.measured_p50_ms is None, one.residency != residency))
     milliseconds = latency_at(best)
     place = "" if elsewhere is None else f" on {elsewhere}:"
     residence = f" as {best.residency}" if best.residency not in (None, residency) else ""
 
-    def at(shape: Bucket) -> tuple[float, str]:
-        ms, measured = milliseconds(shape)
-        return ms, f"measured{place} {ms:.3g} ms{residence}" if measured else f"predicted {ms:.3g} ms"
+    def at(shape: Bucket) -> tuple[RunTime, str]:
+        time = milliseconds(shape)
+        known = (
+            f"measured{place} {time.p50_ms:.3g} ms{residence}" if time.measured else f"predicted {time.p50_ms:.3g} ms"
+        )
+        return time, known
 
     return at
 

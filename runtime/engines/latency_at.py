@@ -8,38 +8,51 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import exp, log
 
 from ...elastic import Bucket
-from ..bundle.manifest import Latency
-
-# Milliseconds and whether they were measured.
-LatencyAt = Callable[[Bucket], tuple[float, bool]]
+from ..bundle.manifest import Latency, LatencyPoint
 
 
-def latency_at(latency: Latency) -> LatencyAt:
-    """The latency of an engine as a function of the shape that it runs at: by its measured median, else predicted."""
-    points = latency.points or ()
-    measured = {(p.batch, p.sequence): p.measured_p50_ms for p in points if p.measured_p50_ms is not None}
-    if measured:
-        return _interpolated(measured, True)
-    if points:
-        return _interpolated({(p.batch, p.sequence): p.predicted_ms for p in points}, False)
-    measured_ms = latency.measured_p50_ms
-    fixed = (latency.predicted_ms, False) if measured_ms is None else (measured_ms, True)
-    return lambda _: fixed
+@dataclass(frozen=True)
+class RunTime:
+    """Milliseconds of a run: the median, and ``p95_ms``, which 95 of 100 runs keep; of a prediction they are equal."""
+
+    p50_ms: float
+    p95_ms: float
+    measured: bool
 
 
-def _interpolated(known: Mapping[tuple[int, int], float], measured: bool) -> LatencyAt:
+def latency_at(latency: Latency) -> Callable[[Bucket], RunTime]:
+    """The latency of an engine as a function of the shape that it runs at: as measured, else predicted."""
+    alone = LatencyPoint(1, 1, latency.predicted_ms, latency.measured_p50_ms, latency.measured_p95_ms)
+    points = {(point.batch, point.sequence): point for point in latency.points or (alone,)}
+    known = {
+        size: (point.measured_p50_ms, point.measured_p95_ms or point.measured_p50_ms)
+        for size, point in points.items()
+        if point.measured_p50_ms is not None
+    }
+    measured = bool(known)
+    known = known or {size: (point.predicted_ms, point.predicted_ms) for size, point in points.items()}
+    median = _interpolated({size: p50 for size, (p50, _) in known.items()})
+    slow = _interpolated({size: p95 for size, (_, p95) in known.items()})
+    return lambda shape: RunTime(median(shape), slow(shape), measured)
+
+
+def _interpolated(known: Mapping[tuple[int, int], float]) -> Callable[[Bucket], float]:
+    if len(known) == 1:
+        (only,) = known.values()
+        return lambda _: only
     batches, sequences = (sorted({size[axis] for size in known}) for axis in (0, 1))
     logs = {size: log(max(ms, 1e-6)) for size, ms in known.items()}
 
-    def at(shape: Bucket) -> tuple[float, bool]:
+    def at(shape: Bucket) -> float:
         total = 0.0
         for batch, share in _neighbours(batches, shape.batch):
             for sequence, part in _neighbours(sequences, shape.sequence):
                 total += share * part * logs[batch, sequence]
-        return exp(total), measured
+        return exp(total)
 
     return at
 

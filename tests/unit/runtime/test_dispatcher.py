@@ -356,6 +356,15 @@ def test_a_deadline_counts_what_is_in_flight(
     assert choice.latency_ms == SIZES[choice.engine.submodel]
 
 
+def test_a_deadline_goes_by_the_slow_runs_and_a_latency_limit_by_the_median(three: Manifest) -> None:
+    known = [Latency(f"{name}@b1-s32", size, size, size + 3.0, "packed") for name, size in SIZES.items()]
+    chooser = dispatcher(three, known)
+    assert chooser.choose(Request(latency_ms=4), 1, 8).engine.id == "large@b1-s32"
+    choice = chooser.choose_in_time(Request(deadline_ms=6), 1, 8, LoadEstimate([], 1))
+    assert (choice.engine.id, choice.latency_ms) == ("medium@b1-s32", 2.0)
+    assert choice.reason.startswith("measured 2 ms (p95 5 ms), expected in 5 ms <= 6 ms left of 6, nothing in flight")
+
+
 def test_time_already_spent_is_no_longer_left(three: Manifest) -> None:
     choose = dispatcher(three).choose_in_time
     choice = choose(Request(deadline_ms=4), 1, 8, LoadEstimate([], 1), spent_ms=1.5)

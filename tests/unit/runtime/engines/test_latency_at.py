@@ -5,32 +5,33 @@ from __future__ import annotations
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.manifest import Latency, LatencyPoint
-from nestforge.runtime.engines.latency_at import latency_at
+from nestforge.runtime.engines.latency_at import RunTime, latency_at
 
 
 def measured(batch: int, sequence: int, ms: float) -> LatencyPoint:
-    return LatencyPoint(batch, sequence, 2 * ms, ms, ms)
+    return LatencyPoint(batch, sequence, 2 * ms, ms, 3 * ms)
 
 
 def test_one_figure_holds_at_every_size() -> None:
-    assert latency_at(Latency("e", 3.0))(Bucket(1, 7)) == (3.0, False)
-    assert latency_at(Latency("e", 3.0, 2.0, 2.5))(Bucket(4, 7)) == (2.0, True)
+    assert latency_at(Latency("e", 3.0))(Bucket(1, 7)) == RunTime(3.0, 3.0, False)
+    assert latency_at(Latency("e", 3.0, 2.0, 2.5))(Bucket(4, 7)) == RunTime(2.0, 2.5, True)
+    assert latency_at(Latency("e", 3.0, 2.0))(Bucket(4, 7)) == RunTime(2.0, 2.0, True)
 
 
 def test_known_sizes_are_as_measured_and_others_follow_a_power() -> None:
     at = latency_at(Latency("e", 9.0, points=tuple(measured(b, s, b * s**2 / 100) for b in (1, 4) for s in (8, 32))))
-    assert at(Bucket(4, 8)) == (pytest.approx(2.56), True)
-    assert at(Bucket(1, 20))[0] == pytest.approx(4.0)
-    assert at(Bucket(3, 32))[0] == pytest.approx(30.72)
-    assert at(Bucket(2, 16))[0] == pytest.approx(5.12)
+    assert at(Bucket(4, 8)) == RunTime(pytest.approx(2.56), pytest.approx(7.68), True)
+    assert at(Bucket(1, 20)).p50_ms == pytest.approx(4.0)
+    assert at(Bucket(3, 32)).p50_ms == pytest.approx(30.72)
+    assert at(Bucket(2, 16)).p95_ms == pytest.approx(15.36)
 
 
 def test_beyond_the_known_sizes_the_nearest_holds() -> None:
     at = latency_at(Latency("e", 9.0, points=(measured(2, 8, 1.0), measured(2, 32, 3.0))))
-    assert at(Bucket(1, 2))[0] == pytest.approx(1.0)
-    assert at(Bucket(9, 99))[0] == pytest.approx(3.0)
+    assert at(Bucket(1, 2)).p50_ms == pytest.approx(1.0)
+    assert at(Bucket(9, 99)).p50_ms == pytest.approx(3.0)
 
 
 def test_without_a_measurement_predictions_hold() -> None:
     points = (LatencyPoint(1, 8, 1.0), LatencyPoint(1, 32, 4.0))
-    assert latency_at(Latency("e", 4.0, points=points))(Bucket(1, 16)) == (pytest.approx(2.0), False)
+    assert latency_at(Latency("e", 4.0, points=points))(Bucket(1, 16)).p95_ms == pytest.approx(2.0)
