@@ -37,7 +37,8 @@ class CompileRequest:
     ``precisions`` replace the profile's; of several a budget takes the widest that it affords. ``include``
     says which submodels to build: the ones that budgets chose, also every level, or every rung of the ladder;
     ``submodels`` (ids) come on top, and so do ``slices``, folders that hold a published slice of the model.
-    ``emit_only`` leaves plans for TensorRT to `nestforge build` on the device.
+    ``emit_only`` leaves plans for TensorRT to `nestforge build` on the device. Without ``measure`` nothing is timed:
+    latencies are predicted from the profile's rates, as for any device that is not this host.
     """
 
     model: str | Path
@@ -55,6 +56,7 @@ class CompileRequest:
     precisions: Sequence[Precision] | None = None
     include: Include = "levels"
     emit_only: bool = False
+    measure: bool = True
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,8 @@ def _for_request(device: DeviceProfile, request: CompileRequest, source: ModelSo
             f"bucket {ranges[0]}: profile {device.name} is for {device.backend}, whose engines have static shapes; ask "
             f"for {ranges[0].smallest} or {ranges[0].largest}"
         )
+    if not request.measure:
+        device = replace(device, host=None)
     if request.levels:
         device = replace(device, levels={kind: tuple(fractions) for kind, fractions in request.levels.items()})
     if request.variants:

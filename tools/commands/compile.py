@@ -78,6 +78,7 @@ Examples:
     is_flag=True,
     help="For TensorRT: write proven graphs alone; `nestforge build BUNDLE` makes their plans on the device.",
 )
+@click.option("--no-measure", is_flag=True, help="Time nothing on this host: latencies are predicted.")
 @json_option
 def command(
     model: Path,
@@ -96,6 +97,7 @@ def command(
     precisions: tuple[Precision, ...] | None,
     include: Include,
     emit_only: bool,
+    no_measure: bool,
     as_json: bool,
 ) -> None:
     """Compile a checkpoint into a bundle of verified engines.
@@ -123,6 +125,7 @@ def command(
             precisions=precisions,
             include=include,
             emit_only=emit_only,
+            measure=not no_measure,
         )
         path = compile_request(request, output, command=("nestforge", *sys.argv[1:]), progress=progress)
     bundle = open_bundle(path)

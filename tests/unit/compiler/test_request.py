@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,9 @@ def test_what_does_not_exist_or_fit_is_refused(tiny_folder: Path, wrong: dict[st
 def test_an_option_that_does_not_exist_is_a_type_error(tiny_folder: Path) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'budget'"):
         plan(tiny_folder, board(), budget="latency_ms<=5")
+
+
+def test_without_measuring_this_host_is_as_any_other(tiny_folder: Path) -> None:
+    device = replace(board(), host="a fingerprint")
+    assert resolve(CompileRequest(tiny_folder, device)).profile.host == "a fingerprint"
+    assert resolve(CompileRequest(tiny_folder, device, measure=False)).profile.host is None
