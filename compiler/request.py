@@ -126,15 +126,23 @@ def resolve(request: CompileRequest) -> Resolved:
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
     asked = [read_assignment(source.spec, id_, levels, profile.width_multiple) for id_ in request.submodels]
     published = _published(source, request.slices)
-    return Resolved(request, source, profile, levels, (*asked, *published), published, _notes(source, given, profile))
+    notes = _notes(source, given, profile, is_asked=bool(request.buckets))
+    return Resolved(request, source, profile, levels, (*asked, *published), published, notes)
 
 
-def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile) -> tuple[str, ...]:
-    """Why there are static buckets where the profile has ranges."""
+def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is_asked: bool) -> tuple[str, ...]:
+    """What of ``given`` this model cannot have: ranges, and the shape at which budgets are judged."""
+    asked, shape = profile.budget_at, profile.budget_shape
+    notes: tuple[str, ...] = ()
+    if asked not in (None, shape):
+        notes = (f"budgets limit latency and FLOPs at {shape}, the nearest to {asked} that engines run at",)
     static = source.signature.static
-    if static is None or all(bucket.is_static for bucket in given.buckets):
-        return ()
-    return (f"static buckets {', '.join(map(str, profile.buckets))}, to which inputs are padded: {static}",)
+    if static is None or is_asked or all(bucket.is_static for bucket in given.buckets):
+        return notes
+    return (
+        *notes,
+        f"static buckets {', '.join(map(str, profile.buckets))}, to which inputs are padded: {static}",
+    )
 
 
 def _published(source: ModelSource, folders: Sequence[str | Path]) -> tuple[Submodel, ...]:

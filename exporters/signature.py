@@ -34,8 +34,8 @@ class Signature:
         """The buckets that were ``asked`` for, else the profile's ``usual`` ones, as this model has them.
 
         Without a sequence only batches differ. Usual ranges end where the model does; of a model that cannot have them,
-        usual buckets are their ends. Raises ExportError for a sequence that is longer than the model takes or another
-        than it is bound to, and for a range that it cannot have.
+        there are some shapes of the range up to its end. Raises ExportError for a sequence that is longer than the
+        model takes or another than it is bound to, and for a range that it cannot have.
         """
         if asked:
             wanted = list(asked)
@@ -76,5 +76,5 @@ class Signature:
         if bucket.is_static or self.static is None:
             return [bucket]
         least, most = bucket.smallest, bucket.largest
-        sequences = [sequence for sequence in _USUAL_SEQUENCES if least.sequence <= sequence <= most.sequence]
-        return [Bucket(least.batch, sequence) for sequence in sequences or [most.sequence]]
+        between = [sequence for sequence in _USUAL_SEQUENCES if least.sequence <= sequence < most.sequence]
+        return [Bucket(batch, length) for batch in (least.batch, most.batch) for length in (*between, most.sequence)]

@@ -95,7 +95,8 @@ class DeviceProfile:
     ``tensorrt`` says how that backend builds its plans, None leaves it to the defaults of TensorRTOptions.
     ``precisions``, written ``precision: fp16`` or as a list, are those of engines; where there are several, a budget
     takes the widest one that it can afford at the largest submodel that it can afford.
-    ``budget_at`` is the shape at which budgets limit latency and FLOPs, or None for that of the largest bucket.
+    ``budget_at`` is the shape at which budgets limit latency and FLOPs, or None for the largest bucket's, of a range
+    its fewest rows.
     ``host`` is the fingerprint of the machine that was probed (processor, cores, version of ONNX Runtime): a compile
     there measures engines, elsewhere it predicts.
     """
@@ -127,17 +128,21 @@ class DeviceProfile:
 
     @property
     def budget_bucket(self) -> Bucket:
-        """The bucket that holds the shape at which budgets are judged."""
+        """The bucket whose engines would answer at the shape where budgets are judged."""
         asked = self.budget_at
         holding = [bucket for bucket in self.buckets if asked is not None and bucket.holds(asked)]
-        return min(holding, key=lambda bucket: bucket.tokens, default=self.largest_bucket)
+        if asked is None or not holding:
+            return self.largest_bucket
+        return min(holding, key=lambda bucket: (bucket.filled(asked).tokens, bucket.tokens, not bucket.is_static))
 
     @property
     def budget_shape(self) -> Bucket:
-        """The shape at which budgets limit latency and FLOPs: ``budget_at`` as a bucket takes it, else the largest."""
+        """The shape at which budgets limit latency and FLOPs: the one nearest to ``budget_at`` that engines run at,
+        else the fewest rows and the longest sequence of the largest bucket."""
         bucket = self.budget_bucket
-        asked = self.budget_at
-        return bucket.filled(asked) if asked is not None and bucket.holds(asked) else bucket.largest
+        if self.budget_at is not None:
+            return bucket.nearest(self.budget_at)
+        return Bucket(bucket.smallest.batch, bucket.sequence)
 
 
 def read_profile(data: object, where: str) -> DeviceProfile:

@@ -7,6 +7,7 @@ Everything is sorted when the model is loaded, and choices are remembered, so th
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -107,7 +108,7 @@ class Dispatcher:
                 memory = reads + engine.private_bytes + engine.activation_bytes
                 by_submodel[engine.submodel].append(_Engine(engine, latency, memory / 1e6))
         for engines in by_submodel.values():
-            engines.sort(key=lambda engine: (engine.entry.bucket.tokens, engine.entry.bucket))
+            engines.sort(key=lambda one: (one.entry.bucket.tokens, not one.entry.bucket.is_static, one.entry.bucket))
         self._engines = by_submodel
         self._remembered: dict[tuple[object, ...], Choice] = {}
         self._remembered_holding: dict[tuple[int, int], list[_Candidate]] = {}
@@ -145,12 +146,12 @@ class Dispatcher:
         left = deadline - spent_ms
         room = load.room_ms(left)
         candidates = self._remember_holding(batch, sequence)
-        for number, candidate in enumerate(candidates):
+        for candidate in candidates:
             if candidate.p95_ms <= room and candidate.memory_mb <= memory:
                 reason = f"{_expected(candidate.latency, candidate, load)} <= {left:.3g} ms left of {deadline:g}"
                 if memory < math.inf:
                     reason += f", {candidate.memory_mb:.1f} MB <= {memory:g} MB"
-                larger = candidates[number - 1] if number else None
+                larger = _next_larger(candidates, candidate)
                 missed = f"; next larger {_expected(str(larger), larger, load)}" if larger else ""
                 return Choice(candidate.engine, f"{reason}, {load}{missed}", candidate.latency_ms)
         within = f" and memory_mb <= {memory:g}" if memory < math.inf else ""
@@ -169,20 +170,21 @@ class Dispatcher:
         Raises InputError beyond every bucket.
         """
         buckets = self._buckets_for(batch, 1)
-        own = {engine.entry.bucket for engine in self._allowed(request)}
-        return max(bucket.sequence for bucket in [bucket for bucket in buckets if bucket in own] or buckets)
+        asked, limits = self._named(request), {}
+        if asked is None:  # a malformed limit is refused when the request is answered
+            given = (("latency_ms", request.latency_ms), ("memory_mb", request.memory_mb))
+            limits = {name: limit for name, limit in given if isinstance(limit, int | float)}
+        engines = [one for name, own in self._engines.items() if asked in (None, name) for one in own]
+        taking = [engine for engine in engines if engine.entry.bucket in buckets]
+        longest = max((_longest(engine, batch, limits) for engine in taking), default=0)
+        return longest or max(bucket.sequence for bucket in buckets)
 
-    def _allowed(self, request: Request) -> list[_Engine]:
-        """The engines that the request's name or limits leave; a malformed one is refused when it is answered."""
+    def _named(self, request: Request) -> str | None:
+        """The submodel that the request names, itself or by a budget."""
         asked = request.submodel
         if isinstance(request.budget, str) and request.budget in self._budgets:
             asked = self._budgets[request.budget].submodel
-        if isinstance(asked, str):
-            return self._engines[self._manifest.submodel(asked).id]
-        given = (("latency_ms", request.latency_ms), ("memory_mb", request.memory_mb))
-        limits = {name: limit for name, limit in given if isinstance(limit, int | float)}
-        every = [engine for engines in self._engines.values() for engine in engines]
-        return [engine for engine in every if _compare(engine.candidate(engine.entry.bucket.largest), limits)[0]]
+        return self._manifest.submodel(asked).id if isinstance(asked, str) else None
 
     def _choose(self, request: Request, batch: int, sequence: int) -> Choice:
         limits = _check_one_selector(request)
@@ -214,13 +216,12 @@ class Dispatcher:
             if limit is not None
         }
         candidates = self._holding(batch, sequence)
-        larger = None
         for candidate in candidates:
             fits, reason = _compare(candidate, limits)
             if fits:
+                larger = _next_larger(candidates, candidate)
                 missed = f"; next larger {larger}" if larger else ""
                 return Choice(candidate.engine, f"{reason}{missed}", candidate.latency_ms)
-            larger = candidate
         wanted = " and ".join(f"{name} <= {limit:g}" for name, limit in limits.items())
         raise SelectionError(f"no submodel answers {batch}x{sequence} with {wanted}; there is {_listing(candidates)}")
 
@@ -233,8 +234,7 @@ class Dispatcher:
     def _smallest(self, submodel: SubmodelEntry, batch: int, sequence: int) -> _Candidate:
         """The engine of one submodel that pads the input least, and of those the one of the smallest bucket."""
         shape = Bucket(batch, sequence)
-        engine = _best(self._engines[submodel.id], shape)
-        if engine is not None:
+        for engine in _by_padding(self._engines[submodel.id], shape):
             return engine.candidate(shape)
         own = submodel.sequence
         if own is not None and sequence > own:
@@ -259,10 +259,20 @@ class Dispatcher:
         return found
 
     def _holding(self, batch: int, sequence: int) -> list[_Candidate]:
-        """Per submodel, from the largest down, the engine that pads the input least."""
+        """Per submodel, from the largest down, the engine that pads the input least; behind one of a range also those
+        that pad more and take less time or memory all the same."""
         shape = Bucket(batch, sequence)
-        engines = (_best(self._engines[submodel.id], shape) for submodel in self._submodels)
-        return [engine.candidate(shape) for engine in engines if engine is not None]
+        found: list[_Candidate] = []
+        for submodel in self._submodels:
+            own: list[_Candidate] = []
+            for engine in _by_padding(self._engines[submodel.id], shape):
+                candidate = engine.candidate(shape)
+                if own and own[0].engine.bucket.is_static:
+                    break
+                if all(candidate.memory_mb < one.memory_mb or candidate.p95_ms < one.p95_ms for one in own):
+                    own.append(candidate)
+            found += own
+        return found
 
     def _buckets_for(self, batch: int, sequence: int) -> list[Bucket]:
         _check_sizes(batch, sequence)
@@ -313,10 +323,29 @@ def _expected(shown: str, candidate: _Candidate, load: LoadEstimate) -> str:
     return f"{shown}{slow}, expected in {load.finish_ms(candidate.p95_ms):.3g} ms"
 
 
-def _best(engines: Sequence[_Engine], shape: Bucket) -> _Engine | None:
-    """Among ``engines``, smallest bucket first, the one that holds ``shape`` and pads it least."""
+def _longest(engine: _Engine, batch: int, limits: Mapping[str, float]) -> int:
+    """The longest sequence of ``batch`` rows that ``engine`` answers within ``limits``; 0 where it answers none. What a
+    run takes rises with its length."""
+    bucket = engine.entry.bucket
+    sequences = range(bucket.smallest.sequence, bucket.sequence + 1)
+    kept = bisect(sequences, False, key=lambda length: not _compare(engine.candidate(Bucket(batch, length)), limits)[0])
+    return sequences[kept - 1] if kept else 0
+
+
+def _by_padding(engines: Sequence[_Engine], shape: Bucket) -> list[_Engine]:
+    """Those of ``engines``, smallest bucket first, that hold ``shape``, the one that pads it least first."""
     holding = [engine for engine in engines if engine.entry.bucket.holds(shape)]
-    return min(holding, key=lambda engine: engine.entry.bucket.filled(shape).tokens, default=None)
+    return sorted(holding, key=lambda engine: engine.entry.bucket.filled(shape).tokens)
+
+
+def _next_larger(candidates: Sequence[_Candidate], chosen: _Candidate) -> _Candidate | None:
+    """The preferred engine of the submodel before that of ``chosen``."""
+    first: dict[str, _Candidate] = {}
+    for candidate in candidates:
+        if candidate.engine.submodel == chosen.engine.submodel:
+            break
+        first.setdefault(candidate.engine.submodel, candidate)
+    return next(reversed(first.values()), None)
 
 
 def _latency(

@@ -106,14 +106,16 @@ def buckets_of(model: ElasticModel, submodel: str) -> list[Bucket]:
 
 def batches(lengths: Array, buckets: Iterable[Bucket], truncate: bool, most: int | None = None) -> Iterator[Array]:
     """Row numbers, batch by batch, the longest rows first: rows go together by the least sequence that holds them, as
-    many at a time as the largest bucket of that sequence takes, and at most ``most``.
+    many at a time as the largest bucket that takes it unpadded, and at most ``most``.
 
     Raises InputError, before the first batch, for a row that is longer than every bucket, unless ``truncate``.
     """
-    largest: dict[int, int] = {}
-    for bucket in buckets:
-        largest[bucket.sequence] = max(bucket.batch, largest.get(bucket.sequence, 0))
-    sequences = np.array(sorted(largest))
+    buckets = list(buckets)
+    sequences = np.array(sorted({bucket.sequence for bucket in buckets}))
+    largest = {  # a range of longer sequences takes them as they are
+        sequence: max(b.batch for b in buckets if b.smallest.sequence <= sequence <= b.sequence)
+        for sequence in sequences.tolist()
+    }
     longest = int(lengths.max())
     if longest > sequences[-1] and not truncate:
         raise InputError(

@@ -10,7 +10,7 @@ from ...elastic import Bucket, Submodel
 from ...profiles.precision import PRECISIONS, Precision, precision_of
 from ...profiles.probe_host import is_this_host
 from ...runtime.bundle.manifest import EngineEntry, Latency, LatencyPoint
-from ...runtime.engines.measure import measure
+from ...runtime.engines.measure import LatencyStats, measure
 from ...runtime.engines.runner import Residency
 from ...runtime.inputs.feeds import random_feeds
 from ..planning.cost_model import Cost, fit_correction, predict
@@ -23,6 +23,8 @@ from .build_engine import EngineBuilder
 _RUNGS_MEASURED = 4
 _ROUNDS_MEASURED = 3
 _ROUND_SECONDS = 0.3
+# In a round of a static engine, and for a percentile.
+_LEAST_RUNS = 10
 # Of an engine of a range, at each shape; the largest takes long enough by itself.
 _SHAPE_SECONDS = 0.08
 _SHAPE_ROUNDS = 2
@@ -64,11 +66,12 @@ def shapes_to_measure(bucket: Bucket) -> list[Bucket]:
 
 
 def _fitted_shapes(bucket: Bucket) -> list[Bucket]:
-    """Where rungs are measured: of a range at three sizes of one batch, which tell the parts of a run apart."""
+    """Where rungs are measured: of a range at three lengths and with many rows, which tell the parts of a run apart."""
     if bucket.is_static:
         return [bucket]
-    sequences = (_SMALL_SEQUENCE, _MIDDLE_SEQUENCE, bucket.sequence)
-    return list(dict.fromkeys(bucket.nearest(Bucket(1, size)) for size in sequences))
+    sizes = (Bucket(1, _SMALL_SEQUENCE), Bucket(1, _MIDDLE_SEQUENCE), Bucket(1, bucket.sequence))
+    many = Bucket(bucket.batch, _SMALL_SEQUENCE)
+    return list(dict.fromkeys(bucket.nearest(size) for size in (*sizes, many)))
 
 
 def rungs_to_measure(count: int) -> list[int]:
@@ -83,7 +86,7 @@ def measure_engines(
 
     Engines of one file are one engine, measured once.
     """
-    measured: dict[str, list[tuple[float, float]]] = {}
+    measured: dict[str, list[tuple[float, float | None]]] = {}
     if is_this_host(builder.profile):
         for group in clock.each(_groups(engines)):
             stats = builder.stage.once_json(f"latency-{group[0].file}.json", partial(_measured_groups, builder, group))
@@ -95,7 +98,7 @@ def _latency(
     builder: EngineBuilder,
     engine: EngineEntry,
     corrections: Corrections,
-    measured: Sequence[tuple[float, float]] | None,
+    measured: Sequence[tuple[float, float | None]] | None,
 ) -> Latency:
     """What is known of ``engine``; ``measured`` are medians and 95th percentiles at its shapes, in order."""
     points = [
@@ -122,7 +125,7 @@ def _shapes(engine: EngineEntry) -> list[Bucket]:
     return [engine.bucket] if engine.bucket.is_static else shapes_to_measure(engine.bucket)
 
 
-def _measured_groups(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> list[list[tuple[float, float]]]:
+def _measured_groups(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> list[list[tuple[float, float | None]]]:
     """Per engine the medians and 95th percentiles at its shapes."""
     pairs = [(engine, shape) for engine in engines for shape in _shapes(engine)]
     stats = iter(_best_of_rounds(builder, pairs))
@@ -178,26 +181,28 @@ def _measured_rungs(
     return times
 
 
-def _best_of_rounds(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) -> list[tuple[float, float]]:
+def _best_of_rounds(
+    builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]
+) -> list[tuple[float, float | None]]:
     """Median and 95th percentile in milliseconds of each engine at a shape in its best of several rounds, all in turn.
 
-    Another program's burst then spoils a round of some engines, not the proportions between them.
+    Another program's burst then spoils a round of some engines, not the proportions between them. Few runs have no
+    percentile.
     """
-    static = all(engine.bucket.is_static for engine, _ in pairs)
-    limits = (10, _ROUND_SECONDS) if static else (_SHAPE_RUNS, _SHAPE_SECONDS)
     interface = builder.draft.manifest.interface
+    rounds: list[list[LatencyStats]] = [[] for _ in pairs]
     with ExitStack() as stack:
         runners = {
             engine.id: stack.enter_context(builder.runner(engine, _MEASURED_RESIDENCY))
             for engine in {engine.id: engine for engine, _ in pairs}.values()
         }
-        calls = [(runners[one.id], random_feeds(interface(one.segment)[0], shape)) for one, shape in pairs]
-        rounds = [
-            [
-                measure(runner, feeds, warmup=3 if static else 1, min_runs=limits[0], max_seconds=limits[1])
-                for runner, feeds in calls
-            ]
-            for _ in range(_ROUNDS_MEASURED if static else _SHAPE_ROUNDS)
-        ]
-    best = [min(stats, key=lambda s: s.p50) for stats in zip(*rounds, strict=True)]
-    return [(stats.p50, stats.p95) for stats in best]
+        feeds = [random_feeds(interface(engine.segment)[0], shape) for engine, shape in pairs]
+        for number in range(_ROUNDS_MEASURED):
+            for (engine, _), own, stats in zip(pairs, feeds, rounds, strict=True):
+                runner = runners[engine.id]
+                if engine.bucket.is_static:
+                    stats.append(measure(runner, own, min_runs=_LEAST_RUNS, max_seconds=_ROUND_SECONDS))
+                elif number < _SHAPE_ROUNDS:
+                    stats.append(measure(runner, own, warmup=1, min_runs=_SHAPE_RUNS, max_seconds=_SHAPE_SECONDS))
+    best = [min(stats, key=lambda one: one.p50) for stats in rounds]
+    return [(one.p50, one.p95 if one.runs >= _LEAST_RUNS else None) for one in best]

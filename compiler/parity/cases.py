@@ -68,13 +68,20 @@ def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | No
     """
     if bucket.is_static:
         return _cases_at(signature, bucket, encoder)
-    cases = []
-    for number, shape in enumerate(shapes_to_prove(bucket)):
-        has_room = shape.sequence >= _LEAST_TEXT
-        kinds = _cases_at(signature, shape, encoder if has_room else None, is_filled=False)
-        case = kinds[number % len(kinds)]
-        cases.append(replace(case, name=f"{case.name} at {shape}"))
-    return cases
+    found: dict[str, Case] = {}
+    kinds: set[str] = set()
+    shapes = shapes_to_prove(bucket)
+    for number, shape in enumerate(shapes):
+        own = _cases_at(signature, shape, encoder if shape.sequence >= _LEAST_TEXT else None, is_filled=False)
+        # What no other shape had is made at the last, which has the most tokens.
+        chosen = [own[number % len(own)]] if shape != shapes[-1] else [case for case in own if case.name not in kinds]
+        for case in chosen or own[:1]:
+            kinds.add(case.name)
+            found[f"{case.name} at {shape}"] = case
+    least = bucket.smallest
+    filled = _cases_at(signature, least, None) if bucket.min_batch is not None else []
+    found |= {f"{case.name}, filled to {least}": case for case in filled if case.rows is not None}
+    return [replace(case, name=name) for name, case in found.items()]
 
 
 def shapes_to_prove(bucket: Bucket) -> list[Bucket]:
@@ -86,10 +93,16 @@ def shapes_to_prove(bucket: Bucket) -> list[Bucket]:
     between = [2**power for power in range(23) if least.sequence < 2**power < most.sequence]
     shapes = [Bucket(least.batch, sequence) for sequence in (least.sequence, *between, most.sequence)]
     rng = np.random.default_rng(most.tokens)
-    for rows in (*(int(rng.integers(least.batch, most.batch + 1)) for _ in range(_RANDOM_SHAPES)), most.batch):
-        longest = min(most.sequence, max(least.sequence, _MOST_TOKENS // rows))
-        shapes.append(Bucket(rows, int(rng.integers(least.sequence, longest + 1))))
-    return list(dict.fromkeys([*shapes, Bucket(most.batch, least.sequence), Bucket(most.batch, longest)]))
+    batches = rng.integers(least.batch, most.batch + 1, _RANDOM_SHAPES).tolist()
+    for batch in (*batches, most.batch):
+        shapes.append(Bucket(batch, int(rng.integers(least.sequence, _longest(bucket, batch) + 1))))
+    last = Bucket(most.batch, _longest(bucket, most.batch))
+    return [*(shape for shape in dict.fromkeys([*shapes, Bucket(most.batch, least.sequence)]) if shape != last), last]
+
+
+def _longest(bucket: Bucket, batch: int) -> int:
+    """The longest sequence that so many rows are proven at."""
+    return min(bucket.sequence, max(bucket.smallest.sequence, _MOST_TOKENS // batch))
 
 
 def _cases_at(signature: Signature, bucket: Bucket, encoder: TextEncoder | None, is_filled: bool = True) -> list[Case]:

@@ -14,6 +14,10 @@ from math import exp, log
 from ...elastic import Bucket
 from ..bundle.manifest import Latency, LatencyPoint
 
+# Of what a file may say; a logarithm needs the one, and its inverse the other.
+_LEAST_MS = 1e-6
+_MOST_MS = 1e12
+
 
 @dataclass(frozen=True)
 class RunTime:
@@ -45,7 +49,7 @@ def _interpolated(known: Mapping[tuple[int, int], float]) -> Callable[[Bucket], 
         (only,) = known.values()
         return lambda _: only
     batches, sequences = (sorted({size[axis] for size in known}) for axis in (0, 1))
-    logs = {size: log(max(ms, 1e-6)) for size, ms in known.items()}
+    logs = {size: log(min(max(ms, _LEAST_MS), _MOST_MS)) for size, ms in known.items()}
 
     def at(shape: Bucket) -> float:
         total = 0.0

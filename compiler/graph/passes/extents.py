@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from ....errors import SliceError
+
 # A number, the name of a free dimension, or a product such as ``batch*sequence``.
 Extent = int | str
 _TIMES = "*"
+# Anything else, such as a sum, is one factor.
+_PRODUCT = re.compile(r"\w+( ?\* ?\w+)*", re.ASCII)
 
 
 def extents(value: ir.Value | None) -> tuple[Extent, ...] | None:
@@ -22,7 +27,7 @@ def extents(value: ir.Value | None) -> tuple[Extent, ...] | None:
 
 def factors(extent: Extent) -> tuple[Extent, ...]:
     """What ``extent`` is the product of, slowest first."""
-    if isinstance(extent, int):
+    if isinstance(extent, int) or not _PRODUCT.fullmatch(extent):
         return (extent,)
     return tuple(int(part) if part.isdecimal() else part for part in extent.replace(" ", "").split(_TIMES))
 
@@ -49,6 +54,7 @@ def reshape_target(graph: ir.Graph, dims: Sequence[Extent]) -> list[ir.Node]:
     """Nodes that make the target ``dims`` of a Reshape, the last of them the target itself.
 
     A free dimension is read from an input of the graph that has it; -1 stands for one that follows from the rest.
+    Raises SliceError where no input has it.
     """
     if all(isinstance(dim, int) for dim in dims):
         return [int64_constant([dim for dim in dims if isinstance(dim, int)])]
@@ -79,4 +85,4 @@ def _input_with(graph: ir.Graph, dim: str) -> tuple[ir.Value, int]:
         for index, extent in enumerate(extents(value) or ()):
             if extent == dim:
                 return value, index
-    raise ValueError(f"no input of the graph has a dimension {dim}")
+    raise SliceError(f"no input of the graph has a dimension {dim}; ask for static buckets")

@@ -16,6 +16,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
+from ....errors import SliceError
 from .extents import extents, product, reshape_target, shape_of
 
 TRANSPOSED = ".T"
@@ -78,7 +79,8 @@ def _transposed(graph: ir.Graph, weight: ir.Value) -> ir.Value:
 def _replace_matmul(graph: ir.Graph, node: ir.Node, weight: ir.Value, transpose_b: bool) -> None:
     x, extents_of_x = node.inputs[0], extents(node.inputs[0])
     assert x is not None
-    assert extents_of_x is not None
+    if extents_of_x is None:
+        raise SliceError(f"value {x.name}: its shape is unknown; ask for static buckets")
     rows = extents_of_x[:-1]
     tokens = product(rows)
     add, bias = _bias(node)

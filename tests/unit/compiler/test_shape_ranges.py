@@ -18,6 +18,7 @@ from nestforge.runtime.engines.onnxruntime_gpu.provider import gpu_provider
 from nestforge.runtime.engines.runner import runnable_engines
 from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.runtime.model import ElasticModel
+from nestforge.runtime.request import Request
 from support.cost_eff_models import save_tiny
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board, save_tiniest
@@ -74,6 +75,28 @@ def test_where_a_range_and_a_bucket_overlap_the_one_that_pads_least_answers(mode
     assert model.choose(2, 7).engine.bucket == Bucket(4, 16, 1, 1)
 
 
+def test_a_limit_that_the_range_breaks_is_kept_by_a_bucket_that_pads(model: ElasticModel) -> None:
+    """Memory counts at the largest shape of a range, 4x16 here."""
+    submodel = max(model.bundle.manifest.submodels, key=lambda entry: entry.parameters)
+    static, free = (
+        (submodel.weight_bytes + engine.private_bytes + engine.activation_bytes) / 1e6
+        for engine in sorted(
+            (one for one in model.bundle.manifest.engines if one.submodel == submodel.id),
+            key=lambda one: not one.bucket.is_static,
+        )
+    )
+    assert static < free
+    limited = model.choose(2, 7, memory_mb=(static + free) / 2)
+    assert (limited.engine.submodel, limited.engine.bucket) == (submodel.id, Bucket(2, 8))
+
+
+def test_a_text_is_cut_to_what_a_limit_affords_at_its_own_length(model: ElasticModel) -> None:
+    affordable = model.choose(1, 11).latency_ms
+    longest = model._dispatcher.longest_sequence(1, Request(latency_ms=affordable))
+    assert 11 <= longest <= 16
+    assert model.choose(1, longest, latency_ms=affordable).latency_ms <= affordable
+
+
 def test_what_the_range_does_not_hold_is_refused(model: ElasticModel) -> None:
     with pytest.raises(InputError, match=r"input of 1 rows x 17 is larger than every bucket of this bundle"):
         model(random_feeds(model.bundle.manifest.inputs, Bucket(1, 17)))
@@ -128,8 +151,10 @@ def test_other_precisions_have_ranges_too(folder: Path, tmp_path: Path, precisio
 def test_a_model_that_cannot_says_why_and_gets_buckets(save: object, reason: str, tmp_path: Path) -> None:
     save(tmp_path / "model")  # type: ignore[operator]
     plan = nestforge.plan(tmp_path / "model", profile=board(**FULL, buckets=["1..4x1..16"]))
-    assert [cost.bucket.is_static for cost in plan.candidates[0].costs] == [True]
+    assert [cost.bucket for cost in plan.candidates[0].costs] == [Bucket(1, 16), Bucket(4, 16)]
     assert any(note.startswith("static buckets 1x16") and reason in note for note in plan.notes)
+    asked = nestforge.plan(tmp_path / "model", profile=board(**FULL, buckets=["1..4x1..16"]), buckets=[Bucket(1, 16)])
+    assert not any("static buckets" in note for note in asked.notes)
     with pytest.raises(ExportError, match=rf"^bucket 1..4x1..16: {reason}.*; ask for static buckets"):
         nestforge.plan(tmp_path / "model", profile=board(**FULL), buckets=[Bucket(4, 16, 1, 1)])
 
@@ -146,3 +171,14 @@ def test_a_gpu_provider_runs_no_engine_of_a_range(model: ElasticModel) -> None:
     ranges = tuple(engine for engine in bundle.manifest.engines if not engine.bucket.is_static)
     with pytest.raises(BundleIncompatibleError, match="this bundle has ranges alone; use provider cpu"):
         runnable_engines(replace(bundle, manifest=replace(bundle.manifest, engines=ranges)), provider)
+
+
+def test_budgets_are_judged_at_a_shape_that_is_stated(folder: Path) -> None:
+    profile = board(**FULL, buckets=["1..4x1..16"])
+    assert nestforge.plan(folder, profile=profile).budget_bucket == Bucket(1, 16)
+    plan = nestforge.plan(folder, profile=replace(profile, budget_at=Bucket(2, 5)))
+    assert plan.budget_bucket == Bucket(2, 5)
+    assert not any("budgets limit" in note for note in plan.notes)
+    beyond = nestforge.plan(folder, profile=replace(profile, budget_at=Bucket(1, 128)))
+    assert beyond.budget_bucket == Bucket(1, 16)
+    assert beyond.notes[0] == "budgets limit latency and FLOPs at 1x16, the nearest to 1x128 that engines run at"

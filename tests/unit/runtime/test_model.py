@@ -258,15 +258,15 @@ def test_a_deadline_counts_the_requests_in_flight(
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(model, feeds(1, 8))
             assert entered.wait(10)
-            # 0.4 ms of its own at half speed; the largest alone takes 2.5 ms, beside itself 5.
+            # 95 of 100 runs take 0.6 ms of their own, at half speed; the largest takes 2.9, beside itself more than 5.
             choice = model.choose(1, 8, deadline_ms=4.9)
             assert choice.engine.submodel == "ffn16"
             assert choice.reason.startswith(
-                "measured 0.4 ms, expected in 0.8 ms <= 4.9 ms left of 4.9, 1 in flight that needs 2.5 ms more; "
-                "next larger ffn32 (measured 2.5 ms, "
+                "measured 0.4 ms (p95 0.6 ms), expected in 1.2 ms <= 4.9 ms left of 4.9, 1 in flight that needs 2.5 ms "
+                "more; next larger ffn32 (measured 2.5 ms, "
             )
             assert model(feeds(1, 8), deadline_ms=4.9).submodel == "ffn16"
-            with pytest.raises(SelectionError, match=r"deadline_ms <= 0.5 .* the soonest is ffn16 .*, expected in 0.8"):
+            with pytest.raises(SelectionError, match=r"deadline_ms <= 0.5 .* the soonest is ffn16 .*, expected in 1.2"):
                 model(feeds(1, 8), deadline_ms=0.5)
             release.set()
             assert first.result(10).submodel == "ffn32"

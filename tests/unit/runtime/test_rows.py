@@ -104,3 +104,11 @@ def test_refuses_what_is_no_corpus(model: ElasticModel, corpus: Any, message: st
     with pytest.raises(InputError) as error:
         rows_of(model, corpus)
     assert str(error.value) == message
+
+
+def test_short_rows_go_together_in_a_range_beside_a_bucket_of_one_row() -> None:
+    buckets = [Bucket(1, 32), Bucket(8, 512, 1, 1)]
+    found = [len(part) for part in batches(np.full(16, 5), buckets, truncate=False)]
+    assert found == [8, 8]
+    static = [len(part) for part in batches(np.full(4, 5), [Bucket(1, 32), Bucket(8, 512)], truncate=False)]
+    assert static == [1, 1, 1, 1]

@@ -124,7 +124,11 @@ def test_records_are_of_the_oldest_release_that_we_name_and_of_the_last_10() -> 
 def test_every_level_of_compatibility_exists_or_is_refused_by_name(installed: dict[str, Any]) -> None:
     """These are looked up by name, which no type shows; 10.3 lacks one, and ``build_plan`` says so."""
     source = ast.parse((ROOT / "compiler" / "tensorrt" / "build_plan.py").read_text())
-    (table,) = (n.value for n in source.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == "_LEVELS")
+    (table,) = (
+        n.value
+        for n in source.body
+        if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == "_COMPATIBILITY_LEVELS"
+    )
     assert table is not None
     levels = set(ast.literal_eval(table).values())
     assert levels <= installed["classes"]["HardwareCompatibilityLevel"]["members"].keys()

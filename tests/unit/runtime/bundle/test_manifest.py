@@ -133,6 +133,16 @@ def judged(data: dict[str, Any], **changes: object) -> None:
 Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
     ("newer schema", lambda d: d.update(schema_version=8), "schema_version '8', expected one of 1, 2, 3, 4, 5, 6, 7"),
+    (
+        "range that falls",
+        lambda d: d["engines"][0]["bucket"].update(min_sequence=d["engines"][0]["bucket"]["sequence"]),
+        "expected one that rises from 1 or more",
+    ),
+    (
+        "range for TensorRT",
+        lambda d: (d["engines"][0]["bucket"].update(min_sequence=1), d["engines"][0].update(backend="tensorrt")),
+        "a range, which engines of tensorrt, or of a model with exits, have not",
+    ),
     ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3, 4, 5, 6, 7"),
     ("schema is true", lambda d: d.update(schema_version=True), "schema_version: expected a whole number"),
     ("unknown key", lambda d: d.update(engine=[]), "unknown key 'engine'; did you mean 'engines'?"),

@@ -35,3 +35,8 @@ def test_beyond_the_known_sizes_the_nearest_holds() -> None:
 def test_without_a_measurement_predictions_hold() -> None:
     points = (LatencyPoint(1, 8, 1.0), LatencyPoint(1, 32, 4.0))
     assert latency_at(Latency("e", 4.0, points=points))(Bucket(1, 16)).p95_ms == pytest.approx(2.0)
+
+
+def test_no_figure_of_a_file_is_too_large_to_interpolate() -> None:
+    at = latency_at(Latency("e", 1.0, points=(measured(1, 8, 1.797e308), measured(1, 32, 1.797e308))))
+    assert at(Bucket(1, 11)).p50_ms == pytest.approx(1e12)
