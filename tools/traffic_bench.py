@@ -12,6 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
+from ..elastic import Bucket
 from ..errors import SelectionError
 from ..runtime.engines.measure import LatencyStats
 from ..runtime.inputs.arrays import Array
@@ -122,9 +123,9 @@ def lengths_of(counts: Sequence[int], found: int) -> Lengths:
 
 
 def _arrays_for(model: ElasticModel, submodel: str) -> dict[str, Array]:
-    """Random arrays of the shape of the engine that takes the longest row."""
-    engine = model.choose(1, model.longest_sequence(1, submodel), submodel=submodel).engine
-    return random_feeds(model.bundle.manifest.inputs, engine.bucket)
+    """Random arrays of the shape of the engine that takes the longest row, of a range its fewest rows."""
+    bucket = model.choose(1, model.longest_sequence(1, submodel), submodel=submodel).engine.bucket
+    return random_feeds(model.bundle.manifest.inputs, Bucket(bucket.smallest.batch, bucket.sequence))
 
 
 def _traffic(

@@ -45,7 +45,7 @@ class Runner(Protocol):
         """Outputs in the order of ``Manifest.interface``, owned by the caller; with ``routing`` the engine's behind
         them, in the order of its entry.
 
-        ``feeds`` has every input of it at exactly the bucket's shape and the stated dtype. Thread-safe.
+        ``feeds`` has every input of it at the bucket's shape, or one in its range, in the stated dtype. Thread-safe.
         """
         ...
 

@@ -67,7 +67,7 @@ def _print(found: Consistency) -> None:
             ("compared", ", ".join(f"output {name} as {role}" for role, name in found.outputs.items())),
             ("samples", f"{given}{cut}"),
             *([("positions", str(found.positions))] if found.positions is not None else []),
-            ("bucket", f"{found.bucket.batch}x{found.bucket.sequence}"),
+            ("bucket", str(found.bucket)),
         ]
     )
     click.echo()
