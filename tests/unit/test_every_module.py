@@ -74,9 +74,6 @@ TESTED_ELSEWHERE = {
 TESTED_THROUGH = {
     "runtime.bundle.device_files": ("runtime/exits/test_calibration.py", "runtime.exits.calibration"),
     "runtime.engine_runs": ("runtime/test_model.py", "runtime.model"),
-        "runtime/engines/onnxruntime/test_runner.py",
-        "runtime.engines.onnxruntime.runner",
-    ),
     "runtime.engines.onnxruntime_gpu.session": (
         "runtime/engines/onnxruntime_gpu/test_runner.py",
         "runtime.engines.onnxruntime_gpu.runner",
