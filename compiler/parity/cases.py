@@ -70,14 +70,15 @@ def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | No
         return _cases_at(signature, bucket, encoder)
     found: dict[str, Case] = {}
     kinds: set[str] = set()
-    shapes = shapes_to_prove(bucket)
+    *shapes, last = shapes_to_prove(bucket)
     for number, shape in enumerate(shapes):
-        own = _cases_at(signature, shape, encoder if shape.sequence >= _LEAST_TEXT else None, is_filled=False)
-        # What no other shape had is made at the last, which has the most tokens.
-        chosen = [own[number % len(own)]] if shape != shapes[-1] else [case for case in own if case.name not in kinds]
-        for case in chosen or own[:1]:
-            kinds.add(case.name)
-            found[f"{case.name} at {shape}"] = case
+        own = _cases_at(signature, shape, None, bucket)
+        case = own[number % len(own)]
+        kinds.add(case.name)
+        found[f"{case.name} at {shape}"] = case
+    own = _cases_at(signature, last, encoder if last.sequence >= _LEAST_TEXT else None, bucket)
+    for case in [own[0], *(case for case in own[1:] if case.name not in kinds)]:  # and the kinds that no other had
+        found[f"{case.name} {'within' if case.name == 'text' else 'at'} {last}"] = case
     least = bucket.smallest
     filled = _cases_at(signature, least, None) if bucket.min_batch is not None else []
     found |= {f"{case.name}, filled to {least}": case for case in filled if case.rows is not None}
@@ -105,11 +106,15 @@ def _longest(bucket: Bucket, batch: int) -> int:
     return min(bucket.sequence, max(bucket.smallest.sequence, _MOST_TOKENS // batch))
 
 
-def _cases_at(signature: Signature, bucket: Bucket, encoder: TextEncoder | None, is_filled: bool = True) -> list[Case]:
+def _cases_at(
+    signature: Signature, bucket: Bucket, encoder: TextEncoder | None, free: Bucket | None = None
+) -> list[Case]:
+    """The cases at one shape; within the range ``free`` no row is filled, and texts have their own length."""
+    own = None if free is None else Bucket(bucket.batch, bucket.sequence, free.min_batch, free.min_sequence)
     cases = [Case(f"random-{seed}", random_feeds(signature.inputs, bucket, seed)) for seed in (0, 1)]
     whole = [_whole(signature, random_feeds(signature.inputs, bucket, seed)) for seed in (2, 3)]
     has_sequence = any("sequence" in spec.dims for spec in signature.inputs)
-    lacks_row = is_filled and bucket.batch > 1 and all(spec.pad is not None for spec in signature.inputs)
+    lacks_row = free is None and bucket.batch > 1 and all(spec.pad is not None for spec in signature.inputs)
     if has_sequence:
         cases.append(Case("whole", whole[0]))
     if has_sequence or lacks_row:
@@ -117,7 +122,7 @@ def _cases_at(signature: Signature, bucket: Bucket, encoder: TextEncoder | None,
         cases.append(Case("padded", padded if rows is None else _without_last_row(signature, padded), rows))
     if encoder is not None:
         texts = [_SENTENCES[row % len(_SENTENCES)] for row in range(bucket.batch)]
-        cases.append(Case("text", text_at_bucket(encoder, signature.inputs, texts, bucket)[0]))
+        cases.append(Case("text", text_at_bucket(encoder, signature.inputs, texts, own or bucket)[0]))
     return cases
 
 
