@@ -324,6 +324,13 @@ class Bucket:
         return Bucket(self.min_batch or self.batch, self.min_sequence or self.sequence)
 
     @property
+    def doublings(self) -> tuple[int, ...]:
+        """Its least sequence, the powers of two between, and its longest, rising; of a static bucket its only one."""
+        least = self.smallest.sequence
+        between = (2**power for power in range(self.sequence.bit_length()))
+        return tuple(sorted({least, self.sequence, *(length for length in between if least < length < self.sequence)}))
+
+    @property
     def free(self) -> tuple[str, ...]:
         """The names of the dimensions that a request decides."""
         least = (("batch", self.min_batch), ("sequence", self.min_sequence))

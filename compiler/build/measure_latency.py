@@ -58,11 +58,8 @@ def fit_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], clock: Clock) -
 def shapes_to_measure(bucket: Bucket) -> list[Bucket]:
     """The shapes at which an engine of a range is measured: its ends, and the powers of two of its sequence between,
     at the least and the most rows."""
-    least, most = bucket.smallest, bucket.largest
-    between = [2**power for power in range(23) if least.sequence < 2**power < most.sequence]
-    sequences = [least.sequence, *between, most.sequence]
-    shapes = [Bucket(batch, sequence) for batch in (least.batch, most.batch) for sequence in sequences]
-    return list(dict.fromkeys(shapes))
+    batches = sorted({bucket.smallest.batch, bucket.batch})
+    return [Bucket(batch, sequence) for batch in batches for sequence in bucket.doublings]
 
 
 def _fitted_shapes(bucket: Bucket) -> list[Bucket]:

@@ -91,8 +91,7 @@ def shapes_to_prove(bucket: Bucket) -> list[Bucket]:
     Of many rows at once the sequence is as long as ``_MOST_TOKENS`` allow. Always the same for the same range.
     """
     least, most = bucket.smallest, bucket.largest
-    between = [2**power for power in range(23) if least.sequence < 2**power < most.sequence]
-    shapes = [Bucket(least.batch, sequence) for sequence in (least.sequence, *between, most.sequence)]
+    shapes = [Bucket(least.batch, sequence) for sequence in bucket.doublings]
     rng = np.random.default_rng(most.tokens)
     batches = rng.integers(least.batch, most.batch + 1, _RANDOM_SHAPES).tolist()
     for batch in (*batches, most.batch):

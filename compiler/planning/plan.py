@@ -125,9 +125,9 @@ class BudgetPlan:
 class Plan:
     """What to compile for one model and one device profile.
 
-    Limits hold at ``budget_bucket``, or what a candidate has in its place; ``latency_basis`` says which latency they
-    were judged by. ``notes`` states what was rounded, what is unusual about submodels that were asked for by id,
-    which budgets were left out, and which of several precisions none chose.
+    Limits hold at the shape ``budget_bucket``, or what a candidate has in its place; ``latency_basis`` says which
+    latency they were judged by. ``notes`` states what was rounded, what is unusual about submodels that were asked for
+    by id, which budgets were left out, and which of several precisions none chose.
     """
 
     model: str
@@ -194,7 +194,7 @@ def make_plan(
 
 
 def figures_of(source: Source, profile: DeviceProfile, submodel: Submodel) -> dict[str, float]:
-    """What budgets limit, of any submodel, at the profile's largest bucket; the latency is predicted."""
+    """What budgets limit, of any submodel, at the profile's ``budget_shape``; the latency is predicted."""
     return _candidate(source, profile, {}, submodel, (), None).figures(profile.budget_shape)
 
 

@@ -184,3 +184,9 @@ def test_what_runs_of_a_request_in_a_bucket() -> None:
 def test_a_range_rises(text: str) -> None:
     with pytest.raises(ValueError, match="expected one that rises from 1 or more"):
         Bucket.parse(text)
+
+
+def test_the_sequences_of_a_range_double_from_end_to_end() -> None:
+    assert Bucket.parse("1x1..16").doublings == (1, 2, 4, 8, 16)
+    assert Bucket.parse("1..4x5..40").doublings == (5, 8, 16, 32, 40)
+    assert Bucket(3, 7).doublings == (7,)
