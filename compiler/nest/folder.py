@@ -40,9 +40,7 @@ def refuse_unwritable(model: UniversalModel) -> None:
             )
 
 
-def write_folder(
-    model: UniversalModel, fractions: Mapping[str, Sequence[float]], record: Mapping[str, Any], stage: Stage
-) -> None:
+def write_folder(model: UniversalModel, fractions: Mapping[str, Sequence[float]], stage: Stage) -> None:
     """Writes the folder that ``stage`` publishes: float32 weights under the checkpoint's own names."""
     checkpoint = model.source.checkpoint
     for path in _companions(checkpoint.folder, model.source.modules):
@@ -57,8 +55,12 @@ def write_folder(
         **{key: "float32" for key in ("dtype", "torch_dtype") if key in checkpoint.config},
     }
     write_synced(stage.folder / _CONFIG, to_json(config))
-    write_synced(stage.folder / RECORD_NAME, to_json(record))
     write_synced(stage.folder / _WEIGHTS, save(_weights(model), {"format": "pt"}))
+
+
+def write_record(record: Mapping[str, Any], stage: Stage) -> None:
+    """Writes beside it how the folder was made, and what its levels are worth."""
+    write_synced(stage.folder / RECORD_NAME, to_json(record))
 
 
 def _companions(folder: Path, modules: SentenceModules | None) -> list[Path]:

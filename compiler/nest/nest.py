@@ -23,7 +23,7 @@ from ..work.clock import Clock, Progress, silent
 from ..work.staging import Stage, staged
 from .agreement import embeddings, mean_cosines
 from .distill import Effort, Taught, distill
-from .folder import refuse_unwritable, write_folder
+from .folder import refuse_unwritable, write_folder, write_record
 from .texts import TextBatches, training_texts
 
 DEFAULT_LEVELS: Mapping[str, Sequence[float]] = {"ffn": RANKED_FRACTIONS}
@@ -133,7 +133,7 @@ def _nested(
     with clock("distill"):  # every level learns what the original answers
         taught = distill(universal, teacher, ladder, TextBatches.of(source, texts), effort, stage, clock)
     with clock("write"):
-        write_folder(universal, fractions, _record(ladder, effort, taught, texts, corpus), stage)
+        write_folder(universal, fractions, stage)
     with clock("measure again"):  # what was written, as every later command reads it
         written = load_universal(open_source(stage.folder))
         nested = mean_cosines(written, _submodels(ladder), held_out, reference, clock)
@@ -148,6 +148,7 @@ def _nested(
         )
         for number, level in enumerate(ladder)
     )
+    write_record(_record(levels, effort, taught, texts, corpus), stage)
     return _Outcome(levels, taught.steps, taught.seconds)
 
 
@@ -203,12 +204,12 @@ def _key(
 
 
 def _record(
-    ladder: Sequence[Level], effort: Effort, taught: Taught, texts: Sequence[str], corpus: Corpus
+    levels: Sequence[NestedLevel], effort: Effort, taught: Taught, texts: Sequence[str], corpus: Corpus
 ) -> dict[str, Any]:
-    """What the written folder remembers of its making; nothing in it depends on how fast the machine was."""
+    """What the written folder remembers of its making."""
     return {
         "tools": tool_versions(),
-        "levels": {level.label: level.submodel.id for level in ladder},
+        "levels": unstructure(levels),
         "effort": unstructure(effort),
         "steps": taught.steps,
         "texts": {"count": len(texts), "sha256": _sha256(texts)},

@@ -44,7 +44,7 @@ def steps() -> None:
     if not NESTED.exists():
         nestforge("nest", str(checkpoint), "--text", str(CORPUS), "--output", str(NESTED))
     compile_once(NESTED, BUNDLE, "--profile", "host-cpu", "--bucket", BUCKET, "--text", str(CORPUS))
-    points = level_points()
+    points = level_points(NESTED, BUNDLE)
     table = points_table(points)
     print(f"\nFFN cut, bucket {BUCKET}; cosine: mean to the original model on held-out texts\n", flush=True)
     print_table(table.columns, table.rows)
@@ -52,10 +52,10 @@ def steps() -> None:
     print(f"\nThe curve: {PICTURE.resolve()}")
 
 
-def level_points() -> list[LevelPoint]:
-    """Every level of the nested folder, smallest first."""
-    bundle = open_bundle(BUNDLE)
-    levels = json.loads((NESTED / RECORD_NAME).read_text())["levels"]
+def level_points(nested: Path, bundle_path: Path) -> list[LevelPoint]:
+    """Every level of the folder that ``nestforge nest`` wrote, smallest first, as the bundle made of it answers."""
+    bundle = open_bundle(bundle_path)
+    levels = json.loads((nested / RECORD_NAME).read_text())["levels"]
     engines = {engine.submodel: engine for engine in bundle.manifest.engines}
     measured = time_engines(bundle, [engines[level["submodel"]] for level in levels])
     return [

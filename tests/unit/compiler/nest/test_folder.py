@@ -41,10 +41,10 @@ def test_sharded_weights_become_one_file_and_only_companions_are_copied(tmp_path
     (tmp_path / "out").mkdir()
     universal = load_universal(open_source(model))
     refuse_unwritable(universal)  # the modules behind the model are not trained, so their files stay
-    write_folder(universal, {"ffn": (0.5, 1.0)}, {"steps": 1}, Stage(tmp_path / "out", tmp_path))
+    write_folder(universal, {"ffn": (0.5, 1.0)}, Stage(tmp_path / "out", tmp_path))
     found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert found == {
-        *("config.json", "model.safetensors", "nest.json", "tokenizer.json", "vocab.txt", "modules.json"),
+        *("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "modules.json"),
         *("pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
     }
     written = load_file(tmp_path / "out" / "model.safetensors")
@@ -58,7 +58,7 @@ def test_what_the_module_has_not_is_kept_as_it_was(tmp_path: Path) -> None:
     more = {"cls.seq_relationship.weight": torch.ones(2, 32).half(), "embeddings.position_ids": torch.arange(40)}
     save_file({**weights, **more}, model / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "out").mkdir()
-    write_folder(load_universal(open_source(model)), {"ffn": (0.5, 1.0)}, {}, Stage(tmp_path / "out", tmp_path))
+    write_folder(load_universal(open_source(model)), {"ffn": (0.5, 1.0)}, Stage(tmp_path / "out", tmp_path))
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert written["cls.seq_relationship.weight"].dtype == torch.float32
     assert torch.equal(written["embeddings.position_ids"], torch.arange(40))
@@ -76,7 +76,7 @@ def test_a_weight_is_written_back_under_the_name_that_the_files_give_it(tmp_path
         parameter.data += 1
     refuse_unwritable(universal)
     (tmp_path / "out").mkdir()
-    write_folder(universal, {"ffn": (0.5, 1.0)}, {}, Stage(tmp_path / "out", tmp_path))
+    write_folder(universal, {"ffn": (0.5, 1.0)}, Stage(tmp_path / "out", tmp_path))
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert written.keys() == stored.keys()
     assert all(torch.equal(written[name], tensor + 1) for name, tensor in stored.items())

@@ -18,6 +18,7 @@ from nestforge.errors import BundleCorruptError, CheckpointError, NestforgeError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.strict import unstructure
 from safetensors.torch import load_file, save_file
 from support.cost_eff_models import save_tiny as save_tiny_exits
 from support.tiny_compile import board
@@ -31,6 +32,11 @@ STEPS = 40
 @pytest.fixture(scope="module")
 def made(ordinary: Ordinary, tmp_path_factory: pytest.TempPathFactory) -> NestReport:
     return nest(ordinary.model, ordinary.text, tmp_path_factory.mktemp("made") / "nested", steps=STEPS)
+
+
+def test_the_folder_states_what_its_levels_are_worth(made: NestReport) -> None:
+    record = json.loads((made.output / "nest.json").read_text())
+    assert record["levels"] == [unstructure(level) for level in made.levels]
 
 
 def weights(folder: Path) -> bytes:
