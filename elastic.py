@@ -341,9 +341,11 @@ class Bucket:
         return shape.batch <= self.batch and shape.sequence <= self.sequence
 
     def filled(self, shape: Bucket) -> Bucket:
-        """The shape that inputs of ``shape`` have once they are padded."""
-        least = self.smallest
-        return Bucket(max(shape.batch, least.batch), max(shape.sequence, least.sequence))
+        """The shape that inputs of ``shape`` have once they are padded; ``shape`` itself where nothing is."""
+        batch, sequence = self.min_batch or self.batch, self.min_sequence or self.sequence
+        if shape.batch >= batch and shape.sequence >= sequence:
+            return shape
+        return Bucket(max(shape.batch, batch), max(shape.sequence, sequence))
 
     def nearest(self, shape: Bucket) -> Bucket:
         """The shape that engines run at which comes nearest to ``shape``."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 from ..elastic import Bucket
 from .answer import ExitRows
@@ -16,8 +16,7 @@ from .inputs.check_inputs import InputChecker, cut_back
 from .request import RequestContext
 
 
-@dataclass(frozen=True, eq=False)
-class EngineRuns:
+class EngineRuns(NamedTuple):
     """What came back, owned by the caller: ``outputs`` by name, and the routes, ``routing``, where they
     were asked for.
 
@@ -50,13 +49,13 @@ def run_whole(
     opened = perf_counter()
     shape, feeds = inputs.own_shape(context.shape, engine.bucket), context.feeds
     run_at = engine.bucket.filled(shape)
-    if shape != run_at:
+    if run_at is not shape:
         feeds = inputs.filled(feeds, run_at)
     filled = perf_counter()
     returned = runner.run(feeds, context.routing)
     ended = perf_counter()
     arrays, decided = returned[: len(outputs)], returned[len(outputs) :]
-    if shape != run_at:
+    if run_at is not shape:
         arrays = cut_back(arrays, outputs, shape)
     routing = None
     if context.routing:

@@ -275,7 +275,7 @@ class ElasticModel:
         else:
             runs = run_chain(context, engine, exit_choice.open)
         return Answer(
-            outputs={spec.name: runs.outputs[spec.name] for spec in self._outputs},
+            outputs=runs.outputs,
             submodel=engine.submodel,
             engine=runs.engine.id,
             bucket=runs.engine.bucket,

@@ -54,10 +54,11 @@ class InputChecker:
     def sizes_of(self, feeds: Mapping[str, Array]) -> Bucket:
         """As ``shape_of``, without a look at the values, which takes time in large arrays."""
         # After a run the caches hold weights, not code: what was checked once is recognised by type, dtype and shape.
-        if not all(type(array) in _PLAIN_ARRAY_TYPES for array in feeds.values()):
-            return self._shape_of(feeds)  # says which is not, or that its name is wrong
-        kinds = tuple([(name, array.dtype, array.shape) for name, array in feeds.items()])
-        shape = self._remembered.get(kinds)
+        try:
+            kinds = tuple([(name, type(array), array.dtype, array.shape) for name, array in feeds.items()])
+            shape = self._remembered.get(kinds)
+        except (AttributeError, TypeError):
+            return self._shape_of(feeds)  # says which is no array, or that its name is wrong
         if shape is None:
             shape = self._shape_of(feeds)
             if len(self._remembered) >= _MAX_REMEMBERED_SHAPES:
@@ -125,10 +126,9 @@ class InputChecker:
 
 def _exceeds(array: Array, unsigned: np.dtype[Any], high: int) -> bool:
     """Whether a value lies outside ``[0, high)``."""
-    if array.size <= _MAX_LOOPED_VALUES:
-        values = array.ravel().tolist()
-        return bool(max(values) >= high or min(values) < 0)
-    return bool(array.view(unsigned).max() >= high)  # read as unsigned, a negative number is larger than any bound
+    numbers = array.view(unsigned)  # as such, a negative number is larger than any bound
+    most = max(numbers.ravel().tolist()) if numbers.size <= _MAX_LOOPED_VALUES else numbers.max()
+    return bool(most >= high)
 
 
 def _lacking(mask: Array, need: RowNeed) -> int | None:
