@@ -14,6 +14,7 @@
     │   ├── BundleFormatError        unknown schema, malformed or oversized manifest, a path that escapes
     │   ├── BundleCorruptError       a file is missing, or its size or hash differs
     │   └── BundleIncompatibleError  this host cannot run the bundle
+    ├── MeasurementError             a host is too busy to measure
     ├── SelectionError               no engine in the bundle satisfies the request
     └── InputError                   a request's inputs do not fit the model
 
@@ -83,6 +84,10 @@ class BundleCorruptError(BundleError):
 
 class BundleIncompatibleError(BundleError):
     """This host cannot run the bundle."""
+
+
+class MeasurementError(NestforgeError):
+    """A host is too busy to measure; nothing was kept."""
 
 
 class SelectionError(NestforgeError):

@@ -33,7 +33,7 @@ from .work.clock import Clock, Progress, silent
 @dataclass(frozen=True)
 class VerifyReport:
     """Truthy if nothing failed. Without a model to compare with, ``engines`` is empty: only bytes were checked, those
-    of calibrated ``policies`` and ``plans`` too."""
+    of calibrated ``policies``, ``plans`` and ``measurements`` of hosts too."""
 
     bundle: str
     files: int
@@ -42,6 +42,7 @@ class VerifyReport:
     engines: tuple[EngineVerdict, ...]
     policies: int = 0
     plans: int = 0
+    measurements: int = 0
 
     def __bool__(self) -> bool:
         return not any(verdict.problem for verdict in self.engines)
@@ -73,6 +74,7 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
         engines=verdicts,
         policies=checked.policies,
         plans=checked.plans,
+        measurements=checked.measurements,
     )
 
 

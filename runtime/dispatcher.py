@@ -1,5 +1,5 @@
-"""Which engine answers a request, and why: a pure choice over the manifest's figures, and, for a deadline, over what
-is in flight.
+"""Which engine answers a request, and why: a choice over the bundle's figures, over what runs have shown of them, and,
+for a deadline, over what is in flight.
 
 Everything is sorted when the model is loaded, and choices are remembered, so that a request costs microseconds.
 """
@@ -7,63 +7,23 @@ Everything is sorted when the model is loaded, and choices are remembered, so th
 from __future__ import annotations
 
 import math
-from bisect import bisect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..elastic import Bucket
 from ..errors import InputError, SelectionError
 from ..strict import nearest
-from .bundle.manifest import EngineEntry, Latency, Manifest, SubmodelEntry
+from .bundle.manifest import Latency, Manifest, SubmodelEntry
+from .candidates import Candidate, Choice, Engine, by_padding, listing, next_larger, noise_hint, stated_latency
 from .engines.contract.residency import Residency
-from .engines.latency_at import RunTime, latency_at
 from .in_flight import LoadEstimate
 from .inputs.limits import positive_limit
 from .request import Request
+from .running_estimate import RunningEstimate
 
 _MAX_REMEMBERED_SIZES = 4096
-_MAX_LISTED_ENGINES = 8
 _MAX_DIMENSION = 2**31
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The engine that answers, and why, with the figures it was chosen on. ``latency_ms`` is what its run takes alone,
-    infinite where the bundle states nothing."""
-
-    engine: EngineEntry
-    reason: str
-    latency_ms: float
-
-
-@dataclass(frozen=True)
-class _Engine:
-    """One engine, what it takes at a shape, and how that is known, and its memory."""
-
-    entry: EngineEntry
-    latency: Callable[[Bucket], tuple[RunTime, str]]
-    memory_mb: float
-
-    def candidate(self, shape: Bucket) -> _Candidate:
-        """Its figures for an input of ``shape``."""
-        time, known = self.latency(self.entry.bucket.filled(shape))
-        return _Candidate(self.entry, time.p50_ms, known, self.memory_mb, time.p95_ms)
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """One engine with its figures at one size; ``latency_ms``, the median, is infinite where the bundle states none."""
-
-    engine: EngineEntry
-    latency_ms: float
-    latency: str
-    memory_mb: float
-    p95_ms: float
-
-    def __str__(self) -> str:
-        return f"{self.engine.submodel} ({self.latency}, {self.memory_mb:.1f} MB)"
 
 
 class Dispatcher:
@@ -72,9 +32,9 @@ class Dispatcher:
     Among several fitting submodels the one with the most parameters wins, and of those with equally many the one whose
     other choices, such as capacity, are larger; of its buckets that hold the input the one that pads least answers, and
     of those the smallest. A latency is the measured median of the engine in the residency it has here, else in another,
-    else the prediction, at the size of the input; the reason says which. Latency limits go by the median, deadlines by
-    the 95th percentile. ``elsewhere`` names the processor of the measurements where it is not this host's, and the
-    reason then says so. Thread-safe.
+    else the prediction, at the size of the input, corrected by the runs of this model (running_estimate.py); the reason
+    says which. Latency limits go by the median, deadlines by the 95th percentile. ``elsewhere`` names the processor of
+    the measurements where it is not this host's, and the reason then says so. Thread-safe.
     """
 
     def __init__(
@@ -95,23 +55,26 @@ class Dispatcher:
                 entry.id,
             ),
         )
+        self._running = RunningEstimate(self._forget)
         weights = {entry.id: entry.weight_bytes for entry in manifest.submodels}
         known: dict[str, list[Latency]] = {}
         for each in latencies:
             known.setdefault(each.engine, []).append(each)
-        by_submodel: dict[str, list[_Engine]] = {entry.id: [] for entry in manifest.submodels}
+        by_submodel: dict[str, list[Engine]] = {entry.id: [] for entry in manifest.submodels}
         self._whole = [engine for engine in manifest.engines if engine.segment is None]
         for engine in self._whole:
             if engine.id in residencies:
-                latency = _latency(known.get(engine.id, ()), residencies[engine.id], elsewhere)
+                stated = stated_latency(known.get(engine.id, ()), residencies[engine.id], elsewhere)
                 reads = weights[engine.submodel] if engine.weight_bytes is None else engine.weight_bytes
                 memory = reads + engine.private_bytes + engine.activation_bytes
-                by_submodel[engine.submodel].append(_Engine(engine, latency, memory / 1e6))
+                by_submodel[engine.submodel].append(Engine(engine, stated, memory / 1e6, self._running))
         for engines in by_submodel.values():
             engines.sort(key=lambda one: (one.entry.bucket.tokens, not one.entry.bucket.is_static, one.entry.bucket))
         self._engines = by_submodel
         self._remembered: dict[tuple[object, ...], Choice] = {}
-        self._remembered_holding: dict[tuple[int, int], list[_Candidate]] = {}
+        self._remembered_holding: dict[tuple[int, int], list[Candidate]] = {}
+        # How often everything was forgotten: what was chosen before is not remembered after.
+        self._forgotten = 0
 
     def choose(self, request: Request, batch: int, sequence: int) -> Choice:
         """The engine for an input of ``batch`` rows of ``sequence`` steps, of a request without a deadline.
@@ -128,10 +91,12 @@ class Dispatcher:
         except TypeError:  # a list cannot be remembered; _choose says what is wrong with it
             choice = None
         if choice is None:
+            forgotten = self._forgotten
             choice = self._choose(request, batch, sequence)
             if len(self._remembered) >= _MAX_REMEMBERED_SIZES:
                 self._remembered.clear()
-            self._remembered[key] = choice
+            if forgotten == self._forgotten:
+                self._remembered[key] = choice
         return choice
 
     def choose_in_time(
@@ -151,17 +116,34 @@ class Dispatcher:
                 reason = f"{_expected(candidate.latency, candidate, load)} <= {left:.3g} ms left of {deadline:g}"
                 if memory < math.inf:
                     reason += f", {candidate.memory_mb:.1f} MB <= {memory:g} MB"
-                larger = _next_larger(candidates, candidate)
+                larger = next_larger(candidates, candidate)
                 missed = f"; next larger {_expected(str(larger), larger, load)}" if larger else ""
-                return Choice(candidate.engine, f"{reason}, {load}{missed}", candidate.latency_ms)
+                return candidate.choice(f"{reason}, {load}{missed}")
         within = f" and memory_mb <= {memory:g}" if memory < math.inf else ""
         small_enough = [candidate for candidate in candidates if candidate.memory_mb <= memory]
         soonest = min(small_enough or candidates, key=lambda each: each.p95_ms)
         raise SelectionError(
             f"no submodel answers {batch}x{sequence} with deadline_ms <= {deadline:g}{within} ({left:.3g} ms left, "
             f"{load}); the soonest is {_expected(str(soonest), soonest, load)}; allow more time, or ask for it as "
-            "submodel"
+            f"submodel{noise_hint([soonest])}"
         )
+
+    def to_try(self, request: Request, batch: int, sequence: int) -> Choice | None:
+        """Of a request that was refused for its limit in time: the engine that is stated to take the least, for its run
+        to show whether that is so; None where that was seen lately, or no run would help.
+
+        Raises as ``choose`` does for a request that is malformed, or too large.
+        """
+        _check_one_selector(request)
+        limits = (("latency_ms", request.latency_ms), ("deadline_ms", request.deadline_ms))
+        if not any(positive_limit(name, limit) for name, limit in limits if limit is not None):
+            return None
+        memory = math.inf if request.memory_mb is None else positive_limit("memory_mb", request.memory_mb)
+        candidates = [one for one in self._holding(batch, sequence) if one.memory_mb <= memory]
+        soonest = min(candidates, key=lambda one: one.latency_ms, default=None)
+        if soonest is None or soonest.latency_ms == math.inf or soonest.estimate.is_fresh:
+            return None
+        return soonest.choice(f"tried, since no run here has shown what it takes: {soonest.latency}")
 
     def longest_sequence(self, batch: int, request: Request) -> int:
         """The longest sequence that an engine which may answer ``request`` takes for ``batch`` rows; where none may,
@@ -176,7 +158,7 @@ class Dispatcher:
             limits = {name: limit for name, limit in given if isinstance(limit, int | float)}
         engines = [one for name, own in self._engines.items() if asked in (None, name) for one in own]
         taking = [engine for engine in engines if engine.entry.bucket in buckets]
-        longest = max((_longest(engine, batch, limits) for engine in taking), default=0)
+        longest = max((engine.longest_sequence(batch, limits) for engine in taking), default=0)
         return longest or max(bucket.sequence for bucket in buckets)
 
     def _named(self, request: Request) -> str | None:
@@ -199,15 +181,15 @@ class Dispatcher:
                     f"no budget {request.budget!r:.80} in this bundle{nearest(request.budget[:80], self._budgets)}"
                 )
             candidate = self._smallest(self._manifest.submodel(budget.submodel), batch, sequence)
-            return Choice(candidate.engine, f"budget {budget.name}: {budget.reason}", candidate.latency_ms)
+            return candidate.choice(f"budget {budget.name}: {budget.reason}")
         if request.submodel is not None:
             candidate = self._smallest(self._manifest.submodel(request.submodel), batch, sequence)
-            return Choice(candidate.engine, f"submodel {request.submodel} asked for", candidate.latency_ms)
+            return candidate.choice(f"submodel {request.submodel} asked for")
         if limits:
             return self._within(request, batch, sequence)
         candidate = self._holding(batch, sequence)[0]
         which = "" if candidate.engine.submodel == self._submodels[0].id else " with an engine for this input here"
-        return Choice(candidate.engine, f"no limit asked: the largest submodel{which}", candidate.latency_ms)
+        return candidate.choice(f"no limit asked: the largest submodel{which}")
 
     def _within(self, request: Request, batch: int, sequence: int) -> Choice:
         limits = {
@@ -217,13 +199,13 @@ class Dispatcher:
         }
         candidates = self._holding(batch, sequence)
         for candidate in candidates:
-            fits, reason = _compare(candidate, limits)
+            fits, reason = candidate.compared(limits)
             if fits:
-                larger = _next_larger(candidates, candidate)
+                larger = next_larger(candidates, candidate)
                 missed = f"; next larger {larger}" if larger else ""
-                return Choice(candidate.engine, f"{reason}{missed}", candidate.latency_ms)
+                return candidate.choice(f"{reason}{missed}")
         wanted = " and ".join(f"{name} <= {limit:g}" for name, limit in limits.items())
-        raise SelectionError(f"no submodel answers {batch}x{sequence} with {wanted}; there is {_listing(candidates)}")
+        raise SelectionError(f"no submodel answers {batch}x{sequence} with {wanted}; there is {listing(candidates)}")
 
     def _deadline(self, request: Request) -> tuple[float, float]:
         """The request's deadline and its limit on memory, infinite if it has none."""
@@ -231,41 +213,49 @@ class Dispatcher:
         memory = math.inf if request.memory_mb is None else positive_limit("memory_mb", request.memory_mb)
         return positive_limit("deadline_ms", request.deadline_ms), memory
 
-    def _smallest(self, submodel: SubmodelEntry, batch: int, sequence: int) -> _Candidate:
+    def _smallest(self, submodel: SubmodelEntry, batch: int, sequence: int) -> Candidate:
         """The engine of one submodel that pads the input least, and of those the one of the smallest bucket."""
-        shape = Bucket(batch, sequence)
-        for engine in _by_padding(self._engines[submodel.id], shape):
+        shape = Bucket(int(batch), int(sequence))
+        for engine in by_padding(self._engines[submodel.id], shape):
             return engine.candidate(shape)
         own = submodel.sequence
         if own is not None and sequence > own:
             raise SelectionError(
                 f"submodel {submodel.id} takes at most {own} tokens, the input has {sequence}; there is "
-                f"{_listing(self._holding(batch, sequence))}"
+                f"{listing(self._holding(batch, sequence))}"
             )
         raise SelectionError(
             f"submodel {submodel.id} has no engine for {batch}x{sequence} here (no bucket that large, or left out by "
-            f"memory_mb); there is {_listing(self._holding(batch, sequence))}"
+            f"memory_mb); there is {listing(self._holding(batch, sequence))}"
         )
 
-    def _remember_holding(self, batch: int, sequence: int) -> list[_Candidate]:
+    def _forget(self) -> None:
+        """Chooses anew from now on: what runs have shown has changed."""
+        self._forgotten += 1
+        self._remembered.clear()
+        self._remembered_holding.clear()
+
+    def _remember_holding(self, batch: int, sequence: int) -> list[Candidate]:
         _check_sizes(batch, sequence)
         found = self._remembered_holding.get((batch, sequence))
         if found is None:
+            forgotten = self._forgotten
             self._buckets_for(batch, sequence)
             found = self._holding(batch, sequence)
             if len(self._remembered_holding) >= _MAX_REMEMBERED_SIZES:
                 self._remembered_holding.clear()
-            self._remembered_holding[batch, sequence] = found
+            if forgotten == self._forgotten:
+                self._remembered_holding[batch, sequence] = found
         return found
 
-    def _holding(self, batch: int, sequence: int) -> list[_Candidate]:
+    def _holding(self, batch: int, sequence: int) -> list[Candidate]:
         """Per submodel, from the largest down, the engine that pads the input least; behind one of a range also those
         that pad more and take less time or memory all the same."""
-        shape = Bucket(batch, sequence)
-        found: list[_Candidate] = []
+        shape = Bucket(int(batch), int(sequence))
+        found: list[Candidate] = []
         for submodel in self._submodels:
-            own: list[_Candidate] = []
-            for engine in _by_padding(self._engines[submodel.id], shape):
+            own: list[Candidate] = []
+            for engine in by_padding(self._engines[submodel.id], shape):
                 candidate = engine.candidate(shape)
                 if own and own[0].engine.bucket.is_static:
                     break
@@ -276,7 +266,7 @@ class Dispatcher:
 
     def _buckets_for(self, batch: int, sequence: int) -> list[Bucket]:
         _check_sizes(batch, sequence)
-        shape = Bucket(batch, sequence)
+        shape = Bucket(int(batch), int(sequence))
         buckets = sorted({engine.entry.bucket for engines in self._engines.values() for engine in engines})
         holding = [bucket for bucket in buckets if bucket.holds(shape)]
         if not holding and any(engine.bucket.holds(shape) for engine in self._whole):
@@ -318,70 +308,6 @@ def _check_sizes(batch: object, sequence: object) -> None:
             )
 
 
-def _expected(shown: str, candidate: _Candidate, load: LoadEstimate) -> str:
+def _expected(shown: str, candidate: Candidate, load: LoadEstimate) -> str:
     slow = f" (p95 {candidate.p95_ms:.3g} ms)" if candidate.p95_ms > candidate.latency_ms else ""
     return f"{shown}{slow}, expected in {load.finish_ms(candidate.p95_ms):.3g} ms"
-
-
-def _longest(engine: _Engine, batch: int, limits: Mapping[str, float]) -> int:
-    """The longest sequence of ``batch`` rows that ``engine`` answers within ``limits``; 0 where it answers none. What a
-    run takes rises with its length."""
-    bucket = engine.entry.bucket
-    sequences = range(bucket.smallest.sequence, bucket.sequence + 1)
-    kept = bisect(sequences, False, key=lambda length: not _compare(engine.candidate(Bucket(batch, length)), limits)[0])
-    return sequences[kept - 1] if kept else 0
-
-
-def _by_padding(engines: Sequence[_Engine], shape: Bucket) -> list[_Engine]:
-    """Those of ``engines``, smallest bucket first, that hold ``shape``, the one that pads it least first."""
-    holding = [engine for engine in engines if engine.entry.bucket.holds(shape)]
-    return sorted(holding, key=lambda engine: engine.entry.bucket.filled(shape).tokens)
-
-
-def _next_larger(candidates: Sequence[_Candidate], chosen: _Candidate) -> _Candidate | None:
-    """The preferred engine of the submodel before that of ``chosen``."""
-    first: dict[str, _Candidate] = {}
-    for candidate in candidates:
-        if candidate.engine.submodel == chosen.engine.submodel:
-            break
-        first.setdefault(candidate.engine.submodel, candidate)
-    return next(reversed(first.values()), None)
-
-
-def _latency(
-    mine: Sequence[Latency], residency: Residency, elsewhere: str | None
-) -> Callable[[Bucket], tuple[RunTime, str]]:
-    """What one engine takes at a shape, and how that is known."""
-    if not mine:
-        return lambda _: (RunTime(math.inf, math.inf, False), "no latency known")
-    best = min(mine, key=lambda one: (one.measured_p50_ms is None, one.residency != residency))
-    milliseconds = latency_at(best)
-    place = "" if elsewhere is None else f" on {elsewhere}:"
-    residence = f" as {best.residency}" if best.residency not in (None, residency) else ""
-
-    def at(shape: Bucket) -> tuple[RunTime, str]:
-        time = milliseconds(shape)
-        known = (
-            f"measured{place} {time.p50_ms:.3g} ms{residence}" if time.measured else f"predicted {time.p50_ms:.3g} ms"
-        )
-        return time, known
-
-    return at
-
-
-def _compare(candidate: _Candidate, limits: Mapping[str, float]) -> tuple[bool, str]:
-    parts = []
-    fits = True
-    if "latency_ms" in limits:
-        fits = candidate.latency_ms <= limits["latency_ms"]
-        parts.append(f"{candidate.latency} <= {limits['latency_ms']:g} ms")
-    if "memory_mb" in limits:
-        fits = fits and candidate.memory_mb <= limits["memory_mb"]
-        parts.append(f"{candidate.memory_mb:.1f} MB <= {limits['memory_mb']:g} MB")
-    return fits, ", ".join(parts)
-
-
-def _listing(candidates: Sequence[_Candidate]) -> str:
-    more = f" and {len(candidates) - _MAX_LISTED_ENGINES} more" if len(candidates) > _MAX_LISTED_ENGINES else ""
-    shown = [*candidates[: _MAX_LISTED_ENGINES - 1], candidates[-1]] if more else candidates
-    return ", ".join(map(str, shown)) + more

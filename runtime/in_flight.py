@@ -72,6 +72,8 @@ class InFlight:
         self._at = clock()
         self._ends: dict[int, float] = {}
         self._next = 0
+        # The last request that had to share the cores with another; those in flight at that time have lower numbers.
+        self._last_sharing = -1
 
     def enter(self, expected_ms: float) -> int:
         """Enters a request that takes ``expected_ms`` alone; returns the number to leave with."""
@@ -87,13 +89,15 @@ class InFlight:
             chosen, expected_ms = choose(self._estimate())
             return chosen, self._enter(expected_ms)
 
-    def leave(self, number: int) -> None:
-        """The request is answered, or has failed."""
+    def leave(self, number: int) -> bool:
+        """The request is answered, or has failed. Whether it ran at full speed all the time, as far as this model's
+        other requests go."""
         with self._lock:
             self._advance()
             del self._ends[number]
             if not self._ends:
                 self._progress_ms = 0.0
+            return number > self._last_sharing
 
     def load(self) -> LoadEstimate:
         """What is in flight now."""
@@ -109,6 +113,8 @@ class InFlight:
     def _enter(self, expected_ms: float) -> int:
         self._advance()
         number, self._next = self._next, self._next + 1
+        if len(self._ends) >= self._parallel_runs:
+            self._last_sharing = number
         self._ends[number] = self._progress_ms + expected_ms
         return number
 

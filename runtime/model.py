@@ -17,11 +17,12 @@ from ..profiles.probe_host import probe_host
 from .answer import Answer, Padding, Timings
 from .bundle.manifest import EngineEntry, TextEntry
 from .bundle.open_bundle import Bundle, Check, open_bundle
-from .dispatcher import Choice, Dispatcher
+from .candidates import Choice
+from .dispatcher import Dispatcher
 from .engine_runs import run_chain, run_whole
 from .engines.contract.residency import RESIDENCIES, Residency
 from .engines.contract.threads import threads_and_affinity
-from .engines.host_latencies import measured_elsewhere
+from .engines.host_latencies import host_latencies
 from .engines.needs import residencies_for
 from .engines.onnxruntime_gpu.provider import Provider, provider_named
 from .engines.pool import EnginePool
@@ -36,6 +37,8 @@ from .request import Request, RequestContext
 
 # Texts whose tokens are counted at a time.
 _TEXTS_COUNTED_AT_ONCE = 256
+# Of a request that figures alone refuse: one that may have to open the engine, and one that does not.
+_TRIES = 2
 
 
 def load(
@@ -103,8 +106,8 @@ class ElasticModel:
         manifest = bundle.manifest
         self._inputs = InputChecker(manifest.inputs)
         self._outputs = manifest.outputs
-        elsewhere = measured_elsewhere(bundle.build, provider is not None)
-        self._dispatcher = Dispatcher(manifest, residencies, bundle.build.latencies, elsewhere)
+        known = host_latencies(bundle, threads, provider is not None)
+        self._dispatcher = Dispatcher(manifest, residencies, known.latencies, known.elsewhere)
         self._pool = EnginePool(bundle, residencies, threads, provider, affinity)
         self._exits = ExitChooser(bundle, manifest.exits, self._pool) if manifest.exits else None
         # With fewer threads than cores several runs proceed at full speed.
@@ -133,7 +136,8 @@ class ElasticModel:
         At most one of: a named ``budget``; a ``submodel`` by id or label; limits (``memory_mb``, and ``latency_ms`` or
         ``deadline_ms``). Without any the largest submodel answers. ``latency_ms`` limits what the run takes alone;
         ``deadline_ms`` asks for the answer within that time of the call, so that what this model is answering for other
-        threads counts too. An input smaller than its bucket is padded, which the answer says; a longer text is refused
+        threads counts too. A limit in time that no figure keeps is refused once a run has shown the same. An input
+        smaller than its bucket is padded, which the answer says; a longer text is refused
         unless ``truncate``. ``exits`` lets rows leave early: by thresholds in nats, one for all exits or one for each
         but the last; by the name of a calibrated policy; by an ``ExitPolicy``; "off" keeps them all in. Without it the
         bundle's default policy decides, else the model's own gate; if there is neither, or the latency is limited, the
@@ -164,12 +168,13 @@ class ElasticModel:
         shape = self._inputs.sizes_of(feeds)
         context = RequestContext(request, exits, routing, feeds, shape, truncated, before, started, encoded_at)
 
-        choice, number = self._admit(context)
         try:
-            self._inputs.check_values(feeds)
-            return self._answer(context, choice)
-        finally:
-            self._in_flight.leave(number)
+            choice, number = self._admit(context)
+        except SelectionError as failure:
+            refusal = failure
+        else:
+            return self._run(context, choice, number)
+        return self._tried(context, refusal)
 
     def choose(
         self,
@@ -257,6 +262,39 @@ class ElasticModel:
             return choice, choice.latency_ms
 
         return self._in_flight.admit(in_time)
+
+    def _run(self, context: RequestContext, choice: Choice, number: int) -> Answer:
+        """The answer of ``choice`` to request ``number`` of those in flight; what its run took is learnt from."""
+        try:
+            self._inputs.check_values(context.feeds)
+            answer = self._answer(context, choice)
+        finally:
+            at_full_speed = self._in_flight.leave(number)
+        if at_full_speed and answer.exits is None:
+            choice.ran(answer.timings.run, perf_counter())
+        return answer
+
+    def _tried(self, context: RequestContext, refusal: SelectionError) -> Answer:
+        """A request that figures alone refuse, answered if a run within its limit in time proves them wrong.
+
+        Raises ``refusal`` where runs have shown the same before, or requests are in flight; SelectionError where they
+        do so now.
+        """
+        request, shape = context.request, context.shape
+        if self._in_flight.load().remaining_ms:
+            raise refusal
+        choice = self._dispatcher.to_try(request, shape.batch, shape.sequence)
+        if choice is None:
+            raise refusal
+        # Once more if the first had to open the engine; with a deadline that time is gone.
+        for _ in range(_TRIES if request.deadline_ms is None else 1):
+            answer = self._run(context, choice, self._in_flight.enter(choice.latency_ms))
+            limit, took = request.latency_ms, answer.timings.run
+            if request.deadline_ms is not None:
+                limit, took = request.deadline_ms, 1e3 * (perf_counter() - context.started)
+            if limit is not None and took <= limit:
+                return answer
+        raise SelectionError(f"{refusal}; {choice.engine.submodel} was tried and took {took:.3g} ms")
 
     def _answer(self, context: RequestContext, choice: Choice) -> Answer:
         """Answers by the engine chosen, or by its submodel's segments where exits are open."""

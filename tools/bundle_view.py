@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from ..runtime.bundle.engine_details import common_details, detail_tables
+from ..runtime.bundle.manifest import BuildRecord
+from ..runtime.bundle.measurements import read_measurements
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.bundle.plan_index import read_plans
-from ..runtime.bundle.tables import bundle_facts, engine_table, submodel_table
+from ..runtime.bundle.tables import bundle_facts, engine_table, latency_warnings, submodel_table
+from ..runtime.engines.contract.threads import threads_or_default
+from ..runtime.engines.host_latencies import HostLatencies, host_latencies
 from .console import print_facts, print_table, say
 
 
 def bundle_data(bundle: Bundle) -> dict[str, Any]:
-    """The bundle as ``--json`` prints it: the manifest and the build record, complete, and plans if it needs any."""
-    data = {"kind": "bundle", "path": str(bundle.path), "manifest": bundle.manifest, "build": bundle.build}
+    """The bundle as ``--json`` prints it: the manifest and the build record, complete, what hosts measured since, what
+    to be warned of, and plans if it needs any."""
+    measurements = read_measurements(bundle)
+    data = {
+        "kind": "bundle",
+        "path": str(bundle.path),
+        "manifest": bundle.manifest,
+        "build": bundle.build,
+        "measurements": measurements.hosts if measurements else [],
+        "warnings": bundle_warnings(bundle),
+    }
     return {**data, "plans": read_plans(bundle)} if _needs_plans(bundle) else data
+
+
+def bundle_warnings(bundle: Bundle) -> list[str]:
+    """What to be warned of: figures by which the runtime chooses here, and which are not to be trusted."""
+    return latency_warnings(_here(bundle).latencies)
 
 
 def print_bundle(bundle: Bundle) -> None:
     """Facts, submodels, engines with what they decide, plans, and files of a bundle."""
-    facts = [*bundle_facts(bundle.manifest, bundle.build), *common_details(bundle.manifest).items()]
-    print_facts([("bundle", str(bundle.path)), *facts])
+    here = _here(bundle)
+    facts = [*bundle_facts(bundle.manifest, _build(bundle, here)), *common_details(bundle.manifest).items()]
+    print_facts([("bundle", str(bundle.path)), *facts, *_measured_facts(bundle, here)])
     click.echo()
     print_submodels(bundle)
     click.echo()
-    engines = engine_table(bundle.manifest, bundle.build)
+    engines = engine_table(bundle.manifest, _build(bundle, here))
     print_table(engines.columns, engines.rows)
     for table in detail_tables(bundle.manifest).values():
         click.echo()
@@ -67,5 +87,25 @@ def _print_plans(bundle: Bundle) -> None:
 
 def print_submodels(bundle: Bundle) -> None:
     """One row a submodel: size, quality, and the latency of its largest bucket."""
-    submodels = submodel_table(bundle.manifest, bundle.build)
+    submodels = submodel_table(bundle.manifest, _build(bundle, _here(bundle)))
     print_table(submodels.columns, submodels.rows)
+
+
+def _here(bundle: Bundle) -> HostLatencies:
+    return host_latencies(bundle, threads_or_default(None))
+
+
+def _build(bundle: Bundle, here: HostLatencies) -> BuildRecord:
+    """The build record with the latencies that this host chooses by."""
+    return replace(bundle.build, latencies=here.latencies)
+
+
+def _measured_facts(bundle: Bundle, here: HostLatencies) -> list[tuple[str, str]]:
+    """Where the measured latencies that are shown come from, and which other hosts measured."""
+    measurements = read_measurements(bundle)
+    hosts = measurements.hosts if measurements else ()
+    facts = []
+    if here.measurement is not None:
+        facts.append(("latencies", f"measured by this host, {here.measurement.created}, in place of the compile's"))
+    others = [f"{each.host}, {each.threads} threads" for each in hosts if each != here.measurement]
+    return [*facts, *(("measured by", other) for other in others)]

@@ -29,6 +29,7 @@ COMMANDS = (
     "nest",
     "compile",
     "build",
+    "measure",
     "calibrate",
     "verify",
     "consistency",

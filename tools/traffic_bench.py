@@ -14,7 +14,7 @@ import numpy as np
 
 from ..elastic import Bucket
 from ..errors import SelectionError
-from ..runtime.engines.measure import LatencyStats
+from ..runtime.engines.measure import LatencyStats, latency_stats
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.feeds import random_feeds
 from ..runtime.model import ElasticModel
@@ -139,10 +139,8 @@ def _traffic(
         ask(request)
     enough = max(len(requests), _MIN_REQUESTS * concurrency)
     found, seconds = _from_threads(ask, requests, enough, concurrency)
-    times = [ms for ms, _ in found]
-    p50, p95, p99 = map(float, np.percentile(times, [50, 95, 99]))
-    stats = LatencyStats(len(times), p50, p95, p99)
-    return Traffic(submodel, len(times), len(times) / seconds, stats, sum(cut for _, cut in found))
+    stats = latency_stats([ms for ms, _ in found])
+    return Traffic(submodel, stats.runs, stats.runs / seconds, stats, sum(cut for _, cut in found))
 
 
 def _from_threads(

@@ -10,6 +10,7 @@ from ...elastic import SEQUENCE, Axis, Bucket, ElasticSpec
 from ...errors import InputError, PlanError, SelectionError
 from ...profiles.precision import Precision
 from ...strict import nearest
+from .noise import Noise
 
 # 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
 # 3 (2026-11): figures of quality by what an output means, roles of outputs; reads 1 and 2.
@@ -17,7 +18,7 @@ from ...strict import nearest
 # `forms`); reads 1, 2 and 3.
 # 5 (2026-11): precision of engines; reads 1 to 4.
 # 6 (2026-11): seals of the files that no manifest lists (seal.py); reads 1 to 5.
-# 7 (2026-11): buckets that leave dimensions free, latencies by shape; reads 1 to 6.
+# 7 (2026-11): buckets that leave dimensions free, latencies by shape and with their noise; reads 1 to 6.
 SCHEMA_VERSION = 7
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
@@ -27,6 +28,7 @@ WEIGHTS_NAME = "weights.safetensors"
 RANKING_NAME = "ranking.safetensors"
 PLANS_NAME = "plans.json"
 CALIBRATION_NAME = "calibration.json"
+MEASUREMENTS_NAME = "measurements.json"
 # The whole numbers that an array of each dtype holds.
 RANGES = {
     "float32": (-(2**63), 2**63 - 1),
@@ -46,7 +48,7 @@ Residency = Literal["shared", "packed", "mapped"]
 # What a mask ``[B, S]`` must have in every row.
 RowNeed = Literal["token", "first_token"]
 # The hashes of these cannot be in the manifest: it is one of them, and the others name its hash or follow it.
-UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME, CALIBRATION_NAME)
+UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME, CALIBRATION_NAME, MEASUREMENTS_NAME)
 
 
 @dataclass(frozen=True)
@@ -428,13 +430,15 @@ class Manifest:
 
 @dataclass(frozen=True)
 class LatencyPoint:
-    """Predicted and measured time of an engine at one shape of its range, in milliseconds; see ``Latency``."""
+    """Predicted and measured time of an engine at one shape of its range, in milliseconds, and the ``noise`` of the
+    latter; see ``Latency``."""
 
     batch: int = field(metadata={"min": 1})
     sequence: int = field(metadata={"min": 1})
     predicted_ms: float = field(metadata={"min": 0})
     measured_p50_ms: float | None = field(default=None, metadata={"min": 0})
     measured_p95_ms: float | None = field(default=None, metadata={"min": 0})
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True)
@@ -443,7 +447,8 @@ class Latency:
 
     ``predicted_ms`` was stated before this engine was measured; for a profile of the compiling host itself it is
     corrected by a few measured rungs. An engine of a range has ``points``, every batch of some at every sequence of
-    some; its other figures are those of its largest shape.
+    some; its other figures are those of its largest shape. ``noise`` says how far to trust the measured ones, and is
+    None where nothing was measured, or before schema 7.
     """
 
     engine: str
@@ -452,6 +457,12 @@ class Latency:
     measured_p95_ms: float | None = field(default=None, metadata={"min": 0})
     residency: Residency | None = None
     points: tuple[LatencyPoint, ...] | None = None
+    noise: Noise | None = None
+
+    @property
+    def noises(self) -> tuple[Noise, ...]:
+        """Of every measured figure of this engine, as far as they are known."""
+        return tuple(one.noise for one in self.points or (self,) if one.noise is not None)
 
 
 @dataclass(frozen=True)

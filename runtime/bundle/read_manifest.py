@@ -73,16 +73,21 @@ def _build_problems(build: BuildRecord, manifest: Manifest) -> Iterable[str]:
         p50, p95 = latency.measured_p50_ms, latency.measured_p95_ms
         if p95 is not None and (p50 is None or p50 > p95):
             yield f"latencies of engine {latency.engine}: measured_p95_ms {p95} below or without measured_p50_ms {p50}"
+        figures = [(latency.noise, latency.measured_p50_ms)]
+        figures += [(point.noise, point.measured_p50_ms) for point in latency.points or ()]
+        for noise, median in figures:
+            if noise is not None and median is None:
+                yield f"latencies of engine {latency.engine}: noise without measured_p50_ms"
         for point in latency.points or ():
             p50, p95 = point.measured_p50_ms, point.measured_p95_ms
             if p95 is not None and (p50 is None or p50 > p95):
                 yield f"latencies of engine {latency.engine} at {point.batch}x{point.sequence}: p95 {p95} below its p50"
-        if latency.points is not None and not _is_grid(latency.points):
+        if latency.points is not None and not is_grid(latency.points):
             yield f"latencies of engine {latency.engine}: points; expected every batch at every sequence once"
     yield from _repeated("latency of", (f"{one.engine} as {one.residency}" for one in build.latencies))
 
 
-def _is_grid(points: Sequence[LatencyPoint]) -> bool:
+def is_grid(points: Sequence[LatencyPoint]) -> bool:
     """Whether ``points`` have every batch at every sequence once: all of them, and those that were measured."""
     measured = [point for point in points if point.measured_p50_ms is not None]
     for some in (points, measured):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ...elastic import Axis
 from .figures import cell, heading, present
 from .manifest import BuildRecord, EngineEntry, Latency, Manifest
+from .noise import is_noisy
 
 # Of kinds of axes whose name does not say what they count.
 _AXIS_UNITS = {"moe.capacity_factor": " %", "moe.group_size": " tokens", "sequence": " tokens", "depth": " layers"}
@@ -38,6 +39,20 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
         ("created", f"{build.created} by nestforge {manifest.provenance.tools.get('nestforge', '?')} on {host or '?'}"),
         *((f"budget {budget.name}", f"{budget.submodel}: {budget.reason}") for budget in manifest.budgets),
         *(("note", note) for note in manifest.notes),
+        *(("warning", warning) for warning in latency_warnings(build.latencies)),
+    ]
+
+
+def latency_warnings(latencies: Sequence[Latency]) -> list[str]:
+    """One line where measured ones are noisy: how many, of which the first, why, and what to do."""
+    measured = [latency for latency in latencies if latency.measured_p50_ms is not None]
+    noisy = [(latency.engine, noise.problem) for latency in measured for noise in latency.noises if noise.problem]
+    if not noisy:
+        return []
+    engines = len({engine for engine, _ in noisy})
+    return [
+        f"measured latencies of {engines} of {len(measured)} engines are noisy ({noisy[0][0]}: {noisy[0][1]}); "
+        "in a calm moment `nestforge measure BUNDLE` measures again"
     ]
 
 
@@ -133,9 +148,9 @@ def _emitted(engine: EngineEntry) -> str:
 
 
 def _latency_cells(engine: EngineEntry | None, latencies: Mapping[str, Latency]) -> tuple[str, str]:
-    """Predicted and measured p50, or dashes: neither replaces the other."""
+    """Predicted and measured p50, or dashes: neither replaces the other. A noisy one is marked."""
     latency = latencies.get(engine.id) if engine else None
     if latency is None:
         return "-", "-"
-    measured = latency.measured_p50_ms
-    return f"{latency.predicted_ms:.2f}", "-" if measured is None else f"{measured:.2f}"
+    measured, mark = latency.measured_p50_ms, " noisy" if is_noisy(latency.noise) else ""
+    return f"{latency.predicted_ms:.2f}", "-" if measured is None else f"{measured:.2f}{mark}"

@@ -69,7 +69,7 @@ class ExitBench:
         self._submodel = submodel
         self._pool = pool
         manifest = bundle.manifest
-        self.chain = ExitChain(bundle, submodel, pool, host_latencies(bundle.build))
+        self.chain = ExitChain(bundle, submodel, pool, host_latencies(bundle, pool.threads).of_chains)
         own = [engine for engine in manifest.engines if engine.submodel == submodel]
         segments = [entry.name for entry in manifest.exits.segments] if manifest.exits else []
         self._segment_flops = {

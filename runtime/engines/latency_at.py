@@ -7,12 +7,13 @@ lies on a line; outside the sizes that are known the nearest ones hold.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
 from ...elastic import Bucket
 from ..bundle.manifest import Latency, LatencyPoint
+from ..bundle.noise import is_noisy
 
 # Of what a file may say; a logarithm needs the one, and its inverse the other.
 _LEAST_MS = 1e-6
@@ -21,16 +22,18 @@ _MOST_MS = 1e12
 
 @dataclass(frozen=True)
 class RunTime:
-    """Milliseconds of a run: the median, and ``p95_ms``, which 95 of 100 runs keep; of a prediction they are equal."""
+    """Milliseconds of a run: the median, and ``p95_ms``, which 95 of 100 runs keep; of a prediction they are equal.
+    ``is_noisy``: they rest on a measurement that is not to be trusted."""
 
     p50_ms: float
     p95_ms: float
     measured: bool
+    is_noisy: bool = False
 
 
 def latency_at(latency: Latency) -> Callable[[Bucket], RunTime]:
     """The latency of an engine as a function of the shape that it runs at: as measured, else predicted."""
-    alone = LatencyPoint(1, 1, latency.predicted_ms, latency.measured_p50_ms, latency.measured_p95_ms)
+    alone = LatencyPoint(1, 1, latency.predicted_ms, latency.measured_p50_ms, latency.measured_p95_ms, latency.noise)
     points = {(point.batch, point.sequence): point for point in latency.points or (alone,)}
     known = {
         size: (point.measured_p50_ms, point.measured_p95_ms or point.measured_p50_ms)
@@ -41,14 +44,25 @@ def latency_at(latency: Latency) -> Callable[[Bucket], RunTime]:
     known = known or {size: (point.predicted_ms, point.predicted_ms) for size, point in points.items()}
     median = _interpolated({size: p50 for size, (p50, _) in known.items()})
     slow = _interpolated({size: p95 for size, (_, p95) in known.items()})
-    return lambda shape: RunTime(median(shape), slow(shape), measured)
+    noisy = {size for size, point in points.items() if is_noisy(point.noise)} if measured else set()
+    batches, sequences = _axes(known)
+
+    def at(shape: Bucket) -> RunTime:
+        near = (
+            (batch, sequence)
+            for batch, _ in _neighbours(batches, shape.batch)
+            for sequence, _ in _neighbours(sequences, shape.sequence)
+        )
+        return RunTime(median(shape), slow(shape), measured, bool(noisy) and not noisy.isdisjoint(near))
+
+    return at
 
 
 def _interpolated(known: Mapping[tuple[int, int], float]) -> Callable[[Bucket], float]:
     if len(known) == 1:
         (only,) = known.values()
         return lambda _: only
-    batches, sequences = (sorted({size[axis] for size in known}) for axis in (0, 1))
+    batches, sequences = _axes(known)
     logs = {size: log(min(max(ms, _LEAST_MS), _MOST_MS)) for size, ms in known.items()}
 
     def at(shape: Bucket) -> float:
@@ -59,6 +73,12 @@ def _interpolated(known: Mapping[tuple[int, int], float]) -> Callable[[Bucket], 
         return exp(total)
 
     return at
+
+
+def _axes(known: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """The batches and the sequences of a grid of sizes, rising."""
+    batches, sequences = zip(*known, strict=True)
+    return sorted(set(batches)), sorted(set(sequences))
 
 
 def _neighbours(sizes: Sequence[int], size: int) -> list[tuple[int, float]]:

@@ -25,12 +25,13 @@ from .runner import Runner, runner_for
 
 @dataclass(frozen=True)
 class LatencyStats:
-    """Milliseconds over ``runs`` timed runs."""
+    """Milliseconds over ``runs`` timed runs; ``spread`` is the interquartile range over the median."""
 
     runs: int
     p50: float
     p95: float
     p99: float
+    spread: float
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,13 @@ def time_calls(call: Callable[[], object], *, min_runs: int = 20, max_seconds: f
         start = perf_counter()
         call()
         times.append(1e3 * (perf_counter() - start))
-    p50, p95, p99 = np.percentile(times, [50, 95, 99])
-    return LatencyStats(len(times), float(p50), float(p95), float(p99))
+    return latency_stats(times)
+
+
+def latency_stats(times: Sequence[float]) -> LatencyStats:
+    """Of ``times`` in milliseconds, at least one."""
+    p25, p50, p75, p95, p99 = map(float, np.percentile(times, [25, 50, 75, 95, 99]))
+    return LatencyStats(len(times), p50, p95, p99, (p75 - p25) / p50 if p50 else 0.0)
 
 
 def memory_use(

@@ -32,7 +32,7 @@ class EnginePool:
         self._provider = provider
         self.on_gpu = provider is not None
         self.residencies = residencies
-        self._threads = threads
+        self.threads = threads
         self._affinity = affinity
         self._open: dict[str, Runner] = {}
         self._locks = {engine.file: threading.Lock() for engine in bundle.manifest.engines if engine.id in residencies}
@@ -70,4 +70,4 @@ class EnginePool:
 
     def _runner(self, engine: EngineEntry) -> Runner:
         residency = self.residencies[engine.id]
-        return runner_for(self._bundle, engine, residency, self._threads, self._provider, self._affinity)
+        return runner_for(self._bundle, engine, residency, self.threads, self._provider, self._affinity)

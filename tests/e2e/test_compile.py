@@ -21,7 +21,7 @@ import onnx
 import pytest
 import torch
 from nestforge.compiler import compile
-from nestforge.compiler.build import build_engine, measure_latency
+from nestforge.compiler.build import build_engine
 from nestforge.compiler.build import templates as templates_module
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.examples import rank_axes
@@ -35,6 +35,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.profiles.probe_host import _fingerprint, probe_host
 from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.engines import measure_rounds
 from nestforge.runtime.engines.measure import LatencyStats
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.tiny_compile import BUCKET, board, template_of
@@ -241,7 +242,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def measure(runner: Any, feeds: Any, **_: Any) -> LatencyStats:
         counts["measure"] += 1
         p50 = 1 + len(runner.engine.submodel) / 10
-        return LatencyStats(10, p50, p50 + 1, p50 + 2)
+        return LatencyStats(10, p50, p50 + 1, p50 + 2, 0.1)
 
     for module, name in (
         (templates_module, "traced_template"),
@@ -250,7 +251,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         (rank_axes, "taylor_scores"),
     ):
         count(module, name)
-    monkeypatch.setattr(measure_latency, "measure", measure)
+    monkeypatch.setattr(measure_rounds, "measure", measure)
     return counts
 
 

@@ -10,7 +10,7 @@ import click
 
 from ...elastic import Bucket
 from ...runtime.bundle.open_bundle import open_bundle
-from ..bundle_view import bundle_data, print_submodels
+from ..bundle_view import bundle_data, bundle_warnings, print_submodels
 from ..console import print_json, resumable, say, working
 from ..options import (
     bucket_option,
@@ -135,6 +135,8 @@ def command(
     print_submodels(bundle)
     for note in bundle.manifest.notes:
         say(f"\nnote: {note}")
+    for warning in bundle_warnings(bundle):
+        say(f"\nwarning: {warning}")
     say(f"\nwrote {path}")
     if emit_only:
         say(f"on the device: nestforge build {path.name}")

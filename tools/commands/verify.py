@@ -29,8 +29,8 @@ EXAMPLES = "\b\nExamples:\n  nestforge verify my.bundle\n  nestforge verify my.b
 def command(bundle: Path, against: Path | None, as_json: bool) -> None:
     """Check a bundle's bytes, and its parity with a model.
 
-    Without --against the hash of every file is checked, calibration and plans included; with it every engine is run
-    and compared as well.
+    Without --against the hash of every file is checked, calibration, plans and measurements included; with it every
+    engine is run and compared as well.
     """
     if against is None:
         _verify_bytes(bundle, as_json)
@@ -43,7 +43,7 @@ def _verify_bytes(path: Path, as_json: bool) -> None:
 
     checked = verify_bytes(path)
     if as_json:
-        counts = {name: getattr(checked, name) for name in ("files", "bytes", "policies", "plans")}
+        counts = {name: getattr(checked, name) for name in ("files", "bytes", "policies", "plans", "measurements")}
         print_json({"bundle": str(checked.bundle.path), **counts, "engines": []})
     else:
         say(f"{path}: {checked}")

@@ -55,6 +55,19 @@ def test_runs_share_the_cores(remaining: list[float], parallel_runs: float, own:
     assert load.room_ms(finish) == pytest.approx(own)
 
 
+@pytest.mark.parametrize(("parallel_runs", "alone"), [(1.0, [False, False, False, True]), (2.0, [True] * 4)])
+def test_says_which_requests_had_their_share_of_the_cores_to_themselves(
+    parallel_runs: float, alone: list[bool]
+) -> None:
+    book = InFlight(parallel_runs)
+    first = book.enter(1.0)
+    second = book.enter(1.0)
+    found = [book.leave(second)]
+    third = book.enter(1.0)
+    found += [book.leave(first), book.leave(third)]
+    assert [*found, book.leave(book.enter(1.0))] == alone
+
+
 @given(remaining=st.lists(st.floats(0, 20), max_size=4), parallel_runs=st.floats(1, 3), own=st.floats(0.5, 20))
 def test_a_finish_is_what_small_steps_of_time_come_to(remaining: list[float], parallel_runs: float, own: float) -> None:
     load = LoadEstimate(sorted(remaining), parallel_runs)

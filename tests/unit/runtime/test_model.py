@@ -18,6 +18,7 @@ from nestforge.runtime.answer import Padding
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.engines import pool as engine_pool
 from nestforge.runtime.inputs.check_inputs import InputChecker
+from support.sealing import edit_sealed
 
 Feeds = Callable[..., dict[str, Any]]
 Reference = Callable[..., dict[str, Any]]
@@ -72,13 +73,63 @@ def test_padding_does_not_change_a_bit(tiny_bundle: Path, feeds: Feeds) -> None:
 def test_limits_budget_and_label_choose(tiny_bundle: Path, feeds: Feeds) -> None:
     with nestforge.load(tiny_bundle, threads=1) as model:
         assert model(feeds(1, 8), latency_ms=1).reason.startswith(
-            "measured 0.4 ms <= 1 ms; next larger ffn32 (measured"
+            "measured here 0.4 ms <= 1 ms; next larger ffn32 (measured"
         )
         assert model(feeds(2, 16), latency_ms=3).reason.startswith("predicted 3 ms <= 3 ms; next larger ffn32")
         assert model(feeds(1, 8), budget="edge").reason == "budget edge: the largest within 1 ms"
         assert model(feeds(1, 8), submodel="XL").submodel == "ffn32"
-        with pytest.raises(SelectionError, match=r"latency_ms <= 0.1; there is ffn32 \(measured 2.5 ms"):
-            model(feeds(1, 8), latency_ms=0.1)
+        with pytest.raises(SelectionError, match=r"latency_ms <= 0.1; there is ffn32 \(measured here 2.5 ms"):
+            model.choose(1, 8, latency_ms=0.1)
+
+
+def figures_times(bundle: Path, factor: float) -> None:
+    """The bundle states ``factor`` times what its engines were measured to take."""
+
+    def scaled(record: dict[str, Any]) -> None:
+        for latency in record["latencies"]:
+            for name in ("predicted_ms", "measured_p50_ms", "measured_p95_ms"):
+                if name in latency:
+                    latency[name] *= factor
+
+    edit_sealed(bundle / "build.json", scaled)
+
+
+def test_a_limit_that_no_figure_keeps_is_answered_if_a_run_does(own_bundle: Path, feeds: Feeds) -> None:
+    figures_times(own_bundle, 1e6)
+    with nestforge.load(own_bundle, threads=1) as model:
+        with pytest.raises(SelectionError, match="no submodel answers 1x8 with latency_ms <= 1000"):
+            model.choose(1, 8, latency_ms=1000)
+        answer = model(feeds(1, 8), latency_ms=1000)
+        assert answer.submodel == "ffn16"
+        assert answer.reason == "tried, since no run here has shown what it takes: measured here 4e+05 ms"
+        answers = [model(feeds(1, 8), latency_ms=1000) for _ in range(6)]
+        assert answers[-1].submodel == "ffn32", "what the small one showed holds for the large one"
+        assert model.choose(1, 8, deadline_ms=1000).engine.submodel == "ffn32"
+
+
+def test_a_deadline_that_no_figure_keeps_is_tried_once(own_bundle: Path, feeds: Feeds) -> None:
+    figures_times(own_bundle, 1e6)
+    with nestforge.load(own_bundle, threads=1) as model:
+        assert model(feeds(1, 8), deadline_ms=5000).submodel == "ffn16"
+
+
+def test_what_was_tried_and_seen_refuses_at_once(
+    tiny_bundle: Path, feeds: Feeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with nestforge.load(tiny_bundle, threads=1) as model:
+        runner = model._pool.get(model.choose(1, 8, submodel="ffn16").engine)
+        run, count = runner.run, [0]
+
+        def counted(inputs: Any, routing: bool) -> Any:
+            count[0] += 1
+            return run(inputs, routing)
+
+        monkeypatch.setattr(runner, "run", counted)
+        for runs, tried in ((2, True), (4, True), (4, False)):
+            with pytest.raises(SelectionError, match=r"no submodel answers 1x8 with latency_ms <= 1e-05") as refused:
+                model(feeds(1, 8), latency_ms=1e-5)
+            assert count[0] == runs
+            assert ("; ffn16 was tried and took " in str(refused.value)) is tried
 
 
 @pytest.mark.parametrize(
@@ -262,8 +313,8 @@ def test_a_deadline_counts_the_requests_in_flight(
             choice = model.choose(1, 8, deadline_ms=4.9)
             assert choice.engine.submodel == "ffn16"
             assert choice.reason.startswith(
-                "measured 0.4 ms (p95 0.6 ms), expected in 1.2 ms <= 4.9 ms left of 4.9, 1 in flight that needs 2.5 ms "
-                "more; next larger ffn32 (measured 2.5 ms, "
+                "measured here 0.4 ms (p95 0.6 ms), expected in 1.2 ms <= 4.9 ms left of 4.9, 1 in flight that needs "
+                "2.5 ms more; next larger ffn32 (measured here 2.5 ms, "
             )
             assert model(feeds(1, 8), deadline_ms=4.9).submodel == "ffn16"
             with pytest.raises(SelectionError, match=r"deadline_ms <= 0.5 .* the soonest is ffn16 .*, expected in 1.2"):

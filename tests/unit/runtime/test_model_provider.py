@@ -42,7 +42,7 @@ def test_answers_say_where_they_ran_and_are_the_same(tiny_bundle: Path, device: 
 
 def test_latencies_of_a_processor_are_told_as_such(tiny_bundle: Path, device: HostDevice, feeds: Feeds) -> None:
     with load(tiny_bundle, provider="cuda") as model, load(tiny_bundle) as plain:
-        assert plain(feeds(1, 8), latency_ms=2).reason.startswith("measured 0.4 ms")
+        assert plain(feeds(1, 8), latency_ms=2).reason.startswith("measured here 0.4 ms")
         assert model(feeds(1, 8), latency_ms=2).reason.startswith("measured on ")
 
 

@@ -35,7 +35,7 @@ def test_an_engine_of_int4_is_measured_packed_alone(tmp_path: Path, monkeypatch:
 
     def bench(bundle: Bundle, engine: EngineEntry, residency: Residency, *_: object) -> bundle_bench.EngineBench:
         measured.setdefault(engine.id, []).append(residency)
-        return bundle_bench.EngineBench(engine.id, residency, LatencyStats(1, 1.0, 1.0, 1.0), None)
+        return bundle_bench.EngineBench(engine.id, residency, LatencyStats(1, 1.0, 1.0, 1.0, 0.0), None)
 
     monkeypatch.setattr(bundle_bench, "_bench", bench)
     bundle_bench.bench_bundle(bundle, [], lambda *_: None)

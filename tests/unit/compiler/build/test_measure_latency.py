@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from nestforge.compiler.build import measure_latency as module
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.build.measure_latency import fit_rungs, measure_engines
 from nestforge.compiler.planning.cost_model import predict
@@ -13,6 +12,7 @@ from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
 from nestforge.compiler.work.clock import Clock, silent
 from nestforge.profiles.probe_host import _fingerprint, probe_host
+from nestforge.runtime.engines import measure_rounds as module
 from nestforge.runtime.engines.measure import LatencyStats
 from support.tiny_compile import BUCKET
 
@@ -27,7 +27,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         runner.run(feeds)
         engines.append(runner.engine.submodel)
         p50 = len(engines) / 100 + 3.0
-        return LatencyStats(10, p50, p50 + 1, p50 + 2)
+        return LatencyStats(10, p50, p50 + 1, p50 + 2, 0.1)
 
     monkeypatch.setattr(module, "measure", fake)
     return engines
@@ -81,7 +81,7 @@ def test_the_correction_brings_predictions_to_what_was_measured(
 
     def slow(runner: Any, feeds: Any, **_: Any) -> LatencyStats:
         cost = predict(source.workload(source.spec.parse(runner.engine.submodel), BUCKET), here.profile)
-        return LatencyStats(10, 3 * cost.predicted_ms, 9.0, 9.0)
+        return LatencyStats(10, 3 * cost.predicted_ms, 9.0, 9.0, 0.1)
 
     monkeypatch.setattr(module, "measure", slow)
     correction = fit_rungs(here, rungs(builder), Clock(silent))[BUCKET, "fp32"]

@@ -3,33 +3,95 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from nestforge.profiles.probe_host import probe_host
-from nestforge.runtime.bundle.manifest import BuildRecord
-from nestforge.runtime.bundle.open_bundle import open_bundle
-from nestforge.runtime.engines.host_latencies import host_latencies, measured_elsewhere
+from nestforge.runtime.bundle.manifest import BuildRecord, Latency, LatencyPoint
+from nestforge.runtime.bundle.measurements import (
+    HostMeasurement,
+    MeasuredEngine,
+    MeasuredPoint,
+    keep_measurement,
+    this_host,
+)
+from nestforge.runtime.bundle.noise import Noise
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.engines.host_latencies import _latency, host_latencies, measured_elsewhere
+
+NOISE = Noise(20, 0.05, 1.01, 0.0)
 
 
-def record(bundle: Path, cpu: str, measured: float | None) -> BuildRecord:
-    build = open_bundle(bundle).build
-    latencies = tuple(replace(latency, measured_p50_ms=measured) for latency in build.latencies)
+def with_record(bundle: Path, cpu: str, measured: float | None) -> Bundle:
+    opened = open_bundle(bundle)
+    latencies = tuple(replace(latency, measured_p50_ms=measured, measured_p95_ms=None) for latency in build(opened))
     assert latencies
-    return replace(build, host={"cpu": cpu, "architecture": probe_host().architecture}, latencies=latencies)
+    host = {"cpu": cpu, "architecture": probe_host().architecture}
+    return replace(opened, build=replace(opened.build, host=host, latencies=latencies))
+
+
+def build(bundle: Bundle) -> tuple[Latency, ...]:
+    return bundle.build.latencies
+
+
+def measured(threads: int, p50_ms: float) -> HostMeasurement:
+    engines = (MeasuredEngine("ffn16@b1-s8", "shared", (MeasuredPoint(1, 8, p50_ms, NOISE, 2 * p50_ms),)),)
+    return HostMeasurement(this_host(), threads, "2026-11-22T10:00:00+00:00", engines)
 
 
 def test_what_was_measured_on_this_processor_counts(tiny_bundle: Path) -> None:
-    build = record(tiny_bundle, probe_host().cpu, 1.0)
-    assert measured_elsewhere(build) is None
-    assert host_latencies(build) == build.latencies
+    bundle = with_record(tiny_bundle, probe_host().cpu, 1.0)
+    assert measured_elsewhere(bundle.build) is None
+    assert host_latencies(bundle, 2).of_chains == bundle.build.latencies
 
 
 def test_what_was_measured_on_another_or_runs_on_a_gpu_does_not(tiny_bundle: Path) -> None:
-    other = record(tiny_bundle, "Some  other\nprocessor", 1.0)
-    assert measured_elsewhere(other) == "Some other processor"
-    assert host_latencies(other) == ()
-    assert host_latencies(record(tiny_bundle, probe_host().cpu, 1.0), on_gpu=True) == ()
+    other = with_record(tiny_bundle, "Some  other\nprocessor", 1.0)
+    assert measured_elsewhere(other.build) == "Some other processor"
+    assert host_latencies(other, 2).of_chains == ()
+    assert host_latencies(other, 2).latencies == other.build.latencies
+    assert host_latencies(with_record(tiny_bundle, probe_host().cpu, 1.0), 2, on_gpu=True).of_chains == ()
 
 
 def test_predictions_hold_anywhere(tiny_bundle: Path) -> None:
-    build = record(tiny_bundle, "Some other processor", None)
-    assert measured_elsewhere(build, on_gpu=True) is None
-    assert host_latencies(build, on_gpu=True) == build.latencies
+    bundle = with_record(tiny_bundle, "Some other processor", None)
+    assert measured_elsewhere(bundle.build, on_gpu=True) is None
+    assert host_latencies(bundle, 2, on_gpu=True).of_chains == bundle.build.latencies
+
+
+def test_what_this_host_measured_comes_first_with_its_own_threads(own_bundle: Path) -> None:
+    bundle = with_record(own_bundle, "Some other processor", 9.0)
+    for threads, p50_ms in ((1, 3.0), (2, 2.0)):
+        keep_measurement(bundle, measured(threads, p50_ms))
+    for threads, p50_ms in ((1, 3.0), (2, 2.0)):
+        found = host_latencies(bundle, threads)
+        assert (found.elsewhere, found.measurement) == (None, measured(threads, p50_ms))
+        mine, *others = found.latencies
+        stated = next(one for one in build(bundle) if one.engine == "ffn16@b1-s8")
+        assert mine == Latency("ffn16@b1-s8", stated.predicted_ms, p50_ms, 2 * p50_ms, "shared", noise=NOISE)
+        assert all(one.measured_p50_ms is None for one in others), "another processor's figures are none of this one"
+        assert {one.engine for one in others} == {one.engine for one in build(bundle)} - {"ffn16@b1-s8"}
+        assert found.of_chains == found.latencies
+    assert host_latencies(bundle, 1, on_gpu=True).measurement is None
+    assert host_latencies(bundle, 1, on_gpu=True).elsewhere == "Some other processor"
+
+
+def test_what_the_compile_measured_here_stays_for_engines_that_were_left_out(own_bundle: Path) -> None:
+    bundle = with_record(own_bundle, probe_host().cpu, 9.0)
+    keep_measurement(bundle, measured(2, 2.0))
+    found = host_latencies(bundle, 2).latencies
+    assert {one.measured_p50_ms for one in found if one.engine != "ffn16@b1-s8"} == {9.0}
+
+
+def test_a_range_keeps_its_predictions_at_the_shapes_that_were_measured() -> None:
+    stated = Latency("e", 8.0, points=(LatencyPoint(1, 8, 1.0), LatencyPoint(1, 32, 4.0)))
+    points = (MeasuredPoint(1, 16, 3.0, NOISE), MeasuredPoint(1, 32, 5.0, NOISE, 6.0))
+    found = _latency(stated, MeasuredEngine("e", "packed", points))
+    assert found.points == (
+        LatencyPoint(1, 16, pytest.approx(2.0), 3.0, None, NOISE),
+        LatencyPoint(1, 32, pytest.approx(4.0), 5.0, 6.0, NOISE),
+    )
+    assert (found.measured_p50_ms, found.measured_p95_ms, found.residency) == (5.0, 6.0, "packed")
+
+
+def test_a_build_record_of_no_host_is_elsewhere(tiny_bundle: Path) -> None:
+    record: BuildRecord = with_record(tiny_bundle, "x", 1.0).build
+    assert measured_elsewhere(replace(record, host={})) == "an unknown processor"

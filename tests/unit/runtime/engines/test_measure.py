@@ -28,7 +28,7 @@ class FakeRunner:
 def test_slow_engines_run_the_least_number(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = FakeRunner([1.0], monkeypatch)
     stats = measure(runner, {}, warmup=2, min_runs=4, max_seconds=2.0)  # type: ignore[arg-type]
-    assert stats == LatencyStats(4, 1000.0, 1000.0, 1000.0)
+    assert stats == LatencyStats(4, 1000.0, 1000.0, 1000.0, 0.0)
     assert runner.runs == 6
 
 
@@ -41,6 +41,7 @@ def test_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = FakeRunner([i / 1000 for i in range(101)], monkeypatch)
     stats = time_calls(lambda: runner.run({}), min_runs=101, max_seconds=0)
     assert (stats.runs, round(stats.p50, 6), round(stats.p95, 6), round(stats.p99, 6)) == (101, 50, 95, 99)
+    assert stats.spread == pytest.approx(1.0), "50 ms between the quartiles, 50 ms the median"
 
 
 def test_memory_is_measured_in_a_process_of_its_own(tiny_bundle: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_row_finds_itself(model: ElasticModel, index: Index, feeds: Feeds) -> 
 
 
 def test_limits_choose_for_one_query(model: ElasticModel, index: Index, feeds: Feeds) -> None:
-    assert index.search(model, feeds(4, 8), latency_ms=1).reason.startswith("measured 0.4 ms <= 1 ms")
+    assert index.search(model, feeds(4, 8), latency_ms=1).reason.startswith("measured here 0.4 ms <= 1 ms")
     assert index.search(model, feeds(4, 8), budget="edge").submodel == "ffn16"
     with pytest.raises(SelectionError, match="deadline_ms: is for one query, got 4; ask with latency_ms instead"):
         index.search(model, feeds(4, 8), deadline_ms=50)
@@ -85,7 +85,7 @@ def test_a_deadline_is_met_by_the_request_that_encodes(
 
     monkeypatch.setattr(model._in_flight, "admit", admit)
     found = index.search(model, feeds(1, 8), k=3, deadline_ms=1e6)
-    assert found.reason.startswith("measured 2.5 ms (p95 2.9 ms), expected in 2.9 ms <= 1e+06 ms left")
+    assert found.reason.startswith("measured here 2.5 ms (p95 2.9 ms), expected in 2.9 ms <= 1e+06 ms left")
     assert (list(found.engines), found.submodel) == (admitted, "ffn32")
     assert found.ids.tolist() == index.search(model, feeds(1, 8), k=3).ids.tolist()
     with pytest.raises(SelectionError, match=r"request with submodel, deadline_ms: expected a budget"):

@@ -274,7 +274,7 @@ def test_run_never_unpickles(compiled: Any, tmp_path: Path) -> None:
 
 def test_bench_puts_predicted_beside_measured(compiled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(bundle_bench, "measure", lambda *_, **__: LatencyStats(20, 2.0, 3.0, 4.0))
+    monkeypatch.setattr(bundle_bench, "measure", lambda *_, **__: LatencyStats(20, 2.0, 3.0, 4.0, 0.1))
     monkeypatch.setattr(bundle_bench, "memory_use", lambda *_: MemoryUse(1_500_000, 2_500_000))
     bundle = open_bundle(compiled.bundle)
     data = json_of("bench", compiled.bundle)
@@ -297,7 +297,7 @@ def test_bench_leaves_the_cache_of_mapped_engines_as_it_was(
     compiled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(bundle_bench, "measure", lambda *_, **__: LatencyStats(20, 2.0, 3.0, 4.0))
+    monkeypatch.setattr(bundle_bench, "measure", lambda *_, **__: LatencyStats(20, 2.0, 3.0, 4.0, 0.1))
     monkeypatch.setattr(bundle_bench, "memory_use", lambda *_: MemoryUse(1_500_000, 2_500_000))
     bundle = open_bundle(compiled.bundle)
     used = bundle.manifest.engines[0]

@@ -1,0 +1,53 @@
+"""How much of the CPUs other programs use, from the system's own counters; Linux and macOS have them alike.
+
+The load average is no measure of that: it counts this process too, and looks back over a minute.
+"""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter, process_time, sleep
+
+import psutil
+
+# The counters advance by 10 ms at a time.
+_LEAST_SECONDS = 0.2
+
+
+class OthersLoad:
+    """The share of the CPUs that this process may use which other programs used since this was made, 0 to 1."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = perf_counter(), _busy_seconds(), process_time()
+
+    def share(self) -> float | None:
+        """None where the system does not say, or too little time has passed to see anything."""
+        seconds, busy, own = perf_counter() - self._began, _busy_seconds(), process_time()
+        if seconds < _LEAST_SECONDS or busy is None or self._busy is None or busy[0] <= self._busy[0]:
+            return None
+        others = (busy[1] - self._busy[1]) - (own - self._own)
+        return min(max(others / (busy[0] - self._busy[0]), 0.0), 1.0)
+
+
+def others_now(seconds: float) -> float | None:
+    """The share over the next ``seconds``, in which this process sleeps."""
+    load = OthersLoad()
+    sleep(seconds)
+    return load.share()
+
+
+def _busy_seconds() -> tuple[float, float] | None:
+    """Seconds in all, and of those busy ones, of the CPUs that this process may use; time that a hypervisor gave to
+    others is busy."""
+    try:
+        per_cpu = psutil.cpu_times(percpu=True)
+    except (OSError, RuntimeError):  # a container may hide /proc/stat
+        return None
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(per_cpu))
+    total = busy = 0.0
+    for times in (per_cpu[cpu] for cpu in usable if cpu < len(per_cpu)):
+        # Linux counts what guests use as user time already.
+        every = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        total += every
+        busy += every - times.idle - getattr(times, "iowait", 0.0)
+    return total, busy

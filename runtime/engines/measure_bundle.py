@@ -1,0 +1,107 @@
+"""A bundle's engines measured on this host, as a record that the bundle keeps beside those of other hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from ...errors import MeasurementError
+from ..bundle.manifest import EngineEntry
+from ..bundle.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint, this_host
+from ..bundle.noise import MOST_OTHERS
+from ..bundle.open_bundle import Bundle
+from ..inputs.feeds import random_feeds
+from .contract.residency import Residency
+from .contract.threads import threads_or_default
+from .host_load import others_now
+from .measure_rounds import Timed, best_of_rounds, measured_shapes, measured_together
+from .needs import residencies_for
+from .runner import runnable_engines, runner_for
+
+# Called with a stage, how many of its parts are done, and how many there are.
+Progress = Callable[[str, int, int], None]
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class BundleMeasurement:
+    """What was measured; ``left_out`` says of engines that were not, by id, why."""
+
+    measurement: HostMeasurement
+    left_out: Mapping[str, str]
+
+
+def measure_bundle(
+    bundle: Bundle,
+    progress: Progress,
+    *,
+    threads: int | None = None,
+    memory_mb: float | None = None,
+    force: bool = False,
+) -> BundleMeasurement:
+    """Times every engine that can run here, in the residency that it would have under ``memory_mb``, on ``threads``
+    cores (by default the ones that this process may use).
+
+    Raises MeasurementError on a host that is too busy to measure, unless ``force``; BundleIncompatibleError where no
+    engine can run, SelectionError where none fits the memory.
+    """
+    cores = threads_or_default(threads)
+    engines = runnable_engines(bundle)
+    residencies = residencies_for(bundle, engines, memory_mb)
+    if not force:
+        _require_quiet(others_now(_LOOK_SECONDS))
+    taking_part = [engine for engine in engines if engine.id in residencies]
+    groups = measured_together(taking_part)
+    by_file: dict[str, tuple[MeasuredPoint, ...]] = {}
+    for done, group in enumerate(groups):
+        progress("measure", done, len(groups))
+        by_file |= _measured(bundle, group, residencies, cores)
+    progress("measure", len(groups), len(groups))
+    if not force:  # it may have become busy since
+        shares = [point.noise.others_share for points in by_file.values() for point in points]
+        _require_quiet(min((share for share in shares if share is not None), default=None))
+    measured = tuple(MeasuredEngine(one.id, residencies[one.id], by_file[one.file]) for one in taking_part)
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    runnable = {engine.id for engine in engines}
+    left_out = {
+        engine.id: "no memory" if engine.id in runnable else f"no backend {engine.backend} here"
+        for engine in bundle.manifest.engines
+        if engine.id not in residencies
+    }
+    return BundleMeasurement(HostMeasurement(this_host(), cores, created, measured), left_out)
+
+
+def _require_quiet(share: float | None) -> None:
+    if share is not None and share > MOST_OTHERS:
+        raise MeasurementError(
+            f"this host: other programs use {share:.0%} of the CPUs, expected at most {MOST_OTHERS:.0%}, so that a "
+            "measurement would say little; nothing was kept. Wait until they are done, or --force one that is "
+            "marked as noisy"
+        )
+
+
+def _measured(
+    bundle: Bundle, engines: Sequence[EngineEntry], residencies: Mapping[str, Residency], threads: int
+) -> dict[str, tuple[MeasuredPoint, ...]]:
+    """By file, the figures of ``engines`` at their shapes."""
+    shapes = [(engine, shape) for engine in engines for shape in measured_shapes(engine.bucket)]
+    with ExitStack() as stack:
+        runners = {
+            engine.file: stack.enter_context(runner_for(bundle, engine, residencies[engine.id], threads))
+            for engine in engines
+        }
+        timed = [
+            Timed(
+                runners[engine.file],
+                random_feeds(bundle.manifest.interface(engine.segment)[0], shape),
+                engine.bucket.is_static,
+            )
+            for engine, shape in shapes
+        ]
+        found: dict[str, tuple[MeasuredPoint, ...]] = {}
+        for (engine, shape), measured in zip(shapes, best_of_rounds(timed), strict=True):
+            point = MeasuredPoint(shape.batch, shape.sequence, measured.p50_ms, measured.noise, measured.p95_ms)
+            found[engine.file] = (*found.get(engine.file, ()), point)
+    return found

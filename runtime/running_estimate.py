@@ -1,0 +1,117 @@
+"""What engines take while a model answers: figures made elsewhere, or in bad minutes, correct themselves.
+
+A run gives the ratio of its time over the figure that the bundle states for it. Its logarithm is followed as the sum of
+three running means: of the bundle (this host is slower, or busy), of the engine, and of the engine at sizes like the
+run's. So what one engine showed is carried over to those that have not run yet, and refined once they do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from math import exp, log
+from time import perf_counter
+
+from ..elastic import Bucket
+
+# Of an engine at sizes like one: the first run after it was opened finds neither memory nor caches ready.
+_UNCOUNTED_RUNS = 1
+# From how many counted runs on the estimate is used, and an odd run is taken for less than it says.
+_ENOUGH_RUNS = 3
+# The share of what is unexplained that a mean takes of a run: 1 of the first, then less, and at last this, so that old
+# runs are forgotten. What changes is the host more often than one engine on it.
+_BUNDLE_GAIN = 1 / 4
+_OWN_GAIN = 1 / 16
+# The most that a run may change, as a logarithm: a run of ten times its time says that something else was at work.
+_LARGEST_ERROR = log(2)
+# Within this of the stated figure that one stands, and choices are made anew only for as much of a change: logarithms.
+_SMALLEST_RATIO = 0.1
+_SMALLEST_CHANGE = 0.05
+# For how long an estimate is a reason to refuse without another try.
+_SECONDS_FRESH = 60.0
+
+
+class _Mean:
+    """A running mean of logarithms over ``runs`` runs: all alike at first, later ones for more than earlier ones."""
+
+    __slots__ = ("_least_gain", "runs", "value")
+
+    def __init__(self, least_gain: float) -> None:
+        self._least_gain, self.value, self.runs = least_gain, 0.0, 0
+
+    def take(self, error: float) -> float:
+        """Follows ``error``, by which the estimate was off; what it leaves of it."""
+        self.runs += 1
+        step = error * max(1 / self.runs, self._least_gain)
+        self.value += step
+        return error - step
+
+
+class SizeEstimate:
+    """What one engine takes at sizes like one, over what the bundle states. Thread-safe."""
+
+    __slots__ = ("_all", "_bundle", "_engine", "_lock", "_published", "_size", "_uncounted", "ran_at")
+
+    def __init__(self, all_: RunningEstimate, bundle: _Mean, engine: _Mean, lock: threading.Lock) -> None:
+        self._all, self._bundle, self._engine, self._size, self._lock = all_, bundle, engine, _Mean(_OWN_GAIN), lock
+        self._uncounted = _UNCOUNTED_RUNS
+        self._published = 0.0
+        # When it was last added to (``perf_counter``, seconds).
+        self.ran_at = -_SECONDS_FRESH
+
+    @property
+    def ratio(self) -> float:
+        """What a run takes over the stated figure, exactly 1 where that figure stands."""
+        total = self._bundle.value + self._engine.value + self._size.value
+        return 1.0 if self._bundle.runs < _ENOUGH_RUNS or abs(total) <= _SMALLEST_RATIO else exp(total)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether runs of this engine itself were counted, so that more than those of others speaks for it."""
+        return self._engine.runs > 0
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether runs at sizes like this were counted, lately and often enough to refuse by."""
+        return self._size.runs >= _ENOUGH_RUNS and perf_counter() - self.ran_at < _SECONDS_FRESH
+
+    def add(self, stated_ms: float, run_ms: float, ended: float) -> None:
+        """Counts a run of ``run_ms`` that ended at ``ended``, for which the bundle states ``stated_ms``.
+
+        Only of runs that had the processor to themselves, as far as this model knows.
+        """
+        with self._lock:
+            self.ran_at = ended
+            if self._uncounted:
+                self._uncounted -= 1
+                return
+            bundle, engine, size = self._bundle, self._engine, self._size
+            error = log(run_ms / stated_ms) - bundle.value - engine.value - size.value
+            if bundle.runs >= _ENOUGH_RUNS:
+                error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
+            size.take(engine.take(bundle.take(error)))
+            total = bundle.value + engine.value + size.value
+            if bundle.runs < _ENOUGH_RUNS or abs(total - self._published) <= _SMALLEST_CHANGE:
+                return
+            self._published = total
+        self._all.changed()
+
+
+class RunningEstimate:
+    """The estimates of all engines of one bundle; ``changed`` is called when choices are to be made anew."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.changed = changed
+        self._lock = threading.Lock()
+        self._bundle = _Mean(_BUNDLE_GAIN)
+        self._engines: dict[str, _Mean] = {}
+        self._sizes: dict[tuple[str, int, int], SizeEstimate] = {}
+
+    def of(self, engine: str, shape: Bucket) -> SizeEstimate:
+        """The estimate of ``engine`` (its id) at sizes like ``shape``: between the same powers of two."""
+        key = (engine, shape.batch.bit_length(), shape.sequence.bit_length())
+        with self._lock:
+            if key not in self._sizes:
+                mean = self._engines.setdefault(engine, _Mean(_OWN_GAIN))
+                self._sizes[key] = SizeEstimate(self, self._bundle, mean, self._lock)
+            return self._sizes[key]

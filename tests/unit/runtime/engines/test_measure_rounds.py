@@ -1,0 +1,86 @@
+"""Engines timed in turns, and what the rounds say of each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from nestforge.elastic import Bucket
+from nestforge.runtime.bundle.manifest import LatencyPoint, Manifest
+from nestforge.runtime.bundle.noise import Noise
+from nestforge.runtime.engines import measure_rounds
+from nestforge.runtime.engines.measure import LatencyStats
+from nestforge.runtime.engines.measure_rounds import (
+    Measured,
+    Timed,
+    best_of_rounds,
+    measured_shapes,
+    measured_together,
+    with_measured,
+)
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runners are names with the medians of their rounds; the order in which they were timed."""
+    order: list[str] = []
+
+    def fake(runner: Any, feeds: Any, *, min_runs: int, **_: Any) -> LatencyStats:
+        name, medians = runner
+        order.append(name)
+        p50 = medians[order.count(name) - 1]
+        return LatencyStats(min_runs, p50, 1.5 * p50, 2 * p50, 0.07)
+
+    class Quiet:
+        def share(self) -> float:
+            return 0.125
+
+    monkeypatch.setattr(measure_rounds, "measure", fake)
+    monkeypatch.setattr(measure_rounds, "OthersLoad", Quiet)
+    return order
+
+
+def test_the_best_round_counts_and_the_next_best_says_how_far(made_up: list[str]) -> None:
+    engines: Any = [("a", [2.0, 9.0, 2.5]), ("b", [4.0, 4.0, 4.0])]
+    found = best_of_rounds([Timed(runner, {}, True) for runner in engines])
+    assert made_up == ["a", "b"] * 3, "in turns"
+    assert found == [
+        Measured(2.0, 3.0, Noise(10, 0.07, 1.25, 0.125)),
+        Measured(4.0, 6.0, Noise(10, 0.07, 1.0, 0.125)),
+    ]
+
+
+def test_a_shape_of_a_range_has_two_short_rounds_and_no_percentile(made_up: list[str]) -> None:
+    engine: Any = ("a", [5.0, 4.0])
+    assert best_of_rounds([Timed(engine, {}, False)]) == [Measured(4.0, None, Noise(3, 0.07, 1.25, 0.125))]
+    assert made_up == ["a", "a"]
+
+
+def test_a_range_is_measured_at_its_ends_and_powers_of_two() -> None:
+    assert measured_shapes(Bucket(4, 32)) == [Bucket(4, 32)]
+    shapes = [(shape.batch, shape.sequence) for shape in measured_shapes(Bucket(8, 20, 1, 5))]
+    assert shapes == [(1, 5), (1, 8), (1, 16), (1, 20), (8, 5), (8, 8), (8, 16), (8, 20)]
+
+
+def test_what_was_measured_stands_beside_the_prediction() -> None:
+    noise = Noise(10, 0.1, 1.0, 0.0)
+    point = with_measured(LatencyPoint(1, 8, 3.0), Measured(2.0, 2.5, noise))
+    assert point == LatencyPoint(1, 8, 3.0, 2.0, 2.5, noise)
+
+
+def test_few_whole_engines_are_open_at_once_and_segments_by_their_buckets(manifest: Manifest) -> None:
+    whole = [replace(manifest.engines[0], id=f"e{i}", file=f"e{i}.b1-s8.onnx") for i in range(6)]
+    twin = replace(whole[0], id="twin")  # of the same file
+    segments = [
+        replace(whole[0], id=f"{name}@{bucket.label}", file=f"{name}.{bucket.label}.onnx", segment=name, bucket=bucket)
+        for bucket in (Bucket(1, 8), Bucket(2, 8))
+        for name in ("to2", "to4")
+    ]
+    groups = [[engine.id for engine in group] for group in measured_together([*whole, twin, *segments])]
+    assert groups == [
+        ["twin", "e1", "e2", "e3"],
+        ["e4", "e5"],
+        ["to2@b1-s8", "to2@b2-s8"],
+        ["to4@b1-s8", "to4@b2-s8"],
+    ]
