@@ -148,6 +148,14 @@ def minilm_bundle() -> Path:
     return path
 
 
+def minilm_levels_bundle() -> Path:
+    """The levels of MiniLM at one short bucket."""
+    path = CACHE / "minilm-levels.bundle"
+    if not path.exists():
+        compile_bundle(demo_checkpoint(), replace(elsewhere(), buckets=(Bucket(1, 32),)), path)
+    return path
+
+
 def minilm_range_bundle() -> Path:
     """The whole MiniLM, one engine for up to 32 texts of up to 512 tokens."""
     path = CACHE / "minilm-range.bundle"

@@ -113,3 +113,6 @@ def test_predicted_and_measured_stand_side_by_side(builder: EngineBuilder, measu
     assert latency.predicted_ms == plan.candidates[0].costs[0].corrected_ms
     assert (latency.measured_p50_ms, latency.measured_p95_ms) == (3.13, 4.13)
     assert latency.residency == "packed"
+    assert latency.noise is not None
+    assert (latency.noise.runs, latency.noise.spread) == (10, 0.1)
+    assert latency.noise.repeat_ratio == pytest.approx(3.14 / 3.13)

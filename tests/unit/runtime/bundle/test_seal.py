@@ -17,6 +17,7 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.bundle.seal import SEAL, sealed_json, to_json, unsealed
 from support.sealing import edit_sealed, edited
 
+UNMEASURED = {"engine": "ffn16@b1-s8", "predicted_ms": 1.0, "noise": {"runs": 3, "spread": 0.1}}
 DATA = {"schema_version": 2, "thresholds": [0.25, 0.5], "name": "ü"}
 Edit = Callable[[dict[str, Any]], object]
 
@@ -90,6 +91,11 @@ BUILDS: list[tuple[Edit, str]] = [
     (lambda d: d["latencies"][0].update(residency="swapped"), "residency: got 'swapped'"),
     (lambda d: d["latencies"][0].update(engine="ffn8@b1-s8"), "engine 'ffn8@b1-s8' is not in the manifest"),
     (lambda d: d["latencies"].append(d["latencies"][0]), "latency of 'ffn16@b1-s8 as packed' stands twice"),
+    (lambda d: d["latencies"][0].update(noise={"runs": 3, "spread": -1}), "noise: spread: expected at least 0, got -1"),
+    (
+        lambda d: (d["latencies"][0].clear(), d["latencies"][0].update(UNMEASURED)),
+        "latencies of engine ffn16@b1-s8: noise without measured_p50_ms",
+    ),
     (lambda d: d.update(seconds={"build": -1}), "seconds.build: expected at least 0, got -1"),
 ]
 

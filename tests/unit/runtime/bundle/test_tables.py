@@ -3,8 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nestforge.elastic import Axis
-from nestforge.runtime.bundle.manifest import BuildRecord, Manifest, Quality
-from nestforge.runtime.bundle.tables import describe_axes, engine_table, submodel_table
+from nestforge.runtime.bundle.manifest import BuildRecord, Latency, LatencyPoint, Manifest, Quality
+from nestforge.runtime.bundle.noise import Noise
+from nestforge.runtime.bundle.tables import (
+    bundle_facts,
+    describe_axes,
+    engine_table,
+    latency_warnings,
+    submodel_table,
+)
 
 RECORD = BuildRecord(1, "0" * 64, "2026-11-21T00:00:00Z", (), {}, {}, ())
 
@@ -34,6 +41,28 @@ def test_axes_are_counted_by_kind_and_size() -> None:
         "1 x moe.capacity_factor 100 %, 1 x moe.experts 4"
     )
     assert describe_axes([]) == "none"
+
+
+def test_noisy_figures_are_marked_and_warned_of(manifest: Manifest) -> None:
+    quiet, noisy = Noise(20, 0.05, 1.02, 0.0), Noise(20, 0.05, 1.3, 0.0)
+    first, second, third, fourth = (engine.id for engine in manifest.engines)
+    points = (LatencyPoint(1, 4, 1.0, 2.0, None, noisy), LatencyPoint(1, 8, 1.0, 3.0, None, quiet))
+    latencies = (
+        Latency(first, 1.0, 2.0, noise=quiet),
+        Latency(second, 1.0, 2.0, noise=noisy),
+        Latency(third, 1.0, 3.0, points=points, noise=quiet),
+        Latency(fourth, 1.0),
+    )
+    record = replace(RECORD, latencies=latencies)
+    table = engine_table(manifest, record)
+    assert [row[table.columns.index("measured ms")] for row in table.rows] == ["2.00", "2.00 noisy", "3.00", "-"]
+    warning = (
+        f"measured latencies of 2 of 3 engines are noisy ({second}: measured twice it differs by 30% (at most 10%)); "
+        "in a calm moment `nestforge measure BUNDLE` measures again"
+    )
+    assert latency_warnings(latencies) == [warning]
+    assert ("warning", warning) in bundle_facts(manifest, record)
+    assert latency_warnings(latencies[:1]) == []
 
 
 def with_figures(manifest: Manifest, *figures: dict[str, float] | None) -> Manifest:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.manifest import Latency, LatencyPoint
+from nestforge.runtime.bundle.noise import Noise
 from nestforge.runtime.engines.latency_at import RunTime, latency_at
 
 
@@ -35,6 +38,15 @@ def test_beyond_the_known_sizes_the_nearest_holds() -> None:
 def test_without_a_measurement_predictions_hold() -> None:
     points = (LatencyPoint(1, 8, 1.0), LatencyPoint(1, 32, 4.0))
     assert latency_at(Latency("e", 4.0, points=points))(Bucket(1, 16)).p95_ms == pytest.approx(2.0)
+
+
+def test_a_size_is_noisy_where_a_figure_beside_it_is() -> None:
+    quiet, noisy = Noise(3, 0.1, 1.0), Noise(3, 0.1, 2.0)
+    points = [replace(measured(1, s, s / 8.0), noise=noisy if s == 32 else quiet) for s in (8, 16, 32, 64)]
+    at = latency_at(Latency("e", 9.0, points=tuple(points)))
+    found = [at(Bucket(1, length)).is_noisy for length in (1, 8, 16, 17, 32, 33, 64, 99)]
+    assert found == [False, False, False, True, True, True, False, False]
+    assert latency_at(Latency("e", 3.0, 2.0, noise=noisy))(Bucket(1, 7)).is_noisy
 
 
 def test_no_figure_of_a_file_is_too_large_to_interpolate() -> None:
