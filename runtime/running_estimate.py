@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from math import exp, log
+from math import copysign, exp, log
 from time import perf_counter
 
 from ..elastic import Bucket
@@ -18,10 +18,10 @@ from ..elastic import Bucket
 _UNCOUNTED_RUNS = 1
 # From how many counted runs on the estimate is used, and an odd run is taken for less than it says.
 _ENOUGH_RUNS = 3
-# The share of what is unexplained that a mean takes of a run: 1 of the first, then less, and at last this, so that old
-# runs are forgotten. What changes is the host more often than one engine on it.
-_BUNDLE_GAIN = 1 / 4
-_OWN_GAIN = 1 / 16
+# How many runs a mean is of: a further one then counts as the last of so many, so that old ones are forgotten. What
+# changes is the host more often than one engine on it.
+_BUNDLE_RUNS = 4
+_OWN_RUNS = 16
 # The most that a run may change, as a logarithm: a run of ten times its time says that something else was at work.
 _LARGEST_ERROR = log(2)
 # Within this of the stated figure that one stands, and choices are made anew only for as much of a change: logarithms.
@@ -32,19 +32,12 @@ _SECONDS_FRESH = 60.0
 
 
 class _Mean:
-    """A running mean of logarithms over ``runs`` runs: all alike at first, later ones for more than earlier ones."""
+    """A running mean of logarithms over ``runs`` runs, ``most`` of them in the end."""
 
-    __slots__ = ("_least_gain", "runs", "value")
+    __slots__ = ("most", "runs", "value")
 
-    def __init__(self, least_gain: float) -> None:
-        self._least_gain, self.value, self.runs = least_gain, 0.0, 0
-
-    def take(self, error: float) -> float:
-        """Follows ``error``, by which the estimate was off; what it leaves of it."""
-        self.runs += 1
-        step = error * max(1 / self.runs, self._least_gain)
-        self.value += step
-        return error - step
+    def __init__(self, most: int) -> None:
+        self.value, self.runs, self.most = 0.0, 0, most
 
 
 class SizeEstimate:
@@ -53,7 +46,7 @@ class SizeEstimate:
     __slots__ = ("_all", "_bundle", "_engine", "_lock", "_published", "_size", "_uncounted", "ran_at")
 
     def __init__(self, all_: RunningEstimate, bundle: _Mean, engine: _Mean, lock: threading.Lock) -> None:
-        self._all, self._bundle, self._engine, self._size, self._lock = all_, bundle, engine, _Mean(_OWN_GAIN), lock
+        self._all, self._bundle, self._engine, self._size, self._lock = all_, bundle, engine, _Mean(_OWN_RUNS), lock
         self._uncounted = _UNCOUNTED_RUNS
         self._published = 0.0
         # When it was last added to (``perf_counter``, seconds).
@@ -86,12 +79,19 @@ class SizeEstimate:
                 self._uncounted -= 1
                 return
             bundle, engine, size = self._bundle, self._engine, self._size
-            error = log(run_ms / stated_ms) - bundle.value - engine.value - size.value
-            if bundle.runs >= _ENOUGH_RUNS:
-                error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
-            size.take(engine.take(bundle.take(error)))
             total = bundle.value + engine.value + size.value
-            if bundle.runs < _ENOUGH_RUNS or abs(total - self._published) <= _SMALLEST_CHANGE:
+            error = log(run_ms / stated_ms) - total
+            if not -_LARGEST_ERROR <= error <= _LARGEST_ERROR and bundle.runs >= _ENOUGH_RUNS:
+                error = copysign(_LARGEST_ERROR, error)
+            left = error
+            for mean in (bundle, engine, size):  # each takes its share of what the one before leaves
+                if mean.runs < mean.most:
+                    mean.runs += 1
+                step = left / mean.runs
+                mean.value += step
+                left -= step
+            total += error - left
+            if bundle.runs < _ENOUGH_RUNS or -_SMALLEST_CHANGE <= total - self._published <= _SMALLEST_CHANGE:
                 return
             self._published = total
         self._all.changed()
@@ -103,7 +103,7 @@ class RunningEstimate:
     def __init__(self, changed: Callable[[], None]) -> None:
         self.changed = changed
         self._lock = threading.Lock()
-        self._bundle = _Mean(_BUNDLE_GAIN)
+        self._bundle = _Mean(_BUNDLE_RUNS)
         self._engines: dict[str, _Mean] = {}
         self._sizes: dict[tuple[str, int, int], SizeEstimate] = {}
 
@@ -112,6 +112,6 @@ class RunningEstimate:
         key = (engine, shape.batch.bit_length(), shape.sequence.bit_length())
         with self._lock:
             if key not in self._sizes:
-                mean = self._engines.setdefault(engine, _Mean(_OWN_GAIN))
+                mean = self._engines.setdefault(engine, _Mean(_OWN_RUNS))
                 self._sizes[key] = SizeEstimate(self, self._bundle, mean, self._lock)
             return self._sizes[key]

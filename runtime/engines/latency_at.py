@@ -1,7 +1,8 @@
 """What a run of an engine takes at any size of its range, from the few sizes that were measured or predicted.
 
-Times are interpolated between neighbouring sizes on logarithmic scales, where work that grows with a power of the size
-lies on a line; outside the sizes that are known the nearest ones hold.
+Between neighbouring lengths times are interpolated on logarithmic scales, where work that grows with a power of the
+length lies on a line; between numbers of rows linearly, since each further row adds the same work, and few rows cost
+less than a power through many would say. Outside the sizes that are known the nearest ones hold.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def latency_at(latency: Latency) -> Callable[[Bucket], RunTime]:
     def at(shape: Bucket) -> RunTime:
         near = (
             (batch, sequence)
-            for batch, _ in _neighbours(batches, shape.batch)
-            for sequence, _ in _neighbours(sequences, shape.sequence)
+            for batch, _ in _neighbours(batches, shape.batch, float)
+            for sequence, _ in _neighbours(sequences, shape.sequence, log)
         )
         return RunTime(median(shape), slow(shape), measured, bool(noisy) and not noisy.isdisjoint(near))
 
@@ -66,11 +67,11 @@ def _interpolated(known: Mapping[tuple[int, int], float]) -> Callable[[Bucket], 
     logs = {size: log(min(max(ms, _LEAST_MS), _MOST_MS)) for size, ms in known.items()}
 
     def at(shape: Bucket) -> float:
-        total = 0.0
-        for batch, share in _neighbours(batches, shape.batch):
-            for sequence, part in _neighbours(sequences, shape.sequence):
-                total += share * part * logs[batch, sequence]
-        return exp(total)
+        lengths = _neighbours(sequences, shape.sequence, log)
+        return sum(
+            share * exp(sum(part * logs[batch, sequence] for sequence, part in lengths))
+            for batch, share in _neighbours(batches, shape.batch, float)
+        )
 
     return at
 
@@ -81,11 +82,11 @@ def _axes(known: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
     return sorted(set(batches)), sorted(set(sequences))
 
 
-def _neighbours(sizes: Sequence[int], size: int) -> list[tuple[int, float]]:
-    """The known sizes around ``size``, and the weight of each."""
+def _neighbours(sizes: Sequence[int], size: int, scale: Callable[[int], float]) -> list[tuple[int, float]]:
+    """The known sizes around ``size``, and the weight of each on ``scale``."""
     above = bisect_right(sizes, size)
     if above == 0 or above == len(sizes) or sizes[above - 1] == size:
         return [(sizes[max(0, above - 1)], 1.0)]
     low, high = sizes[above - 1], sizes[above]
-    weight = log(size / low) / log(high / low)
+    weight = (scale(size) - scale(low)) / (scale(high) - scale(low))
     return [(low, 1 - weight), (high, weight)]

@@ -13,7 +13,19 @@ from nestforge.tools.bench.harness import Row, interleaved, ratio
 EXITS = ["exit_budget", "exit_chain", "exit_eager", "exit_gate", "exit_saving"]
 NESTED = ["ladder", "switch"]
 MIXERS = ["mixer", "moe"]
-COMMON = ["bundle_size", "check", "dispatch", "eager", "emit", "memory", "open", "packed", "prediction", "startup"]
+COMMON = [
+    "between",
+    "bundle_size",
+    "check",
+    "dispatch",
+    "eager",
+    "emit",
+    "memory",
+    "open",
+    "packed",
+    "prediction",
+    "startup",
+]
 THREADS = ["beside"]
 NAMES = sorted([*COMMON, *EXITS, *NESTED, *MIXERS, *THREADS, "correction", "fusions", "lengths", "precision"])
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")
