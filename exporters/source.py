@@ -89,8 +89,7 @@ class ModelSource:
 
     @cached_property
     def signature(self) -> Signature:
-        signature = self.architecture.signature
-        return signature if self.exits is None else replace(signature, static="its exits are chained by static buckets")
+        return self.architecture.signature
 
     @cached_property
     def tokenizer(self) -> bytes | None:

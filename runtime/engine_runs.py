@@ -83,13 +83,13 @@ def run_chain(context: RequestContext, whole: EngineEntry, exits: OpenExits) -> 
     ended = perf_counter()
     if exits.monitor is not None:
         exits.monitor.add(run.index)
-    first = chain.engine(0, run.buckets[0])
-    share = run.flops * (whole.bucket.batch / max(1, whole.flops))
+    largest = run.buckets[0]
+    share = run.flops / max(1, whole.row_flops(context.shape.sequence))
     return EngineRuns(
-        first,
+        chain.engine(0, largest),
         {chain.entry.logits: run.logits, chain.entry.entropy: run.entropy},
         context.shape,
-        Bucket(sum(bucket.batch for bucket in run.buckets), first.bucket.sequence),
+        Bucket(sum(bucket.batch for bucket in run.buckets), largest.sequence),
         open_ms=run.open_ms,
         run_ms=1e3 * (ended - dispatched) - run.open_ms,
         ended=ended,

@@ -1,7 +1,7 @@
 """Exits in use: rows leave where PyTorch would let them, whatever batch they are in; the extremes leave first and last.
 
-Every bucket's engines are proven alone, and then together, where batches shrink from one bucket to another. Measured
-latencies, which choose buckets on a device, play no part here, so that equal compiles have equal proofs. Engines round,
+Every bucket's engines are proven alone, and then together, where batches shrink from one bucket to another; in a range
+they shrink to the rows that stay. Measured latencies, which choose buckets on a device, play no part here, so that equal compiles have equal proofs. Engines round,
 so an entropy within the measured error of its threshold may fall on either side: such near ties are left out of the
 comparison and listed. Where engines are off by so much that nearly all rows are, nothing would be proved, and the
 compile says so.
@@ -153,10 +153,12 @@ def _extremes(chain: ExitChain, references: Sequence[_Reference], classes: int, 
 
 
 def _neighbours(chain: ExitChain, policy: ExitPolicy, reference: _Reference) -> Iterator[_Pair]:
-    """The rows together, then in another order, and with no other row."""
+    """The rows together, then in another order, and with no other row; of several rows."""
     feeds = reference.case.request
+    rows = reference.entropy.shape[1]
+    if rows == 1:
+        return
     together = chain.run(feeds, policy)
-    rows = len(together.index)
     for order in (np.arange(rows)[::-1], np.arange(1), np.arange(rows - 1, rows)):
         picked = {name: np.ascontiguousarray(array[order]) for name, array in feeds.items()}
         yield together, chain.run(picked, policy), order

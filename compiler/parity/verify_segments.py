@@ -9,6 +9,7 @@ import numpy as np
 
 from ...elastic import Bucket, Submodel
 from ...exporters.universal import UniversalModel
+from ...runtime.bundle.manifest import ExitsEntry
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.residency import Residency
 from ...runtime.engines.contract.threads import threads_or_default
@@ -31,7 +32,10 @@ def verify_segments(
     cases: Sequence[Case],
 ) -> list[EngineVerdict]:
     """One verdict per segment of ``submodel``, whose reference is ``module``, at ``bucket``, with every exit closed;
-    packed, as users run them."""
+    packed, as users run them.
+
+    In a range a chain runs no step behind the longest row, so that no case has any here.
+    """
     engines = {
         engine.segment: engine
         for engine in bundle.manifest.engines
@@ -41,6 +45,8 @@ def verify_segments(
     if exits is None or not engines:
         return []
     entry = exits.entry
+    if entry.trims:
+        cases = [_trimmed(case, entry, bucket) for case in cases]
     found: list[list[dict[str, np.ndarray]]] = [[] for _ in engines]
 
     def keep(run: SegmentRun) -> None:
@@ -65,6 +71,15 @@ def verify_segments(
         EngineVerdict.of(engine, judge_engine(manifest, universal, engine, cases, _fetched(wanted, arrays), arrays))
         for engine, wanted, arrays in zip(engines.values(), reference, found, strict=True)
     ]
+
+
+def _trimmed(case: Case, entry: ExitsEntry, bucket: Bucket) -> Case:
+    """``case`` without the steps behind its longest row that engines of ``bucket`` need not run."""
+    longest = 1 + int(np.flatnonzero(case.feeds[entry.mask].any(axis=0)).max())
+    steps = bucket.filled(Bucket(1, longest)).sequence
+    by_step = {spec.name for spec in entry.segments[0].inputs if spec.dims[1:2] == ("sequence",)}
+    cut = {n: np.ascontiguousarray(array[:, :steps]) if n in by_step else array for n, array in case.feeds.items()}
+    return replace(case, feeds=cut)
 
 
 def _fetched(reference: Replayed, found: Sequence[dict[str, np.ndarray]]) -> Replayed:

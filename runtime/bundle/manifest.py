@@ -227,6 +227,12 @@ class EngineEntry:
     variants: Mapping[str, str] | None = field(default=None, metadata={"key": "forms"})
     precision: Precision = "fp32"
 
+    def row_flops(self, sequence: int) -> int:
+        """What a row of ``sequence`` steps costs: its share of the bucket, of a range also by its length. Attention then
+        counts as that of the longest row, so that a shorter one costs a little less than this."""
+        length = self.bucket.nearest(Bucket(1, sequence)).sequence
+        return self.flops * length // (self.bucket.sequence * self.bucket.batch)
+
 
 @dataclass(frozen=True)
 class SegmentEntry:

@@ -5,7 +5,7 @@ A request is ``batch`` rows in the data's order, cut to the longest of them wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -18,6 +18,7 @@ from ..bundle.manifest import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..dispatcher import Dispatcher
 from ..engines.host_latencies import host_latencies
+from ..engines.latency_at import interpolated
 from ..engines.pool import EnginePool
 from ..exits.calibration import Costs
 from ..exits.chain import ExitChain, SegmentRun
@@ -71,12 +72,6 @@ class ExitBench:
         manifest = bundle.manifest
         self.chain = ExitChain(bundle, submodel, pool, host_latencies(bundle, pool.threads).of_chains)
         own = [engine for engine in manifest.engines if engine.submodel == submodel]
-        segments = [entry.name for entry in manifest.exits.segments] if manifest.exits else []
-        self._segment_flops = {
-            (segments.index(engine.segment), engine.bucket): engine.flops // engine.bucket.batch
-            for engine in own
-            if engine.segment is not None
-        }
         self.engines = tuple(engine.id for engine in own)
         self.buckets = tuple(sorted({engine.bucket for engine in own if engine.segment is None}))
         self._dispatcher = Dispatcher(manifest, pool.residencies, bundle.build.latencies)
@@ -97,7 +92,8 @@ class ExitBench:
         ]
 
     def length_classes(self, data: LabelledData, batch: int) -> tuple[Array, tuple[int, ...]]:
-        """Per row the number of its class ``[n]``, and the bucket length that each class stands for, rising.
+        """Per row the number of its class ``[n]``, and the length that each class runs at, rising: of static buckets
+        theirs, in a range every length that occurs.
 
         Where steps behind the longest row may not be cut, a row has the length of its request.
         """
@@ -106,8 +102,10 @@ class ExitBench:
         exits = self._bundle.manifest.exits
         if exits is not None and not exits.trims:
             lengths = np.repeat(np.maximum.reduceat(lengths, starts), batch)[: data.rows]
-        sequences = np.array(sorted({bucket.sequence for bucket in self.buckets}))
-        needed, classes = np.unique(sequences[np.searchsorted(sequences, lengths)], return_inverse=True)
+        occurring, places = np.unique(lengths, return_inverse=True)
+        rows = [Bucket(1, int(length)) for length in occurring]
+        run_at = [min(bucket.filled(row).sequence for bucket in self.buckets if bucket.holds(row)) for row in rows]
+        needed, classes = np.unique(np.array(run_at)[places], return_inverse=True)
         return classes, tuple(needed.tolist())
 
     def observe(
@@ -136,15 +134,18 @@ class ExitBench:
         samples: dict[tuple[int, tuple[Bucket, ...]], list[float]],
         progress: Progress,
     ) -> SegmentCosts:
-        """What segments cost by rows and length class: FLOPs by the manifest, times by ``samples`` and further runs."""
+        """What segments cost by rows and length class: FLOPs by the manifest, times by ``samples`` and further runs.
+
+        Where engines have ranges, few of many sizes are timed, and the others lie between those.
+        """
         classes, lengths = self.length_classes(data, batch)
         exits = self.chain.exits
-        shape = (exits, batch + 1, len(lengths))
+        counts, numbers = self._timed_sizes(batch, lengths)
         probes: dict[tuple[Bucket, ...], dict[str, Array]] = {}
-        for number, length in enumerate(lengths):
+        for number in numbers:
             rows = np.flatnonzero(classes == number)
-            for count in range(1, batch + 1):
-                plan = self.chain.batch_plan(0, count, length)
+            for count in counts:
+                plan = self.chain.batch_plan(0, count, lengths[number])
                 probes.setdefault(plan, self._request(data, np.resize(rows, count)))
         lacking = {plan: feeds for plan, feeds in probes.items() if len(samples.get((0, plan), ())) < _TIMED_RUNS}
         for feeds in lacking.values():
@@ -155,31 +156,52 @@ class ExitBench:
                 self.observe([feeds], samples)
         progress("time segments", _TIMED_RUNS, _TIMED_RUNS)
 
+        sizes = [(count, lengths[number]) for count in counts for number in numbers]
+        shape = (exits, batch + 1, len(lengths))
         milliseconds, flops = np.zeros(shape), np.zeros(shape)
-        for segment, count, number in np.ndindex(exits, batch, len(lengths)):
-            plan = self.chain.batch_plan(segment, count + 1, lengths[number])
-            at = (segment, count + 1, number)
-            # With every exit closed, all segments ran in the batch plan of the first.
-            times = (
-                samples.get((segment, plan)) or samples[segment, self.chain.batch_plan(0, count + 1, lengths[number])]
-            )
-            milliseconds[at] = median(times)
-            shares = [self._segment_flops[segment, bucket] for bucket in plan for _ in range(bucket.batch)]
-            flops[at] = sum(shares[: count + 1])
+        for segment in range(exits):
+            timed = {size: self._timed(segment, *size, samples) for size in sizes}
+            at_size = interpolated(timed)
+            for count, number in np.ndindex(batch, len(lengths)):
+                size = Bucket(count + 1, lengths[number])
+                milliseconds[segment, count + 1, number] = at_size(size)
+                plan = self.chain.batch_plan(segment, size.batch, size.sequence)
+                shares = [self._row_flops(segment, each) for each in plan for _ in range(each.batch)]
+                flops[segment, count + 1, number] = sum(shares[: size.batch])
         return SegmentCosts(monotone(milliseconds), flops)
+
+    def _timed_sizes(self, batch: int, lengths: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The numbers of rows, and of length classes, at which segments are timed: all, in ranges their ends and the
+        powers of two between."""
+        counts, numbers = list(range(1, batch + 1)), list(range(len(lengths)))
+        if not all(bucket.is_static for bucket in self.buckets):
+            counts = list(Bucket(1, batch, None, 1).doublings)
+            ends = Bucket(1, lengths[-1], None, lengths[0]).doublings
+            numbers = sorted(set(np.searchsorted(lengths, ends).tolist()))
+        return counts, numbers
+
+    def _timed(
+        self, segment: int, count: int, length: int, samples: Mapping[tuple[int, tuple[Bucket, ...]], list[float]]
+    ) -> float:
+        """The median of a segment's ``samples`` at one size. With every exit closed, all segments ran in the batch plan
+        of the first."""
+        own, first = (self.chain.batch_plan(each, count, length) for each in (segment, 0))
+        return median(samples.get((segment, own)) or samples[segment, first])
+
+    def _row_flops(self, segment: int, shape: Bucket) -> int:
+        return self.chain.engine(segment, shape).row_flops(shape.sequence)
 
     def run_whole(self, feeds: dict[str, Array]) -> list[Array]:
         """The whole engine's outputs, in the manifest's order."""
         given = self._inputs.shape_of(feeds)
         engine = self._whole_engine(given)
-        outputs = self._pool.get(engine).run(self._inputs.filled(feeds, engine.bucket))
+        outputs = self._pool.get(engine).run(self._inputs.filled(feeds, engine.bucket.filled(given)))
         return cut_back(outputs, self._bundle.manifest.outputs, given)
 
     def whole_flops(self, requests: Sequence[dict[str, Array]]) -> Array:
         """What the whole engine spends on every row of these requests: int64 ``[n]``. Nothing runs."""
         shapes = [self._inputs.shape_of(feeds) for feeds in requests]
-        engines = [self._whole_engine(given) for given in shapes]
-        each = [engine.flops // engine.bucket.batch for engine in engines]
+        each = [self._whole_engine(given).row_flops(given.sequence) for given in shapes]
         return np.repeat(each, [given.batch for given in shapes])
 
     def answer(self, requests: Sequence[dict[str, Array]], policy: ExitPolicy) -> Answers:

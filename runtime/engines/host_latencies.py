@@ -40,12 +40,12 @@ def host_latencies(bundle: Bundle, threads: int, on_gpu: bool = False) -> HostLa
         return HostLatencies(bundle.build.latencies, elsewhere)
     stated: dict[str, Latency] = {}
     for latency in bundle.build.latencies:
-        stated.setdefault(latency.engine, _predicted(latency))
+        stated.setdefault(latency.engine, as_predicted(latency))
     mine = [_latency(stated.get(each.engine), each) for each in found.engines]
     measured = {each.engine for each in found.engines}
     others = [one for one in bundle.build.latencies if one.engine not in measured]
     if elsewhere is not None:
-        others = list(map(_predicted, others))
+        others = list(map(as_predicted, others))
     return HostLatencies((*mine, *others), None, found)
 
 
@@ -60,7 +60,7 @@ def measured_elsewhere(build: BuildRecord, on_gpu: bool = False) -> str | None:
     return " ".join(str(build.host.get("cpu", "an unknown processor")).split())[:80]
 
 
-def _predicted(latency: Latency) -> Latency:
+def as_predicted(latency: Latency) -> Latency:
     """``latency`` without what was measured."""
     points = latency.points and tuple(
         LatencyPoint(point.batch, point.sequence, point.predicted_ms) for point in latency.points

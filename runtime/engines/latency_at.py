@@ -43,8 +43,8 @@ def latency_at(latency: Latency) -> Callable[[Bucket], RunTime]:
     }
     measured = bool(known)
     known = known or {size: (point.predicted_ms, point.predicted_ms) for size, point in points.items()}
-    median = _interpolated({size: p50 for size, (p50, _) in known.items()})
-    slow = _interpolated({size: p95 for size, (_, p95) in known.items()})
+    median = interpolated({size: p50 for size, (p50, _) in known.items()})
+    slow = interpolated({size: p95 for size, (_, p95) in known.items()})
     noisy = {size for size, point in points.items() if is_noisy(point.noise)} if measured else set()
     batches, sequences = _axes(known)
 
@@ -59,7 +59,8 @@ def latency_at(latency: Latency) -> Callable[[Bucket], RunTime]:
     return at
 
 
-def _interpolated(known: Mapping[tuple[int, int], float]) -> Callable[[Bucket], float]:
+def interpolated(known: Mapping[tuple[int, int], float]) -> Callable[[Bucket], float]:
+    """Times as a function of the shape, from those ``known`` at every batch of some and every sequence of some."""
     if len(known) == 1:
         (only,) = known.values()
         return lambda _: only

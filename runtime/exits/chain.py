@@ -23,7 +23,7 @@ from ..bundle.open_bundle import Bundle
 from ..engines.pool import EnginePool
 from ..inputs.arrays import Array
 from ..inputs.check_inputs import InputChecker
-from .batch_plan import BatchPlan, BatchPlanner
+from .batch_plan import BatchPlan, BatchPlanner, remembered
 from .device_workspace import DeviceWorkspace
 from .host_workspace import HostWorkspace
 from .policy import ExitPolicy, check_count
@@ -33,6 +33,8 @@ from .workspace import Workspace
 # Workspaces that wait for the next request. More requests at once make their own on the processor. On a device, where
 # runs follow each other anyway, they wait: what sessions captured for a workspace they keep, so the chain keeps it too.
 _MAX_IDLE_WORKSPACES = 4
+# Rows move where the next segment then costs at most so much of what it would.
+_WORTH_MOVING = 0.97
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +43,7 @@ class SegmentRun:
 
     ``rows`` [n] are their numbers in the request, in the order of the other arrays: ``logits`` [n, C], ``entropy`` [n]
     and ``state`` [n, s, H] (None if the engine returns none), which are valid during the call only. ``buckets`` are
-    the engines that ran, and ``milliseconds`` the time since the segment before ended, its gate and moving included.
+    the shapes that ran, and ``milliseconds`` the time since the segment before ended, its gate and moving included.
     """
 
     exit_index: int
@@ -59,7 +61,8 @@ class ChainRun:
     """Answers by row, owned by the caller: ``logits`` [B, C] and ``entropy`` [B] (float32) of the exit that answered.
 
     ``index`` [B] says which (from 0), ``layer`` [B] how many layers ran, ``flops`` [B] what the row cost: its share of
-    every engine that it went through (int64 each). ``buckets`` ran the first segment; opening engines took ``open_ms``.
+    every engine that it went through (int64 each; ``EngineEntry.row_flops``). The first segment ran at the shapes
+    ``buckets``; opening engines took ``open_ms``.
     """
 
     logits: Array
@@ -96,9 +99,8 @@ class ExitChain:
         self.layers = tuple(segment.entry.layer for segment in self._segments)
         self._layers = np.array(self.layers, np.int64)
         self._inputs = InputChecker(manifest.inputs)
-        self._buckets = sorted(self._segments[0].engines)
-        self._fitting: set[tuple[int, int]] = set()
-        self._flops: dict[tuple[int, int, BatchPlan], list[int]] = {}
+        self._buckets = self._segments[0].buckets
+        self._check_fits, self._flops_of = remembered(self._require_fit), remembered(self._row_flops)
         self._idle: list[Workspace] = []
         self._idle_lock = Lock()
         self._kept = _MAX_IDLE_WORKSPACES
@@ -118,12 +120,12 @@ class ExitChain:
         return self.answer(feeds, self._inputs.shape_of(feeds), policy, watch)
 
     def batch_plan(self, segment: int, rows: int, longest: int) -> tuple[Bucket, ...]:
-        """Which buckets run ``rows`` rows of up to ``longest`` steps through segment number ``segment``."""
+        """The shapes at which ``rows`` rows of up to ``longest`` steps run through segment number ``segment``."""
         return self._plan(self._segments[segment].planner, rows, longest).buckets
 
-    def engine(self, segment: int, bucket: Bucket) -> EngineEntry:
-        """The engine that runs segment number ``segment`` at ``bucket``."""
-        return self._segments[segment].engines[bucket]
+    def engine(self, segment: int, shape: Bucket) -> EngineEntry:
+        """The engine that runs segment number ``segment`` at ``shape``, one of a batch plan."""
+        return self._segments[segment].engine(shape)
 
     def release(self) -> None:
         """Gives back waiting workspaces, which are bound to engines; their pool has been closed."""
@@ -231,7 +233,7 @@ class ExitChain:
             planner = self._segments[number + 1].planner
             fewer = self._plan(planner, len(stays), longest)
             live = stays
-            if fewer.cost < planner.cost(plan):
+            if fewer.cost < _WORTH_MOVING * planner.cost(plan):
                 for place in stays:
                     flops[rows[place]] += cost[place]
                 origin, source = workspace.keep(np.array(stays), plan, fewer, source)
@@ -249,30 +251,22 @@ class ExitChain:
             workspace.open_ms,
         )
 
-    def _check_fits(self, shape: Bucket) -> None:
+    def _require_fit(self, shape: Bucket) -> None:
         """The rule of whole engines: one bucket holds the request."""
-        size = (shape.batch, shape.sequence)
-        if size in self._fitting:
-            return
-        if not any(shape.batch <= bucket.batch and shape.sequence <= bucket.sequence for bucket in self._buckets):
+        if not any(bucket.holds(shape) for bucket in self._buckets):
             raise InputError(
                 f"input of {shape.batch} rows x {shape.sequence} is larger than every bucket of these exits "
                 f"({', '.join(bucket.label for bucket in self._buckets)}); send less at once"
             )
-        self._fitting.add(size)
 
-    def _flops_of(self, first: int, last: int, plan: BatchPlan) -> list[int]:
+    def _row_flops(self, first: int, last: int, plan: BatchPlan) -> list[int]:
         """What each row of ``plan`` costs from segment number ``first`` to ``last``."""
-        key = (first, last, plan)
-        found = self._flops.get(key)
-        if found is None:
-            segments = self._segments[first : last + 1]
-            found = self._flops[key] = [
-                sum(one.engines[bucket].flops // bucket.batch for one in segments)
-                for bucket in plan.buckets
-                for _ in range(bucket.batch)
-            ]
-        return found
+        segments = self._segments[first : last + 1]
+        return [
+            sum(one.engine(shape).row_flops(shape.sequence) for one in segments)
+            for shape in plan.buckets
+            for _ in range(shape.batch)
+        ]
 
     def _plan(self, planner: BatchPlanner, rows: int, longest: int) -> BatchPlan:
         """Where steps behind the longest row change answers, the request's own length decides how many there are."""

@@ -8,9 +8,11 @@ from ...elastic import DEPTH, Bucket
 from ...errors import SelectionError
 from ..bundle.manifest import EngineEntry, ExitsEntry, Latency, SegmentEntry
 from ..bundle.open_bundle import Bundle
+from ..engines.host_latencies import as_predicted
+from ..engines.latency_at import latency_at
 from ..engines.pool import EnginePool
 from ..engines.runner import Runner
-from .batch_plan import BatchPlanner
+from .batch_plan import BatchPlanner, Cost
 
 
 class Segment:
@@ -24,14 +26,19 @@ class Segment:
         pool: EnginePool,
     ) -> None:
         self.entry = entry
-        self.engines = engines
+        self.buckets = tuple(sorted(engines))
+        self._engines = engines
         self.planner = BatchPlanner(_costs(engines, known, pool))
         self._pool = pool
         # All engines of a bundle are of one backend, so that one of them speaks for all.
         self.device_source = pool.device_source(next(iter(engines.values())))
 
-    def runner(self, bucket: Bucket) -> Runner:
-        return self._pool.get(self.engines[bucket])
+    def engine(self, shape: Bucket) -> EngineEntry:
+        """The engine that runs a batch of exactly ``shape``, one of a batch plan."""
+        return self._engines[self.planner.bucket_of(shape)]
+
+    def runner(self, shape: Bucket) -> Runner:
+        return self._pool.get(self.engine(shape))
 
 
 def segments_of(
@@ -80,16 +87,21 @@ def _latencies_by_file(bundle: Bundle, latencies: Sequence[Latency]) -> dict[str
 
 def _costs(
     engines: Mapping[Bucket, EngineEntry], known: Mapping[str, Sequence[Latency]], pool: EnginePool
-) -> dict[Bucket, float]:
-    """Milliseconds by bucket, all measured or all predicted, else tokens."""
+) -> dict[Bucket, Cost]:
+    """Milliseconds at a shape by bucket, all measured or all predicted, else tokens."""
     measured, predicted = {}, {}
     for bucket, engine in engines.items():
         residency = pool.residencies.get(engine.id)
         for latency in sorted(known.get(engine.file, ()), key=lambda one: one.residency == residency):
-            predicted[bucket] = latency.predicted_ms
+            predicted[bucket] = _cost(as_predicted(latency))
             if latency.measured_p50_ms is not None:
-                measured[bucket] = latency.measured_p50_ms
+                measured[bucket] = _cost(latency)
     for costs in (measured, predicted):
-        if len(costs) == len(engines) and min(costs.values()) > 0:
+        if len(costs) == len(engines) and all(cost(bucket.largest) > 0 for bucket, cost in costs.items()):
             return costs
-    return {bucket: float(bucket.tokens) for bucket in engines}
+    return dict.fromkeys(engines, lambda shape: float(shape.tokens))
+
+
+def _cost(latency: Latency) -> Cost:
+    milliseconds = latency_at(latency)
+    return lambda shape: milliseconds(shape).p50_ms

@@ -41,18 +41,19 @@ class Step:
 
 
 class Steps:
-    """Steps by what they depend on, a bounded number of them."""
+    """Steps by what they depend on, a bounded number of them: the ones that were asked for last."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Step] = {}
 
     def get(self, key: Hashable, bind: Callable[[], Step]) -> Step:
-        """The step for ``key``, made by ``bind`` when it is first asked for; others may be closed for it."""
-        step = self._known.get(key)
+        """The step for ``key``, made by ``bind`` when it is first asked for; another may be closed for it."""
+        step = self._known.pop(key, None)
         if step is None:
             if len(self._known) >= _MAX_BOUND_STEPS:
-                self.close()
-            step = self._known[key] = bind()
+                self._known.pop(next(iter(self._known))).close()
+            step = bind()
+        self._known[key] = step  # the last now
         return step
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...elastic import Bucket
 from ...errors import InputError
 from ..bundle.manifest import EngineEntry, TensorSpec
 from ..exits.choice import OFF
@@ -65,19 +64,12 @@ def encode(
         used[engine.id] = engine
         vectors[part] = _directions(answer[output.name], output, part)
         run_ms[part] = answer.timings.run / len(part)
-        flops[part] = _flops_of(engine, int(rows.lengths[part].max()))
+        flops[part] = engine.row_flops(int(rows.lengths[part].max()))
         truncated += len(answer.truncated)
         done += len(part)
         if progress is not None:
             progress("encode", done, count)
     return Encoded(vectors, tuple(used[name] for name in sorted(used)), truncated, run_ms, flops)
-
-
-def _flops_of(engine: EngineEntry, sequence: int) -> int:
-    """What a row of ``sequence`` steps costs: its share of the engine's bucket, of a range also by its length."""
-    bucket = engine.bucket
-    length = bucket.nearest(Bucket(1, sequence)).sequence
-    return engine.flops * length // (bucket.sequence * bucket.batch)
 
 
 def encode_in_time(
@@ -97,7 +89,7 @@ def encode_in_time(
     engine = next(each for each in model.bundle.manifest.engines if each.id == answer.engine)
     covered(model.bundle, engine, output.name)
     vector = _directions(answer[output.name], output, np.arange(1))
-    flops = np.array([_flops_of(engine, int(row.lengths[0]))])
+    flops = np.array([engine.row_flops(int(row.lengths[0]))])
     return Encoded(vector, (engine,), len(answer.truncated), np.array([answer.timings.run]), flops), answer.reason
 
 

@@ -99,7 +99,8 @@ def exits_entry(trims: bool = True) -> ExitsEntry:
 
 
 def exits_manifest(buckets: Sequence[Bucket] = BUCKETS, trims: bool = True) -> Manifest:
-    """The bundle's manifest, its files not filled in yet. Submodel ``depth2`` shares its segments with ``depth4``."""
+    """The bundle's manifest, its files not filled in yet, of the schema that ``buckets`` need. Submodel ``depth2``
+    shares its segments with ``depth4``."""
     exits = exits_entry(trims)
     engines = []
     for depth in DEPTHS:
@@ -111,7 +112,7 @@ def exits_manifest(buckets: Sequence[Bucket] = BUCKETS, trims: bool = True) -> M
                 if segment.layer <= depth
             ]
     return Manifest(
-        schema_version=2,
+        schema_version=2 if all(bucket.is_static for bucket in buckets) else 7,
         name="leaver",
         family="test",
         axes=(Axis("depth", LAYERS[-1], LAYERS),),
@@ -230,7 +231,7 @@ def _graph(manifest: Manifest, engine: EngineEntry, first: int, last: int, offse
         nodes,
         "leaver",
         *(
-            [helper.make_tensor_value_info(s.name, kinds[s.dtype], s.shape(engine.bucket)) for s in specs]
+            [helper.make_tensor_value_info(s.name, kinds[s.dtype], s.declared(engine.bucket)) for s in specs]
             for specs in (inputs, outputs)
         ),
         [onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()]

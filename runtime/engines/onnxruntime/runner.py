@@ -109,11 +109,12 @@ class OnnxRuntimeRunner:
         """
         session, store = self._active(), self._store
         binding = session.io_binding()
+        shape = _shape_of(self.engine, self._inputs, feeds)
         for specs, arrays, bind in (
             (self._inputs, feeds, binding.bind_ortvalue_input),
             (self._outputs, outputs, binding.bind_ortvalue_output),
         ):
-            _check_arrays(self.engine, specs, arrays)
+            _check_arrays(self.engine, specs, arrays, shape)
             for name, array in arrays.items():
                 bind(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
         missing = {spec.name for spec in self._inputs} - feeds.keys()
@@ -183,15 +184,22 @@ class OnnxRuntimeRunner:
         return open_session(mapped_engine(self._bundle, self.engine, build), as_saved)
 
 
-def _check_arrays(engine: EngineEntry, specs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> None:
+def _shape_of(engine: EngineEntry, specs: Sequence[TensorSpec], feeds: Mapping[str, Array]) -> Bucket:
+    """The shape of the engine's that ``feeds`` have, or come nearest to."""
+    given = [(spec.dims, feeds[spec.name].shape) for spec in specs if spec.name in feeds]
+    sizes = {dim: size for dims, shape in given for dim, size in zip(dims, shape, strict=False)}
+    return engine.bucket.nearest(Bucket(sizes.get("batch", 1), sizes.get("sequence", 1)))
+
+
+def _check_arrays(engine: EngineEntry, specs: Sequence[TensorSpec], arrays: Mapping[str, Array], shape: Bucket) -> None:
     """ONNX Runtime would read or write past or beside an array that does not fit, or a copy of a strided one."""
-    known = {spec.name: (spec.dtype, spec.shape(engine.bucket)) for spec in specs}
+    known = {spec.name: (np.dtype(spec.dtype), spec.shape(shape)) for spec in specs}
     for name, array in arrays.items():
         if name not in known:
             raise InputError(f"engine {engine.id}: has no {name!r}; it has {', '.join(known)}")
-        if (str(array.dtype), array.shape) != known[name] or not array.flags.c_contiguous:
-            dtype, shape = known[name]
+        if (array.dtype, array.shape) != known[name] or not array.flags.c_contiguous:
+            dtype, wanted = known[name]
             raise InputError(
-                f"engine {engine.id}: {name}: expected contiguous {dtype} {list(shape)}, got {array.dtype} "
+                f"engine {engine.id}: {name}: expected contiguous {dtype} {list(wanted)}, got {array.dtype} "
                 f"{list(array.shape)}{'' if array.flags.c_contiguous else ' with strides'}"
             )

@@ -37,9 +37,9 @@ def test_a_step_is_bound_once_and_closed_with_the_others() -> None:
     assert bound == ["bind"] * 2
 
 
-def test_steps_beyond_the_bound_make_room_by_closing_what_they_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_BOUND_STEPS", 2)
+def test_a_step_beyond_the_bound_closes_the_one_that_was_asked_for_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_BOUND_STEPS", 3)
     steps, calls = Steps(), [Call() for _ in range(5)]
-    for number, call in enumerate(calls):
-        steps.get(number, lambda call=call: step_of(call))
-    assert [call.closed for call in calls] == [1, 1, 1, 1, 0]
+    for number in (0, 1, 2, 0, 3, 4):
+        steps.get(number, lambda call=calls[number]: step_of(call))
+    assert [call.closed for call in calls] == [0, 1, 1, 0, 0]

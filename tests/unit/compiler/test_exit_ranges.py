@@ -1,0 +1,163 @@
+"""Exit chains over a range, from the checkpoint to the answer: any size, nothing padded, as PyTorch computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nestforge.elastic import Bucket
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+from nestforge.runtime.exits.policy import ExitPolicy, closed
+from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.model import ElasticModel
+from support.cost_eff_models import save_tiny
+from support.tiny_compile import board
+
+FULL = {"budgets": {"full": {}}}
+RANGE = Bucket(3, 6, 1, 1)
+EXITS = 3
+OPEN = ExitPolicy((9.0,) * (EXITS - 1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("exits") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Iterator[ElasticModel]:
+    out = folder.parent / "bundle"
+    nestforge.compile(folder, profile=board(**FULL), output=out, buckets=[RANGE], levels={"depth": (1.0,)})
+    with nestforge.load(out) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def every_exit(folder: Path) -> torch.nn.Module:
+    """PyTorch's state, logits and entropy at every exit in one pass; no state at the last."""
+    universal = load_universal(open_source(folder))
+    exits = universal.source.exits
+    assert exits is not None
+    return exits.every_exit(universal.module)
+
+
+def answers(every_exit: torch.nn.Module, feeds: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Logits ``[exits, B, C]`` and entropies ``[exits, B]``."""
+    with torch.no_grad():
+        found = [tensor.numpy() for tensor in every_exit(*map(torch.from_numpy, feeds.values()))]
+    logits, entropy = (np.stack([array for array in found if array.ndim == dims]) for dims in (2, 1))
+    return logits, entropy
+
+
+def rows_of(model: ElasticModel, lengths: list[int], seed: int = 0) -> dict[str, np.ndarray]:
+    """Random rows that end where ``lengths`` say."""
+    feeds = random_feeds(model.bundle.manifest.inputs, Bucket(len(lengths), max(lengths)), seed)
+    feeds["attention_mask"] = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    return feeds
+
+
+@pytest.mark.parametrize("size", list(product((1, 2, 3), range(1, 7))), ids=lambda size: "x".join(map(str, size)))
+def test_every_size_is_answered_as_pytorch_does(
+    model: ElasticModel, every_exit: torch.nn.Module, size: tuple[int, int]
+) -> None:
+    feeds = random_feeds(model.bundle.manifest.inputs, Bucket(*size), seed=size[0] * size[1])
+    feeds["attention_mask"][:] = 1
+    logits, entropy = answers(every_exit, feeds)
+    for policy, index in ((closed(EXITS), EXITS - 1), (OPEN, 0)):
+        answer = model(feeds, exits=policy)
+        assert (answer.bucket, answer.padding) == (RANGE, None)
+        assert answer.exits is not None
+        assert answer.exits.index.tolist() == [index] * size[0]
+        np.testing.assert_allclose(answer["logits"], logits[index], atol=5e-6)
+        np.testing.assert_allclose(answer["entropy"], entropy[index], atol=5e-6)
+    whole = model(feeds, exits="off")
+    np.testing.assert_allclose(whole["logits"], logits[-1], atol=5e-6)
+
+
+@settings(deadline=None, max_examples=25)
+@given(lengths=st.lists(st.integers(1, 6), min_size=2, max_size=3), seed=st.integers(0, 99))
+def test_rows_leave_where_pytorch_lets_them_whatever_batch_they_are_in(
+    model: ElasticModel, every_exit: torch.nn.Module, lengths: list[int], seed: int
+) -> None:
+    feeds = rows_of(model, lengths, seed)
+    logits, entropy = answers(every_exit, feeds)
+    # Halfway between two rows, so that they part.
+    limits = tuple(float(np.sort(row)[:2].mean()) for row in entropy[:-1])
+    if np.abs(entropy[:-1] - np.array(limits)[:, None]).min() < 1e-4:
+        return
+    policy = ExitPolicy(limits)
+    together = model(feeds, exits=policy)
+    leaves = np.array([*(row <= limit for row, limit in zip(entropy, limits, strict=False)), [True] * len(lengths)])
+    index = leaves.argmax(axis=0)
+    assert together.exits is not None
+    assert together.exits.index.tolist() == index.tolist()
+    np.testing.assert_allclose(together["logits"], logits[index, np.arange(len(lengths))], atol=5e-6)
+    for row, length in enumerate(lengths):
+        alone = model(
+            {name: np.ascontiguousarray(array[row : row + 1, :length]) for name, array in feeds.items()}, exits=policy
+        )
+        assert alone.exits is not None
+        assert alone.exits.index[0] == index[row]
+        np.testing.assert_allclose(alone["logits"][0], together["logits"][row], atol=5e-6)
+
+
+def test_what_a_row_costs_is_a_share_of_the_whole_engine_at_its_own_length(model: ElasticModel) -> None:
+    """The whole engine computes the last exit alone, and the chain all of them; both by the same rule."""
+    shares = [model(rows_of(model, [length]), exits=closed(EXITS)).exits for length in (1, 3, 6)]
+    for one in shares:
+        assert one is not None
+        assert one.share[0] == pytest.approx(1.0, abs=0.05)
+    assert shares[0] is not None
+    assert shares[-1] is not None
+    assert 6 * shares[0].flops[0] == pytest.approx(shares[-1].flops[0], rel=1e-3)
+
+
+def test_segments_are_proven_all_over_the_range_and_so_is_their_chain(model: ElasticModel, folder: Path) -> None:
+    manifest = model.bundle.manifest
+    for engine in manifest.engines:
+        assert (engine.emitted, engine.bucket) == ("sliced", RANGE)
+        assert engine.parity is not None
+        places = {case.partition(" at ")[2] for case in engine.parity.cases}
+        assert {"1x1", "1x6", "3x1", "3x6"} <= places
+    suites = {proof.suite: proof for proof in manifest.proofs if proof.subject.endswith(RANGE.label)}
+    assert {"extremes", "composition"} <= suites.keys()
+    assert all(proof.checked and proof.worst <= proof.limit for proof in suites.values())
+    report = nestforge.verify(model.bundle.path, against=folder)
+    assert report
+    assert {verdict.engine for verdict in report.engines} == {engine.id for engine in manifest.engines}
+
+
+@pytest.mark.parametrize(
+    ("pool", "precision", "bucket"),
+    [
+        ("mean", "fp16", "1..2x1..6"),
+        ("mean_with_padding", "fp32", "1x1..6"),
+        ("cls", "int8-dynamic", "2x3..6"),
+    ],
+)
+def test_every_pool_and_precision_has_ranges(tmp_path: Path, pool: str, precision: str, bucket: str) -> None:
+    config = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "type_vocab_size": 1}
+    sidecar = {"exits.layers": [1, 2], "exits.pool": pool, "gate": None}
+    save_tiny(tmp_path / "model", config, sidecar)
+    profile = board(**FULL, buckets=[bucket], precision=[precision])
+    out = nestforge.compile(tmp_path / "model", profile=profile, output=tmp_path / "bundle", include="budgets")
+    with nestforge.load(out) as opened:
+        manifest = opened.bundle.manifest
+        assert manifest.exits is not None
+        assert manifest.exits.trims == (pool != "mean_with_padding")
+        size = Bucket.parse(bucket).nearest(Bucket(1, 5))
+        feeds = random_feeds(manifest.inputs, size)
+        feeds["attention_mask"][:] = np.arange(size.sequence) < 3
+        chained, whole = opened(feeds, exits=closed(2)), opened(feeds, exits="off")
+        assert whole.padding is None
+        atol = {"fp32": 5e-6, "fp16": 5e-3, "int8-dynamic": 0.2}[precision]
+        np.testing.assert_allclose(chained["logits"], whole["logits"], atol=atol)
