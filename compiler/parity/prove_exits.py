@@ -1,10 +1,10 @@
 """Exits in use: rows leave where PyTorch would let them, whatever batch they are in; the extremes leave first and last.
 
 Every bucket's engines are proven alone, and then together, where batches shrink from one bucket to another; in a range
-they shrink to the rows that stay. Measured latencies, which choose buckets on a device, play no part here, so that equal compiles have equal proofs. Engines round,
-so an entropy within the measured error of its threshold may fall on either side: such near ties are left out of the
-comparison and listed. Where engines are off by so much that nearly all rows are, nothing would be proved, and the
-compile says so.
+they shrink to the rows that stay. Measured latencies, which choose buckets on a device, play no part here, so that
+equal compiles have equal proofs. Engines round, so an entropy within the measured error of its threshold may fall on
+either side: such near ties are left out of the comparison and listed. Where engines are off by so much that nearly all
+rows are, nothing would be proved, and the compile says so.
 """
 
 from __future__ import annotations

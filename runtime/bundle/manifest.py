@@ -228,8 +228,8 @@ class EngineEntry:
     precision: Precision = "fp32"
 
     def row_flops(self, sequence: int) -> int:
-        """What a row of ``sequence`` steps costs: its share of the bucket, of a range also by its length. Attention then
-        counts as that of the longest row, so that a shorter one costs a little less than this."""
+        """What a row of ``sequence`` steps costs: its share of the bucket, of a range also by its length. That counts
+        attention as the longest row has it, so that a shorter one takes a little less."""
         length = self.bucket.nearest(Bucket(1, sequence)).sequence
         return self.flops * length // (self.bucket.sequence * self.bucket.batch)
 

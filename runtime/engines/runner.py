@@ -53,7 +53,8 @@ class Runner(Protocol):
         """A call that runs from ``feeds`` into ``outputs``, as often as it is made, without copying either.
 
         The arrays have one shape of the engine's, are C-contiguous and stay the caller's; an output without one is not
-        fetched. One thread at a time may make the call. Raises InputError for an array that does not fit, BundleError while inactive; the call too.
+        fetched. One thread at a time may make the call. Raises InputError for an array that does not fit, BundleError
+        while inactive; the call too.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The chain on engines of ranges, whose numbers are exact: rows run at their own length, in batches of those that stay."""
+"""The chain on engines of ranges, whose numbers are exact: rows run at their own length, with those that stay."""
 
 from __future__ import annotations
 
