@@ -24,6 +24,8 @@ from .running_estimate import RunningEstimate
 
 _MAX_REMEMBERED_SIZES = 4096
 _MAX_DIMENSION = 2**31
+# By how much figures may be wrong for a limit to be tried: what they put further off would take too long to refuse.
+_MOST_WRONG = 10.0
 
 
 class Dispatcher:
@@ -130,18 +132,17 @@ class Dispatcher:
 
     def to_try(self, request: Request, batch: int, sequence: int) -> Choice | None:
         """Of a request that was refused for its limit in time: the engine that is stated to take the least, for its run
-        to show whether that is so; None where that was seen lately, or no run would help.
+        to show whether that is so; None where that was seen lately, or is stated to be far beyond the limit.
 
         Raises as ``choose`` does for a request that is malformed, or too large.
         """
         _check_one_selector(request)
-        limits = (("latency_ms", request.latency_ms), ("deadline_ms", request.deadline_ms))
-        if not any(positive_limit(name, limit) for name, limit in limits if limit is not None):
-            return None
+        given = (("latency_ms", request.latency_ms), ("deadline_ms", request.deadline_ms))
+        within = min((positive_limit(name, limit) for name, limit in given if limit is not None), default=0.0)
         memory = math.inf if request.memory_mb is None else positive_limit("memory_mb", request.memory_mb)
         candidates = [one for one in self._holding(batch, sequence) if one.memory_mb <= memory]
         soonest = min(candidates, key=lambda one: one.latency_ms, default=None)
-        if soonest is None or soonest.latency_ms == math.inf or soonest.estimate.is_fresh:
+        if soonest is None or soonest.latency_ms > _MOST_WRONG * within or soonest.estimate.is_fresh:
             return None
         return soonest.choice(f"tried, since no run here has shown what it takes: {soonest.latency}")
 

@@ -37,8 +37,6 @@ from .request import Request, RequestContext
 
 # Texts whose tokens are counted at a time.
 _TEXTS_COUNTED_AT_ONCE = 256
-# Of a request that figures alone refuse: one that may have to open the engine, and one that does not.
-_TRIES = 2
 
 
 def load(
@@ -286,8 +284,8 @@ class ElasticModel:
         choice = self._dispatcher.to_try(request, shape.batch, shape.sequence)
         if choice is None:
             raise refusal
-        # Once more if the first had to open the engine; with a deadline that time is gone.
-        for _ in range(_TRIES if request.deadline_ms is None else 1):
+        # A first run shows little, so once more after it; with a deadline that time is gone.
+        for _ in range(2 if choice.estimate.is_new and request.deadline_ms is None else 1):
             answer = self._run(context, choice, self._in_flight.enter(choice.latency_ms))
             limit, took = request.latency_ms, answer.timings.run
             if request.deadline_ms is not None:

@@ -64,6 +64,11 @@ class SizeEstimate:
         return self._engine.runs > 0
 
     @property
+    def is_new(self) -> bool:
+        """Whether the next run is not counted."""
+        return self._uncounted > 0
+
+    @property
     def is_fresh(self) -> bool:
         """Whether runs at sizes like this were counted, lately and often enough to refuse by."""
         return self._size.runs >= _ENOUGH_RUNS and perf_counter() - self.ran_at < _SECONDS_FRESH

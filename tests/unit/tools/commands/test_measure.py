@@ -21,6 +21,7 @@ from nestforge.runtime.bundle.manifest import MEASUREMENTS_NAME
 from nestforge.runtime.bundle.measurements import MeasuredHost, keep_measurement, read_measurements
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines import measure_bundle, measure_rounds
+from nestforge.runtime.engines.measure_rounds import measured_shapes
 from nestforge.tools.cli import main
 from nestforge.tools.commands import measure as command_module
 from support.exit_bundles import write_exits_bundle
@@ -244,3 +245,35 @@ def test_interrupted_it_leaves_what_was_there(bundle: Path, quiet: list[float]) 
     assert process.returncode == 130
     assert error.splitlines()[-1] == "nestforge: interrupted"
     assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
+
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-v7"
+
+
+def test_an_engine_of_a_range_is_measured_at_its_shapes(tmp_path: Path, quiet: list[float]) -> None:
+    bundle = Path(shutil.copytree(GOLDEN, tmp_path / "own.bundle"))
+    result = run("measure", bundle, "--threads", "1", "--json")
+    assert result.exit_code == 0, result.output
+    engine = open_bundle(bundle).manifest.engines[0]
+    shapes = [(shape.batch, shape.sequence) for shape in measured_shapes(engine.bucket)]
+    assert len(shapes) > 4
+    first = json.loads(result.stdout)["measurement"]["engines"][0]
+    assert [(point["batch"], point["sequence"]) for point in first["points"]] == shapes
+    with nestforge.load(bundle, threads=1) as model:
+        lengths = [model.choose(1, length, submodel=engine.submodel).latency_ms for _, length in shapes]
+    by_length = {point["sequence"]: point["p50_ms"] for point in reversed(first["points"]) if point["batch"] == 1}
+    assert lengths == [pytest.approx(by_length[length]) for _, length in shapes]
+
+
+def test_a_compile_that_measured_noise_warns(
+    bundle: Path, quiet: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet[0] = 0.6
+    assert run("measure", bundle, "--force").exit_code == 0
+    monkeypatch.setattr("nestforge.compiler.compile.compile_request", lambda *_, **__: bundle)
+    shown = run("compile", tmp_path / "model", "--output", tmp_path / "out")
+    assert shown.exit_code == 0, shown.output
+    (line,) = [line for line in shown.stdout.splitlines() if line.startswith("warning: ")]
+    assert line.startswith("warning: measured latencies of ")
+    data = json.loads(run("compile", tmp_path / "model", "--output", tmp_path / "out", "--json").stdout)
+    assert data["warnings"] == [line.removeprefix("warning: ")]
