@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from ..elastic import Bucket, Submodel
 from ..errors import PlanError
+from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
 from ..profiles.device_profile import BudgetSpec, DeviceProfile, PromotionOrder
 from ..profiles.load_profile import load_profile
@@ -136,13 +137,20 @@ def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is
     notes: tuple[str, ...] = ()
     if asked not in (None, shape):
         notes = (f"budgets limit latency and FLOPs at {shape}, the nearest to {asked} that engines run at",)
-    static = source.signature.static
+    static = _signature(source, profile).static
     if static is None or is_asked or all(bucket.is_static for bucket in given.buckets):
         return notes
     return (
         *notes,
         f"static buckets {', '.join(map(str, profile.buckets))}, to which inputs are padded: {static}",
     )
+
+
+def _signature(source: ModelSource, device: DeviceProfile) -> Signature:
+    """The model's, with the shapes that engines for ``device`` may have."""
+    if device.backend == "tensorrt" and source.exits is not None:
+        return replace(source.signature, static="on a GPU its segments hand on memory of one shape")
+    return source.signature
 
 
 def _published(source: ModelSource, folders: Sequence[str | Path]) -> tuple[Submodel, ...]:
@@ -168,16 +176,10 @@ def _for_request(device: DeviceProfile, request: CompileRequest, source: ModelSo
     """The profile with what the request puts in place of its own, and with buckets that the model has."""
     device = replace(
         device,
-        buckets=source.signature.buckets(request.buckets, device.buckets),
+        buckets=_signature(source, device).buckets(request.buckets, device.buckets),
         promotion_order=request.promotion_order or device.promotion_order,
         budgets=request.budgets or device.budgets,
     )
-    ranges = [bucket for bucket in device.buckets if not bucket.is_static]
-    if ranges and device.backend != "onnxruntime":
-        raise PlanError(
-            f"bucket {ranges[0]}: profile {device.name} is for {device.backend}, whose engines have static shapes; ask "
-            f"for {ranges[0].smallest} or {ranges[0].largest}"
-        )
     if not request.measure:
         device = replace(device, host=None)
     if request.levels:

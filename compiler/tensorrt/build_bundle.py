@@ -31,6 +31,7 @@ from ...runtime.bundle.plan_index import (
     with_plan,
     write_plans,
 )
+from ...runtime.bundle.shape_profile import shape_profile
 from ...runtime.engines.tensorrt.available import require_tensorrt
 from ...whole_file import write_whole
 from ..graph.precision.proof_graphs import proof_bundle
@@ -112,7 +113,8 @@ def _built(
     inputs, _ = bundle.manifest.interface(engine.segment)
     key = build_key(bundle, engine, gpu, options)
     began = time.perf_counter()
-    data = build_plan(where, graph, inputs, engine.bucket, options, gpu, progress)
+    profile = shape_profile(bundle.manifest, engine.bucket)
+    data = build_plan(where, graph, inputs, profile, options, gpu, progress)
     seconds = round(time.perf_counter() - began, 3)
     file = f"{engine.file.removesuffix('.onnx')}.{key[:12]}{PLAN_SUFFIX}"
     write_whole(bundle.path / file, lambda stream: stream.write(data), f"the plan of {where}")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import tensorrt as trt
 
-from ...elastic import Bucket
 from ...errors import BuildError
 from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
 from ...runtime.bundle.manifest import TensorSpec
 from ...runtime.bundle.plan_index import Gpu
+from ...runtime.bundle.shape_profile import ShapeProfile
 from ...runtime.engines.tensorrt.engine import Log
 from ..work.clock import Progress
 from .profile_shapes import profile_shapes
@@ -54,12 +54,12 @@ def build_plan(
     where: str,
     graph: Path,
     inputs: Sequence[TensorSpec],
-    bucket: Bucket,
+    profile: ShapeProfile,
     options: TensorRTOptions,
     gpu: Gpu,
     progress: Progress,
 ) -> bytes:
-    """The plan of the ONNX file ``graph`` (absolute) at ``bucket`` on this host's ``gpu``.
+    """The plan of the ONNX file ``graph`` (absolute) for the shapes of ``profile`` on this host's ``gpu``.
 
     Raises BuildError with TensorRT's reason, or when the time limit is over; OutputError for the timing cache.
     """
@@ -82,13 +82,12 @@ def build_plan(
     config.progress_monitor = monitor
     _set_options(where, config, options)
     parsed = [network.get_input(index) for index in range(network.num_inputs)]
-    shapes = profile_shapes(where, {tensor.name: tuple(tensor.shape) for tensor in parsed}, inputs, bucket)
+    shapes = profile_shapes(where, {tensor.name: tuple(tensor.shape) for tensor in parsed}, inputs, profile)
     if shapes:
-        profile = builder.create_optimization_profile()
-        for name, shape in shapes.items():
-            dims = trt.Dims(list(shape))
-            profile.set_shape(name, dims, dims, dims)
-        config.add_optimization_profile(profile)
+        asked = builder.create_optimization_profile()
+        for name, (least, tuned, most) in shapes.items():
+            asked.set_shape(name, trt.Dims(list(least)), trt.Dims(list(tuned)), trt.Dims(list(most)))
+        config.add_optimization_profile(asked)
     with timing_cache(config, timing_cache_file(gpu)):
         plan: trt.IHostMemory | None = builder.build_serialized_network(network, config)
     if phases.timed_out:

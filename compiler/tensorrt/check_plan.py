@@ -22,12 +22,13 @@ from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Runner
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.feeds import random_feeds
-from ..parity.cases import Case
+from ..parity.cases import Case, shapes_to_prove
 from ..parity.compare import Tolerance
 from ..parity.judge import JudgedOutputs, judge
 from ..parity.replayed import Replayed
 from ..parity.rounding import Rounding
 
+# Of a static bucket; of a range there is one at each of several shapes.
 _CASES_COMPARED = 4
 # Plan and graph round the same activations by the same scales; what lies between two integers may fall to either, and
 # what follows it then differs a little: cosines above 0.99 between two ways to compute all-MiniLM-L6-v2. Single
@@ -66,14 +67,16 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
     names, routing = [spec.name for spec in outputs], [entry.name for entry in engine.routing or ()]
     kept: list[ParityOutput] = []
     left_out = 0
+    shapes = _shapes(engine.bucket)
     with OnnxRuntimeRunner(here, own, "shared", threads_or_default(None)) as graph:
-        for seed in range(_CASES_COMPARED + _MAX_NEAR_TIES):
-            feeds = case_feeds(inputs, engine.bucket, seed)
+        for seed in range(len(shapes) + _MAX_NEAR_TIES):
+            feeds = case_feeds(inputs, shapes[seed - left_out], seed)
             expected, found = (
                 dict(zip([*names, *routing], runner.run(feeds, routing=True), strict=True)) for runner in (graph, plan)
             )
             reference = Replayed([{name: expected[name] for name in names}], [rounding])
-            verdict = judge(reference, [found], [Case(f"seed {seed}", feeds)], judged, engine.precision, limit)
+            case = Case(f"seed {seed} at {shapes[seed - left_out]}", feeds)
+            verdict = judge(reference, [found], [case], judged, engine.precision, limit)
             broken = verdict.broken
             if broken is None:
                 kept += verdict.outputs
@@ -81,21 +84,28 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
                 raise ParityError(f"engine {engine.id}: its plan: {broken.describe()}; allowed {limit.rule}")
             else:
                 left_out += 1
-            if len(kept) == _CASES_COMPARED * len(names):
+            if len(kept) == len(shapes) * len(names):
                 break
         else:
             raise ParityError(
                 f"engine {engine.id}: its plan decides otherwise than its graph in {left_out} of "
-                f"{_CASES_COMPARED + _MAX_NEAR_TIES} cases, more than equal scores explain"
+                f"{len(shapes) + _MAX_NEAR_TIES} cases, more than equal scores explain"
             )
     return PlanParity(
         reference=f"the graph in ONNX Runtime {onnxruntime.__version__}",
         rule=limit.rule,
-        cases=_CASES_COMPARED,
+        cases=len(shapes),
         max_abs=max(output.max_abs for output in kept),
         min_cosine=min(output.min_cosine for output in kept),
         left_out=left_out,
     )
+
+
+def _shapes(bucket: Bucket) -> list[Bucket]:
+    """The shapes of the cases: the largest, since it takes the most memory, and others all over a range."""
+    if bucket.is_static:
+        return [bucket] * _CASES_COMPARED
+    return list(dict.fromkeys([bucket.largest, *shapes_to_prove(bucket)]))
 
 
 def case_feeds(inputs: Sequence[TensorSpec], bucket: Bucket, seed: int) -> dict[str, Array]:

@@ -10,8 +10,12 @@ from collections.abc import Mapping
 import onnx
 from onnx import TensorProto, helper
 
+from ...elastic import MAX_TOKENS
+
 # Whole numbers up to here are exact in float32.
 _EXACT_IN_FLOAT32 = 2**24
+# As buckets name them, whose product is at most MAX_TOKENS.
+_FREE_DIMENSIONS = ("batch", "sequence")
 _INTEGER_TYPES = (TensorProto.INT32, TensorProto.INT64)
 _Types = Mapping[str, onnx.TypeProto.Tensor]
 
@@ -45,7 +49,7 @@ def _counts(name: str, types: _Types, makers: Mapping[str, onnx.NodeProto]) -> b
     tensor = types.get(name)
     if tensor is None or tensor.elem_type not in _INTEGER_TYPES:
         return False
-    sizes = [dim.dim_value for dim in tensor.shape.dim]
+    sizes = [MAX_TOKENS if dim.dim_param in _FREE_DIMENSIONS else dim.dim_value for dim in tensor.shape.dim]
     if not all(sizes) or max(sizes, default=0) >= _EXACT_IN_FLOAT32:
         return False
     while types[name].elem_type != TensorProto.BOOL:

@@ -7,11 +7,13 @@ of both; in 11 ``--stronglyTyped`` changes nothing, since every network is.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from ...errors import BuildError
 from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.plan_index import PLAN_SUFFIX
+from ...runtime.bundle.shape_profile import shape_profile
 from ...strict import structure
 
 _COMPATIBILITY_OPTIONS: dict[HardwareCompatibility, str] = {
@@ -19,6 +21,8 @@ _COMPATIBILITY_OPTIONS: dict[HardwareCompatibility, str] = {
     "same_compute_capability": "sameComputeCapability",
     "ampere_plus": "ampere+",
 }
+
+_SHAPE_OPTIONS = ("minShapes", "optShapes", "maxShapes")
 
 
 def profile_options(manifest: Manifest) -> TensorRTOptions:
@@ -29,14 +33,20 @@ def profile_options(manifest: Manifest) -> TensorRTOptions:
 
 def build_commands(manifest: Manifest) -> dict[str, str]:
     """The command for each graph of an engine for TensorRT, by file; none for other engines."""
-    graphs = sorted({engine.file for engine in manifest.engines if engine.backend == "tensorrt"})
     options = profile_options(manifest)
-    return {graph: trtexec_command(graph, options) for graph in graphs}
+    commands: dict[str, str] = {}
+    for engine in sorted(manifest.engines, key=lambda engine: engine.file):
+        if engine.backend == "tensorrt":
+            inputs, _ = manifest.interface(engine.segment)
+            shapes = shape_profile(manifest, engine.bucket).written(inputs)
+            commands[engine.file] = trtexec_command(engine.file, options, shapes)
+    return commands
 
 
-def trtexec_command(graph: str, options: TensorRTOptions) -> str:
+def trtexec_command(graph: str, options: TensorRTOptions, shapes: Sequence[str] = ()) -> str:
     """The command for a shell, to be run in the bundle's folder, where ``graph`` lies. It knows no time limit.
 
+    ``shapes`` are those of ``ShapeProfile.written``.
     A plan with stripped weights answers zeros until it is given them, and ``trtexec`` does not say so.
     """
     stem = graph.removesuffix(".onnx")
@@ -50,6 +60,7 @@ def trtexec_command(graph: str, options: TensorRTOptions) -> str:
         "--timingCacheFile=tensorrt.timing",
         "--skipInference",
     ]
+    words += (f"--{option}={listed}" for option, listed in zip(_SHAPE_OPTIONS, shapes, strict=False))
     if options.workspace_mb is not None:
         words.append(f"--memPoolSize=workspace:{options.workspace_mb * 10**6 // 2**20}")  # MiB there
     if not options.tf32:

@@ -24,6 +24,7 @@ from .open_bundle import Bundle
 from .private_files import KEY_VARIABLE, plan_key
 from .read_manifest import is_plain_name
 from .regular_file import regular_file
+from .shape_profile import shape_profile
 
 PLAN_SUFFIX = ".plan"
 # Part of every key: raised when the same options build otherwise.
@@ -89,9 +90,13 @@ class _Index:
 
 
 def build_key(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptions) -> str:
-    """Hash of everything that a plan follows from; two plans of one key are the same plan."""
+    """Hash of everything that a plan follows from; two plans of one key are the same plan. Raises BundleFormatError for
+    a device profile whose ``budget_at`` is no shape."""
     files = {entry.path: entry.sha256 for entry in bundle.manifest.files}
     facts = [_BUILD_VERSION, files[engine.file], files.get(WEIGHTS_NAME, ""), unstructure(gpu), options.key]
+    if not engine.bucket.is_static:  # its graph names the free dimensions and does not know their ends
+        profile = shape_profile(bundle.manifest, engine.bucket)
+        facts.append([str(profile.bucket), str(profile.tuned)])
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,7 +1,8 @@
 """Where an engine's inputs and outputs lie on a device, and whether arrays fit: pure decisions.
 
 All of them share one block of device memory and one of page-locked host memory, at the same offsets, inputs first: so
-one copy brings all inputs over, and each output comes back by itself if it is wanted.
+one copy brings all inputs over, and each output comes back by itself if it is wanted. Of an engine that takes a range
+of shapes each run has a layout of its own, in a block that holds the largest.
 """
 
 from __future__ import annotations
@@ -79,8 +80,30 @@ class Layout:
         return f"no array for input {', '.join(missing)}" if missing else None
 
 
+class Layouts:
+    """The layouts of an engine, one for each shape of ``bucket``; none needs more bytes than ``largest``."""
+
+    def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], bucket: Bucket) -> None:
+        self.bucket = bucket
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self.largest = layout_of(self._inputs, self._outputs, bucket)
+
+    def of(self, feeds: Mapping[str, Array | DeviceArray]) -> Layout:
+        """The layout at the sizes of ``feeds``, or the nearest one that the engine takes, which they do not fit."""
+        if self.bucket.is_static:
+            return self.largest
+        sizes: dict[str, int] = {}
+        for spec in self._inputs:
+            if spec.name in feeds:
+                for dim, size in zip(spec.dims, feeds[spec.name].shape, strict=False):
+                    sizes.setdefault(str(dim), size)
+        most = self.bucket.largest
+        shape = Bucket(sizes.get("batch", most.batch), sizes.get("sequence", most.sequence))
+        return layout_of(self._inputs, self._outputs, self.bucket.nearest(shape))
+
+
 def layout_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], bucket: Bucket) -> Layout:
-    """The slots of an engine at ``bucket``."""
+    """The slots of an engine at ``bucket``, the largest where it is a range."""
     position = 0
     slots: list[Slot] = []
     for spec in (*inputs, *outputs):

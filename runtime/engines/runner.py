@@ -117,14 +117,9 @@ def runnable_engines(bundle: Bundle, provider: Provider | None = None) -> tuple[
 
 
 def _graphs_for_gpus(bundle: Bundle, provider: Provider) -> tuple[EngineEntry, ...]:
-    """Integers for ONNX Runtime are in its processor's own operators; those for TensorRT are standard ones. Memory on a
-    GPU is bound for one shape."""
-    everything = [engine for engine in bundle.manifest.engines if engine.bucket.is_static]
-    if not everything:
-        raise BundleIncompatibleError(
-            f"bundle {bundle.path}: provider {provider.name} runs engines of static buckets, and this bundle has "
-            "ranges alone; use provider cpu, or compile it with buckets such as 1x128"
-        )
+    """Integers for ONNX Runtime are in its processor's own operators; those for TensorRT are standard ones. Segments
+    hand on memory of the GPU, which is bound to one shape."""
+    everything = [one for one in bundle.manifest.engines if one.bucket.is_static or one.segment is None]
     engines = tuple(
         one for one in everything if one.backend != "onnxruntime" or not PRECISIONS[one.precision].is_integer
     )

@@ -70,7 +70,7 @@ def _engines(bundle: Bundle, submodel: str, segment: str, usable: Collection[str
     if missing or not every:
         raise SelectionError(
             f"submodel {submodel}: its exits cannot be used here, engine {(*missing, segment)[0]} is left out "
-            "(by memory_mb, or for want of its backend); its whole engine can answer"
+            "(by memory_mb, for want of its backend, or as a range on a GPU); its whole engine can answer"
         )
     return engines
 

@@ -61,7 +61,7 @@ rehearse() {  # in an environment of its own, in the versions that the machine h
   $pip install -q --no-deps -e .
   $python -m pytest -W default tests/gpu -rs                       # skips, and says why
   $python -m pytest -W default tests/gpu --gpu-rehearsal -rs       # on the processor, which plays a GPU
-  $python -m pytest -W default tests/unit/runtime/test_onnxruntime_gpu_runner.py
+  $python -m pytest -W default tests/unit/runtime/engines/onnxruntime_gpu
 }
 
 put() {  # keeps a part outside the checkout; the last one unpacks

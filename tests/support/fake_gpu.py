@@ -56,7 +56,13 @@ class CapturingSession(GpuSession):
     opened: list[dict[str, str]]
 
     def __init__(
-        self, path: Path, provider: Provider, gpu: Gpu, views: Mapping[str, DeviceView], options: list[dict[str, str]]
+        self,
+        path: Path,
+        provider: Provider,
+        gpu: Gpu,
+        views: Mapping[str, DeviceView],
+        options: list[dict[str, str]],
+        is_range: bool = False,
     ) -> None:
         self.opened.append(options[0])
         self._gpu, self._one_graph = gpu, provider.name == "tensorrt"
@@ -69,7 +75,7 @@ class CapturingSession(GpuSession):
         if self.refuses == "memory":
             raise BundleIncompatibleError(f"{path}: CUDA failure 2: out of memory")
         on_host = {name: replace(view, kind="cpu") for name, view in views.items()}
-        super().__init__(path, host_provider(), HostDevice(), on_host, [{}])
+        super().__init__(path, host_provider(), HostDevice(), on_host, [{}], is_range)
 
     def run(self, binding: Any, options: Any) -> None:
         self._gpu.perform(lambda: self._run(binding, options))

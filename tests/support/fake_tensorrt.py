@@ -29,6 +29,7 @@ from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.bundle.plan_index import Gpu, PlanEntry, PlanParity, build_key, write_plans
 from nestforge.runtime.bundle.private_files import KEY_VARIABLE
+from nestforge.runtime.bundle.shape_profile import shape_profile
 from support.gpu_modules import ON_A_GPU
 from support.sealing import edit_manifest
 
@@ -51,6 +52,7 @@ class World:
     opens: bool = True
     missing: tuple[str, ...] = ()
     off_by: float = 0.0
+    more_rows: int = 0  # than it should have, in the shape of every output
     steps: int = 3
     calls: list[str] = field(default_factory=list)
     allocated: dict[int, Any] = field(default_factory=dict)
@@ -198,6 +200,7 @@ def _tensors(graph: Path) -> list[Any]:
             name=value.name,
             is_input=is_input,
             dtype=_KINDS[value.type.tensor_type.elem_type],
+            dims=tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim),
             shape=tuple(dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim),
         )
         for is_input, values in ((True, model.input), (False, model.output))
@@ -218,20 +221,39 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
 
     class Context:
         def __init__(self, engine: Any) -> None:
-            self.engine, self.addresses = engine, {}
+            self.engine, self.addresses, self.shapes = engine, {}, {}
+
+        def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+            world.calls.append(f"shape {'x'.join(map(str, shape))}")
+            low, _, high = self.engine.profile[name]
+            self.shapes[name] = shape
+            return all(least <= size <= most for least, size, most in zip(low, shape, high, strict=True))
+
+        def infer_shapes(self) -> list[str]:
+            return [t.name for t in self.engine.tensors if t.is_input and -1 in t.shape and t.name not in self.shapes]
+
+        def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+            inputs = [tensor for tensor in self.engine.tensors if tensor.is_input]
+            sizes = {
+                dim: size for t in inputs for dim, size in zip(t.dims, self.shapes.get(t.name, t.shape), strict=True)
+            }
+            tensor = self.engine._tensor(name)
+            first, *rest = (sizes.get(dim, dim) for dim in tensor.dims)
+            return (first if tensor.is_input else first + world.more_rows, *rest)
 
         def set_tensor_address(self, name: str, memory: int) -> bool:
             self.addresses[name] = memory
             return True
 
         def execute_async_v3(self, stream_handle: int) -> bool:
-            addresses = dict(self.addresses)  # a captured run keeps those that it was queued with
-            cuda.submit(stream_handle, lambda: self._execute(addresses))
+            assert self.infer_shapes() == []
+            places = {t: (self.addresses[t.name], self.get_tensor_shape(t.name)) for t in self.engine.tensors}
+            cuda.submit(stream_handle, lambda: self._execute(places))  # a captured run keeps what it was queued with
             return True
 
-        def _execute(self, addresses: dict[str, int]) -> None:
+        def _execute(self, places: dict[Any, tuple[int, tuple[int, ...]]]) -> None:
             world.calls.append("run")
-            arrays = {t.name: _array(addresses[t.name], t) for t in self.engine.tensors}
+            arrays = {tensor.name: _array(address, tensor, shape) for tensor, (address, shape) in places.items()}
             session = self.engine.session()
             found = session.run(None, {t.name: arrays[t.name] for t in self.engine.tensors if t.is_input})
             for tensor, value in zip((t for t in self.engine.tensors if not t.is_input), found, strict=True):
@@ -242,6 +264,7 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
 
         def __init__(self, plan: dict[str, Any]) -> None:
             self.graph, self.has_weights = Path(plan["graph"]), not plan["stripped"]
+            self.profile = plan.get("profile", {})
             self.tensors = _tensors(self.graph)
             self.num_io_tensors = len(self.tensors)
             self._session: Any = None
@@ -265,6 +288,10 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
 
         def get_tensor_shape(self, name: str) -> tuple[int, ...]:
             return tuple(self._tensor(name).shape)
+
+        def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
+            assert profile_index == 0
+            return [tuple(shape) for shape in self.profile[name]]
 
         def get_tensor_location(self, name: str) -> Any:
             return trt.TensorLocation.DEVICE
@@ -328,8 +355,7 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
 
         def create_optimization_profile(self) -> Any:
             shapes: dict[str, Any] = {}
-            world.config["profile"] = shapes
-            return _Handle(set_shape=lambda name, low, best, high: shapes.update({name: (low, best, high)}))
+            return _Handle(shapes=shapes, set_shape=lambda name, *three: shapes.update({name: three}))
 
         def build_serialized_network(self, network: Any, config: Any) -> bytes | None:
             world.calls.append("build")
@@ -342,7 +368,10 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
                 self.logger.log(severity.ERROR, "Could not find any implementation for node")
                 return None
             config.cache.entries += b"+" + Path(network.graph).name.encode()
-            return json.dumps({"graph": str(network.graph), "stripped": "STRIP_PLAN" in config.flags}).encode()
+            profile, inputs = config.profile, [network.get_input(index) for index in range(network.num_inputs)]
+            assert {tensor.name for tensor in inputs if -1 in tensor.shape} == profile.keys()
+            plan = {"graph": str(network.graph), "stripped": "STRIP_PLAN" in config.flags, "profile": profile}
+            return json.dumps(plan).encode()
 
     class Cache:
         def __init__(self, entries: bytes) -> None:
@@ -358,10 +387,10 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
 
     class Config:
         def __init__(self) -> None:
+            world.config.clear()
             self.flags = {"TF32"}
             self.progress_monitor: Any = None
-            world.config.clear()
-            world.config["flags"] = self.flags
+            self.profile: dict[str, Any] = {}
 
         def __setattr__(self, name: str, value: Any) -> None:
             self.__dict__[name] = value
@@ -385,6 +414,7 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
             return not cache.entries.startswith(b"damaged")
 
         def add_optimization_profile(self, profile: Any) -> int:
+            self.profile = profile.shapes
             return 0
 
     class OnnxParser:
@@ -419,10 +449,10 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
     return trt
 
 
-def _array(address: int, tensor: Any) -> np.ndarray:
+def _array(address: int, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
     kind = np.dtype(_ARRAYS[tensor.dtype])
-    size = int(np.prod(tensor.shape)) * kind.itemsize
-    return np.frombuffer((ctypes.c_char * size).from_address(address), kind).reshape(tensor.shape)
+    size = int(np.prod(shape)) * kind.itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(address), kind).reshape(shape)
 
 
 @contextmanager
@@ -465,7 +495,10 @@ def list_plans(bundle: Path, target: Path) -> Bundle:
     opened, gpu, options = open_bundle(target), Gpu("Fake GPU", "8.7", "10.3.0"), TensorRTOptions()
     plans = []
     for engine in {engine.file: engine for engine in opened.manifest.engines}.values():
-        plan = json.dumps({"graph": str(opened.file(engine.file)), "stripped": True}).encode()
+        profile = shape_profile(opened.manifest, engine.bucket)
+        inputs = () if engine.bucket.is_static else opened.manifest.interface(engine.segment)[0]
+        shapes = {spec.name: profile.shapes(spec) for spec in inputs}
+        plan = json.dumps({"graph": str(opened.file(engine.file)), "stripped": True, "profile": shapes}).encode()
         file = engine.file.replace(".onnx", ".plan")
         opened.file(file).write_bytes(plan)
         sha256, key = hashlib.sha256(plan).hexdigest(), build_key(opened, engine, gpu, options)

@@ -3,7 +3,7 @@
 ``cuda``: ONNX Runtime's own kernels. Weights are views of one store on the GPU, whatever the number of engines.
 ``tensorrt``: TensorRT inside ONNX Runtime, with CUDA kernels for what it does not take. It builds an engine from each
 graph when that is first opened, which takes minutes and is kept in nestforge's private cache folder, and each of them
-owns its weights.
+owns its weights. Of an engine of a range it is told the ends, or it would build anew for each size beyond those seen.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,11 +22,20 @@ from ....errors import BundleIncompatibleError, InputError
 from ...bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...bundle.private_files import private_folder
+from ...bundle.shape_profile import shape_profile
 from ...device.device import Device
 from .available import provider_problem
 
 PROVIDERS = ("cpu", "cuda", "tensorrt")
 
+# Of arithmetic on sizes. All have kernels on a GPU, so that what falls to the processor among them is that.
+_SIZE_OPERATORS = frozenset(
+    {
+        *("Add", "Cast", "Concat", "Constant", "Div", "Equal", "Gather", "Identity", "Max", "Min", "Mul", "Range"),
+        *("Reshape", "Shape", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where"),
+    }
+)
+_SHAPE_OPTIONS = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
 _CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
 
@@ -35,22 +44,25 @@ class Provider:
     """How engines run on one device: ``chain`` are ONNX Runtime's providers; each takes what the ones before it
     leave. Where engines ``share`` weights, these are views of the store on the device. ``captures``: a session can
     keep one CUDA graph for each number that runs name. ``take`` opens the device, and ``options`` are those of the
-    chain for an engine whose runs are to be captured or not."""
+    chain for an engine: whether its runs are to be captured, where what is built for it is kept, and its shapes as
+    ``ShapeProfile.written`` has them."""
 
     name: str
     chain: tuple[str, ...]
     shares: bool
     captures: bool
     take: Callable[[], Device]
-    options: Callable[[Device, bool, Path | None], list[dict[str, str]]]
+    options: Callable[[Device, bool, Path | None, Sequence[str]], list[dict[str, str]]]
 
     def cache_folder(self, bundle: Bundle, engine: EngineEntry) -> Path | None:
-        """Where what is built for ``engine`` is kept: by its graph, its weights and whether TF32 may be used, for
-        TensorRT's own names of what it keeps follow from the graph alone. Raises OutputError."""
+        """Where what is built for ``engine`` is kept: by its graph, its weights, whether TF32 may be used, and the ends
+        of a range, for TensorRT's own names of what it keeps follow from the graph alone. Raises OutputError."""
         if self.shares:
             return None
         files: Mapping[str, str] = {entry.path: entry.sha256 for entry in bundle.manifest.files}
-        parts = (files[engine.file], files.get(WEIGHTS_NAME, ""), os.environ.get("NVIDIA_TF32_OVERRIDE", ""))
+        parts = [files[engine.file], files.get(WEIGHTS_NAME, ""), os.environ.get("NVIDIA_TF32_OVERRIDE", "")]
+        if not engine.bucket.is_static:
+            parts.append(str(shape_profile(bundle.manifest, engine.bucket)))
         key = hashlib.sha256(" ".join(parts).encode()).hexdigest()
         folder = private_folder("tensorrt-provider") / key
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -93,6 +105,25 @@ def require_providers(where: str, session: Any, provider: Provider) -> None:
         )
 
 
+def require_on_device(where: str, session: Any, provider: Provider) -> None:
+    """Raises BundleIncompatibleError where work of an engine of a range fell to the processor.
+
+    ONNX Runtime computes there, on purpose, the sizes that reshapes ask for; ``session`` has recorded which nodes.
+    """
+    fell = [
+        node.op_type
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name not in provider.chain
+        for node in part.get_nodes()
+        if node.op_type not in _SIZE_OPERATORS
+    ]
+    if fell:
+        raise BundleIncompatibleError(
+            f"{where}: onnxruntime has no kernel for {', '.join(sorted(set(fell)))} on provider {provider.name}, and "
+            f"would run {len(fell)} nodes on the processor; use provider cpu"
+        )
+
+
 @cache
 def _find_libraries() -> None:
     """Loads NVIDIA's libraries from their Python packages, where they are not on the system's path."""
@@ -110,7 +141,7 @@ def _take_gpu() -> Device:
     return take_cuda_device()
 
 
-def _cuda_options(device: Device, capture: bool, _folder: Path | None) -> list[dict[str, str]]:
+def _cuda_options(device: Device, capture: bool, _folder: Path | None, _shapes: Sequence[str]) -> list[dict[str, str]]:
     return [
         {
             **_of_stream(device),
@@ -121,7 +152,9 @@ def _cuda_options(device: Device, capture: bool, _folder: Path | None) -> list[d
     ]
 
 
-def _tensorrt_options(device: Device, _capture: bool, folder: Path | None) -> list[dict[str, str]]:
+def _tensorrt_options(
+    device: Device, _capture: bool, folder: Path | None, shapes: Sequence[str]
+) -> list[dict[str, str]]:
     """It has no option for TF32, which TensorRT itself allows: only the process's NVIDIA_TF32_OVERRIDE=0 forbids it."""
     kept = {} if folder is None else {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder)}
     return [
@@ -130,9 +163,10 @@ def _tensorrt_options(device: Device, _capture: bool, folder: Path | None) -> li
             "trt_engine_cache_enable": str(int(bool(kept))),
             "trt_timing_cache_enable": str(int(bool(kept))),
             **kept,
+            **dict(zip(_SHAPE_OPTIONS, shapes, strict=False)),
             "trt_cuda_graph_enable": "0",
         },
-        *_cuda_options(device, False, None),
+        *_cuda_options(device, False, None, ()),
     ]
 
 

@@ -1,7 +1,8 @@
 """Engines in ONNX Runtime on a device: weights as views of its store, inputs and outputs bound to memory of its own.
 
 All engines of a device queue their work in one stream, one run at a time. Where ONNX Runtime can capture an engine's
-kernels as a CUDA graph, a run starts as one; ``OnnxRuntimeGpuRunner`` says whether, and why not.
+kernels as a CUDA graph, a run starts as one; ``OnnxRuntimeGpuRunner`` says whether, and why not. A graph is of one
+shape, so none is asked for where an engine takes a range: runs are bound at their own shape, in memory for the largest.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import numpy as np
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ...bundle.manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
 from ...bundle.open_bundle import Bundle
+from ...bundle.shape_profile import shape_profile
 from ...device.device import Device, DeviceArray
 from ...device.dlpack import DeviceView
-from ...device.layout import Slot, layout_of
+from ...device.layout import Layout, Layouts
 from ...device.store import StoreUse
 from ...graphs.engine_graph import store_initializers
 from ...inputs.arrays import Array
@@ -36,9 +38,10 @@ class OnnxRuntimeGpuRunner:
         self.engine = engine
         self._bundle, self._provider = bundle, provider
         self._where = f"engine {engine.id}"
-        inputs, outputs = bundle.manifest.interface(engine.segment)
+        self._inputs, outputs = bundle.manifest.interface(engine.segment)
         routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.routing or ())
-        self._layout = layout_of(inputs, (*outputs, *routing), engine.bucket)
+        self._returned = (*outputs, *routing)
+        self._layouts = Layouts(self._inputs, self._returned, engine.bucket)
         self._outputs = [spec.name for spec in outputs]
         self._all = [*self._outputs, *(spec.name for spec in routing)]
         self._device: Device | None = None
@@ -46,7 +49,9 @@ class OnnxRuntimeGpuRunner:
         self._session: GpuSession | None = None
         self._block: int | None = None
         self._staging: Array | None = None
+        self._placed = self._layouts.largest
         self._own: BoundRun | None = None
+        self._opened: object | None = None
         self._bound: set[BoundRun] = set()
         self._graphs: dict[tuple[tuple[str, int], ...], int] = {}
         self._captures = False
@@ -60,8 +65,8 @@ class OnnxRuntimeGpuRunner:
         self._device = device = self._provider.take()
         try:
             with device.lock:
-                self._block = device.allocate(self._layout.bytes)
-                self._staging = device.staging(self._layout.bytes)
+                self._block = device.allocate(self._layouts.largest.bytes)
+                self._staging = device.staging(self._layouts.largest.bytes)
                 self._staging[:] = 0
                 with self._bundle.held(self.engine.file, WEIGHTS_NAME):
                     self._open(device, self._views(device))
@@ -113,30 +118,31 @@ class OnnxRuntimeGpuRunner:
         Raises InputError for arrays that do not fit or values that the processor refuses, BundleError while inactive or
         where the GPU fails.
         """
-        slots = self._layout.outputs
-        names = self._all if routing else self._outputs
-        outputs = {name: np.empty(slots[name].shape, slots[name].dtype) for name in names}
         feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
-        self._check(self._layout.misfit(feeds, outputs))
-        self._run(feeds, outputs)
+        layout = self._layouts.of(feeds)
+        names = self._all if routing else self._outputs
+        outputs = {name: np.empty(layout.outputs[name].shape, layout.outputs[name].dtype) for name in names}
+        self._check(layout.misfit(feeds, outputs))
+        self._run(layout, feeds, outputs)
         return list(outputs.values())
 
     def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
         """See ``Runner.bind``. Values still go through memory of the runner's own."""
-        self._check(self._layout.misfit(feeds, outputs))
+        layout = self._layouts.of(feeds)
+        self._check(layout.misfit(feeds, outputs))
         self._require_open()
-        opened = self._own  # not the session: callers may keep the call longer than the memory that sessions read
+        opened = self._opened  # not the session: callers may keep the call longer than the memory that sessions read
 
         def call() -> None:
-            if self._own is not opened:
+            if self._opened is not opened:
                 raise self._not_open()
-            self._run(feeds, outputs)
+            self._run(layout, feeds, outputs)
 
         return call
 
     def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> BoundRun:
         """See ``DeviceRunner.bind_device``."""
-        self._check(self._layout.device_misfit(feeds, outputs))
+        self._check(self._layouts.of(feeds).device_misfit(feeds, outputs))
         device, _ = self._require_open()
         with device.lock:
             _, session = self._require_open()  # it may have been closed while another thread held the lock
@@ -152,7 +158,7 @@ class OnnxRuntimeGpuRunner:
     def _open(self, device: Device, views: Mapping[str, DeviceView]) -> None:
         """Opens it captured where that is possible: ONNX Runtime says so when a session opens or in its first run."""
         self._refusal = None
-        captures = self._provider.captures
+        captures = self._provider.captures and self.engine.bucket.is_static
         try:
             self._start(device, views, captures)
         except BundleIncompatibleError as refusal:
@@ -167,15 +173,14 @@ class OnnxRuntimeGpuRunner:
         folder = self._provider.cache_folder(self._bundle, self.engine)
         if folder is not None:  # what is built is kept by these hashes, so they must be those of the bytes
             self._bundle.require_hashes(self.engine.file, WEIGHTS_NAME)
-        options = self._provider.options(device, captures, folder)
+        bucket = self.engine.bucket
+        shapes = shape_profile(self._bundle.manifest, bucket).written(self._inputs)
+        options = self._provider.options(device, captures, folder, shapes)
         self._captures = captures
-        self._session = GpuSession(path, self._provider, device, views, options)
+        self._session = GpuSession(path, self._provider, device, views, options, is_range=not bucket.is_static)
         self._check_interface(self._session.session)
-        assert self._block is not None
-        block = self._block
-        inputs = {name: _at(block, slot) for name, slot in self._layout.inputs.items()}
-        outputs = {name: _at(block, slot) for name, slot in self._layout.outputs.items()}
-        self._own = self._bind(self._session, inputs, outputs)
+        self._opened = object()
+        self._place(self._session, self._layouts.largest)
         try:
             self._queue_own(device)
             device.wait()
@@ -188,7 +193,7 @@ class OnnxRuntimeGpuRunner:
             bound.drop()
         self._bound.clear()
         self._graphs.clear()
-        self._own = self._session = None
+        self._own = self._session = self._opened = None
 
     def _bind(
         self, session: GpuSession, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
@@ -208,37 +213,50 @@ class OnnxRuntimeGpuRunner:
             return CALL_BY_CALL
         return self._graphs.setdefault(places, len(self._graphs) + 1)
 
-    def _run(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    def _run(self, layout: Layout, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         device, _ = self._require_open()
         with device.lock:
-            self._require_open()  # it may have been closed while another run was under way
+            _, session = self._require_open()  # it may have been closed while another run was under way
             assert self._staging is not None
             assert self._block is not None
-            for name, slot in self._layout.inputs.items():
+            if layout != self._placed:
+                self._place(session, layout)
+            for name, slot in layout.inputs.items():
                 slot.host_view(self._staging)[...] = feeds[name]
             self._queue_own(device)
             for name in outputs:
-                slot = self._layout.outputs[name]
+                slot = layout.outputs[name]
                 device.to_host(slot.host_view(self._staging), self._block + slot.offset)
             device.wait()
             for name, array in outputs.items():
-                array[...] = self._layout.outputs[name].host_view(self._staging)
+                array[...] = layout.outputs[name].host_view(self._staging)
+
+    def _place(self, session: GpuSession, layout: Layout) -> None:
+        """Binds the runner's own runs to its memory, where ``layout`` says."""
+        assert self._block is not None
+        if self._own is not None:
+            self._own.close()
+        inputs, outputs = (
+            {name: DeviceArray(self._block + slot.offset, slot.dtype, slot.shape) for name, slot in slots.items()}
+            for slots in (layout.inputs, layout.outputs)
+        )
+        self._own, self._placed = self._bind(session, inputs, outputs), layout
 
     def _queue_own(self, device: Device) -> None:
         assert self._staging is not None
         assert self._block is not None
         assert self._own is not None
-        device.to_device(self._block, self._staging[: self._layout.input_bytes])
+        device.to_device(self._block, self._staging[: self._placed.input_bytes])
         self._own()
 
     def _check_interface(self, session: Any) -> None:
         """The session has exactly the manifest's inputs, outputs and routes; ONNX Runtime checks their types."""
-        for kind, found, slots in (
-            ("input", session.get_inputs(), self._layout.inputs),
-            ("output", session.get_outputs(), self._layout.outputs),
+        for kind, found, specs in (
+            ("input", session.get_inputs(), self._inputs),
+            ("output", session.get_outputs(), self._returned),
         ):
             have = {tensor.name: tuple(tensor.shape) for tensor in found}
-            want = {slot.name: slot.shape for slot in slots.values()}
+            want = {spec.name: spec.declared(self.engine.bucket) for spec in specs}
             if have != want:
                 raise BundleCorruptError(f"{self._where}: {kind}s are {have}, the manifest says {want}")
 
@@ -254,7 +272,3 @@ class OnnxRuntimeGpuRunner:
 
     def _not_open(self) -> BundleError:
         return BundleError(f"{self._where}: not open; run it inside its `with` block")
-
-
-def _at(block: int, slot: Slot) -> DeviceArray:
-    return DeviceArray(block + slot.offset, slot.dtype, slot.shape)

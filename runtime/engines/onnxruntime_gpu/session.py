@@ -14,7 +14,7 @@ from ...device.device import Device
 from ...device.dlpack import DeviceView
 from ..onnxruntime.errors import open_error
 from ..onnxruntime.session import stop_spinning
-from .provider import Provider, require_providers
+from .provider import Provider, require_on_device, require_providers
 
 # As on the processor: the compiler has folded and fused what pays. Higher levels merge weights into private copies.
 _OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -32,8 +32,10 @@ class GpuSession:
         device: Device,
         views: Mapping[str, DeviceView],
         options: list[dict[str, str]],
+        is_range: bool = False,
     ) -> None:
-        """``path`` is absolute: ONNX Runtime then confines the weights to its folder.
+        """``path`` is absolute: ONNX Runtime then confines the weights to its folder. ``is_range``: the graph computes
+        sizes, which ONNX Runtime does on the processor, so that no node there is not what can be asked for.
 
         Raises BundleCorruptError or BundleIncompatibleError.
         """
@@ -43,7 +45,9 @@ class GpuSession:
         settings.graph_optimization_level = _OPTIMIZATION_LEVEL
         settings.add_session_config_entry("session.disable_prepacking", "1")
         stop_spinning(settings)
-        if "CPUExecutionProvider" not in provider.chain:
+        if is_range:
+            settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        elif "CPUExecutionProvider" not in provider.chain:
             settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         # Options do not keep values alive, and the session reads them in place.
         self._values = {name: onnxruntime.OrtValue.from_dlpack(view) for name, view in views.items()}
@@ -61,6 +65,8 @@ class GpuSession:
                 f"{path}: onnxruntime {onnxruntime.__version__} ({provider.name}) cannot open it: {said_by(failure)}"
             ) from failure
         require_providers(str(path), self.session, provider)
+        if is_range:
+            require_on_device(str(path), self.session, provider)
 
     def binding(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
         """Inputs and outputs ``(name, DeviceArray)`` bound where they lie; an output without one is not computed for

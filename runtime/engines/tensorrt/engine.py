@@ -12,6 +12,8 @@ from ...device.cuda_memory import device_name
 from .layout import PlanTensor
 
 _MAX_REASON_CHARACTERS = 300
+# The number of the optimisation profile: plans have one.
+_PROFILE = 0
 _FAILURE_SEVERITIES = (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR)
 
 
@@ -77,18 +79,20 @@ def refit(where: str, engine: trt.ICudaEngine, graph: Path, log: Log) -> None:
 
 
 def tensors_of(engine: trt.ICudaEngine) -> list[PlanTensor]:
-    """Inputs and outputs as the plan states them."""
+    """Inputs and outputs as the plan states them, with the ends of its one optimisation profile."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    return [
-        PlanTensor(
-            name,
-            engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT,
-            engine.get_tensor_dtype(name).name,
-            tuple(engine.get_tensor_shape(name)),
-            engine.get_tensor_location(name) == trt.TensorLocation.DEVICE,
-        )
-        for name in names
-    ]
+    return [_tensor_of(engine, name) for name in names]
+
+
+def _tensor_of(engine: trt.ICudaEngine, name: str) -> PlanTensor:
+    is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+    shape = tuple(engine.get_tensor_shape(name))
+    ends = None
+    if is_input and any(size < 0 for size in shape):
+        least, _, most = engine.get_tensor_profile_shape(name, _PROFILE)
+        ends = tuple(least), tuple(most)
+    on_device = engine.get_tensor_location(name) == trt.TensorLocation.DEVICE
+    return PlanTensor(name, is_input, engine.get_tensor_dtype(name).name, shape, on_device, ends)
 
 
 def inspected(engine: trt.ICudaEngine) -> str:

@@ -8,40 +8,38 @@ import tensorrt as trt
 
 from ....errors import BundleError
 from ...device.cuda_memory import Blocks, Graph, Stream
-from ...device.layout import Layout
+from ...device.layout import Layout, Layouts
 from ...inputs.arrays import Array
 
 
 class ExecutionContext:
-    """Runs an engine at its one shape.
+    """Runs an engine at its one shape, or at any shape of its range, in memory for the largest.
 
-    Inputs go over in one copy, and the copy and the kernels start as one CUDA graph; where TensorRT's work cannot be
-    captured, they are queued one by one.
+    Inputs go over in one copy. Where there is one shape, the copy and the kernels start as one CUDA graph; where that
+    cannot be captured, and for each run of a range, they are queued one by one: a graph is of one shape.
     """
 
-    def __init__(self, where: str, engine: trt.ICudaEngine, layout: Layout) -> None:
+    def __init__(self, where: str, engine: trt.ICudaEngine, layouts: Layouts) -> None:
         """Opens a context and runs it once, on zeros: what TensorRT allocates late must not fall into the capture."""
-        self._where, self._layout = where, layout
+        self._where, self._is_range = where, not layouts.bucket.is_static
         self._stream = Stream()
         self._blocks: Blocks | None = None
         self._context: trt.IExecutionContext | None = None
         self._graph: Graph | None = None
+        self._layout = layouts.largest
         try:
-            self._blocks = blocks = Blocks(layout.bytes)
-            self._views = {name: slot.host_view(blocks.host) for name, slot in layout.inputs.items()}
-            self._results = {name: slot.host_view(blocks.host) for name, slot in layout.outputs.items()}
+            self._blocks = blocks = Blocks(layouts.largest.bytes)
             context: trt.IExecutionContext | None = engine.create_execution_context()
             if context is None:
                 raise BundleError(f"{where}: TensorRT opened no context; the GPU may have too little free memory")
             self._context = context
-            for name, slot in (*layout.inputs.items(), *layout.outputs.items()):
-                if not context.set_tensor_address(name, blocks.device + slot.offset):
-                    raise BundleError(f"{where}: TensorRT refused the memory of {name}")
+            self._place(context, blocks, layouts.largest)
             blocks.host[:] = 0
             if not self._queue():
                 raise BundleError(f"{where}: TensorRT refused to run")
             self._stream.wait()
-            self._graph = self._stream.capture(self._queue)
+            if not self._is_range:
+                self._graph = self._stream.capture(self._queue)
         except BaseException:
             self.close()
             raise
@@ -51,26 +49,28 @@ class ExecutionContext:
         """Whether runs start as one CUDA graph."""
         return self._graph is not None
 
-    def run(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Runs from ``feeds`` into ``outputs``, which both fit the layout; an output that is left out stays there.
+    def run(self, layout: Layout, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Runs from ``feeds`` into ``outputs``, which both fit ``layout``; an output that is left out stays there.
 
         Raises BundleError where CUDA or TensorRT fails; the context is of no use afterwards.
         """
-        blocks = self._blocks
-        if blocks is None:
+        blocks, context = self._blocks, self._context
+        if blocks is None or context is None:
             raise BundleError(f"{self._where}: not open; run it inside its `with` block")
-        for name, view in self._views.items():
-            view[...] = feeds[name]
+        if layout != self._layout:
+            self._place(context, blocks, layout)
+        for name, slot in layout.inputs.items():
+            slot.host_view(blocks.host)[...] = feeds[name]
         if self._graph is not None:
             self._graph.launch()
         elif not self._queue():
             raise BundleError(f"{self._where}: TensorRT refused to run")
         for name in outputs:
-            slot = self._layout.outputs[name]
+            slot = layout.outputs[name]
             self._stream.to_host(blocks, slot.offset, slot.bytes)
         self._stream.wait()
         for name, array in outputs.items():
-            array[...] = self._results[name]
+            array[...] = layout.outputs[name].host_view(blocks.host)
 
     def close(self) -> None:
         """Frees everything; a second call does nothing."""
@@ -78,11 +78,31 @@ class ExecutionContext:
         if self._graph is not None:
             self._graph.close()
             self._graph = None
-        self._views, self._results = {}, {}
         self._context = None
         self._stream.close()
         if blocks is not None:
             blocks.close()
+
+    def _place(self, context: trt.IExecutionContext, blocks: Blocks, layout: Layout) -> None:
+        """Tells TensorRT where tensors lie from now on and, in a range, of which shapes they are."""
+        if self._is_range:
+            self._set_shapes(context, layout)
+        for name, slot in (*layout.inputs.items(), *layout.outputs.items()):
+            if not context.set_tensor_address(name, blocks.device + slot.offset):
+                raise BundleError(f"{self._where}: TensorRT refused the memory of {name}")
+        self._layout = layout
+
+    def _set_shapes(self, context: trt.IExecutionContext, layout: Layout) -> None:
+        """Of the inputs; the outputs then have theirs, or they would be written past their memory."""
+        for name, slot in layout.inputs.items():
+            if not context.set_input_shape(name, trt.Dims(list(slot.shape))):
+                raise BundleError(f"{self._where}: TensorRT refused shape {list(slot.shape)} of {name}")
+        if unknown := context.infer_shapes():
+            raise BundleError(f"{self._where}: TensorRT does not know the shape of {', '.join(unknown)}")
+        for name, slot in layout.outputs.items():
+            found = tuple(context.get_tensor_shape(name))
+            if found != slot.shape:
+                raise BundleError(f"{self._where}: {name}: expected shape {list(slot.shape)}, got {list(found)}")
 
     def _queue(self) -> bool:
         assert self._blocks is not None

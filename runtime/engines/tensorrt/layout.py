@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...device.layout import Layout
+from ....elastic import Bucket
+from ...bundle.manifest import TensorSpec
 
 # Names of TensorRT's data types, by those of the manifest. Its own table for numpy knows no narrow types and raises.
 DTYPES = {
@@ -17,29 +18,63 @@ DTYPES = {
     "uint8": "UINT8",
     "bool": "BOOL",
 }
+# How TensorRT writes a dimension that is not known.
+_OPEN = -1
 
 
 @dataclass(frozen=True)
 class PlanTensor:
-    """One input or output as a plan states it; ``dtype`` is TensorRT's name, ``shape`` has -1 where it is open."""
+    """One input or output as a plan states it; ``dtype`` is TensorRT's name, ``shape`` has -1 where it is open.
+
+    ``ends`` are the smallest and the largest shape that the plan's optimisation profile has for an open input.
+    """
 
     name: str
     is_input: bool
     dtype: str
     shape: tuple[int, ...]
     on_device: bool
+    ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
-def plan_problem(layout: Layout, found: Sequence[PlanTensor]) -> str | None:
-    """Why a plan with these inputs and outputs is not the manifest's engine, or None."""
-    for kind, is_input, slots in (("inputs", True, layout.inputs), ("outputs", False, layout.outputs)):
-        have = {t.name: (t.dtype, t.shape) for t in found if t.is_input is is_input}
-        want = {slot.name: (DTYPES[slot.dtype], slot.shape) for slot in slots.values()}
-        if have != want:
-            return f"{kind} are {_listed(have)}, the manifest says {_listed(want)}"
+def plan_problem(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], bucket: Bucket, found: Sequence[PlanTensor]
+) -> str | None:
+    """Why a plan with the tensors ``found`` is not the manifest's engine at ``bucket``, or None.
+
+    An output of a range may be open where the manifest knows its size: its shape is compared again in each run.
+    """
+    for kind, is_input, specs in (("inputs", True, inputs), ("outputs", False, outputs)):
+        have = {tensor.name: tensor for tensor in found if tensor.is_input is is_input}
+        want = {spec.name: (DTYPES[spec.dtype], _declared(spec, bucket)) for spec in specs}
+        opens = not is_input and not bucket.is_static
+        if have.keys() != want.keys() or not all(_is(tensor, *want[name], opens) for name, tensor in have.items()):
+            stated = {name: (tensor.dtype, tensor.shape) for name, tensor in have.items()}
+            return f"{kind} are {_listed(stated)}, the manifest says {_listed(want)}"
     if host := [tensor.name for tensor in found if not tensor.on_device]:
-        return f"{', '.join(host)}: read on the host as a shape; an engine of one static shape has no such input"
+        return f"{', '.join(host)}: read on the host as a shape; no engine of nestforge has such an input"
+    ends = {tensor.name: tensor.ends for tensor in found if tensor.ends is not None}
+    for spec in inputs:
+        low, high = spec.shape(bucket.smallest), spec.shape(bucket.largest)
+        if ends.get(spec.name, (low, high)) != (low, high):
+            least, most = ends[spec.name]
+            return (
+                f"{spec.name}: the plan takes {list(least)} to {list(most)}, the manifest's bucket {bucket} says "
+                f"{list(low)} to {list(high)}"
+            )
     return None
+
+
+def _declared(spec: TensorSpec, bucket: Bucket) -> tuple[int, ...]:
+    """The shape that a plan states, which has no names for free dimensions."""
+    return tuple(_OPEN if isinstance(dim, str) else dim for dim in spec.declared(bucket))
+
+
+def _is(tensor: PlanTensor, dtype: str, shape: tuple[int, ...], opens: bool) -> bool:
+    """Whether ``tensor`` is of this type and shape, or, where it ``opens``, leaves dimensions of it unknown."""
+    if tensor.dtype != dtype or len(tensor.shape) != len(shape):
+        return False
+    return all(have == want or (opens and have == _OPEN) for have, want in zip(tensor.shape, shape, strict=True))
 
 
 def _listed(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:

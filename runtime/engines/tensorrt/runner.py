@@ -1,15 +1,16 @@
 """Engines as TensorRT plans: checked before they are opened, given their weights from the store.
 
 An execution context (execution_context.py) serves one run at a time. There are as many as runs were ever made at once;
-they share the engine's weights, and each keeps memory of its own for activations, inputs and outputs. Runs on memory of
-the caller's, as in a chain of segments, are queued one after the other in the device's stream (bound.py).
+they share the engine's weights, and each keeps memory of its own for activations, inputs and outputs. A plan that takes
+a range of shapes has one: NVIDIA's pages disagree on whether contexts may share its optimisation profile. Runs on
+memory of the caller's, as in a chain of segments, are queued one after the other in the device's stream (bound.py).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 
 import numpy as np
@@ -22,7 +23,7 @@ from ...bundle.plan_index import PlanEntry, plan_for, read_plan
 from ...device.cuda_device import CudaDevice, take_cuda_device
 from ...device.cuda_memory import free_bytes, use_device
 from ...device.device import DeviceArray
-from ...device.layout import layout_of
+from ...device.layout import Layout, Layouts
 from ...graphs.engine_graph import store_initializers
 from ...inputs.arrays import Array
 from .bound import BoundContext, BoundRun
@@ -38,9 +39,10 @@ class TensorRTRunner:
         self.engine = engine
         self._bundle, self._index, self._plan = bundle, device, plan
         self._where = f"engine {engine.id}"
-        inputs, outputs = bundle.manifest.interface(engine.segment)
+        self._inputs, outputs = bundle.manifest.interface(engine.segment)
         routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.routing or ())
-        self._layout = layout_of(inputs, (*outputs, *routing), engine.bucket)
+        self._returned = (*outputs, *routing)
+        self._layouts = Layouts(self._inputs, self._returned, engine.bucket)
         self._outputs = [spec.name for spec in outputs]
         self._all = [*self._outputs, *(spec.name for spec in routing)]
         self._log = Log()
@@ -58,7 +60,7 @@ class TensorRTRunner:
             with device.lock:
                 use_device(self._index)
                 self._opened = opened = self._open()
-                self._idle.append(ExecutionContext(self._where, opened, self._layout))
+                self._idle.append(ExecutionContext(self._where, opened, self._layouts))
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -86,25 +88,24 @@ class TensorRTRunner:
 
         Raises InputError for arrays that do not fit, BundleError while inactive or where CUDA fails.
         """
-        slots = self._layout.outputs
-        names = self._all if routing else self._outputs
-        outputs = {name: np.empty(slots[name].shape, slots[name].dtype) for name in names}
         feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
-        self._check(feeds, outputs)
-        with self._execution_context() as context:
-            context.run(feeds, outputs)
+        layout = self._layouts.of(feeds)
+        names = self._all if routing else self._outputs
+        outputs = {name: np.empty(layout.outputs[name].shape, layout.outputs[name].dtype) for name in names}
+        self._check(layout.misfit(feeds, outputs))
+        self._run(layout, feeds, outputs)
         return list(outputs.values())
 
     def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
         """See ``Runner.bind``. Values still go through page-locked memory, which the GPU reads and writes."""
-        self._check(feeds, outputs)
+        layout = self._layouts.of(feeds)
+        self._check(layout.misfit(feeds, outputs))
         opened, _ = self._require_open()
 
         def call() -> None:
             if self._opened is not opened:
                 raise self._not_open()
-            with self._execution_context() as context:
-                context.run(feeds, outputs)
+            self._run(layout, feeds, outputs)
 
         return call
 
@@ -114,15 +115,17 @@ class TensorRTRunner:
         return self._require_open()[1]
 
     def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> BoundRun:
-        """See ``DeviceRunner.bind_device``."""
-        if problem := self._layout.device_misfit(feeds, outputs):
-            raise InputError(f"{self._where}: {problem}")
+        """See ``DeviceRunner.bind_device``; of an engine of one shape alone, as segments are on a GPU."""
+        if not self.engine.bucket.is_static:
+            raise InputError(f"{self._where}: a run on the GPU's own memory is of one shape; expected a static bucket")
+        layout = self._layouts.largest
+        self._check(layout.device_misfit(feeds, outputs))
         device = self.device
         with device.lock, self._lock:
             use_device(self._index)
             opened, _ = self._require_open()  # it may have been closed while another thread held the lock
             if self._bound is None:
-                self._bound = BoundContext(self._where, opened, self._layout, device)
+                self._bound = BoundContext(self._where, opened, layout, device)
             return self._bound.bind(feeds, outputs)
 
     def inspect(self) -> str:
@@ -140,6 +143,12 @@ class TensorRTRunner:
         """Device memory that one run takes beside its inputs and outputs. Raises BundleError while inactive."""
         return int(self._require_open()[0].device_memory_size_v2)
 
+    def _run(self, layout: Layout, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Runs of a range take turns under the device's lock: TensorRT may allocate where a shape is new to it."""
+        turn = nullcontext() if self.engine.bucket.is_static else self.device.lock
+        with turn, self._execution_context() as context:
+            context.run(layout, feeds, outputs)
+
     @contextmanager
     def _execution_context(self) -> Iterator[ExecutionContext]:
         """An execution context for one run; one that failed is closed, since CUDA's errors stick."""
@@ -149,7 +158,7 @@ class TensorRTRunner:
             context = self._idle.pop() if self._idle else None
         if context is None:
             with device.lock:
-                context = ExecutionContext(self._where, opened, self._layout)
+                context = ExecutionContext(self._where, opened, self._layouts)
         try:
             yield context
         except BaseException:
@@ -164,8 +173,8 @@ class TensorRTRunner:
             with device.lock:
                 context.close()
 
-    def _check(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        if problem := self._layout.misfit(feeds, outputs):
+    def _check(self, problem: str | None) -> None:
+        if problem:
             raise InputError(f"{self._where}: {problem}")
 
     def _open(self) -> trt.ICudaEngine:
@@ -177,7 +186,7 @@ class TensorRTRunner:
             store_initializers(self._bundle, self.engine)
             with self._bundle.held(self.engine.file, WEIGHTS_NAME):
                 refit(self._where, opened, self._bundle.file(self.engine.file), self._log)
-        if problem := plan_problem(self._layout, tensors_of(opened)):
+        if problem := plan_problem(self._inputs, self._returned, self.engine.bucket, tensors_of(opened)):
             raise BundleCorruptError(f"{self._where}: {plan.file}: {problem}")
         return opened
 
@@ -193,7 +202,7 @@ class TensorRTRunner:
     def _require_memory(self, plan: PlanEntry, plan_bytes: int) -> None:
         """A lower bound: the plan or its weights, one context's activations, inputs and outputs."""
         weights = self.engine.weight_bytes or self._bundle.manifest.submodel(self.engine.submodel).weight_bytes
-        needed = max(plan_bytes, weights) + plan.activation_bytes + self._layout.bytes
+        needed = max(plan_bytes, weights) + plan.activation_bytes + self._layouts.largest.bytes
         free = free_bytes()
         if needed > free:
             raise BundleIncompatibleError(

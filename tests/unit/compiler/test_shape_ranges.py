@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from nestforge.elastic import Bucket
-from nestforge.errors import BundleIncompatibleError, ExportError, InputError, PlanError
+from nestforge.errors import ExportError, InputError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.engines.onnxruntime_gpu.provider import gpu_provider
@@ -155,18 +155,12 @@ def test_a_model_that_cannot_says_why_and_gets_buckets(tmp_path: Path) -> None:
         nestforge.plan(tmp_path / "model", profile=board(**FULL), buckets=[Bucket(4, 16, 1, 1)])
 
 
-def test_a_backend_of_static_shapes_refuses_a_range(folder: Path) -> None:
-    with pytest.raises(PlanError, match=r"^bucket 1..4x1..16: profile .* is for tensorrt, whose engines have static"):
-        nestforge.plan(folder, profile=board(**FULL, backend="tensorrt"), buckets=[Bucket(4, 16, 1, 1)])
-
-
-def test_a_gpu_provider_runs_no_engine_of_a_range(model: ElasticModel) -> None:
-    bundle = model.bundle
-    provider = gpu_provider("cuda")
-    assert {engine.bucket for engine in runnable_engines(bundle, provider)} == {Bucket(2, 8)}
-    ranges = tuple(engine for engine in bundle.manifest.engines if not engine.bucket.is_static)
-    with pytest.raises(BundleIncompatibleError, match="this bundle has ranges alone; use provider cpu"):
-        runnable_engines(replace(bundle, manifest=replace(bundle.manifest, engines=ranges)), provider)
+def test_a_gpu_provider_runs_engines_of_ranges_too(model: ElasticModel) -> None:
+    engines = model.bundle.manifest.engines
+    assert runnable_engines(model.bundle, gpu_provider("cuda")) == engines
+    segment = replace(engines[0], bucket=Bucket(4, 16, 1, 1), segment="s1")  # on memory that is bound to one shape
+    bundle = replace(model.bundle, manifest=replace(model.bundle.manifest, engines=(*engines, segment)))
+    assert runnable_engines(bundle, gpu_provider("cuda")) == engines
 
 
 def test_budgets_are_judged_at_a_shape_that_is_stated(folder: Path) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from support.exit_bundles import write_exits_bundle
 VOCABULARY, HIDDEN, FFN = 16, 16, 32
 PARAMETERS = (VOCABULARY + 1) * HIDDEN  # that do not shrink
 BUCKETS = (Bucket(1, 8), Bucket(2, 16))
+RANGE = Bucket(4, 16, 1, 2)
 WIDTHS = {"ffn16": 16, "ffn32": 32}
 PARITY = ParityReceipt("numpy", "exact", 0.0, 0.0, 1.0, ("seed 0",), (), "0" * 64, "0" * 64)
 
@@ -58,7 +59,7 @@ def make_weights() -> dict[str, NDArray[np.float32]]:
 
 def make_graph(width: int, bucket: Bucket, offsets: Mapping[str, int]) -> bytes:
     """``hidden = mask * (relu(x up^T + b) down + c)`` and its sum over the sequence."""
-    batch, steps = bucket.batch, bucket.sequence
+    batch, steps = TensorSpec("", "int64", ("batch", "sequence")).declared(bucket)
 
     def view(name: str, shape: tuple[int, ...]) -> TensorProto:
         tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
@@ -79,7 +80,11 @@ def make_graph(width: int, bucket: Bucket, offsets: Mapping[str, int]) -> bytes:
         helper.make_node("Mul", ["d3", "m3"], ["hidden"]),
         helper.make_node("ReduceSum", ["hidden", "steps"], ["total"], keepdims=0),
     ]
-    constants = {"flat": [batch * steps, HIDDEN], "full": [batch, steps, HIDDEN], "last": [2], "steps": [1]}
+    constants = {"flat": [-1, HIDDEN], "last": [2], "steps": [1]}
+    if bucket.is_static:
+        constants["full"] = [bucket.batch, bucket.sequence, HIDDEN]
+    else:
+        nodes.insert(1, helper.make_node("Shape", ["x"], ["full"]))
     graph = helper.make_graph(
         nodes,
         "tiny",
@@ -124,11 +129,11 @@ def make_tokenizer() -> str:
     return str(tokenizer.to_str())
 
 
-def make_manifest() -> Manifest:
+def make_manifest(buckets: Sequence[Bucket] = BUCKETS, schema_version: int = 1) -> Manifest:
     """The tiny bundle's manifest, its files not filled in yet."""
     tokens = ("batch", "sequence")
     return Manifest(
-        schema_version=1,
+        schema_version=schema_version,
         name="tiny",
         family="test",
         axes=(Axis("layers.0.ffn", FFN),),
@@ -159,7 +164,7 @@ def make_manifest() -> Manifest:
                 parity=PARITY,
             )
             for name, width in WIDTHS.items()
-            for bucket in BUCKETS
+            for bucket in buckets
         ),
         budgets=(BudgetEntry("edge", Limits(latency_ms=1.0), "ffn16", "the largest within 1 ms"),),
         inputs=(
@@ -178,6 +183,8 @@ LATENCIES = (
     Latency("ffn32@b1-s8", 1.5, 2.5, 2.9, "packed"),
     Latency("ffn16@b2-s16", 3.0),
     Latency("ffn32@b2-s16", 6.0),
+    Latency(f"ffn16@{RANGE.label}", 4.0),
+    Latency(f"ffn32@{RANGE.label}", 8.0),
 )
 
 
@@ -195,7 +202,7 @@ def write_manifest(folder: Path, manifest: object) -> None:
     (folder / BUILD_NAME).write_bytes(write(unstructure(record)))
 
 
-def write_tiny_bundle(folder: Path) -> Path:
+def write_tiny_bundle(folder: Path, manifest: Manifest) -> Path:
     folder.mkdir()
     store = folder / WEIGHTS_NAME
     save_file(make_weights(), store)
@@ -203,7 +210,6 @@ def write_tiny_bundle(folder: Path) -> Path:
     (header_length,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8 : 8 + header_length])
     offsets = {name: 8 + header_length + entry["data_offsets"][0] for name, entry in header.items()}
-    manifest = make_manifest()
     for engine in manifest.engines:
         (folder / engine.file).write_bytes(make_graph(WIDTHS[engine.submodel], engine.bucket, offsets))
     (folder / "tokenizer.json").write_text(make_tokenizer())
@@ -218,7 +224,13 @@ def write_tiny_bundle(folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shared by tests that only read it."""
-    return write_tiny_bundle(tmp_path_factory.mktemp("bundles") / "tiny.bundle")
+    return write_tiny_bundle(tmp_path_factory.mktemp("bundles") / "tiny.bundle", make_manifest())
+
+
+@pytest.fixture(scope="session")
+def range_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same network with one range, ``1..4x2..16``; shared by tests that only read it."""
+    return write_tiny_bundle(tmp_path_factory.mktemp("bundles") / "range.bundle", make_manifest([RANGE], 7))
 
 
 @pytest.fixture(scope="session")

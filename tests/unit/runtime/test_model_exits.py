@@ -377,7 +377,7 @@ def test_under_a_memory_cap_exits_are_open_only_if_every_segment_fits(exits_bund
         answer = model(FEEDS)
         assert answer.exits is None
         assert "; whole engine: submodel depth4: its exits cannot be used here, engine depth4.to" in answer.reason
-        assert "is left out (by memory_mb, or for want of its backend)" in answer.reason
+        assert "is left out (by memory_mb, for want of its backend, or as a range on a GPU)" in answer.reason
         with pytest.raises(SelectionError, match=r"submodel depth4: its exits cannot be used here, engine depth4.to"):
             model(FEEDS, exits=0.5)
 

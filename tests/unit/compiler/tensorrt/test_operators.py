@@ -111,12 +111,13 @@ def test_releases_differ() -> None:
     assert unsupported(norm, "11.4.0.106") == []
 
 
-def test_counts_over_a_mask_are_made_in_float() -> None:
-    """As RoBERTa's positions are, which count the tokens that are not padding."""
+@pytest.mark.parametrize("shape", ["2,8", "batch,sequence"])
+def test_counts_over_a_mask_are_made_in_float(shape: str) -> None:
+    """As RoBERTa's positions are, which count the tokens that are not padding; in a range no more than a bucket has."""
     graph = model(
         "b = Cast <to = 9> (mask) i = Cast <to = 6> (b) l = Cast <to = 7> (i) a = Constant <value = int64 {1}> ()"
         " out = CumSum (l, a)",
-        MASK,
+        MASK.replace("2,8", shape),
     )
     assert unsupported(graph) == ["CumSum (node 'out'): INT64; expected one of BF16, FP16, FP32"]
     before = onnx.reference.ReferenceEvaluator(graph)

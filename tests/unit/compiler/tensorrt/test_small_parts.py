@@ -17,6 +17,7 @@ from nestforge.elastic import Bucket
 from nestforge.errors import BuildError
 from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.bundle.shape_profile import ShapeProfile
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"), high=50)
 MASK = TensorSpec("mask", "int64", ("batch", "sequence"), pad=0, high=2)
@@ -50,22 +51,39 @@ def test_the_first_step_after_the_deadline_stops_the_build_and_so_do_all_others(
 
 
 def test_only_inputs_with_an_open_dimension_need_a_profile() -> None:
+    one = ShapeProfile(BUCKET, BUCKET)
     static = {"ids": (2, 8), "state": (2, 8, 16)}
-    assert profile_shapes("here", static, (IDS, STATE), BUCKET) == {}
+    assert profile_shapes("here", static, (IDS, STATE), one) == {}
     some = {"ids": (-1, -1), "state": (2, 8, 16)}
-    assert profile_shapes("here", some, (IDS, STATE), BUCKET) == {"ids": (2, 8)}
+    assert profile_shapes("here", some, (IDS, STATE), one) == {"ids": ((2, 8), (2, 8), (2, 8))}
+    between = ShapeProfile(Bucket(2, 8, min_sequence=3), Bucket(2, 5))
+    free = {"ids": (2, -1), "state": (2, -1, 16)}
+    assert profile_shapes("here", free, (IDS, STATE), between) == {
+        "ids": ((2, 3), (2, 5), (2, 8)),
+        "state": ((2, 3, 16), (2, 5, 16), (2, 8, 16)),
+    }
 
 
 @pytest.mark.parametrize("parsed", [{"ids": (2, 9)}, {"ids": (2, 8, 1)}, {"words": (2, 8)}, {}])
 def test_another_interface_is_refused(parsed: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(BuildError, match=r"^here: its graph takes .*; the manifest says \{'ids': \(2, 8\)\}$"):
-        profile_shapes("here", parsed, (IDS,), BUCKET)
+        profile_shapes("here", parsed, (IDS,), ShapeProfile(BUCKET, BUCKET))
+
+
+def test_a_graph_that_fixes_a_free_dimension_is_refused() -> None:
+    between = ShapeProfile(Bucket(2, 8, min_sequence=3), Bucket(2, 5))
+    with pytest.raises(BuildError) as raised:
+        profile_shapes("here", {"ids": (2, 8)}, (IDS,), between)
+    assert str(raised.value) == "here: its graph takes ids [2, 8]; the manifest says {'ids': (2, 'sequence')}"
 
 
 def test_trtexec_builds_the_same_plan() -> None:
     assert trtexec_command("ffn8.b1-s8.onnx", TensorRTOptions()) == (
         "trtexec --onnx=ffn8.b1-s8.onnx --saveEngine=ffn8.b1-s8.plan --stronglyTyped --builderOptimizationLevel=3 "
         "--profilingVerbosity=detailed --timingCacheFile=tensorrt.timing --skipInference --noTF32 --stripWeights"
+    )
+    assert trtexec_command("a.onnx", TensorRTOptions(), ["ids:1x1", "ids:1x8", "ids:2x8"]).endswith(
+        "--skipInference --minShapes=ids:1x1 --optShapes=ids:1x8 --maxShapes=ids:2x8 --noTF32 --stripWeights"
     )
     every = TensorRTOptions(
         workspace_mb=2048,

@@ -10,7 +10,7 @@ from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.manifest import DTYPES as IN_MANIFEST
 from nestforge.runtime.bundle.manifest import TensorSpec
 from nestforge.runtime.device.device import ALIGNMENT, DeviceArray
-from nestforge.runtime.device.layout import Layout, layout_of
+from nestforge.runtime.device.layout import Layout, Layouts, layout_of
 
 INPUTS = (TensorSpec("ids", "int64", ("batch", "sequence")), TensorSpec("flag", "bool", ("batch",)))
 OUTPUTS = (TensorSpec("hidden", "float16", ("batch", "sequence", 4)),)
@@ -96,3 +96,36 @@ def test_a_tensor_in_a_block_of_the_host(layout: Layout) -> None:
     block = np.zeros(layout.bytes, np.uint8)
     layout.outputs["hidden"].host_view(block)[1, 7, 3] = 1.0
     assert np.flatnonzero(block).tolist() == [512 + 127]
+
+
+def arrays(batch: int, sequence: int) -> dict[str, np.ndarray]:
+    return {"ids": np.zeros((batch, sequence), np.int64), "flag": np.zeros(batch, np.bool_)}
+
+
+@given(st.integers(1, 4), st.integers(2, 16))
+def test_every_shape_of_a_range_lies_in_the_block_of_the_largest(batch: int, sequence: int) -> None:
+    layouts = Layouts(INPUTS, OUTPUTS, Bucket(4, 16, 1, 2))
+    layout = layouts.of(arrays(batch, sequence))
+    assert layout == layout_of(INPUTS, OUTPUTS, Bucket(batch, sequence))
+    assert layout.bytes <= layouts.largest.bytes
+    assert layout.misfit(arrays(batch, sequence), {}) is None
+    assert layouts.of({"ids": DeviceArray(0, "int64", (batch, sequence))}) == layout
+
+
+@pytest.mark.parametrize(
+    ("feeds", "problem"),
+    [
+        (arrays(5, 16), "ids: expected contiguous int64 [4, 16], got int64 [5, 16]"),
+        (arrays(1, 1), "ids: expected contiguous int64 [1, 2], got int64 [1, 1]"),
+        ({**arrays(2, 8), "flag": np.zeros(3, np.bool_)}, "flag: expected contiguous bool [2], got bool [3]"),
+        ({**arrays(2, 8), "ids": np.zeros(2, np.int64)}, "ids: expected contiguous int64 [2, 16], got int64 [2]"),
+        ({}, "no array for input flag, ids"),
+    ],
+)
+def test_what_a_range_does_not_hold(feeds: dict[str, np.ndarray], problem: str) -> None:
+    assert Layouts(INPUTS, OUTPUTS, Bucket(4, 16, 1, 2)).of(feeds).misfit(feeds, {}) == problem
+
+
+def test_an_engine_of_one_shape_has_one_layout() -> None:
+    layouts = Layouts(INPUTS, OUTPUTS, BUCKET)
+    assert layouts.of(arrays(1, 3)) is layouts.largest

@@ -61,7 +61,7 @@ def test_engines_run_in_the_devices_stream_without_tf32(
     stream = {"device_id": "1", "has_user_compute_stream": "1", "user_compute_stream": "4711"}
     own = {**stream, "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
     for capture in (True, False):
-        assert cuda.options(Gpu(), capture, None) == [{**own, "enable_cuda_graph": str(int(capture))}]
+        assert cuda.options(Gpu(), capture, None, ()) == [{**own, "enable_cuda_graph": str(int(capture))}]
     assert capsys.readouterr().out == ""
 
 
@@ -84,7 +84,7 @@ def test_tensorrt_inside_onnx_runtime_keeps_what_it_builds(
     assert folder.stat().st_mode & 0o77 == 0
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")  # what was built with TF32 must not serve without
     assert tensorrt.cache_folder(bundle, bundle.manifest.engines[0]) not in folders
-    first, second = tensorrt.options(Gpu(), False, folder)
+    first, second = tensorrt.options(Gpu(), False, folder, ())
     assert first["trt_engine_cache_path"] == str(folder)
     assert not tensorrt.captures
     assert (first["trt_cuda_graph_enable"], second["enable_cuda_graph"]) == ("0", "0")

@@ -1,35 +1,62 @@
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+
 from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.manifest import DTYPES as IN_MANIFEST
 from nestforge.runtime.bundle.manifest import TensorSpec
-from nestforge.runtime.device.layout import Layout, layout_of
 from nestforge.runtime.engines.tensorrt.layout import DTYPES, PlanTensor, plan_problem
 
 INPUTS = (TensorSpec("ids", "int64", ("batch", "sequence")), TensorSpec("flag", "bool", ("batch",)))
 OUTPUTS = (TensorSpec("hidden", "float16", ("batch", "sequence", 4)),)
+STATIC, RANGE = Bucket(2, 8), Bucket(2, 8, min_sequence=3)
 
 
-@pytest.fixture
-def layout() -> Layout:
-    return layout_of(INPUTS, OUTPUTS, Bucket(2, 8))
-
-
-def test_a_plan_has_the_manifests_tensors(layout: Layout) -> None:
+def test_a_plan_has_the_manifests_tensors() -> None:
     found = [
         PlanTensor("ids", True, "INT64", (2, 8), True),
         PlanTensor("flag", True, "BOOL", (2,), True),
         PlanTensor("hidden", False, "HALF", (2, 8, 4), True),
     ]
-    assert plan_problem(layout, found) is None
-    assert plan_problem(layout, found[:2]) == "outputs are none, the manifest says hidden HALF [2, 8, 4]"
-    open_shape = PlanTensor("flag", True, "BOOL", (-1,), True)
-    assert plan_problem(layout, [found[0], open_shape, found[2]]) == (
+    assert plan_problem(INPUTS, OUTPUTS, STATIC, found) is None
+    assert plan_problem(INPUTS, OUTPUTS, STATIC, found[:2]) == (
+        "outputs are none, the manifest says hidden HALF [2, 8, 4]"
+    )
+    open_shape = PlanTensor("flag", True, "BOOL", (-1,), True, ((2,), (2,)))
+    assert plan_problem(INPUTS, OUTPUTS, STATIC, [found[0], open_shape, found[2]]) == (
         "inputs are ids INT64 [2, 8], flag BOOL [-1], the manifest says ids INT64 [2, 8], flag BOOL [2]"
     )
+    unknown = replace(found[2], shape=(2, 8, -1))
+    assert plan_problem(INPUTS, OUTPUTS, STATIC, [*found[:2], unknown]) == (
+        "outputs are hidden HALF [2, 8, -1], the manifest says hidden HALF [2, 8, 4]"
+    )
     on_host = PlanTensor("flag", True, "BOOL", (2,), False)
-    assert str(plan_problem(layout, [found[0], on_host, found[2]])).startswith("flag: read on the host as a shape")
+    assert str(plan_problem(INPUTS, OUTPUTS, STATIC, [found[0], on_host, found[2]])).startswith(
+        "flag: read on the host as a shape"
+    )
+
+
+def test_a_plan_of_a_range_takes_what_the_manifest_says() -> None:
+    found = [
+        PlanTensor("ids", True, "INT64", (2, -1), True, ((2, 3), (2, 8))),
+        PlanTensor("flag", True, "BOOL", (2,), True),
+        PlanTensor("hidden", False, "HALF", (2, -1, 4), True),
+    ]
+    assert plan_problem(INPUTS, OUTPUTS, RANGE, found) is None
+    # TensorRT may not know a size of an output before a run; that of an input it has read from the graph.
+    assert plan_problem(INPUTS, OUTPUTS, RANGE, [*found[:2], replace(found[2], shape=(-1, -1, -1))]) is None
+    assert plan_problem(INPUTS, OUTPUTS, RANGE, [replace(found[0], shape=(-1, -1)), *found[1:]]) == (
+        "inputs are ids INT64 [-1, -1], flag BOOL [2], the manifest says ids INT64 [2, -1], flag BOOL [2]"
+    )
+    for wrong in ((2, 7, 4), (2, -1), (2, -1, 5)):
+        assert plan_problem(INPUTS, OUTPUTS, RANGE, [*found[:2], replace(found[2], shape=wrong)]) == (
+            f"outputs are hidden HALF {list(wrong)}, the manifest says hidden HALF [2, -1, 4]"
+        )
+    for ends in (((2, 1), (2, 8)), ((2, 3), (2, 16))):
+        assert plan_problem(INPUTS, OUTPUTS, RANGE, [replace(found[0], ends=ends), *found[1:]]) == (
+            f"ids: the plan takes {list(ends[0])} to {list(ends[1])}, "
+            "the manifest's bucket 2x3..8 says [2, 3] to [2, 8]"
+        )
 
 
 def test_every_type_of_the_manifest_has_a_name() -> None:

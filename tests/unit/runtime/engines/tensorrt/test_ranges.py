@@ -1,0 +1,165 @@
+"""Plans that take a range of shapes, on tests/support/fake_tensorrt.py: no plan is really run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from nestforge.elastic import Bucket
+from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.runtime.bundle.open_bundle import Bundle
+from nestforge.runtime.bundle.plan_index import Gpu, build_key, read_plans, write_plans
+from nestforge.runtime.device.device import DeviceArray
+from nestforge.runtime.inputs.feeds import random_feeds
+from support.fake_tensorrt import World, host_with_gpu, list_plans
+
+if TYPE_CHECKING:
+    from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
+
+Reference = Callable[..., dict[str, Any]]
+# Of 1..4x2..16, up and down, some of them twice.
+SHAPES = [Bucket(1, 2), Bucket(4, 16), Bucket(4, 16), Bucket(1, 16), Bucket(3, 7), Bucket(4, 2), Bucket(1, 2)]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with host_with_gpu(tmp_path / "cache") as found:
+        yield found
+
+
+@pytest.fixture
+def bundle(range_bundle: Path, tmp_path: Path, world: World) -> Bundle:
+    return list_plans(range_bundle, tmp_path / "plans.bundle")
+
+
+def runner_of(bundle: Bundle) -> TensorRTRunner:
+    from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
+
+    return TensorRTRunner(bundle, bundle.manifest.engines[0])
+
+
+def on_gpu(world: World) -> int:
+    return sum(block.nbytes for block in world.allocated.values() if isinstance(block, np.ndarray))
+
+
+def test_every_shape_of_a_range_is_answered_as_it_is(bundle: Bundle, world: World, expected: Reference) -> None:
+    with runner_of(bundle) as runner:
+        assert not runner.is_captured
+        taken = on_gpu(world)
+        world.calls.clear()
+        for seed, shape in enumerate(SHAPES):
+            feeds = random_feeds(bundle.manifest.inputs, shape, seed)
+            hidden, total = runner.run(feeds)
+            want = expected(16, feeds["input_ids"], feeds["attention_mask"])
+            np.testing.assert_allclose(hidden, want["hidden"], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(total, want["total"], rtol=1e-5, atol=1e-5)
+        assert on_gpu(world) == taken  # room for the largest from the start
+    # Each of the two inputs gets its shape where it differs from the run before; nothing is captured.
+    told = [f"shape {shape}" for before, shape in pairwise(SHAPES) if before != shape]
+    assert [call for call in world.calls if call.startswith("shape")][::2] == [f"shape {SHAPES[0]}", *told]
+    assert world.calls.count("run") == len(SHAPES)
+    assert "graph" not in world.calls
+
+
+def test_what_the_range_does_not_hold_is_refused(bundle: Bundle, world: World) -> None:
+    with runner_of(bundle) as runner:
+        for shape, nearest in ((Bucket(5, 8), [4, 8]), (Bucket(1, 17), [1, 16]), (Bucket(2, 1), [2, 2])):
+            feeds = random_feeds(bundle.manifest.inputs, shape)
+            message = f"engine ffn16@b1_4-s2_16: input_ids: expected contiguous int64 {nearest}, got int64 "
+            with pytest.raises(InputError) as raised:
+                runner.run(feeds)
+            assert str(raised.value) == f"{message}[{shape.batch}, {shape.sequence}]"
+
+
+def test_a_bound_run_keeps_its_shape_whatever_runs_between(bundle: Bundle, world: World, expected: Reference) -> None:
+    feeds = random_feeds(bundle.manifest.inputs, Bucket(2, 5))
+    total = np.empty((2, 16), np.float32)
+    with runner_of(bundle) as runner:
+        call = runner.bind(feeds, {"total": total})
+        for seed in (1, 2):
+            runner.run(random_feeds(bundle.manifest.inputs, Bucket(4, 16), seed))
+            call()
+            want = expected(16, feeds["input_ids"], feeds["attention_mask"])["total"]
+            np.testing.assert_allclose(total, want, rtol=1e-5, atol=1e-5)
+        arrays = {name: DeviceArray(0, "int64", (2, 5)) for name in feeds}
+        with pytest.raises(InputError, match="a run on the GPU's own memory is of one shape; expected a static bucket"):
+            runner.bind_device(arrays, {})
+
+
+def test_threads_take_turns_in_one_context(bundle: Bundle, world: World, expected: Reference) -> None:
+    together = threading.Barrier(3)
+    failures: list[BaseException] = []
+
+    def ask(runner: TensorRTRunner, seed: int) -> None:
+        try:
+            feeds = random_feeds(bundle.manifest.inputs, SHAPES[seed], seed)
+            want = expected(16, feeds["input_ids"], feeds["attention_mask"])["hidden"]
+            together.wait(30)
+            for _ in range(20):
+                np.testing.assert_allclose(runner.run(feeds)[0], want, rtol=1e-5, atol=1e-5)
+        except BaseException as failure:  # noqa: BLE001  (handed to the test's own thread)
+            failures.append(failure)
+
+    with runner_of(bundle) as runner:
+        threads = [threading.Thread(target=ask, args=(runner, seed)) for seed in (0, 1, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert world.calls.count("context") == 1
+
+
+def test_an_output_of_another_shape_never_reaches_memory(bundle: Bundle, world: World) -> None:
+    feeds = random_feeds(bundle.manifest.inputs, Bucket(2, 5))
+    with runner_of(bundle) as runner:
+        world.more_rows = 1
+        runs = world.calls.count("run")
+        with pytest.raises(BundleError, match=r"^engine .*: hidden: expected shape \[2, 5, 16\], got \[3, 5, 16\]$"):
+            runner.run(feeds)
+        assert world.calls.count("run") == runs
+        world.more_rows = 0
+        assert runner.run(feeds)[0].shape == (2, 5, 16)  # in a context of its own: the other one was closed
+
+
+def test_a_plan_of_another_range_is_refused(bundle: Bundle, world: World) -> None:
+    plan = next(entry for entry in read_plans(bundle) if entry.graph == bundle.manifest.engines[0].file)
+    built = json.loads((bundle.path / plan.file).read_bytes())
+    built["profile"]["attention_mask"][2] = [4, 32]
+    data = json.dumps(built).encode()
+    (bundle.path / plan.file).write_bytes(data)
+    write_plans(bundle, [replace(plan, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())])
+    with pytest.raises(BundleCorruptError) as raised:
+        runner_of(bundle).__enter__()
+    assert str(raised.value) == (
+        f"engine ffn16@b1_4-s2_16: {plan.file}: attention_mask: the plan takes [1, 2] to [4, 32], "
+        "the manifest's bucket 1..4x2..16 says [1, 2] to [4, 16]"
+    )
+
+
+def test_memory_is_counted_for_the_largest_shape(bundle: Bundle, world: World) -> None:
+    world.free = 4 * 16 * 16 * 4  # the largest hidden states alone
+    with pytest.raises(BundleIncompatibleError, match="of the GPU's memory"):
+        runner_of(bundle).__enter__()
+
+
+def test_a_plan_follows_from_the_ends_of_its_range_and_its_tuned_shape(bundle: Bundle) -> None:
+    """The graph names its free dimensions and says no more."""
+    gpu, options = Gpu("Fake GPU", "8.7", "10.3.0"), TensorRTOptions()
+    engine = bundle.manifest.engines[0]
+    longer = replace(engine, bucket=Bucket(4, 32, 1, 2))
+    provenance = replace(bundle.manifest.provenance, profile={"budget_at": "1x4"})
+    tuned = replace(bundle, manifest=replace(bundle.manifest, provenance=provenance))
+    keys = [build_key(*each, gpu, options) for each in ((bundle, engine), (bundle, longer), (tuned, engine))]
+    assert len(set(keys)) == 3
+    static = replace(engine, bucket=Bucket(4, 16))
+    assert build_key(bundle, static, gpu, options) == build_key(tuned, static, gpu, options)
