@@ -157,6 +157,11 @@ REFUSED: list[tuple[str, Edit, str]] = [
         engine(5, segment="to1", file="to1.b1-s8.onnx"),
         "engine for 'depth4, segment to1 at b1-s8, onnxruntime' stands twice",
     ),
+    (
+        "range for TensorRT",
+        engine(0, backend="tensorrt", bucket={"batch": 1, "sequence": 8, "min_sequence": 1}),
+        "engine depth2@b1-s8: a range, which engines for tensorrt of a model with exits have not",
+    ),
     ("no exits", lambda d: d.pop("exits"), "engine depth2.to1@b1-s8: segment 'to1', but this manifest has no exits"),
 ]
 

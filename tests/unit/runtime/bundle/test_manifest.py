@@ -138,11 +138,6 @@ REFUSED: list[tuple[str, Edit, str]] = [
         lambda d: d["engines"][0]["bucket"].update(min_sequence=d["engines"][0]["bucket"]["sequence"]),
         "expected one that rises from 1 or more",
     ),
-    (
-        "range for TensorRT",
-        lambda d: (d["engines"][0]["bucket"].update(min_sequence=1), d["engines"][0].update(backend="tensorrt")),
-        "a range, which engines of tensorrt have not",
-    ),
     ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3, 4, 5, 6, 7"),
     ("schema is true", lambda d: d.update(schema_version=True), "schema_version: expected a whole number"),
     ("unknown key", lambda d: d.update(engine=[]), "unknown key 'engine'; did you mean 'engines'?"),
