@@ -22,8 +22,9 @@ _ENOUGH_RUNS = 3
 # changes is the host more often than one engine on it.
 _BUNDLE_RUNS = 4
 _OWN_RUNS = 16
-# The most that a run may change, as a logarithm: a run of ten times its time says that something else was at work.
-_LARGEST_ERROR = log(2)
+# The most that a run is taken to be off by, as a logarithm: runs beside a busy program take several times as long, and
+# what counts is what most runs take.
+_LARGEST_ERROR = log(1.25)
 # Within this of the stated figure that one stands, and choices are made anew only for as much of a change: logarithms.
 _SMALLEST_RATIO = 0.1
 _SMALLEST_CHANGE = 0.05
