@@ -165,6 +165,15 @@ def minilm_range_bundle() -> Path:
     return path
 
 
+def minilm_lengths_bundle() -> Path:
+    """The four levels of MiniLM, each as an engine for one text of 128 tokens and as one for any length."""
+    path = CACHE / "minilm-lengths.bundle"
+    if not path.exists():
+        device = replace(elsewhere(), buckets=(BUCKET, Bucket(1, 512, None, 1)))
+        compile_bundle(demo_checkpoint(), device, path, include="levels")
+    return path
+
+
 def tiny_bundle() -> Path:
     """Levels of a 2-layer encoder with random weights, small enough that its engines fit the caches together."""
     import transformers
