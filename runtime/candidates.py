@@ -14,6 +14,8 @@ from .engines.latency_at import RunTime, latency_at
 from .running_estimate import RunningEstimate, SizeEstimate
 
 _MAX_LISTED_ENGINES = 8
+# A file may state less, over which a run's time is no number.
+_LEAST_MS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Choice:
 
     def ran(self, run_ms: float, ended: float) -> None:
         """Counts a run of this choice that ended at ``ended`` (``perf_counter``, seconds)."""
-        if 0.0 < self.stated_ms < math.inf and run_ms > 0.0:
+        if _LEAST_MS <= self.stated_ms < math.inf and run_ms > 0.0:
             self.estimate.add(self.stated_ms, run_ms, ended)
 
 

@@ -135,9 +135,9 @@ class ElasticModel:
         ``deadline_ms``). Without any the largest submodel answers. ``latency_ms`` limits what the run takes alone;
         ``deadline_ms`` asks for the answer within that time of the call, so that what this model is answering for other
         threads counts too. A limit in time that no figure keeps is refused once a run has shown the same. An input
-        smaller than its bucket is padded, which the answer says; a longer text is refused
-        unless ``truncate``. ``exits`` lets rows leave early: by thresholds in nats, one for all exits or one for each
-        but the last; by the name of a calibrated policy; by an ``ExitPolicy``; "off" keeps them all in. Without it the
+        smaller than its bucket is padded, which the answer says; a longer text is refused unless ``truncate``.
+        ``exits`` lets rows leave early: by thresholds in nats, one for all exits or one for each but the last; by the
+        name of a calibrated policy; by an ``ExitPolicy``; "off" keeps them all in. Without it the
         bundle's default policy decides, else the model's own gate; if there is neither, or the latency is limited, the
         whole engine answers. With ``routing`` the answer also has the routes that the model chose, such as the tokens
         of each expert (``decisions`` is its deprecated name). ``prompt`` stands before every text (empty for none), or
@@ -279,18 +279,15 @@ class ElasticModel:
         do so now.
         """
         request, shape = context.request, context.shape
-        if self._in_flight.load().remaining_ms:
-            raise refusal
-        choice = self._dispatcher.to_try(request, shape.batch, shape.sequence)
-        if choice is None:
+        busy = self._in_flight.load().remaining_ms
+        choice = None if busy else self._dispatcher.to_try(request, shape.batch, shape.sequence)
+        if choice is None or _is_late(context):
             raise refusal
         # A first run shows little, so once more after it; with a deadline that time is gone.
         for _ in range(2 if choice.estimate.is_new and request.deadline_ms is None else 1):
             answer = self._run(context, choice, self._in_flight.enter(choice.latency_ms))
-            limit, took = request.latency_ms, answer.timings.run
-            if request.deadline_ms is not None:
-                limit, took = request.deadline_ms, 1e3 * (perf_counter() - context.started)
-            if limit is not None and took <= limit:
+            took = answer.timings.run
+            if not _is_late(context) and (request.latency_ms is None or took <= request.latency_ms):
                 return answer
         raise SelectionError(f"{refusal}; {choice.engine.submodel} was tried and took {took:.3g} ms")
 
@@ -372,3 +369,9 @@ class ElasticModel:
         if text is None:
             raise InputError(f"bundle {self.bundle.path}: has no tokenizer; pass arrays by input name instead of text")
         return text
+
+
+def _is_late(context: RequestContext) -> bool:
+    """Whether the request's deadline has passed."""
+    deadline_ms = context.request.deadline_ms
+    return deadline_ms is not None and 1e3 * (perf_counter() - context.started) > deadline_ms

@@ -59,7 +59,16 @@ def test_the_longest_sequence_within_a_limit_follows_what_runs_take(manifest: Ma
     assert one.longest_sequence(1, {"latency_ms": 4.0}) == 64
 
 
-def test_runs_of_engines_without_a_figure_are_not_counted(manifest: Manifest) -> None:
-    one = replace(engine(manifest), stated=stated_latency([], "packed", None))
-    ran(lambda: one.candidate(Bucket(1, 16)), 1.0)
-    assert one.candidate(Bucket(1, 16)).latency == "no latency known"
+@pytest.mark.parametrize(
+    ("known", "text"),
+    [
+        ([], "no latency known"),
+        ([Latency("e", 0.0)], "predicted 0 ms"),
+        ([Latency("e", 5e-324)], "predicted 4.94e-324 ms"),
+    ],
+)
+def test_runs_of_engines_without_a_figure_are_not_counted(manifest: Manifest, known: list[Latency], text: str) -> None:
+    one = replace(engine(manifest), stated=stated_latency(known, "packed", None))
+    for _ in range(5):
+        one.candidate(Bucket(1, 16)).choice("").ran(1.0, 0.0)
+    assert one.candidate(Bucket(1, 16)).latency == text
