@@ -85,7 +85,7 @@ class TensorSpec:
     def shape(self, bucket: Bucket) -> tuple[int, ...]:
         """Shape at ``bucket``, the largest where it is a range."""
         sizes = {"batch": bucket.batch, "sequence": bucket.sequence}
-        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
+        return tuple([sizes[dim] if isinstance(dim, str) else dim for dim in self.dims])
 
     def declared(self, bucket: Bucket) -> tuple[str | int, ...]:
         """What an engine at ``bucket`` declares: a free dimension by its name."""

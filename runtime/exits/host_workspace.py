@@ -16,6 +16,7 @@ from .steps import Step, StepKey
 from .workspace import Feeds, Workspace, put_rows
 
 _CACHE_LINE_BYTES = 64
+_MAX_REMEMBERED_SIZES = 1024
 
 
 class HostWorkspace(Workspace):
@@ -34,6 +35,8 @@ class HostWorkspace(Workspace):
         size = (plan.rows, plan.sequence)
         targets = self._filled.get(size)
         if targets is None:
+            if len(self._filled) >= _MAX_REMEMBERED_SIZES:
+                self._filled.clear()
             targets = tuple(_view(self._buffers[spec.name], spec, Bucket(*size)) for spec in self._inputs)
             self._filled[size] = targets
         for spec, target in zip(self._inputs, targets, strict=True):

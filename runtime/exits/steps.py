@@ -10,7 +10,8 @@ from ..engines.runner import DeviceCall
 from ..inputs.arrays import Array
 from .batch_plan import BatchPlan
 
-_MAX_BOUND_STEPS = 512
+# In ranges every size of a batch has steps of its own: some 80 us for each segment when a size is first met, and 6 kB.
+_MAX_BOUND_STEPS = 2048
 
 
 class StepKey(NamedTuple):

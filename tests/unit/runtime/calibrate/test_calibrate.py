@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nestforge.elastic import Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.calibrate import calibrate as calibrate_exits
@@ -24,7 +25,7 @@ from nestforge.runtime.calibrate.fit import Fitter
 from nestforge.runtime.exits.calibration import CalibratedPolicy
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.inputs.arrays import Array
-from support.exit_bundles import every_exit
+from support.exit_bundles import every_exit, write_exits_bundle
 from support.exit_rows import make_rows, write_arrays, write_text_bundle, write_texts
 
 ROWS = 150
@@ -126,6 +127,15 @@ def test_requests_of_several_rows(bundle: Bundle, rows: Path, batch: int) -> Non
     assert policy.measured.costs.mean_flops == pytest.approx(policy.simulated.costs.mean_flops)
     assert policy.measured.histogram == policy.simulated.histogram
     assert policy.measured.costs.mean_flops <= 4000
+
+
+def test_over_a_range_the_engines_do_what_the_simulation_says(tmp_path: Path, rows: Path) -> None:
+    bundle = open_bundle(write_exits_bundle(tmp_path / "b", [Bucket(8, 16, 1, 1)]))
+    policy = calibrate(bundle, rows, parse_budget("mean_flops<=70%"), batch=3, threads=1)
+    assert policy.measured.costs.mean_flops == pytest.approx(policy.simulated.costs.mean_flops)
+    assert policy.measured.costs.mean_flops <= 0.7 * policy.whole.costs.mean_flops
+    assert policy.measured.histogram == policy.simulated.histogram
+    assert set(policy.engines) == {f"depth4{part}@b1_8-s1_16" for part in ("", ".to1", ".to2", ".to4")}
 
 
 def test_batches_that_leave_together(bundle: Bundle, rows: Path) -> None:

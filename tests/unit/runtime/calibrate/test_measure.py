@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nestforge.elastic import Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.calibrate.curve import Observed
@@ -83,6 +84,43 @@ def test_simulation_says_what_the_chain_does(
     assert (costs.milliseconds[:, 1:] > 0).all()
     assert (costs.milliseconds[:, 0] == 0).all()
     assert (np.diff(costs.milliseconds, axis=1) >= 0).all()
+
+
+@pytest.fixture(scope="module")
+def ranged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExitBench]:
+    bundle = open_bundle(write_exits_bundle(tmp_path_factory.mktemp("range") / "b", [Bucket(8, LONGEST, 1, 1)]))
+    yield from bench_of(bundle, "depth4")
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("thresholds", [(-1.0, -1.0), (0.3, 0.2), (9.0, 9.0)])
+def test_in_a_range_every_length_costs_its_own(
+    ranged: ExitBench, data: LabelledData, batch: int, thresholds: tuple[float, float]
+) -> None:
+    samples: dict[tuple[int, tuple[Bucket, ...]], list[float]] = {}
+    requests = ranged.requests(data, batch)
+    answers = ranged.observe(requests, samples)
+    costs = ranged.segment_costs(data, batch, samples, lambda *_: None)
+    classes, lengths = ranged.length_classes(data, batch)
+    assert np.array_equal(np.array(lengths)[classes], data.lengths)
+    observed = Observed(answers.entropy, np.ones((ROWS, 3), bool), classes, batch, "<=")
+    index = observed.leaving(np.float32(thresholds))
+    ran = ranged.answer(requests, ExitPolicy(thresholds))
+    assert np.array_equal(ran.index, index)
+    assert observed.metric(index, costs, "mean_flops") == ran.flops.mean()
+    assert costs.milliseconds.shape == (3, batch + 1, len(lengths))
+    assert (costs.milliseconds[:, 1:] > 0).all()
+    longest = [data.lengths[start : start + batch].max() for start in range(0, ROWS, batch)]
+    assert np.array_equal(ranged.whole_flops(requests), 400 * np.repeat(longest, batch))
+    *_, (_, logits, _) = every_exit(data.feeds["input_ids"], data.feeds["attention_mask"])
+    assert np.array_equal(ranged.answer_whole(requests).predicted, logits.argmax(axis=1))
+
+
+def test_in_a_range_few_sizes_are_timed(ranged: ExitBench, bench: ExitBench) -> None:
+    lengths = (3, 4, 5, 7, 9, 16)
+    assert ranged._timed_sizes(6, lengths) == ([1, 2, 4, 6], [0, 1, 4, 5])
+    assert ranged._timed_sizes(1, (5,)) == ([1], [0])
+    assert bench._timed_sizes(3, (8, 16)) == ([1, 2, 3], [0, 1])
 
 
 def test_the_whole_engine_answers_as_the_last_exit(bench: ExitBench, data: LabelledData) -> None:
