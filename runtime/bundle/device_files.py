@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from ...errors import BundleFormatError
-from ...strict import parse_json
+from ...errors import BundleCorruptError, BundleFormatError
+from ...strict import parse_json, structure
 from ...whole_file import write_whole
 from .manifest import MANIFEST_NAME, SEALED_SINCE
 from .open_bundle import Bundle, read_json
@@ -17,6 +17,14 @@ from .seal import sealed_json, unsealed
 # Of calibrations and of lists of plans alike. 1: first published schema. 2: sealed; else as 1, which is read where the
 # bundle is of a schema without seals.
 DEVICE_SCHEMA_VERSION = 2
+
+
+class _OfManifest(Protocol):
+    @property
+    def manifest_sha256(self) -> str: ...
+
+
+Record = TypeVar("Record", bound=_OfManifest)
 
 
 def read_device_file(bundle: Bundle, name: str, mend: str) -> dict[str, Any] | None:
@@ -40,6 +48,29 @@ def read_device_file(bundle: Bundle, name: str, mend: str) -> dict[str, Any] | N
             f"release that wrote it, or {mend}"
         )
     return data if version == 1 else unsealed(raw, data, str(path), mend)
+
+
+def read_record(
+    bundle: Bundle,
+    name: str,
+    kind: type[Record],
+    problems: Callable[[Record, Bundle], Iterable[str]],
+    mend: str,
+) -> Record | None:
+    """The record of this very manifest that the file ``name`` holds, or None where there is no such file; ``problems``
+    says what its types do not.
+
+    Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or a record of another manifest.
+    """
+    data, where = read_device_file(bundle, name, mend), str(bundle.path / name)
+    if data is None:
+        return None
+    record = structure(kind, data, where, lambda problem: BundleFormatError(f"{problem}; {mend}"))
+    if record.manifest_sha256 != bundle.build.manifest_sha256:
+        raise BundleCorruptError(f"{where}: belongs to another manifest than this bundle's; {mend}")
+    for problem in problems(record, bundle):
+        raise BundleFormatError(f"{where}: {problem}; {mend}")
+    return record
 
 
 def write_device_file(bundle: Bundle, name: str, data: Mapping[str, Any], lost: str) -> Path:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...elastic import Bucket
-from ...errors import BundleCorruptError, BundleFormatError, OutputError
+from ...errors import OutputError
 from ...file_lock import alone
 from ...profiles.probe_host import probe_host
-from ...strict import structure, unstructure
-from .device_files import DEVICE_SCHEMA_VERSION, read_device_file, write_device_file
+from ...strict import unstructure
+from .device_files import DEVICE_SCHEMA_VERSION, read_record, write_device_file
 from .manifest import MEASUREMENTS_NAME, Residency
 from .noise import Noise
 from .open_bundle import Bundle
@@ -96,15 +96,7 @@ def read_measurements(bundle: Bundle) -> Measurements | None:
 
     Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or those of another manifest.
     """
-    data, where = read_device_file(bundle, MEASUREMENTS_NAME, _REMEDY), str(bundle.path / MEASUREMENTS_NAME)
-    if data is None:
-        return None
-    found = structure(Measurements, data, where, lambda problem: BundleFormatError(f"{problem}; {_REMEDY}"))
-    if found.manifest_sha256 != bundle.build.manifest_sha256:
-        raise BundleCorruptError(f"{where}: belongs to another manifest than this bundle's; {_REMEDY}")
-    for problem in _problems(found, bundle):
-        raise BundleFormatError(f"{where}: {problem}; {_REMEDY}")
-    return found
+    return read_record(bundle, MEASUREMENTS_NAME, Measurements, _problems, _REMEDY)
 
 
 def keep_measurement(bundle: Bundle, measurement: HostMeasurement) -> Path:

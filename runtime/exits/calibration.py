@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from ...errors import BundleCorruptError, BundleFormatError, SelectionError
+from ...errors import SelectionError
 from ...file_lock import alone
-from ...strict import structure, unstructure
-from ..bundle.device_files import DEVICE_SCHEMA_VERSION, read_device_file, write_device_file
+from ...strict import unstructure
+from ..bundle.device_files import DEVICE_SCHEMA_VERSION, read_record, write_device_file
 from ..bundle.manifest import CALIBRATION_NAME
 from ..bundle.open_bundle import Bundle
 from .policy import Compare, ExitPolicy, Rule
@@ -156,15 +156,7 @@ def read_calibration(bundle: Bundle) -> Calibration | None:
 
     Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or one of another manifest.
     """
-    data, where = read_device_file(bundle, CALIBRATION_NAME, _REMEDY), str(bundle.path / CALIBRATION_NAME)
-    if data is None:
-        return None
-    calibration = structure(Calibration, data, where, lambda problem: BundleFormatError(f"{problem}; {_REMEDY}"))
-    if calibration.manifest_sha256 != bundle.build.manifest_sha256:
-        raise BundleCorruptError(f"{where}: belongs to another manifest than this bundle's; {_REMEDY}")
-    for problem in _problems(calibration, bundle):
-        raise BundleFormatError(f"{where}: {problem}; {_REMEDY}")
-    return calibration
+    return read_record(bundle, CALIBRATION_NAME, Calibration, _problems, _REMEDY)
 
 
 def write_calibration(bundle: Bundle, calibration: Calibration) -> Path:
