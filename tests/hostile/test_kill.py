@@ -29,7 +29,7 @@ def test_publishing_resumes_or_is_done_wherever_it_is_killed() -> None:
 
 def test_whatever_writes_what_is_kept_ends_well_when_it_is_stopped() -> None:
     random = Random(0)
-    calls = {"stage": 30, "calibrate": 9, "index": 14, "run": 12, "mapped": 70, "profile": 17, "key": 11}
+    calls = {"stage": 30, "calibrate": 9, "measure": 9, "index": 14, "run": 12, "mapped": 70, "profile": 17, "key": 11}
     seeds = [seed_of(job, action, random.randrange(calls[job])) for job in calls for action in ACTIONS]
     report = drive("kill", seeds)
     assert not report.findings, described(report.findings, "kill")

@@ -112,6 +112,20 @@ def _prepare_golden(folder: Path) -> None:
     (folder / "texts.txt").write_text(_TEXTS)
 
 
+def _prepare_measuring(folder: Path) -> None:
+    _prepare_golden(folder)
+    _keep_measurement(folder, "first")
+
+
+def _keep_measurement(folder: Path, cpu: str = "second") -> None:
+    """The figures of a second host are kept beside those of the first."""
+    from nestforge.runtime.bundle.measurements import HostMeasurement, MeasuredHost, keep_measurement
+    from nestforge.runtime.bundle.open_bundle import open_bundle
+
+    host = MeasuredHost(cpu, "x86_64", 2)
+    keep_measurement(open_bundle(folder / "golden.bundle"), HostMeasurement(host, 2, "2026-11-22T10:00:00+00:00", ()))
+
+
 def _index(folder: Path) -> None:
     command("index", folder / "golden.bundle", "--text", folder / "texts.txt", "--output", folder / "made.index")
 
@@ -214,6 +228,13 @@ _COMPILER = (
 JOBS = (
     Job("stage", _nothing, _stage, _bytes_below("made/out"), ("nestforge.compiler.work.staging",)),
     Job("calibrate", _prepare_calibration, _calibrate, _bytes_below("exits.bundle/calibration.json")),
+    Job(
+        "measure",
+        _prepare_measuring,
+        _keep_measurement,
+        _bytes_below("golden.bundle/measurements.json"),
+        ("nestforge.runtime.bundle.measurements",),
+    ),
     Job("index", _prepare_golden, _index, _arrays_in("made.index"), ("nestforge.runtime.retrieval",)),
     Job("run", _prepare_golden, _run, _arrays_in("answer.npz"), ("nestforge.runtime.model",)),
     Job("mapped", _prepare_golden, _mapped, _mapped_content, ("nestforge.runtime.model",)),
@@ -230,4 +251,4 @@ JOBS = (
     ),
     Job("nest", _prepare_model, _nest, _bytes_below("nested"), ("nestforge.compiler.nest.nest", *_COMPILER)),
 )
-QUICK = tuple(job.name for job in JOBS[:7])
+QUICK = tuple(job.name for job in JOBS[:8])
