@@ -33,7 +33,7 @@ from .graph.precision.proof_graphs import proof_bundle_in, with_proof_graphs
 from .graph.store import read_store, write_store
 from .parity.cases import parity_cases
 from .parity.prove import prove
-from .parity.reference import References, exact_outputs
+from .parity.references import References
 from .planning.ladder import in_every_precision
 from .planning.plan import Plan
 from .publish.write_bundle import (
@@ -76,14 +76,15 @@ def compile_request(
     request: CompileRequest, output: str | Path, *, command: Sequence[str] = (), progress: Progress = silent
 ) -> Path:
     """Compiles what ``request`` asks for into the bundle ``output``; see ``compile_bundle``."""
-    resolved = resolve(request)
-    source, device = resolved.source, resolved.profile
-    source.checkpoint.require_weights()
-    _require_backend(resolved)
-    _refuse_impossible_budgets(resolved)
-    corpus = _corpus(source, request)
-    require_examples(device.precisions, corpus)
     clock, output = Clock(progress), Path(output)
+    with clock("plan"):  # what would fail later fails here
+        resolved = resolve(request)
+        source, device = resolved.source, resolved.profile
+        source.checkpoint.require_weights()
+        _require_backend(resolved)
+        _refuse_impossible_budgets(resolved)
+        corpus = _corpus(source, request)
+        require_examples(device.precisions, corpus)
     with staged(output, _key(resolved, corpus)) as stage:
         if stage.is_published:  # an earlier call was stopped after that
             return _with_plans(output, resolved, progress)
@@ -108,7 +109,7 @@ def compile_request(
             stage.once(stage.folder / WEIGHTS_NAME, write)
         builder = _builder(universal, device, templates, stage, draft, [*resolved.rungs, *resolved.submodels])
         with clock("measure"):  # a few rungs on this host correct the predictions
-            corrections = fit_rungs(builder, resolved.rungs, clock)
+            corrections = fit_rungs(builder, resolved.rungs, _asked(universal, resolved), clock)
         # Graphs say in which encodings engines read each weight, so that budgets are judged by what is built.
         plan = resolved.plan(replace(universal.source, encodings=templates.encodings), corrections)
         chosen = _chosen(universal, plan, resolved)
@@ -124,11 +125,11 @@ def compile_request(
         completed = complete(draft, plan, chosen, engines, quality, latencies)
         with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
             proven = with_proof_graphs(completed, builder.proofs.path)
-            proofs = prove(universal, proven, chosen, builder.cases, builder.references, clock)
+            proofs = prove(proven, chosen, builder.references, clock)
         manifest = write_manifest(stage, completed, proofs)
         with clock("verify"):  # the written files, through the runtime
-            _verify_written(stage, written_bundle(stage, completed.build), universal, clock)
-        write_build_record(stage, manifest, command, clock.seconds, latencies)
+            _verify_written(stage, written_bundle(stage, completed.build), builder.references, clock)
+        write_build_record(stage, manifest, command, clock, latencies)
         publish(stage, output)
         return _with_plans(output, resolved, progress)
 
@@ -194,9 +195,8 @@ def _builder(
     submodels: Iterable[Submodel],
 ) -> EngineBuilder:
     weights = stage.folder / WEIGHTS_NAME
-    encoder, references = text_encoder(universal), References(universal)
-    whole = universal.spec.universal()
-    shapes = {shape for submodel in (whole, *submodels) for shape in _shapes(submodel, device)}
+    encoder = text_encoder(universal)
+    shapes = {shape for submodel in (universal.spec.universal(), *submodels) for shape in _shapes(submodel, device)}
     cases = {shape: parity_cases(universal.source.signature, shape, encoder) for shape in sorted(shapes)}
     return EngineBuilder(
         universal=universal,
@@ -204,8 +204,7 @@ def _builder(
         templates=templates,
         store=read_store(weights, universal.spec),
         weights_sha256=sha256_of(weights),
-        cases=cases,
-        universal_outputs={b: exact_outputs(references.of(whole), cases[b]) for b in _shapes(whole, device)},
+        references=References(universal, cases),
         stage=stage,
         draft=draft,
     )
@@ -216,20 +215,26 @@ def _shapes(submodel: Submodel, device: DeviceProfile) -> list[Bucket]:
     return list(dict.fromkeys(map(submodel.at, device.buckets)))
 
 
-def _chosen(universal: UniversalModel, plan: Plan, resolved: Resolved) -> list[Submodel]:
-    """The submodels to build, smallest first; the universal model, which the rest is held against, is always one."""
-    ids = {budget.submodel for budget in plan.budgets} | {submodel.id for submodel in resolved.submodels}
-    ids.add(universal.spec.universal().id)
-    if resolved.request.include != "budgets":
-        ids |= {submodel.id for submodel in in_every_precision([level.submodel for level in resolved.levels])}
+def _asked(universal: UniversalModel, resolved: Resolved) -> set[str]:
+    """Ids of the submodels that are built whatever budgets choose; the universal model, which the rest is held against,
+    is always one."""
+    every = [universal.spec.universal(), *resolved.submodels]
+    if resolved.request.include == "levels":
+        every += in_every_precision([level.submodel for level in resolved.levels])
     if resolved.request.include == "ladder":
-        ids |= {candidate.id for candidate in plan.candidates}
+        every += in_every_precision(resolved.rungs)
+    return {submodel.id for submodel in every}
+
+
+def _chosen(universal: UniversalModel, plan: Plan, resolved: Resolved) -> list[Submodel]:
+    """The submodels to build, smallest first."""
+    ids = {budget.submodel for budget in plan.budgets} | _asked(universal, resolved)
     found = [(c.parameters, universal.spec.parse(c.id)) for c in plan.candidates if c.id in ids]
     found.sort(key=lambda pair: (pair[0], [v for _, v in pair[1].structure], pair[1].bits or 0, pair[1].id))
     return [submodel for _, submodel in found]
 
 
-def _verify_written(stage: Stage, written: Bundle, universal: UniversalModel, clock: Clock) -> None:
-    for verdict in verify_engines(proof_bundle_in(written, stage.work / "verify"), universal, clock):
+def _verify_written(stage: Stage, written: Bundle, references: References, clock: Clock) -> None:
+    for verdict in verify_engines(proof_bundle_in(written, stage.work / "verify"), references, clock):
         if verdict.problem:
             raise ParityError(f"engine {verdict.engine}, as written: {verdict.problem}")

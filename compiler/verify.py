@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.device_profile import profile_precisions
-from ..runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
+from ..runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry, RoutingEntry, TensorSpec
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.inputs.arrays import Arrays
@@ -25,7 +26,9 @@ from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
 from .parity.cases import Case, parity_cases
 from .parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
-from .parity.reference import Reference, References, replayed
+from .parity.reference import Reference, replayed
+from .parity.references import References
+from .parity.replayed import Replayed
 from .parity.verify_segments import verify_segments
 from .work.clock import Clock, Progress, silent
 
@@ -106,15 +109,15 @@ def _as_stated(expected: Sequence[TensorSpec], stated: Sequence[TensorSpec]) -> 
     return tuple(replace(spec, row_needs=None) if spec.name in silent_of else spec for spec in expected)
 
 
-def verify_engines(bundle: Bundle, universal: UniversalModel, clock: Clock) -> tuple[EngineVerdict, ...]:
-    """Every engine against the PyTorch submodel of ``universal``, which is in the bundle's order."""
-    cases, references = _cases(bundle, universal), References(universal)
+def verify_engines(bundle: Bundle, references: References, clock: Clock) -> tuple[EngineVerdict, ...]:
+    """Every engine against its submodel's reference; the universal model of those is in the bundle's order."""
+    universal, cases = references.universal, references.cases
     verdicts: list[EngineVerdict] = []
     for engine in clock.each([engine for engine in bundle.manifest.engines if engine.segment is None]):
         submodel = universal.spec.parse(engine.submodel)
-        module = references.of(submodel)
-        verdicts.append(_verdict(bundle, universal, engine, module, cases))
-        verdicts += verify_segments(bundle, universal, module, submodel, engine.bucket, cases[engine.bucket])
+        own, replay = cases[engine.bucket], partial(references.replayed, submodel, engine.bucket)
+        verdicts.append(_verdict(bundle, universal, engine, own, replay))
+        verdicts += verify_segments(bundle, universal, references.of(submodel), submodel, engine.bucket, own)
     return tuple(verdicts)
 
 
@@ -122,17 +125,18 @@ def _verify(
     bundle: Bundle, universal: UniversalModel, orders: Mapping[str, torch.Tensor], clock: Clock
 ) -> tuple[EngineVerdict, ...]:
     """The universal engines against the user's module as it is, then every engine in the bundle's order."""
-    whole, cases = universal.spec.universal().id, _cases(bundle, universal)
+    whole, references = universal.spec.universal().id, References(universal, _cases(bundle, universal))
     as_loaded = Reference(universal.source.architecture.routing, universal.module, universal.source.signature.outputs)
     untouched = [
-        _verdict(bundle, universal, engine, as_loaded, cases, orders)
+        _verdict(bundle, universal, engine, own, partial(replayed, as_loaded, own), orders)
         for engine in bundle.manifest.engines
         if engine.submodel == whole and engine.segment is None
+        for own in (references.cases[engine.bucket],)
     ]
     del as_loaded  # its float64 copy
     for axis, order in orders.items():
         permute_axis(universal, axis, order)
-    ordered = verify_engines(bundle, universal, clock)
+    ordered = verify_engines(bundle, references, clock)
     failed = {verdict.engine: verdict for verdict in untouched if verdict.problem}
     return tuple(failed.get(verdict.engine, verdict) for verdict in ordered)
 
@@ -147,26 +151,27 @@ def _verdict(
     bundle: Bundle,
     universal: UniversalModel,
     engine: EngineEntry,
-    reference: Reference,
-    cases: Mapping[Bucket, Sequence[Case]],
+    cases: Sequence[Case],
+    replay: Callable[[Sequence[RoutingEntry] | None, Sequence[Arrays], float], Replayed],
     orders: Mapping[str, torch.Tensor] | None = None,
 ) -> EngineVerdict:
-    """One whole engine, answered as a request for its submodel at exactly its bucket.
+    """One whole engine on ``cases``, answered as a request for its submodel at exactly its bucket.
 
     Packed, as users run it while memory lasts; the gate of the build ran it shared, so that both forms are proven.
-    ``orders`` are the bundle's where ``reference`` does not have them.
+    ``replay`` is the reference, given routes, those that the engine took, and by how much they may be worse. ``orders``
+    are the bundle's where the reference does not have them.
     """
-    own, decides = cases[engine.bucket], bool(engine.routing)
+    decides = bool(engine.routing)
     with ElasticModel(bundle, {engine.id: "packed"}, threads_or_default(None)) as model:
-        answers = [model(case.request, submodel=engine.submodel, exits="off", routing=decides) for case in own]
+        answers = [model(case.request, submodel=engine.submodel, exits="off", routing=decides) for case in cases]
     found: list[Arrays] = [{**answer.outputs, **(answer.routing or {})} for answer in answers]
     limit = tolerance_of(engine, universal)
     decided = [_as_loaded(universal, engine, arrays, orders or {}) for arrays in found]
     try:
-        expected = replayed(reference, own, engine.routing, decided, limit.atol)
+        expected = replay(engine.routing, decided, limit.atol)
     except ParityError as failure:
         return EngineVerdict(engine.id, (), str(failure))
-    return EngineVerdict.of(engine, judge_engine(bundle.manifest, universal, engine, own, expected, found))
+    return EngineVerdict.of(engine, judge_engine(bundle.manifest, universal, engine, cases, expected, found))
 
 
 def _as_loaded(

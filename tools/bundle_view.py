@@ -17,6 +17,9 @@ from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.engines.host_latencies import HostLatencies, host_latencies
 from .console import print_facts, print_table, say
 
+# Of the CPU seconds of a compile; report.md has every stage.
+_STAGES_SHOWN = 5
+
 
 def bundle_data(bundle: Bundle) -> dict[str, Any]:
     """The bundle as ``--json`` prints it: the manifest and the build record, complete, what hosts measured since, what
@@ -83,6 +86,12 @@ def _print_plans(bundle: Bundle) -> None:
     graphs = {engine.file for engine in bundle.manifest.engines if engine.backend == "tensorrt"}
     if missing := graphs - {plan.graph for plan in plans}:
         say(f"{len(missing)} of {len(graphs)} graphs have no plan yet: run `nestforge build` on the device")
+
+
+def print_cpu_seconds(bundle: Bundle, total: float) -> None:
+    """Where the ``total`` CPU seconds of a compile went, the most expensive stages first."""
+    stages = sorted((bundle.build.cpu_seconds or {}).items(), key=lambda stage: -stage[1])[:_STAGES_SHOWN]
+    say(f"{total:.0f} CPU seconds, those of {', '.join(f'{stage} {seconds:.0f}' for stage, seconds in stages)}")
 
 
 def print_submodels(bundle: Bundle) -> None:

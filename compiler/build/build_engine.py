@@ -29,7 +29,8 @@ from ..graph.template import Template, emit, private_bytes, weight_bytes
 from ..parity.cases import Case
 from ..parity.compare import max_difference
 from ..parity.engine_verdict import judge_engine, judged_outputs, tolerance_of
-from ..parity.reference import Reference, References, replayed, rule_of
+from ..parity.reference import Reference, rule_of
+from ..parity.references import References
 from ..parity.replayed import Replayed
 from ..parity.require_parity import ProofRun, require_parity
 from ..planning.cost_model import predict
@@ -55,8 +56,7 @@ class EngineBuilder:
     templates: Templates
     store: Store
     weights_sha256: str
-    cases: Mapping[Bucket, Sequence[Case]]
-    universal_outputs: Mapping[Bucket, Sequence[Arrays]]
+    references: References
     stage: Stage
     draft: Bundle
 
@@ -76,10 +76,10 @@ class EngineBuilder:
         if not all((self.stage.folder / file).exists() for file in files):
             (self.stage.work / receipt).unlink(missing_ok=True)
 
-    @cached_property
-    def references(self) -> References:
-        """What engines must equal, one submodel at a time."""
-        return References(self.universal)
+    @property
+    def cases(self) -> Mapping[Bucket, Sequence[Case]]:
+        """What engines of each bucket are proven on."""
+        return self.references.cases
 
     @cached_property
     def prove_exact(self) -> ExactProof:
@@ -203,14 +203,11 @@ class EngineBuilder:
 
     def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         engine = self.emit(name, file, submodel, bucket)
-        module, cases = self.references.of(submodel), self.cases[bucket]
+        cases, whole = self.cases[bucket], self._universal_outputs(submodel, bucket)
         found = self.run(engine.entry, [case.feeds for case in cases])
-        reference = self._replayed(engine.entry, module, cases, found)
-        entry = self.proven(engine, module, cases, reference, found, submodel)
-        if submodel.is_universal or entry.parity is None:
-            return entry
-        whole = self.universal_outputs.get(bucket)
-        if whole is None:  # another sequence: the universal model has no outputs there
+        reference = self._replayed(engine.entry, submodel, found)
+        entry = self.proven(engine, self.references.of(submodel), cases, reference, found, submodel)
+        if whole is None or entry.parity is None:
             return entry
         equal = max_difference(whole, [_float32(arrays) for arrays in reference.outputs]) == 0.0
         if equal and self._must_differ(submodel) and not self._cuts_only_zeros(submodel):
@@ -218,11 +215,17 @@ class EngineBuilder:
         outputs = [case.read(arrays, module.specs) for case, arrays in zip(cases, found, strict=True)]
         return replace(entry, parity=replace(entry.parity, difference_to_universal=max_difference(whole, outputs)))
 
-    def _replayed(
-        self, engine: EngineEntry, module: Reference, cases: Sequence[Case], found: Sequence[Arrays]
-    ) -> Replayed:
+    def _universal_outputs(self, submodel: Submodel, bucket: Bucket) -> list[Arrays] | None:
+        """What a ``submodel`` must differ from; None of the universal model, and at a sequence that it does not have."""
+        universal = self.universal.spec.universal()
+        if submodel.is_universal or bucket not in map(universal.at, self.profile.buckets):
+            return None
+        return [_float32(arrays) for arrays in self.references.replayed(universal, bucket).outputs]
+
+    def _replayed(self, engine: EngineEntry, submodel: Submodel, found: Sequence[Arrays]) -> Replayed:
+        atol = tolerance_of(engine, self.universal).atol
         try:
-            return replayed(module, cases, engine.routing, found, tolerance_of(engine, self.universal).atol)
+            return self.references.replayed(submodel, engine.bucket, engine.routing, found, atol)
         except ParityError as failure:
             raise ParityError(f"engine {engine.id}: {failure}") from failure
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -38,15 +38,22 @@ _MIDDLE_SEQUENCE = 128
 _MEASURED_RESIDENCY: Residency = "packed"
 
 
-def fit_rungs(builder: EngineBuilder, rungs: Sequence[Submodel], clock: Clock) -> Corrections:
+def fit_rungs(
+    builder: EngineBuilder, rungs: Sequence[Submodel], included: Collection[str], clock: Clock
+) -> Corrections:
     """Corrections per bucket and precision, from some of ``rungs`` built and measured here; empty for a profile of
     another device.
 
-    A rung of another sequence is measured at the shape that it has in the place of the bucket.
+    Rungs all over the ladder where a budget limits latency, since these figures choose its submodel; else of the
+    ``included`` ones (ids), which are built in any case. A rung of another sequence is measured at the shape that it
+    has in the place of the bucket.
     """
-    if not is_this_host(builder.profile):
+    profile = builder.profile
+    if not is_this_host(profile):
         return {}
-    picked, profile = [rungs[index] for index in rungs_to_measure(len(rungs))], builder.profile
+    if all(budget.latency_ms is None for budget in profile.budgets.values()):
+        rungs = [rung for rung in rungs if rung.id in included]
+    picked = [rungs[index] for index in rungs_to_measure(len(rungs))]
     pairs = [(bucket, precision) for bucket in profile.buckets for precision in profile.precisions]
     corrections = {}
     for bucket, precision in clock.each(pairs):

@@ -29,7 +29,8 @@ from ...runtime.exits.chain import ChainRun, ExitChain
 from ...runtime.exits.policy import ExitPolicy, closed
 from .cases import Case
 from .compare import Tolerance
-from .reference import Reference, References
+from .reference import Reference
+from .references import References
 from .replayed import Replayed
 from .rounding import with_rounding
 from .segment_references import by_segment

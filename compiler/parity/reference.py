@@ -23,10 +23,8 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.routing import JudgedRoutes, Routing
-from ...exporters.universal import UniversalModel
 from ...runtime.bundle.manifest import ParityRouting, RoutingEntry, TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
@@ -78,22 +76,6 @@ class Reference:
     ) -> Callable[[torch.nn.Module], object]:
         """``run`` on these inputs, for a module."""
         return lambda module: self.run(module, feeds, routes, found)
-
-
-class References:
-    """The references of a universal model's submodels, one at a time: each holds twice its weights."""
-
-    def __init__(self, universal: UniversalModel) -> None:
-        self._universal = universal
-        self._last: tuple[Submodel, Reference] | None = None
-
-    def of(self, submodel: Submodel) -> Reference:
-        if self._last is None or self._last[0] != submodel:
-            self._last = None  # before the next is made
-            source = self._universal.source
-            module = self._universal.narrow(submodel)
-            self._last = submodel, Reference(source.architecture.routing, module, source.signature.outputs)
-        return self._last[1]
 
 
 def rule_of(limit: Tolerance, routes: Sequence[RoutingEntry] | None) -> str:
@@ -151,15 +133,6 @@ def replayed(
     first = with_passes([lambda: reference.module], [{} for _ in cases])
     more = [partial(nudged, reference.module, seed) for seed in range(_NUDGED_PASSES)]
     return replace(first, again=lambda: with_passes(more, first.roundings))
-
-
-def exact_outputs(reference: Reference, cases: Sequence[Case]) -> list[Arrays]:
-    """Outputs of ``reference`` by itself, rounded to float32, one mapping per case."""
-    passes = ((case, reference.run(reference.wide, case.feeds, None, {})[0]) for case in cases)
-    return [
-        {name: array.astype(np.float32) for name, array in _read(reference, case, tensors).items()}
-        for case, tensors in passes
-    ]
 
 
 def _read(reference: Reference, case: Case, tensors: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:

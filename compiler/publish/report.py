@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from ...runtime.bundle.engine_details import common_details, detail_tables
 from ...runtime.bundle.figures import FIGURES, present
 from ...runtime.bundle.manifest import BuildRecord, Manifest
-from ...runtime.bundle.tables import Table, bundle_facts, engine_table, submodel_table
+from ...runtime.bundle.tables import Table, bundle_facts, engine_table, stage_table, submodel_table
 
 
 def render_report(manifest: Manifest, build: BuildRecord) -> str:
     """Markdown: facts, submodels with their quality, engines with their parity, and the seconds of each stage."""
-    seconds = Table(["stage", "seconds"], [[stage, f"{value:.1f}"] for stage, value in build.seconds.items()])
     sections = [
         f"# {manifest.name}",
         markdown(Table(["", ""], [*bundle_facts(manifest, build), *common_details(manifest).items()])),
@@ -24,7 +23,7 @@ def render_report(manifest: Manifest, build: BuildRecord) -> str:
         *(f"## {heading}\n\n{markdown(table)}" for heading, table in detail_tables(manifest).items()),
         *_build_commands(build),
         "## Compile",
-        markdown(seconds),
+        markdown(stage_table(build)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 

@@ -42,6 +42,7 @@ from ...runtime.bundle.seal import sealed_json, to_json
 from ...strict import unstructure
 from ..planning.plan import Plan
 from ..tensorrt.trtexec import build_commands
+from ..work.clock import Clock
 from ..work.staging import Stage, write_synced
 from .report import render_report
 
@@ -146,7 +147,7 @@ def write_build_record(
     stage: Stage,
     manifest: Manifest,
     command: Sequence[str],
-    seconds: Mapping[str, float],
+    clock: Clock,
     latencies: Sequence[Latency],
 ) -> None:
     """Writes what differs between two compiles of the same inputs: the build record and its rendering."""
@@ -156,7 +157,8 @@ def write_build_record(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=tuple(command),
         host=asdict(probe_host()),
-        seconds=dict(seconds),
+        seconds=dict(clock.seconds),
+        cpu_seconds=dict(clock.cpu_seconds),
         latencies=tuple(latencies),
         build=build_commands(manifest) or None,
     )

@@ -16,19 +16,22 @@ def silent(_stage: str, _done: int, _total: int) -> None:
 
 
 class Clock:
-    """Names the stage at work, reports progress within it, and keeps the seconds that each stage took."""
+    """Names the stage at work, reports progress within it, and keeps what each stage took: ``seconds`` on the wall, and
+    ``cpu_seconds`` of all threads of this process."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._stage = ""
         self.seconds: dict[str, float] = {}
+        self.cpu_seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        began, self._stage = time.perf_counter(), stage
+        began, cpu_began, self._stage = time.perf_counter(), time.process_time(), stage
         self.tick(0, 1)
         yield
         self.seconds[stage] = round(time.perf_counter() - began, 3)
+        self.cpu_seconds[stage] = round(time.process_time() - cpu_began, 3)
         self.tick(1, 1)
 
     def tick(self, done: int, total: int) -> None:

@@ -476,7 +476,7 @@ class BuildRecord:
     """What differs between two compiles of the same inputs: time, host, and everything measured.
 
     ``build`` maps the graphs of engines for TensorRT to the ``trtexec`` command that makes a plan of each.
-    ``report_sha256`` is the hash of report.md.
+    ``report_sha256`` is the hash of report.md. ``seconds`` and ``cpu_seconds``, those of all threads, are by stage.
     """
 
     schema_version: int
@@ -488,3 +488,4 @@ class BuildRecord:
     latencies: tuple[Latency, ...]
     build: Mapping[str, str] | None = None
     report_sha256: str | None = None
+    cpu_seconds: Mapping[str, float] | None = field(default=None, metadata={"min": 0})

@@ -107,6 +107,18 @@ def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
     return Table([*columns, "parity max abs", "parity cosine"], rows)
 
 
+def stage_table(build: BuildRecord) -> Table:
+    """One row a stage of the compile: what it took on the wall, and of the processor; dashes where that is not known."""
+    cpu = build.cpu_seconds or {}
+    rows = [
+        [stage, f"{seconds:.1f}", f"{cpu[stage]:.1f}" if stage in cpu else "-"]
+        for stage, seconds in build.seconds.items()
+    ]
+    if cpu:
+        rows.append(["all", f"{sum(build.seconds.values()):.1f}", f"{sum(cpu.values()):.1f}"])
+    return Table(["stage", "seconds", "CPU seconds"], rows)
+
+
 def describe_axes(axes: Iterable[Axis]) -> str:
     """``6 x ffn 1536, 1 x moe.capacity_factor 100 %``, or ``none``."""
     sizes: dict[tuple[str, int], int] = {}

@@ -13,7 +13,7 @@ from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.graph.store import read_store, write_store
 from nestforge.compiler.graph.template import Template, traced_template
 from nestforge.compiler.parity.cases import parity_cases
-from nestforge.compiler.parity.reference import References, exact_outputs
+from nestforge.compiler.parity.references import References
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
 from nestforge.compiler.publish.write_bundle import complete, draft_bundle, write_build_record, write_manifest
@@ -71,15 +71,13 @@ def builder_in(folder: Path, universal: UniversalModel, template: Template, prof
         templates.get(key)  # those of segments, where there are any
     write_store(universal, templates.weights(), templates.tables(), folder / WEIGHTS_NAME)
     cases = parity_cases(universal.source.signature, template.bucket, text_encoder(universal))
-    references = References(universal)
     return EngineBuilder(
         universal=universal,
         profile=profile,
         templates=templates,
         store=read_store(folder / WEIGHTS_NAME, universal.spec),
         weights_sha256=sha256_of(folder / WEIGHTS_NAME),
-        cases={template.bucket: cases},
-        universal_outputs={template.bucket: exact_outputs(references.of(universal.spec.universal()), cases)},
+        references=References(universal, {template.bucket: cases}),
         stage=stage,
         draft=draft_bundle(stage, universal.source, Ranking("none"), profile, {}),
     )
@@ -95,5 +93,7 @@ def write_levels(builder: EngineBuilder, quality: dict[str, Quality] | None = No
     latencies = measure_engines(builder, engines, {}, Clock(silent))
     completed = complete(builder.draft, plan, chosen, engines, quality or {}, latencies)
     manifest = write_manifest(builder.stage, completed, ())
-    write_build_record(builder.stage, manifest, ["nestforge", "compile"], {"build": 1.5}, latencies)
+    clock = Clock(silent)
+    clock.seconds["build"] = clock.cpu_seconds["build"] = 1.5
+    write_build_record(builder.stage, manifest, ["nestforge", "compile"], clock, latencies)
     return builder.stage.folder

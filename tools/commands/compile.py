@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import click
 
 from ...elastic import Bucket
 from ...runtime.bundle.open_bundle import open_bundle
-from ..bundle_view import bundle_data, bundle_warnings, print_submodels
+from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_submodels
 from ..console import print_json, resumable, say, working
 from ..options import (
     bucket_option,
@@ -137,6 +138,8 @@ def command(
         say(f"\nnote: {note}")
     for warning in bundle_warnings(bundle):
         say(f"\nwarning: {warning}")
-    say(f"\nwrote {path}")
+    say("")
+    print_cpu_seconds(bundle, time.process_time())
+    say(f"wrote {path}")
     if emit_only:
         say(f"on the device: nestforge build {path.name}")

@@ -15,7 +15,7 @@ from support.tiny_compile import BUCKET
 
 def proofs(builder: EngineBuilder, submodel: str) -> list[Proof]:
     parsed = builder.universal.spec.parse(submodel)
-    return list(prove_slice(builder.universal, parsed, builder.references, builder.cases[BUCKET]))
+    return list(prove_slice(parsed, BUCKET, builder.references))
 
 
 @pytest.mark.parametrize("submodel", ["ffn8", "heads1", "ffn8_24-heads1_2"])

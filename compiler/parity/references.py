@@ -1,0 +1,78 @@
+"""What a universal model's submodels answer in PyTorch, passed once for all their engines, in every precision and stage.
+
+A pass in float64 is the dearest part of the gate, and nothing in it is an engine's own, except where one routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ...elastic import Bucket, Submodel
+from ...exporters.universal import UniversalModel
+from ...runtime.bundle.manifest import RoutingEntry
+from ...runtime.inputs.arrays import Arrays
+from .cases import Case
+from .reference import Reference, replayed
+from .replayed import Replayed
+
+# Of outputs that are kept between stages; what is more, such as logits of every token of a vocabulary, is passed again.
+# Those of the universal model always are: every submodel's are compared with them.
+_MOST_BYTES_KEPT = 2**30
+
+
+class References:
+    """The references of ``universal``'s submodels on the ``cases`` of each bucket.
+
+    Their modules exist one at a time, since each holds twice its weights; what they answered is kept.
+    """
+
+    def __init__(self, universal: UniversalModel, cases: Mapping[Bucket, Sequence[Case]]) -> None:
+        self.universal, self.cases = universal, cases
+        self._last: tuple[Submodel, Reference] | None = None
+        self._kept: dict[tuple[Submodel, Bucket], Replayed] = {}
+
+    def of(self, submodel: Submodel) -> Reference:
+        """The module of ``submodel``, which is the same in every precision."""
+        key = self._in_torch(submodel)
+        if self._last is None or self._last[0] != key:
+            self._last = None  # before the next is made
+            source = self.universal.source
+            module = self.universal.narrow(submodel)
+            self._last = key, Reference(source.architecture.routing, module, source.signature.outputs)
+        return self._last[1]
+
+    def replayed(
+        self,
+        submodel: Submodel,
+        bucket: Bucket,
+        routes: Sequence[RoutingEntry] | None = None,
+        found: Sequence[Arrays] = (),
+        atol: float = 0.0,
+    ) -> Replayed:
+        """``submodel`` on the cases of ``bucket``, with the ``routes`` that an engine took; see ``reference.replayed``.
+
+        Without routes no engine plays a part, and later calls get what the first one found.
+        """
+        if routes:
+            return replayed(self.of(submodel), self.cases[bucket], routes, found, atol)
+        key = self._in_torch(submodel), bucket
+        if key in self._kept:
+            return self._kept[key]
+        passed = replayed(self.of(submodel), self.cases[bucket])
+        if key[0].is_universal or sum(map(_bytes, (*self._kept.values(), passed))) <= _MOST_BYTES_KEPT:
+            self._kept[key] = replace(passed, again=lambda: self._again(submodel, bucket))  # which holds no module
+        return passed
+
+    def _again(self, submodel: Submodel, bucket: Bucket) -> Replayed:
+        once = replayed(self.of(submodel), self.cases[bucket])
+        assert once.again is not None
+        return once.again()
+
+    def _in_torch(self, submodel: Submodel) -> Submodel:
+        bits = self.universal.spec.universal().bits
+        return submodel if bits is None else submodel.at_bits(bits)
+
+
+def _bytes(passed: Replayed) -> int:
+    return sum(array.nbytes for arrays in passed.outputs for array in arrays.values())
