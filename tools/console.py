@@ -22,7 +22,7 @@ from ..strict import unstructure
 # (stage, done, total): a stage counts its parts, and ends with done == total, where total may be 1 for the whole.
 Progress = Callable[[str, int, int], None]
 
-_NUMBER = re.compile(r"[-+]?\d[\d.,]*( ?%)?|-|")
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*( ?%| ±[\d.]+)?|-|")
 
 
 def say(text: str, err: bool = False) -> None:

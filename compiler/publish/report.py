@@ -35,7 +35,7 @@ def _quality_note(manifest: Manifest) -> str:
     first = measured[0]
     positions = f" with {first.positions} positions" if first.positions is not None else ""
     held_out = f"{first.samples} samples{positions} that took no part in the ranking"
-    head = f"Each submodel against the universal model on {held_out}:"
+    head = f"Each submodel against the universal model on {held_out}; ± is the standard error of so few:"
     return "\n".join([head, "", *(f"- {FIGURES[n].heading}: {FIGURES[n].meaning}" for n in present([first.figures]))])
 
 

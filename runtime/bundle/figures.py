@@ -52,8 +52,9 @@ def heading(name: str) -> str:
     return FIGURES[name].heading if name in FIGURES else name
 
 
-def cell(figures: Mapping[str, float] | None, name: str) -> str:
-    """A figure as a table shows it, or a dash."""
+def cell(figures: Mapping[str, float] | None, name: str, errors: Mapping[str, float] | None = None) -> str:
+    """A figure as a table shows it, with its standard error where that is among ``errors``; or a dash."""
     if figures is None or name not in figures:
         return "-"
-    return FIGURES[name].text(figures[name]) if name in FIGURES else f"{figures[name]:g}"
+    shown = FIGURES[name].text if name in FIGURES else "{:g}".format
+    return f"{shown(figures[name])} ±{shown(errors[name])}" if errors and name in errors else shown(figures[name])

@@ -160,13 +160,15 @@ class Quality:
     """Agreement of a submodel with the universal model on ``samples`` held-out texts or rows.
 
     ``figures`` are those of the model's outputs by name, with units and headings in runtime/bundle/figures.py;
-    ``positions`` is how many of them the figures per position rest on, None where rows have none.
+    ``positions`` is how many of them the figures per position rest on, None where rows have none. ``errors`` are the
+    standard errors of figures, since so few samples were drawn of all that there are.
     """
 
     samples: int = field(metadata={"min": 1})
     figures: Mapping[str, float]
     data_sha256: str
     positions: int | None = field(default=None, metadata={"min": 1})
+    errors: Mapping[str, float] | None = field(default=None, metadata={"min": 0})
 
 
 @dataclass(frozen=True)

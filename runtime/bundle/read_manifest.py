@@ -143,7 +143,8 @@ def _problems(manifest: Manifest) -> Iterable[str]:
         if budget.submodel not in ids:
             yield f"budget {budget.name}: submodel {budget.submodel!r} is not in this manifest"
     for submodel in manifest.submodels:
-        for figure in submodel.quality.figures if submodel.quality else ():
+        quality = submodel.quality
+        for figure in (*quality.figures, *(quality.errors or ())) if quality else ():
             if not _FIGURE_NAME.fullmatch(figure):
                 yield f"submodel {submodel.id}: figure {figure[:80]!r}; expected a name such as mean_cosine"
     for spec in _specs(manifest):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...elastic import Axis
 from .figures import cell, heading, present
-from .manifest import BuildRecord, EngineEntry, Latency, Manifest
+from .manifest import BuildRecord, EngineEntry, Latency, Manifest, Quality
 from .noise import is_noisy
 
 # Of kinds of axes whose name does not say what they count.
@@ -76,7 +76,7 @@ def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
                 f"{entry.parameters / 1e6:.2f}",
                 f"{entry.weight_bytes / 1e6:.1f}",
                 *_latency_cells(engines.get(entry.id), latencies),
-                *(cell(entry.quality.figures if entry.quality else None, name) for name in figures),
+                *(_quality_cell(entry.quality, name) for name in figures),
                 ", ".join(budgets.get(entry.id, [])) or "-",
             ]
         )
@@ -157,6 +157,10 @@ def _ranking(manifest: Manifest) -> str:
 def _emitted(engine: EngineEntry) -> str:
     """How the engine came about, and in short why it could not be sliced."""
     return textwrap.shorten(": ".join(filter(None, [engine.emitted, engine.slice_problem])), 60, placeholder="...")
+
+
+def _quality_cell(quality: Quality | None, name: str) -> str:
+    return cell(quality.figures, name, quality.errors) if quality else "-"
 
 
 def _latency_cells(engine: EngineEntry | None, latencies: Mapping[str, Latency]) -> tuple[str, str]:

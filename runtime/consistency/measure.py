@@ -106,6 +106,8 @@ def _batches(bundle: Bundle, samples: Samples, bucket: Bucket, universal: Bucket
 
 def _quality(tallies: Sequence[Tally], samples: Samples) -> Quality:
     # Engines compute in float32: what is behind these digits changes with the host and its threads.
-    figures = {name: float(f"{value:.6g}") for tally in tallies for name, value in tally.figures().items()}
+    means = {name: mean for tally in tallies for name, mean in tally.figures().items()}
+    figures = {name: float(f"{mean.mean:.6g}") for name, mean in means.items()}
+    errors = {name: float(f"{mean.error:.2g}") for name, mean in means.items() if mean.error is not None}
     positions = next((tally.positions for tally in tallies if tally.positions is not None), None)
-    return Quality(samples.size, figures, samples.sha256, positions)
+    return Quality(samples.size, figures, samples.sha256, positions, errors or None)

@@ -30,7 +30,8 @@ LEAST_SAMPLES = 20
 class SubmodelFigures:
     """One submodel and its figures against the universal model, by the names of ``figures.FIGURES``.
 
-    A submodel of a shorter sequence was compared on the ``samples`` that fit it; on none, it has no figures.
+    ``errors`` are the standard errors of figures. A submodel of a shorter sequence was compared on the ``samples`` that
+    fit it; on none, it has no figures.
     """
 
     submodel: str
@@ -38,6 +39,7 @@ class SubmodelFigures:
     parameters: int
     samples: int
     figures: Mapping[str, float]
+    errors: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def check_consistency(
                 entry.parameters,
                 measured[entry.id].samples if entry.id in measured else 0,
                 measured[entry.id].figures if entry.id in measured else {},
+                (measured[entry.id].errors or {}) if entry.id in measured else {},
             )
             for entry in entries
         ),

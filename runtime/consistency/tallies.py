@@ -12,8 +12,9 @@ from ..bundle.figures import NEIGHBOURS
 from ..bundle.manifest import Role, TensorSpec
 from ..inputs.arrays import Array
 from .distributions import kl_divergence, log_softmax, negative_log_likelihood, prefix_length, same_choice
+from .sample_mean import SampleMean, mean_over
 from .samples import Batch
-from .vectors import mean_cosine, recall_at
+from .vectors import cosines, recalls_at
 
 # Logits of this many values are widened to float64 at once: so few stay in the processor's cache on their way through.
 _VALUES_WIDENED_AT_ONCE = 2**17
@@ -31,7 +32,7 @@ class Tally(Protocol):
 
     def add(self, batch: Batch, reference: Array, found: Array) -> None: ...
 
-    def figures(self) -> dict[str, float]: ...
+    def figures(self) -> dict[str, SampleMean]: ...
 
 
 def tally_for(role: Role, spec: TensorSpec, ids: TensorSpec | None) -> Tally:
@@ -56,10 +57,10 @@ class VectorTally:
                 rows = np.where(weights, rows, 0.0).sum(axis=1) / np.maximum(weights.sum(axis=1), 1)
             kept.append(_finite(rows, self._output))
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, SampleMean]:
         reference, found = (np.concatenate(rows) for rows in self._rows)
-        recall = recall_at(reference, found, NEIGHBOURS) if len(reference) > 1 else 1.0
-        return {"mean_cosine": mean_cosine(reference, found), "recall_at_10": recall}
+        recalls = recalls_at(reference, found, NEIGHBOURS) if len(reference) > 1 else np.ones(1)
+        return {"mean_cosine": mean_over(cosines(reference, found)), "recall_at_10": mean_over(recalls)}
 
 
 class DistributionTally:
@@ -72,15 +73,13 @@ class DistributionTally:
         self._role, self._output = role, spec.name
         self._ids = ids if role == "next_tokens" else None
         self._per_position = "sequence" in spec.dims
-        self._compared = self._same = 0
-        self._divergences = np.zeros(2)
+        self._sums: list[Array] = []  # of each sample: positions, choices alike, both divergences, losses
         self._prefixes: list[int] = []
-        self._loss = 0.0
-        self._labelled = self._right = 0
+        self._right: list[Array] = []
 
     @property
     def positions(self) -> int | None:
-        return self._compared if self._per_position else None
+        return int(sum(sums[0] for sums in self._sums)) if self._per_position else None
 
     def add(self, batch: Batch, reference: Array, found: Array) -> None:
         counted, following = batch.counted, None
@@ -89,39 +88,37 @@ class DistributionTally:
         elif not self._per_position:
             counted, reference, found = np.ones((batch.rows, 1), bool), reference[:, None], found[:, None]
         for row in range(batch.rows):
-            same = [
+            parts = [
                 self._compare(reference[row, at], found[row, at], None if following is None else following[row, at])
                 for at in _parts(np.flatnonzero(counted[row]), reference.shape[-1])
             ]
-            if same:
-                self._prefixes.append(prefix_length(np.concatenate(same)))
+            if parts:
+                self._sums.append(np.sum([sums for _, sums in parts], axis=0))
+                self._prefixes.append(prefix_length(np.concatenate([same for same, _ in parts])))
         if batch.labels is not None:
-            self._labelled += batch.rows
-            self._right += int((found[: batch.rows, 0].argmax(axis=-1) == batch.labels).sum())
+            self._right.append(found[: batch.rows, 0].argmax(axis=-1) == batch.labels)
 
-    def _compare(self, reference: Array, found: Array, truth: Array | None) -> Array:
-        """Counts positions with logits ``[n, V]``; returns where both choose alike, ``[n]``."""
+    def _compare(self, reference: Array, found: Array, truth: Array | None) -> tuple[Array, Array]:
+        """Positions with logits ``[n, V]``: where both choose alike, ``[n]``, and what they add to a sample's sums."""
         p, q = (log_softmax(_finite(logits, self._output)) for logits in (found, reference))
-        self._divergences += kl_divergence(p, q).sum(), kl_divergence(q, p).sum()
-        if truth is not None:
-            self._loss += float(negative_log_likelihood(p, truth).sum())
+        loss = 0.0 if truth is None else negative_log_likelihood(p, truth).sum()
         same = same_choice(reference, found)
-        self._compared += len(same)
-        self._same += int(same.sum())
-        return same
+        return same, np.array([len(same), same.sum(), kl_divergence(p, q).sum(), kl_divergence(q, p).sum(), loss])
 
-    def figures(self) -> dict[str, float]:
-        if not self._compared:
+    def figures(self) -> dict[str, SampleMean]:
+        if not self._sums:
             raise InputError("no sample has a position to compare; to a language model a text of one token is none")
-        agreement = "class_agreement" if self._role == "classes" else "token_agreement"
-        small, universal = (float(total) / self._compared for total in self._divergences)
-        figures = {agreement: self._same / self._compared}
-        figures |= {"kl_small_to_universal": small, "kl_universal_to_small": universal}
-        if self._labelled:
-            figures["accuracy"] = self._right / self._labelled
+        counts, same, small, universal, losses = np.array(self._sums).T
+        figures = {
+            "class_agreement" if self._role == "classes" else "token_agreement": SampleMean(same, counts),
+            "kl_small_to_universal": SampleMean(small, counts),
+            "kl_universal_to_small": SampleMean(universal, counts),
+        }
+        if self._right:
+            figures["accuracy"] = mean_over(np.concatenate(self._right))
         if self._ids is not None:
-            figures["matched_prefix"] = float(np.mean(self._prefixes))
-            figures["loss"] = self._loss / self._compared
+            figures["matched_prefix"] = mean_over(np.array(self._prefixes))
+            figures["loss"] = SampleMean(losses, counts)
         return figures
 
 

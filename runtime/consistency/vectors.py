@@ -10,19 +10,20 @@ from ..inputs.arrays import Array
 _ROWS_SCORED_AT_ONCE = 256
 
 
-def mean_cosine(reference: Array, found: Array) -> float:
-    """Mean cosine similarity of rows ``[n, H]``; of a row of zeros it is 0."""
-    return float(np.mean(np.sum(unit(reference) * unit(found), axis=1)))
+def cosines(reference: Array, found: Array) -> Array:
+    """Cosine similarity of rows ``[n, H]``, float64 ``[n]``; of a row of zeros it is 0."""
+    similar: Array = np.sum(unit(reference) * unit(found), axis=1)
+    return similar
 
 
-def recall_at(reference: Array, found: Array, k: int) -> float:
-    """Mean share of each row's ``k`` nearest others by ``reference`` that are among its ``k`` by ``found``.
+def recalls_at(reference: Array, found: Array, k: int) -> Array:
+    """Share of each row's ``k`` nearest others by ``reference`` that are among its ``k`` by ``found``, float64 ``[n]``.
 
     Nearness is cosine similarity, of equal ones the earlier row is nearer; ``k`` is at most ``n - 1``.
     """
     k = min(k, len(reference) - 1)
     near = [_nearest(rows, k) for rows in (reference, found)]
-    return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(*near, strict=True)]))
+    return np.array([len(set(a) & set(b)) / k for a, b in zip(*near, strict=True)])
 
 
 def unit(rows: Array) -> Array:

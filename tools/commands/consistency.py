@@ -79,12 +79,13 @@ def _print(found: Consistency) -> None:
             row.submodel,
             f"{row.parameters / 1e6:.2f}",
             *([str(row.samples)] if fewer else []),
-            *(cell(row.figures, name) for name in names),
+            *(cell(row.figures, name, row.errors) for name in names),
         ]
         for row in found.submodels
     ]
     print_table(["level", "submodel", "M params", *(["samples"] if fewer else []), *map(heading, names)], rows)
     click.echo()
+    say("±: standard error of so many samples")
     for name in names:
         say(f"{FIGURES[name].heading}: {FIGURES[name].meaning}")
     if not exact:

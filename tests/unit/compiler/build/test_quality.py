@@ -17,7 +17,7 @@ from nestforge.runtime.bundle.manifest import EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.consistency.measure import measure
 from nestforge.runtime.consistency.samples import ArraySamples
-from nestforge.runtime.consistency.vectors import mean_cosine, recall_at
+from nestforge.runtime.consistency.vectors import cosines, recalls_at
 from support.tiny_compile import BUCKET
 from support.tiny_models import WORDS
 
@@ -49,8 +49,8 @@ def test_quality_equals_what_pytorch_says(builder: EngineBuilder) -> None:
 
     universal, small = embeddings("ffn32-heads2"), embeddings("ffn8-heads1")
     figures = quality["ffn8-heads1"].figures
-    assert figures["mean_cosine"] == pytest.approx(mean_cosine(universal, small), abs=1e-5)
-    assert figures["recall_at_10"] == pytest.approx(recall_at(universal, small, 10))
+    assert figures["mean_cosine"] == pytest.approx(cosines(universal, small).mean(), abs=1e-5)
+    assert figures["recall_at_10"] == pytest.approx(recalls_at(universal, small, 10).mean())
     assert figures["mean_cosine"] < 0.999
     whole = quality["ffn32-heads2"]
     assert (whole.samples, whole.positions) == (len(TEXTS), None)
@@ -70,7 +70,7 @@ def test_a_model_without_embedding_is_averaged_over_real_tokens(builder: EngineB
         feeds = [encoder.encode([text_], BUCKET.sequence).feeds.values() for text_ in TEXTS]
         return np.stack([narrowed(*map(torch.from_numpy, values))[0][0].mean(0).numpy() for values in feeds])
 
-    expected = mean_cosine(embeddings("ffn32-heads2"), embeddings("ffn8-heads1"))
+    expected = cosines(embeddings("ffn32-heads2"), embeddings("ffn8-heads1")).mean()
     assert quality.figures["mean_cosine"] == pytest.approx(expected, abs=1e-5)
 
 

@@ -32,6 +32,16 @@ def test_work_is_reported_before_it_is_done() -> None:
     assert reported == [[], ["a"]]
 
 
+def test_cpu_seconds_are_those_of_the_processor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, wall = iter([1.0, 3.5]), iter([10.0, 11.0])
+    monkeypatch.setattr("time.process_time", lambda: next(cpu))
+    monkeypatch.setattr("time.perf_counter", lambda: next(wall))
+    clock = Clock(silent)
+    with clock("load"):
+        pass
+    assert (clock.seconds, clock.cpu_seconds) == ({"load": 1.0}, {"load": 2.5})
+
+
 def test_a_stage_that_fails_leaves_no_time_and_passes_the_error_on() -> None:
     clock = Clock(silent)
     with pytest.raises(KeyError), clock("load"):

@@ -22,6 +22,12 @@ def test_a_figure_has_the_digits_that_it_is_worth(name: str, value: float, shown
     assert cell({name: value}, name) == shown
 
 
+def test_a_standard_error_stands_behind_its_figure() -> None:
+    figures, errors = {"mean_cosine": 0.81234, "loss": 2.0, "new": 0.25}, {"mean_cosine": 0.00416, "new": 0.5}
+    shown = [cell(figures, name, errors) for name in figures]
+    assert shown == ["0.8123 ±0.0042", "2.0000", "0.25 ±0.5"]
+
+
 def test_what_was_not_measured_is_a_dash_and_what_is_not_known_is_shown() -> None:
     assert (cell(None, "loss"), cell({}, "loss"), cell({"new": 0.25}, "new"), heading("new")) == (
         "-",

@@ -10,6 +10,7 @@ from nestforge.runtime.bundle.tables import (
     describe_axes,
     engine_table,
     latency_warnings,
+    stage_table,
     submodel_table,
 )
 
@@ -85,3 +86,11 @@ def test_without_figures_there_are_no_columns_for_them(manifest: Manifest) -> No
         "measured ms",
         "budgets",
     ]
+
+
+def test_stages_with_what_they_took_on_the_wall_and_of_the_processor() -> None:
+    record = replace(RECORD, seconds={"load": 1.26, "trace": 10.0}, cpu_seconds={"load": 2.0, "trace": 12.34})
+    table = stage_table(record)
+    assert table.columns == ["stage", "seconds", "CPU seconds"]
+    assert table.rows == [["load", "1.3", "2.0"], ["trace", "10.0", "12.3"], ["all", "11.3", "14.3"]]
+    assert stage_table(replace(record, cpu_seconds=None)).rows == [["load", "1.3", "-"], ["trace", "10.0", "-"]]

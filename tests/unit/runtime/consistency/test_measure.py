@@ -13,7 +13,7 @@ from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.consistency import measure as module
 from nestforge.runtime.consistency.measure import measure
 from nestforge.runtime.consistency.samples import ArraySamples
-from nestforge.runtime.consistency.vectors import mean_cosine, recall_at
+from nestforge.runtime.consistency.vectors import cosines, recalls_at
 
 BUCKET = Bucket(2, 16)
 
@@ -55,8 +55,8 @@ def test_embeddings_are_those_that_numpy_says(
     quality = measured(bundle, rows, "ffn16", "ffn32")
     small, universal = (expected(width, *rows.feeds.values())["total"] for width in (16, 32))
     assert quality["ffn16"].figures == {
-        "mean_cosine": pytest.approx(mean_cosine(universal, small), abs=1e-5),
-        "recall_at_10": pytest.approx(recall_at(universal, small, 10)),
+        "mean_cosine": pytest.approx(cosines(universal, small).mean(), abs=1e-5),
+        "recall_at_10": pytest.approx(recalls_at(universal, small, 10).mean()),
     }
     assert quality["ffn16"].figures["mean_cosine"] < 0.999
     assert quality["ffn32"].figures == {"mean_cosine": pytest.approx(1.0), "recall_at_10": 1.0}

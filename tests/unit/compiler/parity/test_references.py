@@ -1,0 +1,71 @@
+"""PyTorch's answers are computed once for all engines of a submodel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.compiler.parity import references as module
+from nestforge.compiler.parity.references import References
+from nestforge.compiler.parity.replayed import Replayed
+from support.tiny_compile import BUCKET
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The submodels that were passed through PyTorch, by the parameters of their first layer."""
+    passed: list[str] = []
+    replayed: Callable[..., Replayed] = module.replayed
+
+    def counted(reference: module.Reference, *arguments: object) -> Replayed:
+        passed.append(str(next(iter(reference.module.model.encoder.parameters())).shape[0]))
+        return replayed(reference, *arguments)
+
+    monkeypatch.setattr(module, "replayed", counted)
+    return passed
+
+
+def fresh(builder: EngineBuilder) -> References:
+    return References(builder.universal, builder.cases)
+
+
+def test_a_submodel_is_passed_once(builder: EngineBuilder, passes: list[str]) -> None:
+    references, spec = fresh(builder), builder.universal.spec
+    small, other = spec.parse("ffn8-heads1"), spec.parse("ffn16-heads2")
+    first = references.replayed(small, BUCKET)
+    references.replayed(other, BUCKET)
+    again = references.replayed(small, BUCKET)
+    assert passes == ["8", "16"]
+    for one, two in zip(first.outputs, again.outputs, strict=True):
+        assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert again.roundings == first.roundings
+
+
+def test_a_compiled_engine_its_proof_and_its_check_share_one_pass(builder: EngineBuilder, passes: list[str]) -> None:
+    builder = replace(builder, references=fresh(builder))
+    builder.build(builder.universal.spec.parse("ffn8-heads1"), BUCKET)
+    assert passes == ["16", "8"], "the universal model's, from which it must differ, and its own"
+
+
+def test_what_takes_too_much_memory_is_passed_again_but_for_the_universal_model(
+    builder: EngineBuilder, passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES_KEPT", 0)
+    references, spec = fresh(builder), builder.universal.spec
+    for _ in range(2):
+        for submodel in (spec.parse("ffn8-heads1"), spec.universal()):
+            references.replayed(submodel, BUCKET)
+    assert passes == ["8", "16", "8"]
+
+
+def test_rounding_can_be_measured_again_of_what_was_kept(builder: EngineBuilder) -> None:
+    references, submodel = fresh(builder), builder.universal.spec.parse("ffn8-heads1")
+    references.replayed(submodel, BUCKET)
+    kept = references.replayed(submodel, BUCKET)
+    assert kept.again is not None
+    wider = kept.again()
+    for before, after in zip(kept.roundings, wider.roundings, strict=True):
+        assert all((np.asarray(after[name].max_abs) >= before[name].max_abs).all() for name in before)

@@ -1,0 +1,81 @@
+"""CPU seconds of a compile of one submodel at one range, over those of ``torch.onnx.export`` alone."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from ....profiles.probe_host import host_profile
+from ...demo.checkpoint import demo_checkpoint
+from ..harness import Row
+
+_ROUNDS = 3
+_RANGE = "1..8x1..512"
+# The whole model, as a range, and nothing else; the second argument is the folder to write.
+_COMPILE = """
+import sys, nestforge
+from nestforge.elastic import Bucket
+from nestforge.profiles.device_profile import BudgetSpec
+model, output, shapes, measured = sys.argv[1:]
+nestforge.compile(
+    model, output=output, buckets=[Bucket.parse(shapes)], budgets={"full": BudgetSpec()}, include="budgets",
+    measure=measured == "measured",
+)
+"""
+# The same module, exported and saved as most people do it, with the same dimensions free.
+_EXPORT = """
+import sys, torch
+from torch.export import Dim
+from nestforge.elastic import Bucket
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+model, output, shapes = sys.argv[1:]
+universal, bucket = load_universal(open_source(model)), Bucket.parse(shapes)
+signature = universal.source.signature
+dims = {0: Dim("batch", min=1, max=bucket.batch), 1: Dim("sequence", min=1, max=bucket.sequence)}
+program = torch.onnx.export(
+    universal.module,
+    tuple(torch.ones(2, 9, dtype=torch.int64) for _ in signature.inputs),
+    dynamo=True,
+    input_names=[spec.name for spec in signature.inputs],
+    output_names=[spec.name for spec in signature.outputs],
+    dynamic_shapes=(tuple(dict(dims) for _ in signature.inputs),),
+    verbose=False,
+)
+program.save(output, external_data=True)
+"""
+
+
+def run() -> list[Row]:
+    host_profile()  # measured once and kept: no part of a compile
+    taken = [(_cpu_seconds(_EXPORT), _cpu_seconds(_COMPILE, "measured"), _cpu_seconds(_COMPILE, "")) for _ in range(_ROUNDS)]
+    export = median(each[0] for each in taken)
+    rows = []
+    for place, what in ((1, "measured here"), (2, "with --no-measure")):
+        ratio = median(each[place] / each[0] for each in taken)
+        ours = median(each[place] for each in taken)
+        rows.append(
+            Row(
+                f"compile MiniLM, one submodel at {_RANGE}, {what}: CPU seconds over torch.onnx.export's",
+                f"{ratio:.2f}x ({ours:.0f} s against {export:.0f} s)",
+                "<= 2x",
+                ratio <= 2,
+                f"user and system time of whole processes, in turns, median of {_ROUNDS}",
+            )
+        )
+    return rows
+
+
+def _cpu_seconds(script: str, *arguments: str) -> float:
+    """Of one process that runs ``script`` on the demo's checkpoint, all threads and its imports included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "output"
+        command = [sys.executable, "-c", script, str(demo_checkpoint()), str(output), _RANGE, *arguments]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
