@@ -199,12 +199,11 @@ def _builder(
     shapes = {shape for submodel in (universal.spec.universal(), *submodels) for shape in _shapes(submodel, device)}
     cases = {shape: parity_cases(universal.source.signature, shape, encoder) for shape in sorted(shapes)}
     return EngineBuilder(
-        universal=universal,
+        references=References(universal, cases),
         profile=device,
         templates=templates,
         store=read_store(weights, universal.spec),
         weights_sha256=sha256_of(weights),
-        references=References(universal, cases),
         stage=stage,
         draft=draft,
     )

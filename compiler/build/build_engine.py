@@ -49,14 +49,13 @@ _MAX_NAMED_WEIGHTS = 4
 
 @dataclass(frozen=True)
 class EngineBuilder:
-    """Builds verified engines of one universal model for one profile; ``draft`` is the bundle that they go into."""
+    """Builds verified engines of the model of ``references`` for one profile, into the bundle ``draft``."""
 
-    universal: UniversalModel
+    references: References
     profile: DeviceProfile
     templates: Templates
     store: Store
     weights_sha256: str
-    references: References
     stage: Stage
     draft: Bundle
 
@@ -75,6 +74,10 @@ class EngineBuilder:
         """Forgets a receipt whose engines are gone: the manifest's stage removes the ones that it leaves out."""
         if not all((self.stage.folder / file).exists() for file in files):
             (self.stage.work / receipt).unlink(missing_ok=True)
+
+    @property
+    def universal(self) -> UniversalModel:
+        return self.references.universal
 
     @property
     def cases(self) -> Mapping[Bucket, Sequence[Case]]:
@@ -212,11 +215,11 @@ class EngineBuilder:
         equal = max_difference(whole, [_float32(arrays) for arrays in reference.outputs]) == 0.0
         if equal and self._must_differ(submodel) and not self._cuts_only_zeros(submodel):
             raise ParityError(f"engine {name}: returns the universal model's outputs; the slice has no effect")
-        outputs = [case.read(arrays, module.specs) for case, arrays in zip(cases, found, strict=True)]
+        outputs = [case.read(arrays, self.draft.manifest.outputs) for case, arrays in zip(cases, found, strict=True)]
         return replace(entry, parity=replace(entry.parity, difference_to_universal=max_difference(whole, outputs)))
 
     def _universal_outputs(self, submodel: Submodel, bucket: Bucket) -> list[Arrays] | None:
-        """What a ``submodel`` must differ from; None of the universal model, and at a sequence that it does not have."""
+        """What a ``submodel`` must differ from; None of the universal model, and at a sequence that it lacks."""
         universal = self.universal.spec.universal()
         if submodel.is_universal or bucket not in map(universal.at, self.profile.buckets):
             return None

@@ -81,17 +81,22 @@ def tolerance_for(precision: Precision, depth: int) -> Tolerance:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Worst figures of one output over all cases; falsy if the rule was broken in ``failed_case``, where PyTorch's own
-    float32 may be no reference (``unprovable``). ``stretched`` is what the size of a row differs by there, relative to
-    it."""
+    """Worst figures of one output over all cases; falsy if the rule was broken in ``failed_cases``. In the first of
+    them PyTorch's own float32 may be no reference (``unprovable``). ``stretched`` is what the size of a row differs by
+    there, relative to it."""
 
     output: ParityOutput
-    failed_case: str | None = None
+    failed_cases: tuple[str, ...] = ()
     unprovable: bool = False
     stretched: float = 0.0
 
     def __bool__(self) -> bool:
-        return self.failed_case is None
+        return not self.failed_cases
+
+    @property
+    def failed_case(self) -> str | None:
+        """The first of them, whose figures these are."""
+        return next(iter(self.failed_cases), None)
 
     def describe(self) -> str:
         figures = self.output
@@ -280,8 +285,8 @@ def _compare_output(
         )
     if all(verdicts):
         return Comparison(worst)
-    failed = verdicts.index(False)
-    return Comparison(worst, cases[failed], blind[failed], _stretched(*pairs[0]))
+    failed = tuple(case for case, verdict in zip(cases, verdicts, strict=True) if not verdict)
+    return Comparison(worst, failed, blind[verdicts.index(False)], _stretched(*pairs[0]))
 
 
 def _comparable(r: np.ndarray, f: np.ndarray) -> bool:

@@ -28,11 +28,13 @@ class JudgedOutputs:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Figures by output and routes; ``broken`` is what breaks the rule, if anything does."""
+    """Figures by output and routes; ``broken`` is what breaks the rule, if anything does, and ``broken_cases`` are the
+    cases in which something does."""
 
     outputs: tuple[ParityOutput, ...]
     routes: tuple[ParityRouting, ...] | None
     broken: Comparison | BrokenRoute | None
+    broken_cases: frozenset[str] = frozenset()
 
     @property
     def unprovable(self) -> bool:
@@ -49,13 +51,14 @@ def judge(
 ) -> Verdict:
     """The outputs ``found`` of an engine in ``precision`` on ``cases``, by the rules of compare.py and reference.py.
 
-    Where they break a limit, PyTorch's own rounding is measured again, in more passes, before that is believed.
+    Where they break a limit, PyTorch's own rounding of that case is measured again, before that is believed.
     """
     got = [case.read(arrays, outputs.specs) for case, arrays in zip(cases, found, strict=True)]
-    once = _judge(reference, got, cases, outputs, precision, limit)
-    if once.broken is None or once.unprovable or reference.again is None:
-        return once
-    return _judge(reference.again(), got, cases, outputs, precision, limit)
+    verdict = _judge(reference, got, cases, outputs, precision, limit)
+    while verdict.broken is not None and not verdict.unprovable and reference.again is not None:
+        reference = reference.again(verdict.broken_cases)
+        verdict = _judge(reference, got, cases, outputs, precision, limit)
+    return verdict
 
 
 def _judge(
@@ -74,7 +77,10 @@ def _judge(
     names = [case.name for case in cases]
     comparisons = compare(wanted, given, names, limit, reference.roundings, outputs.computed)
     broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
-    return Verdict(tuple(comparison.output for comparison in comparisons), reference.routes, broken)
+    cases_of_routes = {reference.broken.failed_case} if reference.broken else set()
+    broken_cases = cases_of_routes.union(*(comparison.failed_cases for comparison in comparisons))
+    outputs_of = tuple(comparison.output for comparison in comparisons)
+    return Verdict(outputs_of, reference.routes, broken, frozenset(broken_cases))
 
 
 def _mask(case: Case, name: str | None) -> np.ndarray | None:

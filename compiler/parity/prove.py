@@ -15,9 +15,7 @@ from .prove_slices import prove_slice
 from .references import References
 
 
-def prove(
-    bundle: Bundle, chosen: Sequence[Submodel], references: References, clock: Clock
-) -> tuple[Proof, ...]:
+def prove(bundle: Bundle, chosen: Sequence[Submodel], references: References, clock: Clock) -> tuple[Proof, ...]:
     """Every suite on the engines of ``bundle``, which answer through the runtime. Raises ParityError if one fails."""
     universal, cases = references.universal, references.cases
     whole = universal.spec.universal()

@@ -263,8 +263,8 @@ def _references(entry: ExitsEntry, passes: Sequence[Replayed], cases: Sequence[C
 
 def _again(entry: ExitsEntry, passes: Sequence[Replayed], cases: Sequence[Case]) -> list[_Reference]:
     """With more passes of PyTorch's float32 behind what it is off by."""
-    more = [segment.again() if segment.again is not None else segment for segment in passes]
-    return _references(entry, more, cases)
+    every = {case.name for case in cases}
+    return _references(entry, [segment.after_every_pass(every) for segment in passes], cases)
 
 
 def _entropy_error(segments: Sequence[EngineEntry], entry: ExitsEntry) -> float:

@@ -15,10 +15,9 @@ may be lucky: where an engine fails by it, more are made, of modules with weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -109,15 +108,17 @@ def replayed(
         outputs.append(_read(reference, case, tensors))
         verdicts.append(judged)
 
-    def with_passes(modules: Sequence[Callable[[], torch.nn.Module]], so_far: Sequence[Roundings]) -> Replayed:
+    def with_pass(
+        module: torch.nn.Module, so_far: Sequence[Roundings], only: Collection[str], left: Sequence[int]
+    ) -> Replayed:
         worst = list(so_far)
-        for make in modules:
-            module = make()
-            for number, (case, arrays) in enumerate(zip(cases, taken, strict=True)):
-                tensors, judged = reference.run(module, case.feeds, routes, arrays)
-                own = {name: rounding(outputs[number][name], a) for name, a in _read(reference, case, tensors).items()}
-                own |= {name: _of_gaps(verdicts[number][name], verdict) for name, verdict in judged.items()}
-                worst[number] = {name: one.worst(worst[number].get(name, Rounding())) for name, one in own.items()}
+        for number, (case, arrays) in enumerate(zip(cases, taken, strict=True)):
+            if case.name not in only:
+                continue
+            tensors, judged = reference.run(module, case.feeds, routes, arrays)
+            own = {name: rounding(outputs[number][name], a) for name, a in _read(reference, case, tensors).items()}
+            own |= {name: _of_gaps(verdicts[number][name], verdict) for name, verdict in judged.items()}
+            worst[number] = {name: one.worst(worst[number].get(name, Rounding())) for name, one in own.items()}
         broken = [
             _broken(name, case.name, verdict[name], atol, own[name])
             for case, verdict, own in zip(cases, verdicts, worst, strict=True)
@@ -128,11 +129,11 @@ def replayed(
             worst,
             tuple(_total(name, [verdict[name] for verdict in verdicts]) for name in names) or None,
             next((one for one in broken if one is not None), None),
+            (lambda more: with_pass(nudged(reference.module, left[0]), worst, more, left[1:])) if left else None,
         )
 
-    first = with_passes([lambda: reference.module], [{} for _ in cases])
-    more = [partial(nudged, reference.module, seed) for seed in range(_NUDGED_PASSES)]
-    return replace(first, again=lambda: with_passes(more, first.roundings))
+    every = {case.name for case in cases}
+    return with_pass(reference.module, [{} for _ in cases], every, range(_NUDGED_PASSES))
 
 
 def _read(reference: Reference, case: Case, tensors: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:

@@ -1,12 +1,13 @@
-"""What a universal model's submodels answer in PyTorch, passed once for all their engines, in every precision and stage.
+"""What a universal model's submodels answer in PyTorch, passed once for all their engines and all stages.
 
 A pass in float64 is the dearest part of the gate, and nothing in it is an engine's own, except where one routes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ...elastic import Bucket, Submodel
 from ...exporters.universal import UniversalModel
@@ -61,13 +62,23 @@ class References:
             return self._kept[key]
         passed = replayed(self.of(submodel), self.cases[bucket])
         if key[0].is_universal or sum(map(_bytes, (*self._kept.values(), passed))) <= _MOST_BYTES_KEPT:
-            self._kept[key] = replace(passed, again=lambda: self._again(submodel, bucket))  # which holds no module
+            self._kept[key] = replace(passed, again=partial(self._again, submodel, bucket))  # which holds no module
         return passed
 
-    def _again(self, submodel: Submodel, bucket: Bucket) -> Replayed:
-        once = replayed(self.of(submodel), self.cases[bucket])
+    def _again(self, submodel: Submodel, bucket: Bucket, only: Collection[str]) -> Replayed:
+        """What was kept, with the rounding of one more pass on the cases ``only``, and then of others."""
+        kept, every = self._kept[self._in_torch(submodel), bucket], self.cases[bucket]
+        some = [case for case in every if case.name in only]
+
+        def merged(passed: Replayed) -> Replayed:
+            own = dict(zip((case.name for case in some), passed.roundings, strict=True))
+            roundings = [own.get(case.name, known) for case, known in zip(every, kept.roundings, strict=True)]
+            more = passed.again
+            return replace(kept, roundings=roundings, again=None if more is None else lambda only: merged(more(only)))
+
+        once = replayed(self.of(submodel), some)
         assert once.again is not None
-        return once.again()
+        return merged(once.again(only))
 
     def _in_torch(self, submodel: Submodel) -> Submodel:
         bits = self.universal.spec.universal().bits

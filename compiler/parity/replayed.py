@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...runtime.bundle.manifest import ParityRouting
@@ -28,14 +28,21 @@ class BrokenRoute:
 @dataclass(frozen=True)
 class Replayed:
     """The reference on every case with an engine's routes: its outputs by name (float64 of a PyTorch module), what
-    PyTorch's own float32 is off by, and what it says of the routes. ``again`` is the same after more passes of
-    float32."""
+    PyTorch's own float32 is off by, and what it says of the routes. ``again`` is the same after one more pass of
+    float32 on the cases of these names, None after the last."""
 
     outputs: Sequence[Arrays]
     roundings: Sequence[Roundings]
     routes: tuple[ParityRouting, ...] | None = None
     broken: BrokenRoute | None = None
-    again: Callable[[], Replayed] | None = None
+    again: Callable[[Collection[str]], Replayed] | None = None
+
+    def after_every_pass(self, cases: Collection[str]) -> Replayed:
+        """With all the passes of float32 that ``again`` offers on ``cases``."""
+        found = self
+        while found.again is not None:
+            found = found.again(cases)
+        return found
 
     def of(self, names: Mapping[str, str]) -> Replayed:
         """With the outputs ``names`` alone, each under the name that it is mapped to."""
@@ -44,5 +51,5 @@ class Replayed:
             self,
             outputs=[{new: arrays[name] for name, new in names.items()} for arrays in self.outputs],
             roundings=[{new: own[name] for name, new in names.items()} for own in self.roundings],
-            again=None if more is None else lambda: more().of(names),
+            again=None if more is None else lambda cases: more(cases).of(names),
         )

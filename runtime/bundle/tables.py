@@ -108,7 +108,7 @@ def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
 
 
 def stage_table(build: BuildRecord) -> Table:
-    """One row a stage of the compile: what it took on the wall, and of the processor; dashes where that is not known."""
+    """One row a stage of the compile: what it took on the wall and of the processor; dashes where that is not known."""
     cpu = build.cpu_seconds or {}
     rows = [
         [stage, f"{seconds:.1f}", f"{cpu[stage]:.1f}" if stage in cpu else "-"]

@@ -72,12 +72,11 @@ def builder_in(folder: Path, universal: UniversalModel, template: Template, prof
     write_store(universal, templates.weights(), templates.tables(), folder / WEIGHTS_NAME)
     cases = parity_cases(universal.source.signature, template.bucket, text_encoder(universal))
     return EngineBuilder(
-        universal=universal,
+        references=References(universal, {template.bucket: cases}),
         profile=profile,
         templates=templates,
         store=read_store(folder / WEIGHTS_NAME, universal.spec),
         weights_sha256=sha256_of(folder / WEIGHTS_NAME),
-        references=References(universal, {template.bucket: cases}),
         stage=stage,
         draft=draft_bundle(stage, universal.source, Ranking("none"), profile, {}),
     )

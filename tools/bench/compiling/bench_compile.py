@@ -52,7 +52,9 @@ program.save(output, external_data=True)
 
 def run() -> list[Row]:
     host_profile()  # measured once and kept: no part of a compile
-    taken = [(_cpu_seconds(_EXPORT), _cpu_seconds(_COMPILE, "measured"), _cpu_seconds(_COMPILE, "")) for _ in range(_ROUNDS)]
+    taken = [
+        (_cpu_seconds(_EXPORT), _cpu_seconds(_COMPILE, "measured"), _cpu_seconds(_COMPILE, "")) for _ in range(_ROUNDS)
+    ]
     export = median(each[0] for each in taken)
     rows = []
     for place, what in ((1, "measured here"), (2, "with --no-measure")):

@@ -13,6 +13,7 @@ import torch
 from nestforge.compiler.build import build_engine as module
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.graph.template import emit
+from nestforge.compiler.parity.references import References
 from nestforge.elastic import ElasticSpec
 from nestforge.errors import BuildError, ParityError
 from nestforge.exporters.source import open_source
@@ -123,7 +124,8 @@ def _with_spec(builder: EngineBuilder, spec: ElasticSpec) -> EngineBuilder:
     """The same files under other axes, as a family with a mistake in it would describe them."""
     source = builder.universal.source
     mistaken = replace(source.architecture, spec=spec, narrow=None, workload=lambda *_: [])
-    return replace(builder, universal=UniversalModel(replace(source, architecture=mistaken), builder.universal.module))
+    universal = UniversalModel(replace(source, architecture=mistaken), builder.universal.module)
+    return replace(builder, references=References(universal, builder.cases))
 
 
 def test_an_axis_that_cuts_nothing_is_found_out(builder: EngineBuilder, monkeypatch: pytest.MonkeyPatch) -> None:

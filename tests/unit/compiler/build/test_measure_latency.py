@@ -11,6 +11,7 @@ from nestforge.compiler.planning.ladder import ladder
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
 from nestforge.compiler.work.clock import Clock, silent
+from nestforge.profiles.device_profile import BudgetSpec
 from nestforge.profiles.probe_host import _fingerprint, probe_host
 from nestforge.runtime.engines import measure_rounds as module
 from nestforge.runtime.engines.measure import LatencyStats
@@ -34,7 +35,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def on_this_host(builder: EngineBuilder) -> EngineBuilder:
-    return replace(builder, profile=replace(builder.profile, host=_fingerprint(probe_host())))
+    """One of whose budgets limits latency, so that rungs all over the ladder are measured."""
+    budgets = {"full": BudgetSpec(), "fast": BudgetSpec(latency_ms="50 %")}
+    return replace(builder, profile=replace(builder.profile, budgets=budgets, host=_fingerprint(probe_host())))
 
 
 def steps(builder: EngineBuilder) -> Any:
@@ -46,7 +49,7 @@ def rungs(builder: EngineBuilder) -> Any:
 
 
 def test_another_device_is_predicted_and_never_measured(builder: EngineBuilder, measured: list[str]) -> None:
-    assert fit_rungs(builder, rungs(builder), Clock(silent)) == {}
+    assert fit_rungs(builder, rungs(builder), (), Clock(silent)) == {}
     engines = [builder.build(builder.universal.spec.universal(), BUCKET)]
     plan = make_plan(builder.universal.source, builder.profile, levels=steps(builder))
     (latency,) = measure_engines(builder, engines, {}, Clock(silent))
@@ -57,19 +60,36 @@ def test_another_device_is_predicted_and_never_measured(builder: EngineBuilder, 
 
 def test_a_profile_of_a_host_like_this_one_is_another_device(builder: EngineBuilder, measured: list[str]) -> None:
     other = replace(builder, profile=replace(builder.profile, host="0123456789abcdef"))
-    assert fit_rungs(other, rungs(builder), Clock(silent)) == {}
+    assert fit_rungs(other, rungs(builder), (), Clock(silent)) == {}
     assert measured == []
 
 
 def test_rungs_spread_over_the_ladder_are_measured_in_turn(builder: EngineBuilder, measured: list[str]) -> None:
     here = on_this_host(builder)
-    corrections = fit_rungs(here, rungs(builder), Clock(silent))
+    corrections = fit_rungs(here, rungs(builder), (), Clock(silent))
     ids = [rung.id for rung in rungs(builder)]
     assert len(ids) == 7, "3 steps between levels, 2 layers each, and the universal model"
     picked = [ids[0], ids[2], ids[4], ids[6]]
     assert measured == picked * 3
     assert set(corrections) == {(BUCKET, "fp32")}
     assert corrections[BUCKET, "fp32"].rungs == 4
+
+
+def test_where_no_budget_limits_latency_only_what_is_included_is_measured(
+    builder: EngineBuilder, measured: list[str]
+) -> None:
+    here = on_this_host(builder)
+    here = replace(
+        here, profile=replace(here.profile, budgets={"full": BudgetSpec(), "half": BudgetSpec(flops="50 %")})
+    )
+    ids = [rung.id for rung in rungs(builder)]
+    corrections = fit_rungs(here, rungs(builder), {ids[0], ids[-1], "ffn12_20-heads1_2"}, Clock(silent))
+    assert measured == [ids[0], ids[-1]] * 3
+    assert corrections[BUCKET, "fp32"].rungs == 2
+    assert sorted(path.name for path in here.stage.folder.glob("*.onnx")) == [
+        "ffn32-heads2.b2-s8.onnx",
+        "ffn8-heads1.b2-s8.onnx",
+    ]
 
 
 def test_the_correction_brings_predictions_to_what_was_measured(
@@ -84,7 +104,7 @@ def test_the_correction_brings_predictions_to_what_was_measured(
         return LatencyStats(10, 3 * cost.predicted_ms, 9.0, 9.0, 0.1)
 
     monkeypatch.setattr(module, "measure", slow)
-    correction = fit_rungs(here, rungs(builder), Clock(silent))[BUCKET, "fp32"]
+    correction = fit_rungs(here, rungs(builder), (), Clock(silent))[BUCKET, "fp32"]
     cost = predict(source.workload(source.spec.parse("ffn12_20-heads1_2"), BUCKET), here.profile)
     assert correction.corrected_ms(cost) == pytest.approx(3 * cost.predicted_ms, rel=1e-6)
 
@@ -92,21 +112,22 @@ def test_the_correction_brings_predictions_to_what_was_measured(
 def test_an_interrupted_compile_does_not_measure_again(builder: EngineBuilder, measured: list[str]) -> None:
     """It would cost time, and other figures would choose another plan than the one half built."""
     here = on_this_host(builder)
-    corrections = fit_rungs(here, rungs(builder), Clock(silent))
+    corrections = fit_rungs(here, rungs(builder), (), Clock(silent))
     engines = [here.build(here.universal.spec.parse(name), BUCKET) for name in ("ffn8-heads1", "ffn32-heads2")]
     latencies = measure_engines(here, engines, corrections, Clock(silent))
     count = len(measured)
     for path in here.stage.folder.glob("*.onnx"):
         path.unlink()  # as the manifest's stage does with rungs that were only measured
-    assert fit_rungs(here, rungs(builder), Clock(silent)) == corrections
+    assert fit_rungs(here, rungs(builder), (), Clock(silent)) == corrections
     assert measure_engines(here, engines, corrections, Clock(silent)) == latencies
     assert len(measured) == count
 
 
 def test_predicted_and_measured_stand_side_by_side(builder: EngineBuilder, measured: list[str]) -> None:
     here = on_this_host(builder)
-    corrections = fit_rungs(here, rungs(builder), Clock(silent))
-    plan = make_plan(here.universal.source, here.profile, levels=steps(builder), corrections=corrections)
+    corrections = fit_rungs(here, rungs(builder), (), Clock(silent))
+    unlimited = replace(here.profile, budgets={"full": BudgetSpec()})
+    plan = make_plan(here.universal.source, unlimited, levels=steps(builder), corrections=corrections)
     engine = here.build(here.universal.spec.parse("ffn8-heads1"), BUCKET)
     (latency,) = measure_engines(here, [engine], corrections, Clock(silent))
     assert latency.engine == engine.id

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -55,7 +56,22 @@ def test_more_passes_of_float32_are_asked_before_a_failure_is_believed() -> None
     again = replace(REFERENCE, roundings=[rounding])
     near = EXPECTED + 0.004
     assert verdict(near).broken is not None
-    assert verdict(near, reference=replace(REFERENCE, again=lambda: again)).broken is None
+    assert verdict(near, reference=replace(REFERENCE, again=lambda _: again)).broken is None
+
+
+def test_more_passes_are_made_on_the_cases_that_break_the_rule() -> None:
+    asked: list[set[str]] = []
+
+    def again(cases: Collection[str]) -> Replayed:
+        asked.append(set(cases))
+        return reference if len(asked) < 3 else replace(reference, again=None)
+
+    reference = Replayed([{"y": EXPECTED}] * 3, [{}] * 3, again=again)
+    cases = [Case(name, {"mask": MASK}) for name in ("one", "two", "three")]
+    found = [{"y": array.astype(np.float32)} for array in (off_at(0), EXPECTED, off_at(1))]
+    verdict = judge(reference, found, cases, JudgedOutputs([SPEC], mask="mask"), "fp32", LIMIT)
+    assert asked == [{"one", "three"}] * 3
+    assert verdict.broken is not None
 
 
 def test_what_rounds_too_much_in_pytorch_itself_is_unprovable() -> None:

@@ -22,6 +22,7 @@ from nestforge.compiler.parity.cases import Case
 from nestforge.compiler.parity.compare import compare
 from nestforge.compiler.parity.engine_verdict import tolerance_of
 from nestforge.compiler.parity.reference import replayed
+from nestforge.compiler.parity.references import References
 from nestforge.compiler.parity.rounding import Rounding
 from nestforge.compiler.verify import verify_bundle
 from nestforge.compiler.work.staging import Stage
@@ -132,7 +133,7 @@ def twins(builder: EngineBuilder) -> EngineBuilder:
     """Two rows of one text, so that every token has a twin of the same score; three slots cannot hold two pairs."""
     case = builder.cases[BUCKET][0]
     feeds = {name: np.repeat(array[:1], 2, axis=0) for name, array in case.feeds.items()}
-    return replace(builder, cases={BUCKET: [Case("twins", feeds)]})
+    return replace(builder, references=References(builder.universal, {BUCKET: [Case("twins", feeds)]}))
 
 
 def test_a_sound_engine_makes_pytorchs_decisions(builder: EngineBuilder) -> None:
