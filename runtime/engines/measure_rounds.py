@@ -18,7 +18,7 @@ _ROUND_SECONDS = 0.3
 # In a round of a static engine, and for a percentile.
 _LEAST_RUNS = 10
 # Of an engine of a range, at each shape; the largest takes long enough by itself.
-_SHAPE_SECONDS = 0.08
+_SHAPE_SECONDS = 0.05
 _SHAPE_ROUNDS = 2
 _SHAPE_RUNS = 3
 # Whole engines that are open at once while they are measured: each may own a packed copy of its weights.
@@ -81,8 +81,9 @@ def best_of_rounds(timed: Sequence[Timed]) -> list[Measured]:
             if each.is_static:
                 stats.append(measure(each.runner, each.feeds, min_runs=_LEAST_RUNS, max_seconds=_ROUND_SECONDS))
             elif number < _SHAPE_ROUNDS:
+                warmup = 1 if number == 0 else 0  # a shape is new once
                 stats.append(
-                    measure(each.runner, each.feeds, warmup=1, min_runs=_SHAPE_RUNS, max_seconds=_SHAPE_SECONDS)
+                    measure(each.runner, each.feeds, warmup=warmup, min_runs=_SHAPE_RUNS, max_seconds=_SHAPE_SECONDS)
                 )
     others = load.share()
     return [_best(stats, others) for stats in rounds]

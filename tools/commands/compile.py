@@ -12,7 +12,7 @@ import click
 from ...elastic import Bucket
 from ...runtime.bundle.open_bundle import open_bundle
 from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_submodels
-from ..console import print_json, resumable, say, working
+from ..console import let_waiting_threads_sleep, print_json, resumable, say, working
 from ..options import (
     bucket_option,
     budget_option,
@@ -106,6 +106,7 @@ def command(
     MODEL is a Hugging Face folder, or one in a format of nestforge's own: config.json and safetensors weights. An
     interrupted compile is resumed by the same command. Nothing is published unless every parity gate passes.
     """
+    let_waiting_threads_sleep()
     with working() as progress, resumable(output):
         from ...compiler.compile import compile_request
         from ...compiler.request import CompileRequest

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...errors import ParityError
-from ..console import print_json, print_table, say, working
+from ..console import let_waiting_threads_sleep, print_json, print_table, say, working
 from ..options import bundle_argument, json_option
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def _verify_bytes(path: Path, as_json: bool) -> None:
 
 
 def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
+    let_waiting_threads_sleep()
     from ...compiler.verify import verify_bundle
 
     with working() as progress:
