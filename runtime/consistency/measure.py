@@ -108,6 +108,6 @@ def _quality(tallies: Sequence[Tally], samples: Samples) -> Quality:
     # Engines compute in float32: what is behind these digits changes with the host and its threads.
     means = {name: mean for tally in tallies for name, mean in tally.figures().items()}
     figures = {name: float(f"{mean.mean:.6g}") for name, mean in means.items()}
-    errors = {name: float(f"{mean.error:.2g}") for name, mean in means.items() if mean.error is not None}
+    errors = {name: float(f"{round(mean.error, 8):.2g}") for name, mean in means.items() if mean.error is not None}
     positions = next((tally.positions for tally in tallies if tally.positions is not None), None)
     return Quality(samples.size, figures, samples.sha256, positions, errors or None)
