@@ -16,6 +16,7 @@ import numpy as np
 from ...elastic import Bucket
 from ..bundle.manifest import TensorSpec
 from ..inputs.arrays import Array
+from ..inputs.feeds import nearest_shape
 from .device import ALIGNMENT, DeviceArray
 
 
@@ -92,14 +93,7 @@ class Layouts:
         """The layout at the sizes of ``feeds``, or the nearest one that the engine takes, which they do not fit."""
         if self.bucket.is_static:
             return self.largest
-        sizes: dict[str, int] = {}
-        for spec in self._inputs:
-            if spec.name in feeds:
-                for dim, size in zip(spec.dims, feeds[spec.name].shape, strict=False):
-                    sizes.setdefault(str(dim), size)
-        most = self.bucket.largest
-        shape = Bucket(sizes.get("batch", most.batch), sizes.get("sequence", most.sequence))
-        return layout_of(self._inputs, self._outputs, self.bucket.nearest(shape))
+        return layout_of(self._inputs, self._outputs, nearest_shape(self._inputs, feeds, self.bucket))
 
 
 def layout_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], bucket: Bucket) -> Layout:

@@ -10,7 +10,7 @@ from ..engines.runner import DeviceCall
 from ..inputs.arrays import Array
 from .batch_plan import BatchPlan
 
-# In ranges every size of a batch has steps of its own: some 80 us for each segment when a size is first met, and 6 kB.
+# In a range every size has steps of its own: about 0.1 ms for each segment when the size is first met, and 6 kB kept.
 _MAX_BOUND_STEPS = 2048
 
 

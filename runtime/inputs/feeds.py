@@ -1,8 +1,10 @@
-"""Random inputs that an engine accepts, for timing and for checking one form of an engine against another."""
+"""Inputs as an engine takes them: random ones, for timing and for checking one form of an engine against another, and
+at which of its shapes given ones are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -30,6 +32,25 @@ def random_feeds(inputs: Iterable[TensorSpec], bucket: Bucket, seed: int = 0) ->
         if spec.row_needs is not None:
             _mend(feeds[spec.name], spec.row_needs, rng)
     return feeds
+
+
+class HasShape(Protocol):
+    """An array, wherever it lies."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def nearest_shape(inputs: Iterable[TensorSpec], feeds: Mapping[str, HasShape], bucket: Bucket) -> Bucket:
+    """The shape of an engine at ``bucket`` that ``feeds`` have, or come nearest to where they do not fit it."""
+    if bucket.is_static:
+        return bucket
+    sizes: dict[str | int, int] = {}
+    for spec in inputs:
+        if spec.name in feeds:
+            for dim, size in zip(spec.dims, feeds[spec.name].shape, strict=False):
+                sizes.setdefault(dim, size)
+    return bucket.nearest(Bucket(sizes.get("batch", bucket.batch), sizes.get("sequence", bucket.sequence)))
 
 
 def _mend(mask: Array, need: RowNeed, rng: np.random.Generator) -> None:

@@ -23,7 +23,7 @@ from ...bundle.open_bundle import Bundle
 from ...graphs.engine_graph import store_initializers
 from ...graphs.weight_store import MappedStore, mapped_store
 from ...inputs.arrays import Array
-from ...inputs.feeds import random_feeds
+from ...inputs.feeds import nearest_shape, random_feeds
 from ..contract.residency import Residency
 from .mapped_cache import mapped_engine
 from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, session_options
@@ -109,7 +109,7 @@ class OnnxRuntimeRunner:
         """
         session, store = self._active(), self._store
         binding = session.io_binding()
-        shape = _shape_of(self.engine, self._inputs, feeds)
+        shape = nearest_shape(self._inputs, feeds, self.engine.bucket)
         for specs, arrays, bind in (
             (self._inputs, feeds, binding.bind_ortvalue_input),
             (self._outputs, outputs, binding.bind_ortvalue_output),
@@ -182,13 +182,6 @@ class OnnxRuntimeRunner:
                 )
 
         return open_session(mapped_engine(self._bundle, self.engine, build), as_saved)
-
-
-def _shape_of(engine: EngineEntry, specs: Sequence[TensorSpec], feeds: Mapping[str, Array]) -> Bucket:
-    """The shape of the engine's that ``feeds`` have, or come nearest to."""
-    given = [(spec.dims, feeds[spec.name].shape) for spec in specs if spec.name in feeds]
-    sizes = {dim: size for dims, shape in given for dim, size in zip(dims, shape, strict=False)}
-    return engine.bucket.nearest(Bucket(sizes.get("batch", 1), sizes.get("sequence", 1)))
 
 
 def _check_arrays(engine: EngineEntry, specs: Sequence[TensorSpec], arrays: Mapping[str, Array], shape: Bucket) -> None:

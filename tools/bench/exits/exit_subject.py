@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,8 @@ _BUCKETS = (
     *(Bucket(batch, sequence) for sequence in (32, SEQUENCE) for batch in (1, 2, 4, 8, 16, 32)),
     *(Bucket(batch, LONGEST) for batch in BATCHES),
 )
-_BUNDLE = Path(".cache/bench/exits.bundle")
+_RANGE = Bucket(8, LONGEST, 1, 1)
+_CACHE = Path(".cache/bench")
 
 
 def model_folder() -> Path:
@@ -47,12 +49,23 @@ def model_folder() -> Path:
 @cache
 def exits_bundle() -> Bundle:
     """The slender model cut at three exits, for every batch to which requests may shrink; once per training."""
-    if _BUNDLE.exists() and not is_made_from(_BUNDLE, model_folder()):
-        shutil.rmtree(_BUNDLE)
-    if not _BUNDLE.exists():
-        profile = replace(load_profile("host-cpu"), buckets=_BUCKETS, budgets={})
-        compile_bundle(model_folder(), profile, _BUNDLE, exits=EXITS, levels={"depth": (1.0,)}, include="budgets")
-    return open_bundle(_BUNDLE)
+    return _compiled("exits.bundle", _BUCKETS)
+
+
+@cache
+def exits_range_bundle() -> Bundle:
+    """The same model on engines of one range; once per training."""
+    return _compiled("exits-range.bundle", (_RANGE,))
+
+
+def _compiled(name: str, buckets: Sequence[Bucket]) -> Bundle:
+    path = _CACHE / name
+    if path.exists() and not is_made_from(path, model_folder()):
+        shutil.rmtree(path)
+    if not path.exists():
+        profile = replace(load_profile("host-cpu"), buckets=tuple(buckets), budgets={})
+        compile_bundle(model_folder(), profile, path, exits=EXITS, levels={"depth": (1.0,)}, include="budgets")
+    return open_bundle(path)
 
 
 def deepest(bundle: Bundle) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.manifest import TensorSpec
 from nestforge.runtime.inputs.check_inputs import InputChecker
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.feeds import nearest_shape, random_feeds
 
 SPECS = (
     TensorSpec("ids", "int64", ("batch", "sequence"), pad=0, high=7),
@@ -27,3 +27,12 @@ def test_the_seed_decides() -> None:
     first, again, other = (random_feeds(SPECS, Bucket(2, 8), seed) for seed in (1, 1, 2))
     assert all(np.array_equal(first[name], again[name]) for name in first)
     assert not np.array_equal(first["ids"], other["ids"])
+
+
+def test_the_shape_of_a_range_that_feeds_have_or_come_nearest_to() -> None:
+    feeds = random_feeds(SPECS, Bucket(3, 20))
+    assert nearest_shape(SPECS, feeds, Bucket(4, 64, 1, 1)) == Bucket(3, 20)
+    assert nearest_shape(SPECS, feeds, Bucket(2, 64, 1, 32)) == Bucket(2, 32)
+    assert nearest_shape(SPECS, feeds, Bucket(4, 64)) == Bucket(4, 64)
+    assert nearest_shape(SPECS, {**feeds, "flags": feeds["flags"][:2]}, Bucket(4, 64, 1, 1)) == Bucket(3, 20)
+    assert nearest_shape(SPECS, {}, Bucket(4, 64, 1, 1)) == Bucket(4, 64)

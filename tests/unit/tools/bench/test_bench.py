@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from nestforge.tools.bench import __main__ as runner
 from nestforge.tools.bench.harness import Row, interleaved, ratio
 
-EXITS = ["exit_budget", "exit_chain", "exit_eager", "exit_gate", "exit_saving"]
+EXITS = ["exit_budget", "exit_chain", "exit_eager", "exit_gate", "exit_lengths", "exit_saving"]
 NESTED = ["ladder", "switch"]
 MIXERS = ["mixer", "moe"]
 COMMON = [

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.contract.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.engines.runner import runnable_engines, runner_for
 from nestforge.runtime.inputs.feeds import random_feeds
+from support.exit_bundles import write_exits_bundle
 from support.sealing import reseal
 
 Reference = Callable[..., dict[str, Any]]
@@ -119,6 +122,49 @@ def test_arrays_that_do_not_fit_are_not_bound(
     with runner_for(bundle, engine, "shared", 1) as runner, pytest.raises(InputError) as error:
         runner.bind(feeds, outputs)
     assert str(error.value) == f"engine ffn16@b1-s8: {message}"
+
+
+@pytest.fixture
+def ranged(tmp_path: Path) -> tuple[Bundle, EngineEntry]:
+    """A segment that takes 1 to 4 rows of 2 to 8 steps."""
+    bundle = open_bundle(write_exits_bundle(tmp_path / "range", [Bucket(4, 8, 1, 2)]))
+    return bundle, next(engine for engine in bundle.manifest.engines if engine.segment == "to2")
+
+
+def segment_arrays(bundle: Bundle, shape: Bucket) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs of that segment and room for its outputs."""
+    inputs, outputs = bundle.manifest.interface("to2")
+    room = {spec.name: np.empty(spec.shape(shape), spec.dtype) for spec in outputs}
+    return random_feeds(inputs, shape, shape.tokens), room
+
+
+@pytest.mark.parametrize("shape", [Bucket(1, 2), Bucket(3, 5), Bucket(4, 8)], ids=str)
+def test_a_run_of_a_range_is_bound_at_any_of_its_shapes(ranged: tuple[Bundle, EngineEntry], shape: Bucket) -> None:
+    bundle, engine = ranged
+    feeds, room = segment_arrays(bundle, shape)
+    with runner_for(bundle, engine, "shared", 1) as runner:
+        runner.bind(feeds, room)()
+        for found, returned in zip(room.values(), runner.run(feeds), strict=True):
+            assert np.array_equal(found, returned)
+
+
+def test_arrays_of_several_shapes_or_beyond_a_range_are_not_bound(ranged: tuple[Bundle, EngineEntry]) -> None:
+    bundle, engine = ranged
+    feeds, room = segment_arrays(bundle, Bucket(3, 5))
+    cases = (
+        (
+            {**feeds, "attention_mask": feeds["attention_mask"][:2]},
+            room,
+            "attention_mask: expected contiguous int64 [3, 5]",
+        ),
+        (feeds, {"entropy": np.empty(2, np.float32)}, "entropy: expected contiguous float32 [3], got float32 [2]"),
+        (*segment_arrays(bundle, Bucket(3, 9)), "state: expected contiguous float32 [3, 8, 4], got float32 [3, 9, 4]"),
+        (*segment_arrays(bundle, Bucket(5, 1)), "state: expected contiguous float32 [4, 2, 4], got float32 [5, 1, 4]"),
+    )
+    with runner_for(bundle, engine, "shared", 1) as runner:
+        for given, into, message in cases:
+            with pytest.raises(InputError, match=f"^{re.escape(f'engine {engine.id}: {message}')}"):
+                runner.bind(given, into)
 
 
 @pytest.mark.parametrize("residency", RESIDENCIES)
