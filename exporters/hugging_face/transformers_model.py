@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,11 +38,29 @@ class TransformersModule(torch.nn.Module):
     def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Everything that the model returns, by name, and the sentence embedding if there is one."""
         own = {name: tensor for name, tensor in inputs.items() if name != POOLING_MASK}
-        result = dict(self.model(**own))
+        with _one_sequence_a_row():
+            result = dict(self.model(**own))
         if self.sentence_head is not None:
             assert self.mask is not None
             result[EMBEDDING] = self.sentence_head(result[HIDDEN], inputs[self.mask], inputs.get(POOLING_MASK))
         return result
+
+
+@contextmanager
+def _one_sequence_a_row() -> Iterator[None]:
+    """An export within it has no search for several sequences in a row, which transformers leaves out once it has seen
+    that the positions rise by one, as they always do here; an export cannot see values, and would keep it."""
+    if not torch.compiler.is_exporting():
+        yield
+        return
+    from transformers import masking_utils
+
+    search = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda _: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = search
 
 
 def load_transformers(

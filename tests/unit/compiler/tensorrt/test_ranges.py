@@ -17,6 +17,7 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.cost_eff_models import save_tiny
 from support.fake_tensorrt import World
+from support.gated_decoders import save_decoder
 from support.sealing import reseal
 from support.tiny_compile import board, save_tiniest
 from support.tiny_matlm import save_tiny_matlm
@@ -115,6 +116,7 @@ def test_trtexec_is_told_the_shapes(emitted: Path) -> None:
 FAMILIES = {
     # It counts tokens in whole numbers, which TensorRT does not.
     "roberta": (lambda folder: save_tiny_encoder(folder, "roberta"), "1..2x1..8"),
+    "llama": (save_decoder, "1..2x1..8"),
     "matlm": (save_tiny_matlm, "1..2x1..8"),
     "vit": (save_tiny_vit, "1..3x1"),
     "matvit": (save_tiny_matvit, "1..3x1"),

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from nestforge.elastic import Bucket
+from nestforge.exporters.source import open_source
+from nestforge.exporters.tracing.trace import trace
+from nestforge.exporters.universal import load_universal
+from support.gated_decoders import save_decoder
+from transformers import masking_utils
+
+
+def test_an_export_of_any_length_looks_for_no_second_sequence_in_a_row(tmp_path: Path) -> None:
+    """transformers' search ends in running sums of whole numbers, which TensorRT does not take."""
+    universal = load_universal(open_source(save_decoder(tmp_path / "m")))
+    search = masking_utils.find_packed_sequence_indices
+    traced = trace(universal.module, universal.source.signature, Bucket(1, 8, min_sequence=1), 20)
+    assert {node.op_type for node in traced.model.graph} & {"CumSum", "GatherND"} == set()
+    assert masking_utils.find_packed_sequence_indices is search
