@@ -16,6 +16,9 @@ from ..sentence_transformers.head import SentenceHead
 from ..signature import Signature
 from .sentence_interface import EMBEDDING, HIDDEN, POOLING_MASK
 
+# In transformers' masking_utils: finds where the next of several sequences in one row begins.
+_SEARCH = "find_packed_sequence_indices"
+
 
 class TransformersModule(torch.nn.Module):
     """Calls ``model`` by keyword and returns its outputs as a tuple, in the signature's order.
@@ -55,12 +58,12 @@ def _one_sequence_a_row() -> Iterator[None]:
         return
     from transformers import masking_utils
 
-    search = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda _: None
+    search = getattr(masking_utils, _SEARCH)
+    setattr(masking_utils, _SEARCH, lambda _: None)
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = search
+        setattr(masking_utils, _SEARCH, search)
 
 
 def load_transformers(
