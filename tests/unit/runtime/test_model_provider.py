@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nestforge.elastic import Bucket
 from nestforge.errors import BundleIncompatibleError, InputError, SelectionError
 from nestforge.runtime import model as module
 from nestforge.runtime.device.device import HostDevice
+from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.runtime.model import load
+from support.exit_bundles import write_exits_bundle
 from support.host_provider import host_provider
 
 Feeds = Callable[..., dict[str, Any]]
@@ -80,6 +83,18 @@ def test_a_cap_on_memory_holds(tiny_bundle: Path, device: HostDevice) -> None:
         load(tiny_bundle, provider="cuda", memory_mb=0.0001)
     with load(tiny_bundle, provider="cuda", memory_mb=100) as model:
         assert set(model.residencies.values()) == {"shared"}
+
+
+def test_segments_of_a_range_leave_the_answer_to_the_whole_engine(tmp_path: Path, device: HostDevice) -> None:
+    bundle = write_exits_bundle(tmp_path / "b", [Bucket(4, 8, 1, 1)])
+    with load(bundle, provider="cuda") as model, load(bundle) as plain:
+        inputs = random_feeds(model.bundle.manifest.inputs, Bucket(3, 5))
+        answer = model(inputs)
+        assert answer.padding is None
+        np.testing.assert_allclose(answer["logits"], plain(inputs, exits="off")["logits"], rtol=1e-5, atol=1e-5)
+        assert "; whole engine: submodel depth4: its exits cannot be used here, engine " in answer.reason
+        with pytest.raises(SelectionError, match=r"is left out \(by memory_mb, .*, or as a range on a GPU\)"):
+            model(inputs, exits=0.5)
 
 
 def test_a_host_without_the_provider_never_answers_on_the_processor(tiny_bundle: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_request_runs_at_its_own_size_by_the_range_that_holds_it(compiled: Pat
                 assert answer[spec.name].shape == spec.shape(shape)
 
 
-def test_trtexec_is_told_the_shapes(emitted: Path) -> None:
+def test_the_command_for_trtexec_states_the_shapes(emitted: Path) -> None:
     bundle = open_bundle(emitted)
     file = next(engine.file for engine in bundle.manifest.engines if engine.bucket == LONG)
     assert bundle.build.build is not None

@@ -19,6 +19,9 @@ from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.bundle.plan_index import Gpu, build_key, read_plans, write_plans
 from nestforge.runtime.device.device import DeviceArray
+from nestforge.runtime.engines import measure_rounds
+from nestforge.runtime.engines.measure_bundle import measure_bundle
+from nestforge.runtime.engines.measure_rounds import measured_shapes
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.fake_tensorrt import World, host_with_gpu, list_plans
 
@@ -150,6 +153,18 @@ def test_memory_is_counted_for_the_largest_shape(bundle: Bundle, world: World) -
     world.free = 4 * 16 * 16 * 4  # the largest hidden states alone
     with pytest.raises(BundleIncompatibleError, match="of the GPU's memory"):
         runner_of(bundle).__enter__()
+
+
+def test_a_plan_is_measured_at_sizes_all_over_its_range(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_ROUND_SECONDS", "_SHAPE_SECONDS"):
+        monkeypatch.setattr(measure_rounds, name, 0.0)
+    measured = measure_bundle(bundle, lambda *_: None, threads=1, force=True).measurement
+    assert [each.engine for each in measured.engines] == [engine.id for engine in bundle.manifest.engines]
+    for each in measured.engines:
+        assert [(point.batch, point.sequence) for point in each.points] == [
+            (shape.batch, shape.sequence) for shape in measured_shapes(Bucket(4, 16, 1, 2))
+        ]
+        assert all(point.p50_ms > 0 for point in each.points)
 
 
 def test_a_plan_follows_from_the_ends_of_its_range_and_its_tuned_shape(bundle: Bundle) -> None:
