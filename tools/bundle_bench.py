@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..elastic import Bucket
 from ..errors import SelectionError
-from ..profiles.device_profile import read_profile
+from ..profiles.device_profile import DeviceProfile, read_profile
 from ..profiles.probe_host import is_this_host
 from ..runtime.bundle.manifest import EngineEntry
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
+from ..runtime.engines.latency_at import predicted_at
 from ..runtime.engines.measure import LatencyStats, MemoryUse, measure, memory_use
 from ..runtime.engines.needs import engine_needs
 from ..runtime.engines.onnxruntime.mapped_cache import drop_mapped, is_mapped
@@ -29,11 +31,15 @@ _PREDICTED: Residency = "packed"  # what predictions are made for
 
 @dataclass(frozen=True)
 class EngineBench:
-    """One engine in one residency. ``predicted_ms`` and ``error`` stand where a prediction was made for this case:
-    ``error`` is predicted over measured p50, minus 1. Memory is the host's, and None with a provider: ``device_bytes``
-    is what the engine then added to the GPU's while it was open."""
+    """One engine in one residency, run at ``shape``.
+
+    ``predicted_ms`` and ``error`` stand where a prediction was made for this case: ``error`` is predicted over measured
+    p50, minus 1. Memory is the host's, and None with a provider: ``device_bytes`` is what the engine then added to the
+    GPU's while it was open.
+    """
 
     engine: str
+    shape: Bucket
     residency: Residency
     latency_ms: LatencyStats
     memory_bytes: MemoryUse | None
@@ -44,9 +50,10 @@ class EngineBench:
 
 @dataclass(frozen=True)
 class EngineNodes:
-    """One packed engine: over ``runs`` runs, what each kind of node takes, the slowest first."""
+    """One packed engine: over ``runs`` runs at ``shape``, what each kind of node takes, the slowest first."""
 
     engine: str
+    shape: Bucket
     runs: int
     kinds: tuple[NodeKind, ...]
 
@@ -72,47 +79,60 @@ class BundleBench:
 
 
 def bench_bundle(
-    bundle: Bundle, submodels: Sequence[str], progress: Progress, provider: Provider | None = None
+    bundle: Bundle,
+    submodels: Sequence[str],
+    progress: Progress,
+    provider: Provider | None = None,
+    at: Bucket | None = None,
 ) -> BundleBench:
     """Measures the engines of ``submodels`` (ids or levels; none means all), one at a time, memory in own processes.
 
     With a ``provider`` engines run there, for which nothing was predicted. Engines that were not in the cache of mapped
-    engines before are not in it afterwards.
+    engines before are not in it afterwards. An engine of a range runs at the shape ``at``, by default the one at which
+    the profile's budgets are judged.
 
-    Raises SelectionError for a submodel that the bundle does not have.
+    Raises SelectionError for a submodel that the bundle does not have, and a shape that no range has.
     """
     engines = _engines_of(bundle, submodels, provider)
-    profile = read_profile(bundle.manifest.provenance.profile, "profile in the manifest")
+    profile = _profile(bundle)
+    shapes = _shapes(bundle, engines, at)
     here = provider is None and is_this_host(profile)
     threads = threads_or_default(None)
-    predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies} if here else {}
+    predicted = {each.engine: predicted_at(each) for each in bundle.build.latencies} if here else {}
     jobs = [(engine, residency) for engine in engines for residency in _residencies(bundle, engine, provider)]
     rows = []
     for index, (engine, residency) in enumerate(jobs):
         progress("bench", index, len(jobs))
+        shape = shapes[engine.id]
         if provider is None:
-            rows.append(_bench(bundle, engine, residency, threads, predicted.get(engine.id)))
+            expected = predicted[engine.id](shape) if engine.id in predicted else None
+            rows.append(_bench(bundle, engine, shape, residency, threads, expected))
         else:
-            rows.append(_bench_on(provider, bundle, engine, residency))
+            rows.append(_bench_on(provider, bundle, engine, shape, residency))
     progress("bench", len(jobs), len(jobs))
     return BundleBench(str(bundle.path), profile.name, here, threads, tuple(rows))
 
 
-def profile_nodes(bundle: Bundle, submodels: Sequence[str], progress: Progress) -> NodeProfile:
-    """Which kinds of nodes take the time of the engines of ``submodels`` (ids or levels; none means all).
+def profile_nodes(
+    bundle: Bundle, submodels: Sequence[str], progress: Progress, at: Bucket | None = None
+) -> NodeProfile:
+    """Which kinds of nodes take the time of the engines of ``submodels`` (ids or levels; none means all), of ranges at
+    the shape ``at`` as in ``bench_bundle``.
 
-    Raises SelectionError for a submodel that the bundle does not have, or where no engine is ONNX Runtime's.
+    Raises SelectionError for a submodel that the bundle does not have, a shape that no range has, or where no engine is
+    ONNX Runtime's.
     """
     from ..runtime.engines.onnxruntime.node_times import node_times
 
     engines = [engine for engine in _engines_of(bundle, submodels, None) if engine.backend == "onnxruntime"]
     if not engines:
         raise SelectionError(f"bundle {bundle.path}: its engines are TensorRT plans, which ONNX Runtime cannot profile")
-    threads = threads_or_default(None)
+    threads, shapes = threads_or_default(None), _shapes(bundle, engines, at)
     rows = []
     for index, engine in enumerate(engines):
         progress("profile", index, len(engines))
-        rows.append(EngineNodes(engine.id, *node_times(bundle, engine, threads, _SECONDS)))
+        shape = shapes[engine.id]
+        rows.append(EngineNodes(engine.id, shape, *node_times(bundle, engine, threads, _SECONDS, shape)))
     progress("profile", len(engines), len(engines))
     return NodeProfile(str(bundle.path), threads, tuple(rows))
 
@@ -126,6 +146,20 @@ def _engines_of(bundle: Bundle, submodels: Sequence[str], provider: Provider | N
     return engines
 
 
+def _profile(bundle: Bundle) -> DeviceProfile:
+    return read_profile(bundle.manifest.provenance.profile, "profile in the manifest")
+
+
+def _shapes(bundle: Bundle, engines: Sequence[EngineEntry], at: Bucket | None) -> dict[str, Bucket]:
+    """The shape that each of ``engines`` runs at, by id."""
+    ranges = sorted({engine.bucket for engine in engines if not engine.bucket.is_static})
+    if at is not None and not any(bucket.nearest(at) == at for bucket in ranges):
+        there = ", ".join(map(str, ranges)) or "none"
+        raise SelectionError(f"shape {at}: expected one of a range of this bundle's engines, there is {there}")
+    shape = at or _profile(bundle).budget_shape
+    return {engine.id: engine.bucket.nearest(shape) for engine in engines}
+
+
 def _residencies(bundle: Bundle, engine: EngineEntry, provider: Provider | None) -> Sequence[Residency]:
     """Those that the runtime gives such an engine: a plan owns its weights on the GPU, and one of int4 a packed copy,
     however they were asked for."""
@@ -136,24 +170,26 @@ def _residencies(bundle: Bundle, engine: EngineEntry, provider: Provider | None)
 
 
 def _bench(
-    bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int, predicted_ms: float | None
+    bundle: Bundle, engine: EngineEntry, shape: Bucket, residency: Residency, threads: int, predicted_ms: float | None
 ) -> EngineBench:
-    feeds = random_feeds(bundle.manifest.interface(engine.segment)[0], engine.bucket)
+    feeds = random_feeds(bundle.manifest.interface(engine.segment)[0], shape)
     ours = residency == "mapped" and not is_mapped(bundle, engine)
     try:
         with runner_for(bundle, engine, residency, threads) as runner:
             stats = measure(runner, feeds, max_seconds=_SECONDS)
-        memory = memory_use(bundle.path, [engine.id], residency, threads)
+        memory = memory_use(bundle.path, [engine.id], residency, threads, shape)
     finally:
         if ours:  # the cache would grow by every engine that was ever measured
             drop_mapped(bundle, engine)
     if residency != _PREDICTED or predicted_ms is None:
-        return EngineBench(engine.id, residency, stats, memory)
-    return EngineBench(engine.id, residency, stats, memory, predicted_ms, predicted_ms / stats.p50 - 1)
+        return EngineBench(engine.id, shape, residency, stats, memory)
+    return EngineBench(engine.id, shape, residency, stats, memory, predicted_ms, predicted_ms / stats.p50 - 1)
 
 
-def _bench_on(provider: Provider, bundle: Bundle, engine: EngineEntry, residency: Residency) -> EngineBench:
-    feeds = random_feeds(bundle.manifest.interface(engine.segment)[0], engine.bucket)
+def _bench_on(
+    provider: Provider, bundle: Bundle, engine: EngineEntry, shape: Bucket, residency: Residency
+) -> EngineBench:
+    feeds = random_feeds(bundle.manifest.interface(engine.segment)[0], shape)
     device = provider.take()  # so that what the device itself takes is not counted
     try:
         before = device.free_bytes()
@@ -162,4 +198,4 @@ def _bench_on(provider: Provider, bundle: Bundle, engine: EngineEntry, residency
             used = max(0, before - device.free_bytes())
     finally:
         device.release()
-    return EngineBench(engine.id, residency, stats, None, device_bytes=used)
+    return EngineBench(engine.id, shape, residency, stats, None, device_bytes=used)

@@ -43,6 +43,16 @@ class BucketType(click.ParamType):  # type: ignore[type-arg]  # generic in new r
             self.fail(str(failure), param, ctx)
 
 
+class ShapeType(BucketType):
+    """``1x128``: one shape, and no range of them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Bucket:
+        shape = super().convert(value, param, ctx)
+        if not shape.is_static:
+            self.fail(f"{value}: expected one shape, such as {shape.largest}", param, ctx)
+        return shape
+
+
 class LayersType(click.ParamType):  # type: ignore[type-arg]  # as above
     """``3,6,9``: numbers of layers."""
 

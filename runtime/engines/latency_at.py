@@ -59,6 +59,13 @@ def latency_at(latency: Latency) -> Callable[[Bucket], RunTime]:
     return at
 
 
+def predicted_at(latency: Latency) -> Callable[[Bucket], float]:
+    """What was predicted for an engine in milliseconds, as a function of the shape that it runs at."""
+    if latency.points is None:
+        return lambda _: latency.predicted_ms
+    return interpolated({(point.batch, point.sequence): point.predicted_ms for point in latency.points})
+
+
 def interpolated(known: Mapping[tuple[int, int], float]) -> Callable[[Bucket], float]:
     """Times as a function of the shape, from those ``known`` at every batch of some and every sequence of some."""
     if len(known) == 1:

@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 import psutil
 
+from ...elastic import Bucket
 from ...errors import BundleError, SelectionError
 from ..bundle.open_bundle import open_bundle
 from ..inputs.arrays import Array
@@ -72,9 +73,15 @@ def latency_stats(times: Sequence[float]) -> LatencyStats:
 
 
 def memory_use(
-    bundle: str | os.PathLike[str], engines: Sequence[str], residency: Residency, threads: int = 1
+    bundle: str | os.PathLike[str],
+    engines: Sequence[str],
+    residency: Residency,
+    threads: int = 1,
+    at: Bucket | None = None,
 ) -> MemoryUse:
     """Memory that these engines take when open together and run once, measured in a process of their own.
+
+    An engine of a range runs at the shape nearest to ``at``, its largest without one.
 
     Raises SelectionError for an unknown engine id, BundleError if the process fails.
     """
@@ -82,7 +89,7 @@ def memory_use(
     for engine in engines:
         if engine not in known:
             raise SelectionError(f"no engine {engine!r} in this bundle; it has {', '.join(sorted(known))}")
-    task = json.dumps([str(Path(bundle).absolute()), list(engines), residency, threads])
+    task = json.dumps([str(Path(bundle).absolute()), list(engines), residency, threads, str(at) if at else None])
     done = subprocess.run([sys.executable, "-m", __name__, task], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = next(reversed(done.stderr.strip().splitlines()), f"exit status {done.returncode}")
@@ -99,7 +106,9 @@ def _memory_of_this_process() -> tuple[int, int]:
     return process.memory_full_info().uss, process.memory_info().rss
 
 
-def _measure_memory(bundle_path: str, engine_ids: Sequence[str], residency: Residency, threads: int) -> MemoryUse:
+def _measure_memory(
+    bundle_path: str, engine_ids: Sequence[str], residency: Residency, threads: int, at: str | None
+) -> MemoryUse:
     bundle = open_bundle(bundle_path)
     engines = {engine.id: engine for engine in bundle.manifest.engines}
     runners = [runner_for(bundle, engines[name], residency, threads) for name in engine_ids]
@@ -107,7 +116,8 @@ def _measure_memory(bundle_path: str, engine_ids: Sequence[str], residency: Resi
     with ExitStack() as stack:
         for name, runner in zip(engine_ids, runners, strict=True):
             engine = engines[name]
-            stack.enter_context(runner).run(random_feeds(bundle.manifest.interface(engine.segment)[0], engine.bucket))
+            shape = engine.bucket.nearest(Bucket.parse(at) if at else engine.bucket.largest)
+            stack.enter_context(runner).run(random_feeds(bundle.manifest.interface(engine.segment)[0], shape))
         private_after, resident_after = _memory_of_this_process()
     return MemoryUse(max(0, private_after - private), max(0, resident_after - resident))
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ..console import print_facts, print_json, print_table, say, working
-from ..options import bundle_argument, json_option, provider_option
+from ..options import ShapeType, bundle_argument, json_option, provider_option
 
 if TYPE_CHECKING:
+    from ...elastic import Bucket
     from ..bundle_bench import BundleBench, EngineBench, NodeProfile
     from ..traffic_bench import TrafficBench
 
@@ -40,6 +41,11 @@ Examples:
     help="Send requests from N threads at once. Default: 1 with --text.",
 )
 @click.option("--profile-nodes", is_flag=True, help="Show which kinds of nodes of each engine take the time.")
+@click.option(
+    "--at",
+    type=ShapeType(),
+    help="Run engines of a range at this shape. Default: where the profile's budgets are judged.",
+)
 @provider_option
 @json_option
 def command(
@@ -48,6 +54,7 @@ def command(
     text: Path | None,
     concurrency: int | None,
     profile_nodes: bool,
+    at: Bucket | None,
     provider: str,
     as_json: bool,
 ) -> None:
@@ -65,15 +72,17 @@ def command(
     traffic = text is not None or concurrency is not None
     if profile_nodes and (traffic or provider != "cpu"):
         raise click.UsageError("--profile-nodes is for engines on the processor, without --text and --concurrency")
+    if traffic and at is not None:
+        raise click.UsageError("--at is for engines, without --text and --concurrency")
     if profile_nodes:
-        _show_nodes(bundle, submodels, as_json)
+        _show_nodes(bundle, submodels, at, as_json)
     elif traffic:
         _show_traffic(bundle, submodels, text, concurrency or 1, provider, as_json)
     else:
-        _show_engines(bundle, submodels, provider, as_json)
+        _show_engines(bundle, submodels, at, provider, as_json)
 
 
-def _show_engines(bundle: Path, submodels: tuple[str, ...], provider: str, as_json: bool) -> None:
+def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, provider: str, as_json: bool) -> None:
     from ...runtime.bundle.open_bundle import open_bundle
     from ...runtime.engines.onnxruntime_gpu.provider import provider_named
     from ..bundle_bench import bench_bundle
@@ -81,7 +90,7 @@ def _show_engines(bundle: Path, submodels: tuple[str, ...], provider: str, as_js
     ran_on = provider_named(provider)
     opened = open_bundle(bundle)
     with working() as progress:
-        result = bench_bundle(opened, submodels, progress, ran_on)
+        result = bench_bundle(opened, submodels, progress, ran_on, at)
     if as_json:
         print_json(result)
     else:
@@ -104,13 +113,13 @@ def _show_traffic(
         _print_traffic(result, provider)
 
 
-def _show_nodes(bundle: Path, submodels: tuple[str, ...], as_json: bool) -> None:
+def _show_nodes(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, as_json: bool) -> None:
     from ...runtime.bundle.open_bundle import open_bundle
     from ..bundle_bench import profile_nodes
 
     opened = open_bundle(bundle)
     with working() as progress:
-        result = profile_nodes(opened, submodels, progress)
+        result = profile_nodes(opened, submodels, progress, at)
     if as_json:
         print_json(result)
     else:
@@ -124,6 +133,7 @@ def _print(result: BundleBench, provider: str) -> None:
     rows = [
         [
             row.engine,
+            str(row.shape),
             row.residency,
             f"{row.latency_ms.p50:.2f}",
             f"{row.latency_ms.p95:.2f}",
@@ -135,7 +145,7 @@ def _print(result: BundleBench, provider: str) -> None:
         for row in result.engines
     ]
     memory = ["private MB", "resident MB"] if provider == "cpu" else ["on the GPU MB"]
-    print_table(["engine", "weights", "p50 ms", "p95 ms", "p99 ms", "predicted ms", "error", *memory], rows)
+    print_table(["engine", "at", "weights", "p50 ms", "p95 ms", "p99 ms", "predicted ms", "error", *memory], rows)
     errors = [abs(row.error) for row in result.engines if row.error is not None]
     if errors:
         say(f"\nerror of the predictions: median {median(errors):.1%}, worst {max(errors):.1%}")
@@ -187,6 +197,6 @@ def _print_nodes(result: NodeProfile) -> None:
         if others:
             nodes, ms = str(sum(each.nodes for each in others)), sum(each.ms for each in others)
             rows.append([f"{len(others)} other kinds", nodes, f"{ms:.3f}", f"{sum(e.share for e in others):.1%}"])
-        say(f"\n{engine.engine}, {engine.runs} runs")
+        say(f"\n{engine.engine} at {engine.shape}, {engine.runs} runs")
         print_table(["node", "nodes", "ms a run", "share"], rows)
     say("\nthe profiler itself takes time at every node: shares count, not milliseconds")

@@ -11,6 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from ....elastic import Bucket
 from ...bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...graphs.engine_graph import store_initializers
@@ -35,15 +36,15 @@ class NodeKind:
 
 
 def node_times(
-    bundle: Bundle, engine: EngineEntry, threads: int, max_seconds: float
+    bundle: Bundle, engine: EngineEntry, threads: int, max_seconds: float, shape: Bucket
 ) -> tuple[int, tuple[NodeKind, ...]]:
-    """How many runs were profiled, and the kinds of nodes, the slowest first: a packed engine on random inputs at its
-    bucket, on ``threads`` cores.
+    """How many runs were profiled, and the kinds of nodes, the slowest first: a packed engine on random inputs of
+    ``shape``, on ``threads`` cores.
 
     Runs go on until ``max_seconds`` have passed, 20 of them at least and 200 at most. Profiling itself takes time at
     every node, so shares are what counts. Raises a BundleError if the engine cannot be opened.
     """
-    feeds = random_feeds(bundle.manifest.interface(engine.segment)[0], engine.bucket)
+    feeds = random_feeds(bundle.manifest.interface(engine.segment)[0], shape)
     with tempfile.TemporaryDirectory() as folder:
         options = session_options(threads, OPTIMIZATION_LEVEL, packed=True)
         options.enable_profiling = True

@@ -8,7 +8,7 @@ import pytest
 from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.manifest import Latency, LatencyPoint
 from nestforge.runtime.bundle.noise import Noise
-from nestforge.runtime.engines.latency_at import RunTime, latency_at
+from nestforge.runtime.engines.latency_at import RunTime, latency_at, predicted_at
 
 
 def measured(batch: int, sequence: int, ms: float) -> LatencyPoint:
@@ -52,3 +52,9 @@ def test_a_size_is_noisy_where_a_figure_beside_it_is() -> None:
 def test_no_figure_of_a_file_is_too_large_to_interpolate() -> None:
     at = latency_at(Latency("e", 1.0, points=(measured(1, 8, 1.797e308), measured(1, 32, 1.797e308))))
     assert at(Bucket(1, 11)).p50_ms == pytest.approx(1e12)
+
+
+def test_predictions_are_known_at_any_size_beside_measurements() -> None:
+    points = (LatencyPoint(1, 8, 1.0, 9.0, 9.0), LatencyPoint(1, 32, 4.0, 9.0, 9.0))
+    assert predicted_at(Latency("e", 4.0, 9.0, points=points))(Bucket(1, 16)) == pytest.approx(2.0)
+    assert predicted_at(Latency("e", 4.0, 9.0))(Bucket(7, 9)) == 4.0

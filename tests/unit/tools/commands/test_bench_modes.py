@@ -70,7 +70,7 @@ def test_time_by_kind_of_node() -> None:
         assert {"Gemm", "MatMul", "Softmax"} <= {each["kind"] for each in engine["kinds"]}
         assert sum(each["share"] for each in engine["kinds"]) == pytest.approx(1.0)
     lines = bench("--profile-nodes", "--submodel", "100%").stdout.splitlines()
-    start = lines.index("ffn32-heads2@b1-s16, 20 runs")
+    start = lines.index("ffn32-heads2@b1-s16 at 1x16, 20 runs")
     assert lines[start + 1].split() == ["node", "nodes", "ms", "a", "run", "share"]
     assert lines[start + 10].split()[1:3] == ["other", "kinds"]
     assert lines[-1] == "the profiler itself takes time at every node: shares count, not milliseconds"
@@ -81,6 +81,8 @@ def test_time_by_kind_of_node() -> None:
     [
         (["--profile-nodes", "--concurrency", "2"], "--profile-nodes is for engines on the processor, without --text"),
         (["--profile-nodes", "--provider", "cuda"], "--profile-nodes is for engines on the processor, without --text"),
+        (["--concurrency", "2", "--at", "1x16"], "--at is for engines, without --text and --concurrency"),
+        (["--at", "1x1..16"], "1x1..16: expected one shape, such as 1x16"),
         (["--concurrency", "0"], "0 is not in the range 1<=x<=256"),
         (["--concurrency", "1000"], "1000 is not in the range 1<=x<=256"),
     ],
@@ -98,6 +100,7 @@ def test_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["--text", tmp_path / "none.txt"], f"{tmp_path / 'none.txt'}: "),
         (["--text", empty], f"{empty}: has no texts; expected one a line"),
         (["--concurrency", 2, "--submodel", "XXL"], "no submodel 'XXL' in this bundle; it has "),
+        (["--at", "1x16"], "shape 1x16: expected one of a range of this bundle's engines, there is none"),
         (["--profile-nodes", "--submodel", "XXL"], "no submodel 'XXL' in this bundle; it has "),
     ):
         result = bench(*arguments)

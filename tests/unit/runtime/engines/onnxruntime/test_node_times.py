@@ -35,7 +35,7 @@ def test_the_nodes_of_an_engine_are_those_of_its_graph(tiny_bundle: Path) -> Non
     bundle = open_bundle(tiny_bundle)
     engine = bundle.manifest.engines[0]
     graph = onnx.load(tiny_bundle / engine.file, load_external_data=False).graph
-    runs, kinds = node_times(bundle, engine, 1, 0.0)
+    runs, kinds = node_times(bundle, engine, 1, 0.0, engine.bucket)
     assert runs == 20
     wanted = [node.op_type for node in graph.node]
     assert {each.kind: each.nodes for each in kinds} == {kind: wanted.count(kind) for kind in wanted}
@@ -47,4 +47,4 @@ def test_a_damaged_engine_is_refused(own_bundle: Path) -> None:
     engine = bundle.manifest.engines[0]
     (own_bundle / engine.file).write_bytes(b"damaged")
     with pytest.raises(BundleCorruptError):
-        node_times(bundle, engine, 1, 0.0)
+        node_times(bundle, engine, 1, 0.0, engine.bucket)
