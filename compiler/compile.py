@@ -77,7 +77,7 @@ def compile_request(
 ) -> Path:
     """Compiles what ``request`` asks for into the bundle ``output``; see ``compile_bundle``."""
     clock, output = Clock(progress), Path(output)
-    with clock("plan"):  # what would fail later fails here
+    with clock.unreported("plan"):  # what would fail later fails here
         resolved = resolve(request)
         source, device = resolved.source, resolved.profile
         source.checkpoint.require_weights()

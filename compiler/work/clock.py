@@ -27,12 +27,19 @@ class Clock:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        began, cpu_began, self._stage = time.perf_counter(), time.process_time(), stage
-        self.tick(0, 1)
+        self._stage = stage
+        with self.unreported(stage):
+            self.tick(0, 1)
+            yield
+        self.tick(1, 1)
+
+    @contextmanager
+    def unreported(self, stage: str) -> Iterator[None]:
+        """As a call, for a stage so short that nobody waits for it: what it refuses stands alone."""
+        began, cpu_began = time.perf_counter(), time.process_time()
         yield
         self.seconds[stage] = round(time.perf_counter() - began, 3)
         self.cpu_seconds[stage] = round(time.process_time() - cpu_began, 3)
-        self.tick(1, 1)
 
     def tick(self, done: int, total: int) -> None:
         """Reports ``done`` of ``total`` parts of the present stage."""
