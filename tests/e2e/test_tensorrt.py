@@ -229,3 +229,18 @@ def test_chains_and_decisions_are_those_of_the_graphs(
         np.testing.assert_allclose(found.outputs[name], array, atol=1e-5)
     for name, array in (expected.routing or {}).items():
         np.testing.assert_array_equal(found.routing[name], array)
+
+
+def test_two_ranges_are_two_plans_of_each_submodel(model: Path, world: World, tmp_path: Path) -> None:
+    """Where one choice of kernels is wrong for both ends: a text runs at its own length, by the range that holds it."""
+    bundle = tmp_path / "ranges.bundle"
+    ranges = ["--bucket", "1x1..8", "--bucket", "1x9..16"]
+    out("compile", model, *ON_JETSON[:2], *ranges, *ON_JETSON[4:], "--emit-only", "--output", bundle)
+    built = json.loads(out("build", bundle, "--json"))
+    assert sorted(plan["engine"] for plan in built) == [
+        f"{submodel}@{bucket}" for submodel in (LARGE, SMALL) for bucket in ("b1-s1_8", "b1-s9_16")
+    ]
+    for text, bucket in (("hello", "b1-s1_8"), (" ".join(["hello"] * 12), "b1-s9_16")):
+        answer = json.loads(out("run", bundle, "--text", text, "--submodel", SMALL, "--json"))
+        assert (answer["engine"], answer["padding"]) == (f"{SMALL}@{bucket}", None)
+        assert "graph" not in world.calls
