@@ -35,7 +35,7 @@ class GpuSession:
         is_range: bool = False,
     ) -> None:
         """``path`` is absolute: ONNX Runtime then confines the weights to its folder. ``is_range``: the graph computes
-        sizes, which ONNX Runtime does on the processor, so that no node there is not what can be asked for.
+        sizes, which ONNX Runtime does on the processor; other nodes there are refused once it is open.
 
         Raises BundleCorruptError or BundleIncompatibleError.
         """
