@@ -7,19 +7,18 @@ shape, so none is asked for where an engine takes a range: runs are bound at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from ...bundle.manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
+from ...bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...bundle.shape_profile import shape_profile
+from ...device.copying_runner import CopyingRunner
 from ...device.device import Device, DeviceArray
 from ...device.dlpack import DeviceView
-from ...device.layout import Layout, Layouts
+from ...device.layout import Layout
 from ...device.store import StoreUse
 from ...graphs.engine_graph import store_initializers
 from ...inputs.arrays import Array
@@ -31,19 +30,12 @@ from .session import GpuSession, is_short_of_memory
 _MAX_CAPTURED_GRAPHS = 64
 
 
-class OnnxRuntimeGpuRunner:
+class OnnxRuntimeGpuRunner(CopyingRunner):
     """One engine as one session on ``provider``'s device; see ``DeviceRunner``."""
 
     def __init__(self, bundle: Bundle, engine: EngineEntry, provider: Provider) -> None:
-        self.engine = engine
-        self._bundle, self._provider = bundle, provider
-        self._where = f"engine {engine.id}"
-        self._inputs, outputs = bundle.manifest.interface(engine.segment)
-        routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.routing or ())
-        self._returned = (*outputs, *routing)
-        self._layouts = Layouts(self._inputs, self._returned, engine.bucket)
-        self._outputs = [spec.name for spec in outputs]
-        self._all = [*self._outputs, *(spec.name for spec in routing)]
+        super().__init__(bundle, engine)
+        self._provider = provider
         self._device: Device | None = None
         self._store: StoreUse | None = None
         self._session: GpuSession | None = None
@@ -51,7 +43,6 @@ class OnnxRuntimeGpuRunner:
         self._staging: Array | None = None
         self._placed = self._layouts.largest
         self._own: BoundRun | None = None
-        self._opened: object | None = None
         self._bound: set[BoundRun] = set()
         self._graphs: dict[tuple[tuple[str, int], ...], int] = {}
         self._captures = False
@@ -112,34 +103,6 @@ class OnnxRuntimeGpuRunner:
         self._require_open()
         return self._refusal
 
-    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
-        """See ``Runner.run``. Arrays with strides are copied first.
-
-        Raises InputError for arrays that do not fit or values that the processor refuses, BundleError while inactive or
-        where the GPU fails.
-        """
-        feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
-        layout = self._layouts.of(feeds)
-        names = self._all if routing else self._outputs
-        outputs = {name: np.empty(layout.outputs[name].shape, layout.outputs[name].dtype) for name in names}
-        self._check(layout.misfit(feeds, outputs))
-        self._run(layout, feeds, outputs)
-        return list(outputs.values())
-
-    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
-        """See ``Runner.bind``. Values still go through memory of the runner's own."""
-        layout = self._layouts.of(feeds)
-        self._check(layout.misfit(feeds, outputs))
-        self._require_open()
-        opened = self._opened  # not the session: callers may keep the call longer than the memory that sessions read
-
-        def call() -> None:
-            if self._opened is not opened:
-                raise self._not_open()
-            self._run(layout, feeds, outputs)
-
-        return call
-
     def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> BoundRun:
         """See ``DeviceRunner.bind_device``."""
         self._check(self._layouts.of(feeds).device_misfit(feeds, outputs))
@@ -179,7 +142,7 @@ class OnnxRuntimeGpuRunner:
         self._captures = captures
         self._session = GpuSession(path, self._provider, device, views, options, is_range=not bucket.is_static)
         self._check_interface(self._session.session)
-        self._opened = object()
+        self._opened = object()  # not the session: callers may keep calls longer than the memory that sessions read
         self._place(self._session, self._layouts.largest)
         try:
             self._queue_own(device)
@@ -260,15 +223,8 @@ class OnnxRuntimeGpuRunner:
             if have != want:
                 raise BundleCorruptError(f"{self._where}: {kind}s are {have}, the manifest says {want}")
 
-    def _check(self, problem: str | None) -> None:
-        if problem:
-            raise InputError(f"{self._where}: {problem}")
-
     def _require_open(self) -> tuple[Device, GpuSession]:
         device, session = self._device, self._session
         if device is None or session is None:
             raise self._not_open()
         return device, session
-
-    def _not_open(self) -> BundleError:
-        return BundleError(f"{self._where}: not open; run it inside its `with` block")

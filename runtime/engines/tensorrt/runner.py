@@ -9,21 +9,21 @@ memory of the caller's, as in a chain of segments, are queued one after the othe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 
-import numpy as np
 import tensorrt as trt
 
-from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from ...bundle.manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
+from ....errors import BundleCorruptError, BundleIncompatibleError, InputError
+from ...bundle.manifest import WEIGHTS_NAME, EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...bundle.plan_index import PlanEntry, plan_for, read_plan
+from ...device.copying_runner import CopyingRunner
 from ...device.cuda_device import CudaDevice, take_cuda_device
 from ...device.cuda_memory import free_bytes, use_device
 from ...device.device import DeviceArray
-from ...device.layout import Layout, Layouts
+from ...device.layout import Layout
 from ...graphs.engine_graph import store_initializers
 from ...inputs.arrays import Array
 from .bound import BoundContext, BoundRun
@@ -32,21 +32,15 @@ from .execution_context import ExecutionContext
 from .layout import plan_problem
 
 
-class TensorRTRunner:
+class TensorRTRunner(CopyingRunner):
     """One engine on one GPU; see ``DeviceRunner``. ``plan`` may be given by who has just built it."""
 
+    _opened: trt.ICudaEngine | None
+
     def __init__(self, bundle: Bundle, engine: EngineEntry, device: int = 0, plan: PlanEntry | None = None) -> None:
-        self.engine = engine
-        self._bundle, self._index, self._plan = bundle, device, plan
-        self._where = f"engine {engine.id}"
-        self._inputs, outputs = bundle.manifest.interface(engine.segment)
-        routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.routing or ())
-        self._returned = (*outputs, *routing)
-        self._layouts = Layouts(self._inputs, self._returned, engine.bucket)
-        self._outputs = [spec.name for spec in outputs]
-        self._all = [*self._outputs, *(spec.name for spec in routing)]
+        super().__init__(bundle, engine)
+        self._index, self._plan = device, plan
         self._log = Log()
-        self._opened: trt.ICudaEngine | None = None
         self._idle: list[ExecutionContext] = []
         self._lock = threading.Lock()
         self._device: CudaDevice | None = None
@@ -82,32 +76,6 @@ class TensorRTRunner:
             if bound is not None:
                 bound.close()
         device.release()
-
-    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
-        """See ``Runner.run``. Arrays with strides are copied first.
-
-        Raises InputError for arrays that do not fit, BundleError while inactive or where CUDA fails.
-        """
-        feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
-        layout = self._layouts.of(feeds)
-        names = self._all if routing else self._outputs
-        outputs = {name: np.empty(layout.outputs[name].shape, layout.outputs[name].dtype) for name in names}
-        self._check(layout.misfit(feeds, outputs))
-        self._run(layout, feeds, outputs)
-        return list(outputs.values())
-
-    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
-        """See ``Runner.bind``. Values still go through page-locked memory, which the GPU reads and writes."""
-        layout = self._layouts.of(feeds)
-        self._check(layout.misfit(feeds, outputs))
-        opened, _ = self._require_open()
-
-        def call() -> None:
-            if self._opened is not opened:
-                raise self._not_open()
-            self._run(layout, feeds, outputs)
-
-        return call
 
     @property
     def device(self) -> CudaDevice:
@@ -173,10 +141,6 @@ class TensorRTRunner:
             with device.lock:
                 context.close()
 
-    def _check(self, problem: str | None) -> None:
-        if problem:
-            raise InputError(f"{self._where}: {problem}")
-
     def _open(self) -> trt.ICudaEngine:
         plan = self._plan or plan_for(self._bundle, self.engine, this_gpu(self._index))
         data = read_plan(self._bundle, plan)
@@ -195,9 +159,6 @@ class TensorRTRunner:
         if opened is None or device is None:
             raise self._not_open()
         return opened, device
-
-    def _not_open(self) -> BundleError:
-        return BundleError(f"{self._where}: not open; run it inside its `with` block")
 
     def _require_memory(self, plan: PlanEntry, plan_bytes: int) -> None:
         """A lower bound: the plan or its weights, one context's activations, inputs and outputs."""
