@@ -49,7 +49,6 @@ TESTED_ELSEWHERE = {
     "exporters.families.matformer.model.vision_model": "exporters/families/matformer/test_vision_family.py",
     "exporters.families.sparse_mixer.model.answering": "exporters/families/sparse_mixer/model/test_lower.py",
     "exporters.family": "exporters/test_presets.py",
-    "exporters.hugging_face.transformers_model": "exporters/hugging_face/test_transformers_config.py",
     "exporters.modules.attention": "exporters/families/sparse_mixer/model/test_attention.py",
     "exporters.sentence_transformers.head": "exporters/sentence_transformers/test_vectors.py",
     "exporters.sentence_transformers.modules": "exporters/sentence_transformers/test_vectors.py",
