@@ -17,7 +17,6 @@ from ...runtime.bundle.manifest import EngineEntry
 from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
 from ..parity.cases import Case
-from ..parity.segment_references import by_segment
 from .build_engine import EngineBuilder, short
 
 
@@ -48,7 +47,7 @@ def _build(
     builder: EngineBuilder, exits: Exits, submodel: Submodel, bucket: Bucket, files: Sequence[str]
 ) -> list[EngineEntry]:
     whole, cases = builder.references.of(submodel), builder.cases[bucket]
-    reference = by_segment(exits, whole, builder.universal.spec.depth, cases)
+    reference = builder.references.by_segment(submodel, bucket)
     entries = []
     for index, (segment, file) in enumerate(zip(exits.entry.segments, files, strict=True)):
         name = f"{submodel.id}.{segment.name}@{bucket.label}"

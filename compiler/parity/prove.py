@@ -26,7 +26,7 @@ def prove(bundle: Bundle, chosen: Sequence[Submodel], references: References, cl
         if submodel.bits in (None, whole.bits):  # a slice of PyTorch's weights, whatever engines make of them
             proofs += prove_slice(submodel, submodel.at(smallest), references)
         limit = tolerance_for(universal.source.precision(submodel), universal.spec.depth)
-        proofs += prove_exits(universal, bundle, submodel, references, cases, limit)
+        proofs += prove_exits(bundle, submodel, references, limit)
     for proof in proofs:
         if not proof.worst <= proof.limit:  # NaN fails too
             raise ParityError(f"{proof.suite} suite, {proof.subject}: {proof.worst:.3g}, allowed {proof.limit:.3g}")

@@ -10,16 +10,15 @@ rows are, nothing would be proved, and the compile says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from ...elastic import Bucket, Submodel
+from ...elastic import Submodel
 from ...errors import ParityError
-from ...exporters.universal import UniversalModel
 from ...runtime.bundle.manifest import EngineEntry, ExitsEntry, ParityOutput, Proof
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.residency import Residency
@@ -29,11 +28,9 @@ from ...runtime.exits.chain import ChainRun, ExitChain
 from ...runtime.exits.policy import ExitPolicy, closed
 from .cases import Case
 from .compare import Tolerance
-from .reference import Reference
 from .references import References
 from .replayed import Replayed
 from .rounding import with_rounding
-from .segment_references import by_segment
 
 # A receipt's error is that of engines run shared at one shape; packed, and in smaller batches, they round otherwise.
 _ENTROPY_ERROR_FACTOR = 2.0
@@ -58,22 +55,15 @@ class _Reference:
 _Pair = tuple[ChainRun, ChainRun, np.ndarray]
 
 
-def prove_exits(
-    universal: UniversalModel,
-    bundle: Bundle,
-    submodel: Submodel,
-    modules: References,
-    cases: Mapping[Bucket, Sequence[Case]],
-    limit: Tolerance,
-) -> Iterator[Proof]:
+def prove_exits(bundle: Bundle, submodel: Submodel, pytorch: References, limit: Tolerance) -> Iterator[Proof]:
     """Decisions, extremes and composition of the chain of ``submodel``; none if it has fewer than two exits."""
     entry = bundle.manifest.exits
     segments = [engine for engine in bundle.manifest.engines if engine.submodel == submodel.id and engine.segment]
     if entry is None or len({engine.segment for engine in segments}) < 2:
         return
-    error, module = _entropy_error(segments, entry), modules.of(submodel)
+    error, cases = _entropy_error(segments, entry), pytorch.cases
     for bucket, given in cases.items():
-        passes = _passes(universal, module, submodel, given)
+        passes = pytorch.by_segment(submodel, bucket)
         references = _references(entry, passes, given)
         policies = _policies(entry, references)
         subject = f"{submodel.id}@{bucket.label}"
@@ -87,7 +77,7 @@ def prove_exits(
                 yield _composition(pairs, policies[0], references, again, error, limit, subject)
     largest = max(cases, key=lambda bucket: (bucket.tokens, bucket))
     if len(cases) > 1 and largest.batch > 1:
-        passes = _passes(universal, module, submodel, cases[largest])
+        passes = pytorch.by_segment(submodel, largest)
         references = _references(entry, passes, cases[largest])
         policy = _policies(entry, references)[0]
         with (
@@ -239,14 +229,6 @@ def expected_exits(entropy: np.ndarray, policy: ExitPolicy, error: float) -> tup
         index[leaving] = exit_index
         staying &= ~leaving
     return index, tie
-
-
-def _passes(universal: UniversalModel, module: Reference, submodel: Submodel, cases: Sequence[Case]) -> list[Replayed]:
-    """PyTorch on the cases, per segment."""
-    exits = universal.source.exits
-    assert exits is not None
-    assert submodel.depth is not None
-    return by_segment(exits, module, submodel.depth, cases)
 
 
 def _references(entry: ExitsEntry, passes: Sequence[Replayed], cases: Sequence[Case]) -> list[_Reference]:

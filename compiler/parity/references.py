@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from ...elastic import Bucket, Submodel
 from ...exporters.universal import UniversalModel
@@ -16,10 +17,19 @@ from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .reference import Reference, replayed
 from .replayed import Replayed
+from .segment_references import every_exit, split
 
 # Of outputs that are kept between stages; what is more, such as logits of every token of a vocabulary, is passed again.
 # Those of the universal model always are: every submodel's are compared with them.
 _MOST_BYTES_KEPT = 2**30
+
+
+class _Pass(NamedTuple):
+    """Which pass: with the answer of the last exit, or of ``every_exit`` with the states between them."""
+
+    submodel: Submodel
+    bucket: Bucket
+    every_exit: bool = False
 
 
 class References:
@@ -31,7 +41,7 @@ class References:
     def __init__(self, universal: UniversalModel, cases: Mapping[Bucket, Sequence[Case]]) -> None:
         self.universal, self.cases = universal, cases
         self._last: tuple[Submodel, Reference] | None = None
-        self._kept: dict[tuple[Submodel, Bucket], Replayed] = {}
+        self._kept: dict[_Pass, Replayed] = {}
 
     def of(self, submodel: Submodel) -> Reference:
         """The module of ``submodel``, which is the same in every precision."""
@@ -57,17 +67,35 @@ class References:
         """
         if routes:
             return replayed(self.of(submodel), self.cases[bucket], routes, found, atol)
-        key = self._in_torch(submodel), bucket
+        return self._once(_Pass(self._in_torch(submodel), bucket))
+
+    def by_segment(self, submodel: Submodel, bucket: Bucket) -> list[Replayed]:
+        """Per segment of ``submodel`` what an uncut pass has there on the cases of ``bucket``; the pass is that of its
+        widths with every layer, whose first segments are those of shorter ones."""
+        exits = self.universal.source.exits
+        assert exits is not None
+        assert submodel.depth is not None
+        whole = self._once(_Pass(self._in_torch(submodel.deepest), bucket, every_exit=True))
+        return split(exits, whole, submodel.depth)
+
+    def _once(self, key: _Pass) -> Replayed:
         if key in self._kept:
             return self._kept[key]
-        passed = replayed(self.of(submodel), self.cases[bucket])
-        if key[0].is_universal or sum(map(_bytes, (*self._kept.values(), passed))) <= _MOST_BYTES_KEPT:
-            self._kept[key] = replace(passed, again=partial(self._again, submodel, bucket))  # which holds no module
+        passed = replayed(self._reference(key), self.cases[key.bucket])
+        is_compared = key.submodel.is_universal and not key.every_exit
+        if is_compared or sum(map(_bytes, (*self._kept.values(), passed))) <= _MOST_BYTES_KEPT:
+            self._kept[key] = replace(passed, again=partial(self._again, key))  # which holds no module
         return passed
 
-    def _again(self, submodel: Submodel, bucket: Bucket, only: Collection[str]) -> Replayed:
+    def _reference(self, key: _Pass) -> Reference:
+        whole, exits = self.of(key.submodel), self.universal.source.exits
+        if not key.every_exit or exits is None:
+            return whole
+        return every_exit(exits, whole, exits.entry.segments[-1].layer)
+
+    def _again(self, key: _Pass, only: Collection[str]) -> Replayed:
         """What was kept, with the rounding of one more pass on the cases ``only``, and then of others."""
-        kept, every = self._kept[self._in_torch(submodel), bucket], self.cases[bucket]
+        kept, every = self._kept[key], self.cases[key.bucket]
         some = [case for case in every if case.name in only]
 
         def merged(passed: Replayed) -> Replayed:
@@ -76,7 +104,7 @@ class References:
             more = passed.again
             return replace(kept, roundings=roundings, again=None if more is None else lambda only: merged(more(only)))
 
-        once = replayed(self.of(submodel), some)
+        once = replayed(self._reference(key), some)
         assert once.again is not None
         return merged(once.again(only))
 

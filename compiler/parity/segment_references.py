@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...exporters.exits import Exits
+from ...runtime.bundle.manifest import SegmentEntry
 from .cases import Case
 from .reference import Reference, replayed
 from .replayed import Replayed
@@ -13,8 +14,28 @@ from .replayed import Replayed
 
 def by_segment(exits: Exits, reference: Reference, depth: int, cases: Sequence[Case]) -> list[Replayed]:
     """Per segment of a submodel, which has ``depth`` layers: what one uncut pass of its ``reference`` has there."""
-    segments = [segment for segment in exits.entry.segments if segment.layer <= depth]
-    names = [{f"{segment.name} {spec.name}": spec.name for spec in segment.outputs} for segment in segments]
-    specs = [replace(spec, name=f"{segment.name} {spec.name}") for segment in segments for spec in segment.outputs]
-    whole = replayed(reference.viewed(exits.every_exit, specs), cases)
-    return [whole.of(own) for own in names]
+    return split(exits, replayed(every_exit(exits, reference, depth), cases), depth)
+
+
+def every_exit(exits: Exits, reference: Reference, depth: int) -> Reference:
+    """One pass of ``reference``, of a submodel of ``depth`` layers, with the outputs of all its segments."""
+    specs = [
+        replace(spec, name=_name(segment, spec.name)) for segment in _segments(exits, depth) for spec in segment.outputs
+    ]
+    return reference.viewed(exits.every_exit, specs)
+
+
+def split(exits: Exits, whole: Replayed, depth: int) -> list[Replayed]:
+    """Per segment of a submodel of ``depth`` layers, its part of a pass that has these segments and perhaps more."""
+    return [
+        whole.of({_name(segment, spec.name): spec.name for spec in segment.outputs})
+        for segment in _segments(exits, depth)
+    ]
+
+
+def _segments(exits: Exits, depth: int) -> list[SegmentEntry]:
+    return [segment for segment in exits.entry.segments if segment.layer <= depth]
+
+
+def _name(segment: SegmentEntry, output: str) -> str:
+    return f"{segment.name} {output}"

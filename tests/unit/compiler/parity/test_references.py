@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.parity import references as module
+from nestforge.compiler.parity.cases import parity_cases
 from nestforge.compiler.parity.references import References
 from nestforge.compiler.parity.replayed import Replayed
+from nestforge.compiler.parity.segment_references import by_segment
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+from support.cost_eff_models import save_tiny
 from support.tiny_compile import BUCKET
 
 
@@ -72,3 +78,21 @@ def test_rounding_can_be_measured_again_of_what_was_kept(builder: EngineBuilder)
         grew = [np.any(np.asarray(after[name].max_abs) > before[name].max_abs) for name in before]
         assert all((np.asarray(after[name].max_abs) >= before[name].max_abs).all() for name in before)
         assert any(grew) == (case == last)
+
+
+def test_the_segments_of_every_depth_share_one_pass(tmp_path: Path, passes: list[str]) -> None:
+    universal = load_universal(open_source(save_tiny(tmp_path / "m")))
+    references = References(universal, {BUCKET: parity_cases(universal.source.signature, BUCKET, None)})
+    deepest = references.by_segment(universal.spec.universal(), BUCKET)
+    shorter = references.by_segment(universal.spec.parse("depth3"), BUCKET)
+    assert (len(deepest), len(shorter), len(passes)) == (3, 2, 1)
+    narrowed = references.of(universal.spec.parse("depth3"))
+    exits = universal.source.exits
+    assert exits is not None
+    for one, own in zip(shorter, by_segment(exits, narrowed, 3, references.cases[BUCKET]), strict=True):
+        for found, expected in zip(one.outputs, own.outputs, strict=True):
+            assert found.keys() == expected.keys() == {"next_state", "logits", "entropy"}
+            assert all(np.array_equal(found[name], expected[name]) for name in found)
+    more = shorter[0].again
+    assert more is not None
+    assert more({"whole"}).roundings[0].keys() == {"next_state", "logits", "entropy"}
