@@ -117,7 +117,7 @@ def verify_engines(bundle: Bundle, references: References, clock: Clock) -> tupl
         submodel = universal.spec.parse(engine.submodel)
         own, replay = cases[engine.bucket], partial(references.replayed, submodel, engine.bucket)
         verdicts.append(_verdict(bundle, universal, engine, own, replay))
-        verdicts += verify_segments(bundle, universal, references.of(submodel), submodel, engine.bucket, own)
+        verdicts += verify_segments(bundle, references, submodel, engine.bucket)
     return tuple(verdicts)
 
 

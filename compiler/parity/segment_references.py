@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ...exporters.exits import Exits
 from ...runtime.bundle.manifest import SegmentEntry
-from .cases import Case
-from .reference import Reference, replayed
+from .reference import Reference
 from .replayed import Replayed
-
-
-def by_segment(exits: Exits, reference: Reference, depth: int, cases: Sequence[Case]) -> list[Replayed]:
-    """Per segment of a submodel, which has ``depth`` layers: what one uncut pass of its ``reference`` has there."""
-    return split(exits, replayed(every_exit(exits, reference, depth), cases), depth)
 
 
 def every_exit(exits: Exits, reference: Reference, depth: int) -> Reference:

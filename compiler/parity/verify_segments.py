@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from ...elastic import Bucket, Submodel
-from ...exporters.universal import UniversalModel
 from ...runtime.bundle.manifest import ExitsEntry
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.residency import Residency
@@ -18,21 +17,13 @@ from ...runtime.exits.chain import ExitChain, SegmentRun
 from ...runtime.exits.policy import closed
 from .cases import Case
 from .engine_verdict import EngineVerdict, judge_engine
-from .reference import Reference
+from .references import References
 from .replayed import Replayed
-from .segment_references import by_segment
+from .rounding import Rounding
 
 
-def verify_segments(
-    bundle: Bundle,
-    universal: UniversalModel,
-    module: Reference,
-    submodel: Submodel,
-    bucket: Bucket,
-    cases: Sequence[Case],
-) -> list[EngineVerdict]:
-    """One verdict per segment of ``submodel``, whose reference is ``module``, at ``bucket``, with every exit closed;
-    packed, as users run them.
+def verify_segments(bundle: Bundle, references: References, submodel: Submodel, bucket: Bucket) -> list[EngineVerdict]:
+    """One verdict per segment of ``submodel`` at ``bucket``, with every exit closed; packed, as users run them.
 
     In a range a chain runs no step behind the longest row, so that no case has any here.
     """
@@ -41,6 +32,7 @@ def verify_segments(
         for engine in bundle.manifest.engines
         if engine.submodel == submodel.id and engine.bucket == bucket and engine.segment is not None
     }
+    universal, cases = references.universal, references.cases[bucket]
     exits = universal.source.exits
     if exits is None or not engines:
         return []
@@ -64,8 +56,8 @@ def verify_segments(
             chain.run(case.request, closed(len(engines)), keep)
     finally:
         pool.close()
-    assert submodel.depth is not None
-    reference = by_segment(exits, module, submodel.depth, cases)
+    steps = [case.feeds[entry.mask].shape[1] for case in cases]
+    reference = [_cut(passed, entry.state_out, steps) for passed in references.by_segment(submodel, bucket)]
     manifest = bundle.manifest
     return [
         EngineVerdict.of(engine, judge_engine(manifest, universal, engine, cases, _fetched(wanted, arrays), arrays))
@@ -80,6 +72,25 @@ def _trimmed(case: Case, entry: ExitsEntry, bucket: Bucket) -> Case:
     by_step = {spec.name for spec in entry.segments[0].inputs if spec.dims[1:2] == ("sequence",)}
     cut = {n: np.ascontiguousarray(array[:, :steps]) if n in by_step else array for n, array in case.feeds.items()}
     return replace(case, feeds=cut)
+
+
+def _cut(passed: Replayed, state: str, steps: Sequence[int]) -> Replayed:
+    """``passed`` with so many steps of the output ``state`` ``[B, S, H]`` in each case, if it has that."""
+    if state not in passed.outputs[0]:
+        return passed
+    more = passed.again
+    return replace(
+        passed,
+        outputs=[{**arrays, state: arrays[state][:, :n]} for arrays, n in zip(passed.outputs, steps, strict=True)],
+        roundings=[
+            {**own, state: _first_places(own[state], n)} for own, n in zip(passed.roundings, steps, strict=True)
+        ],
+        again=None if more is None else lambda only: _cut(more(only), state, steps),
+    )
+
+
+def _first_places(own: Rounding, count: int) -> Rounding:
+    return Rounding(np.asarray(own.max_abs)[:, :count], np.asarray(own.rms)[:, :count])
 
 
 def _fetched(reference: Replayed, found: Sequence[dict[str, np.ndarray]]) -> Replayed:

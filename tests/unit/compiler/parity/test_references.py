@@ -11,9 +11,10 @@ import pytest
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.parity import references as module
 from nestforge.compiler.parity.cases import parity_cases
+from nestforge.compiler.parity.reference import replayed
 from nestforge.compiler.parity.references import References
 from nestforge.compiler.parity.replayed import Replayed
-from nestforge.compiler.parity.segment_references import by_segment
+from nestforge.compiler.parity.segment_references import every_exit, split
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from support.cost_eff_models import save_tiny
@@ -89,7 +90,8 @@ def test_the_segments_of_every_depth_share_one_pass(tmp_path: Path, passes: list
     narrowed = references.of(universal.spec.parse("depth3"))
     exits = universal.source.exits
     assert exits is not None
-    for one, own in zip(shorter, by_segment(exits, narrowed, 3, references.cases[BUCKET]), strict=True):
+    own_pass = replayed(every_exit(exits, narrowed, 3), references.cases[BUCKET])
+    for one, own in zip(shorter, split(exits, own_pass, 3), strict=True):
         for found, expected in zip(one.outputs, own.outputs, strict=True):
             assert found.keys() == expected.keys() == {"next_state", "logits", "entropy"}
             assert all(np.array_equal(found[name], expected[name]) for name in found)
