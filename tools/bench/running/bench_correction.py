@@ -13,6 +13,7 @@ from .... import ElasticModel, SelectionError, load
 from ....compiler.work.clock import silent
 from ....runtime.bundle.measurements import HostMeasurement, keep_measurement
 from ....runtime.bundle.open_bundle import Bundle, open_bundle
+from ....runtime.engines.host_load import OthersLoad
 from ....runtime.engines.measure_bundle import measure_bundle
 from ....runtime.inputs.feeds import random_feeds
 from ..harness import Row
@@ -29,10 +30,12 @@ def run() -> list[Row]:
     with TemporaryDirectory() as folder:
         path = Path(shutil.copytree(minilm_levels_bundle(), Path(folder) / "wrong.bundle"))
         bundle = open_bundle(path)
+        others = OthersLoad()
         right = measure_bundle(bundle, silent, threads=CORES, force=True).measurement
         times = sorted(engine.points[0].p50_ms for engine in right.engines)
         limits = [sqrt(low * high) for low, high in zip(times, [*times[1:], 2 * times[-1]], strict=True)]
         counts = {(factor, limit): _requests(bundle, right, factor, limit) for factor in _FACTORS for limit in limits}
+        busy = others.share()
     return [
         Row(
             f"requests until the choice is right, latencies x {factor:g}",
@@ -40,7 +43,8 @@ def run() -> list[Row]:
             f"<= {_BAR}",
             all(counts[factor, limit] <= _BAR for limit in limits),
             f"whole engines of {len(times)} levels of MiniLM at 1x32, a limit between each two and above the largest, "
-            f"refused ones count; right is what the bundle chooses with measured figures, {_IN_A_ROW} times in a row",
+            f"refused ones count; right is what the bundle chooses with measured figures, {_IN_A_ROW} times in a row; "
+            f"others used {'?' if busy is None else f'{busy:.0%}'} of the CPUs",
         )
         for factor in _FACTORS
     ]
