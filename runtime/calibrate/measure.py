@@ -166,7 +166,7 @@ class ExitBench:
                 size = Bucket(count + 1, lengths[number])
                 milliseconds[segment, count + 1, number] = at_size(size)
                 plan = self.chain.batch_plan(segment, size.batch, size.sequence)
-                shares = [each for shape in plan for each in [self._row_flops(segment, shape)] * shape.batch]
+                shares = [each for run in plan for each in [self._row_flops(segment, run)] * run.batch]
                 flops[segment, count + 1, number] = sum(shares[: size.batch])
         return SegmentCosts(monotone(milliseconds), flops)
 
