@@ -1,5 +1,5 @@
-"""A batch plan is which engines run so many rows: one run of an engine that takes any batch as it is, or runs of engines
-for fixed numbers of rows, into which a batch is split where that is cheaper."""
+"""A batch plan is which engines run so many rows: one run of an engine that takes any batch as it is, or runs of
+engines for fixed numbers of rows, into which a batch is split where that is cheaper."""
 
 from __future__ import annotations
 
