@@ -13,8 +13,9 @@ from .request import CompileRequest, resolve
 
 @dataclass(frozen=True)
 class LevelView:
-    """One level of a model; per bucket label ``flops`` in the variants that engines get, as ``plan`` counts them, and
-    ``macs`` as papers do: multiply-adds of the matrix products alone, in the first variant of each on any device.
+    """One level of a model; per bucket, of a range at the shape of budgets, ``flops`` in the variants that engines get,
+    as ``plan`` counts them, and ``macs`` as papers do: multiply-adds of the matrix products alone, in the first variant
+    of each on any device.
 
     ``non_embedding`` are the parameters outside the tables of tokens and positions, ``ffn`` the ones that FFN axes
     slice.
@@ -53,7 +54,8 @@ class ModelView:
 def view_model(request: CompileRequest) -> ModelView:
     """What the model of ``request`` offers its profile; reads headers alone. Raises as ``resolve``."""
     resolved = resolve(request)
-    source, device, steps, shapes = resolved.source, resolved.profile, resolved.levels, resolved.profile.buckets
+    source, device, steps = resolved.source, resolved.profile, resolved.levels
+    shapes = list(dict.fromkeys(bucket.nearest(device.budget_shape) for bucket in device.buckets))
     views = [
         LevelView(
             label=level.label,

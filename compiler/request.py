@@ -35,6 +35,7 @@ class CompileRequest:
     them promotes first, and ``budgets`` replace the profile's. ``exits`` are the layers after which a
     multi-exit model is cut, by default all that have an exit; the last always is one. ``variants`` maps what engines
     may compute in several equal ways, such as ``moe.combine``, to one of them, where the cheapest is not wanted.
+    ``budget_at`` is the shape at which budgets limit latency and FLOPs, one that an engine can run at or fill up.
     ``precisions`` replace the profile's; of several a budget takes the widest that it affords. ``include``
     says which submodels to build: the ones that budgets chose, also every level, or every rung of the ladder;
     ``submodels`` (ids) come on top, and so do ``slices``, folders that hold a published slice of the model.
@@ -52,6 +53,7 @@ class CompileRequest:
     submodels: Sequence[str] = ()
     slices: Sequence[str | Path] = ()
     buckets: Sequence[Bucket] | None = None
+    budget_at: Bucket | None = None
     exits: Sequence[int] | None = None
     variants: Mapping[str, str] | None = None
     precisions: Sequence[Precision] | None = None
@@ -134,6 +136,8 @@ def resolve(request: CompileRequest) -> Resolved:
 def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is_asked: bool) -> tuple[str, ...]:
     """What of ``given`` this model cannot have: ranges, and the shape at which budgets are judged."""
     asked, shape = profile.budget_at, profile.budget_shape
+    if asked is not None and source.signature.max_sequence is None:
+        asked = Bucket(asked.batch, 1)  # of such a model only batches differ
     notes: tuple[str, ...] = ()
     if asked not in (None, shape):
         notes = (f"budgets limit latency and FLOPs at {shape}, the nearest to {asked} that engines run at",)
@@ -180,6 +184,11 @@ def _for_request(device: DeviceProfile, request: CompileRequest, source: ModelSo
         promotion_order=request.promotion_order or device.promotion_order,
         budgets=request.budgets or device.budgets,
     )
+    if request.budget_at is not None:
+        _require_shape(request.budget_at, device)
+        device = replace(device, budget_at=request.budget_at)
+    elif request.buckets and device.budget_shape != device.budget_at:
+        device = replace(device, budget_at=None)  # the profile's own is that of its own buckets
     if not request.measure:
         device = replace(device, host=None)
     if request.levels:
@@ -191,3 +200,13 @@ def _for_request(device: DeviceProfile, request: CompileRequest, source: ModelSo
         if problem := precision_problem(device.precisions, device.backend):
             raise PlanError(f"precision: {problem}")
     return device
+
+
+def _require_shape(shape: Bucket, device: DeviceProfile) -> None:
+    if not shape.is_static:
+        raise PlanError(f"budget_at {shape}: expected one shape, such as {shape.largest}")
+    if not any(bucket.holds(shape) for bucket in device.buckets):
+        raise PlanError(
+            f"budget_at {shape}: larger than every bucket ({', '.join(map(str, device.buckets))}); ask for a smaller "
+            "shape, or for a bucket that holds it"
+        )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
@@ -124,25 +124,33 @@ class DeviceProfile:
     @property
     def largest_bucket(self) -> Bucket:
         """The bucket of most tokens, and of those the one with the longest sequence."""
-        return max(self.buckets, key=lambda bucket: (bucket.tokens, bucket.sequence))
+        return budget_bucket_of(self.buckets, None)
 
     @property
     def budget_bucket(self) -> Bucket:
         """The bucket whose engines would answer at the shape where budgets are judged."""
-        asked = self.budget_at
-        holding = [bucket for bucket in self.buckets if asked is not None and bucket.holds(asked)]
-        if asked is None or not holding:
-            return self.largest_bucket
-        return min(holding, key=lambda bucket: (bucket.filled(asked).tokens, bucket.tokens, not bucket.is_static))
+        return budget_bucket_of(self.buckets, self.budget_at)
 
     @property
     def budget_shape(self) -> Bucket:
         """The shape at which budgets limit latency and FLOPs: the one nearest to ``budget_at`` that engines run at,
         else the fewest rows and the longest sequence of the largest bucket."""
-        bucket = self.budget_bucket
-        if self.budget_at is not None:
-            return bucket.nearest(self.budget_at)
-        return Bucket(bucket.smallest.batch, bucket.sequence)
+        return budget_shape_of(self.budget_bucket, self.budget_at)
+
+
+def budget_bucket_of(buckets: Collection[Bucket], budget_at: Bucket | None) -> Bucket:
+    """``DeviceProfile.budget_bucket`` of these ``buckets``."""
+    holding = [bucket for bucket in buckets if budget_at is not None and bucket.holds(budget_at)]
+    if budget_at is None or not holding:
+        return max(buckets, key=lambda bucket: (bucket.tokens, bucket.sequence))
+    return min(holding, key=lambda bucket: (bucket.filled(budget_at).tokens, bucket.tokens, not bucket.is_static))
+
+
+def budget_shape_of(bucket: Bucket, budget_at: Bucket | None) -> Bucket:
+    """``DeviceProfile.budget_shape``, in the range of its ``bucket``."""
+    if budget_at is not None:
+        return bucket.nearest(budget_at)
+    return Bucket(bucket.smallest.batch, bucket.sequence)
 
 
 def read_profile(data: object, where: str) -> DeviceProfile:

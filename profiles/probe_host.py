@@ -35,7 +35,8 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _MEASUREMENT_VERSION = 2
 # What the probe cannot know. Shares of the universal model's latency; half is within reach of every encoder's ladder,
 # also of one that shrinks the feed-forward width alone.
-_DEFAULT_BUCKETS = ("1x32", "1x128")
+_DEFAULT_BUCKETS = ("1x1..512",)
+_DEFAULT_BUDGET_AT = "1x128"
 _DEFAULT_BUDGETS: Mapping[str, Mapping[str, str | bool]] = {
     "full": {},
     "balanced": {"latency_ms": "80 %", "optional": True},
@@ -87,6 +88,7 @@ def host_profile(refresh: bool = False) -> DeviceProfile:
         "rates": unstructure(_cached_rates(facts, refresh)),
         "width_multiple": 16,
         "buckets": list(_DEFAULT_BUCKETS),
+        "budget_at": _DEFAULT_BUDGET_AT,
         "budgets": _DEFAULT_BUDGETS,
         "host": _fingerprint(facts),
     }

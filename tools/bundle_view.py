@@ -95,7 +95,7 @@ def print_cpu_seconds(bundle: Bundle, total: float) -> None:
 
 
 def print_submodels(bundle: Bundle) -> None:
-    """One row a submodel: size, quality, and the latency of its largest bucket."""
+    """One row a submodel: size, quality, and the latency at the shape of budgets."""
     submodels = submodel_table(bundle.manifest, _build(bundle, _here(bundle)))
     print_table(submodels.columns, submodels.rows)
 

@@ -140,6 +140,11 @@ bucket_option = click.option(
     multiple=True,
     help="Input shape, such as 1x128, or a range of them, such as 1x1..128; repeatable. Default: the profile's.",
 )
+budget_at_option = click.option(
+    "--budget-at",
+    type=ShapeType(),
+    help="The shape at which budgets limit latency and FLOPs, such as 1x128. Default: the profile's.",
+)
 levels_option = click.option(
     "--levels",
     type=LevelsType(),

@@ -32,8 +32,9 @@ from .float64 import float64_inputs, in_float64, nudged, widened
 from .replayed import BrokenRoute, Replayed
 from .rounding import Rounding, Roundings, rounding, with_rounding
 
-# Passes with moved weights, where one does not explain what an engine is off by.
-_NUDGED_PASSES = 7
+# Passes with moved weights at most, where one does not explain what an engine is off by: of thousands of positions,
+# as a long sequence has, some are lucky in every one of a few.
+_NUDGED_PASSES = 31
 # What PyTorch's float32 may move the score gap of a route by at most: scores that decide are probabilities.
 _MAX_GAP_ROUNDING = 0.01
 

@@ -20,7 +20,7 @@ from ...profiles.precision import Precision, precision_of
 from ...runtime.bundle.manifest import Limits
 from ...workload import Op
 from .assignments import unusual
-from .cost_model import Correction, predict, predict_memory_bytes
+from .cost_model import Correction, Cost, predict, predict_memory_bytes
 from .ladder import in_every_precision, ladder
 from .levels import Level
 from .variants import variant_workload
@@ -48,7 +48,7 @@ Corrections = Mapping[tuple[Bucket, Precision], Correction]
 @dataclass(frozen=True)
 class BucketCost:
     """Cost of a candidate at its own shape in the place of one bucket of the profile (``Submodel.at``), of a range at
-    its largest shape, or at the shape of budgets.
+    its largest shape; or in the place of a single shape.
 
     ``corrected_ms`` exists where rungs were measured at this bucket.
     """
@@ -72,7 +72,8 @@ class Candidate:
     precision; None for one that was asked for by id.
 
     ``weight_bytes`` are those of its parameters in the weight store, ``held_bytes`` what an open engine keeps in memory
-    for them, ``memory_mb`` that and the activations of the largest bucket. ``non_embedding_parameters`` leaves out
+    for them, ``memory_mb`` that and the activations of the largest bucket. ``costs`` are those at the buckets,
+    ``budget_cost`` is that at the shape where budgets limit latency and FLOPs. ``non_embedding_parameters`` leaves out
     the tables of tokens and positions, ``ffn_parameters`` are those of the feed-forward networks that shrink.
     """
 
@@ -84,19 +85,20 @@ class Candidate:
     held_bytes: int
     memory_mb: float
     costs: tuple[BucketCost, ...]
+    budget_cost: BucketCost
     non_embedding_parameters: int
     ffn_parameters: int
     rung: int | None = None
     precision: Precision = "fp32"
 
-    def figures(self, bucket: Bucket) -> dict[str, float]:
-        """What budgets limit, by the names that they have there; latency and FLOPs at ``bucket``."""
-        cost = next(cost for cost in self.costs if cost.bucket == bucket)
+    @property
+    def figures(self) -> dict[str, float]:
+        """What budgets limit, by the names that they have there."""
         return {
-            "latency_ms": cost.latency_ms,
+            "latency_ms": self.budget_cost.latency_ms,
             "memory_mb": self.memory_mb,
             "parameters": self.parameters,
-            "flops": cost.flops,
+            "flops": self.budget_cost.flops,
             "non_embedding_parameters": self.non_embedding_parameters,
             "ffn_parameters": self.ffn_parameters,
         }
@@ -195,7 +197,7 @@ def make_plan(
 
 def figures_of(source: Source, profile: DeviceProfile, submodel: Submodel) -> dict[str, float]:
     """What budgets limit, of any submodel, at the profile's ``budget_shape``; the latency is predicted."""
-    return _candidate(source, profile, {}, submodel, (), None).figures(profile.budget_shape)
+    return _candidate(source, profile, {}, submodel, (), None).figures
 
 
 def _candidate(
@@ -207,12 +209,21 @@ def _candidate(
     rung: int | None,
 ) -> Candidate:
     precision = precision_of(submodel, profile.precisions)
-    shapes = {bucket: bucket for bucket in profile.buckets}
-    shapes.setdefault(profile.budget_shape, profile.budget_bucket)
-    costs = {
-        shape: predict(variant_workload(source, submodel, submodel.at(shape), profile), profile, precision)
-        for shape in shapes
-    }
+
+    def predicted(shape: Bucket) -> Cost:
+        return predict(variant_workload(source, submodel, submodel.at(shape), profile), profile, precision)
+
+    def stated(shape: Bucket, cost: Cost, measured: Bucket) -> BucketCost:
+        return BucketCost(
+            bucket=shape,
+            flops=cost.flops,
+            moved_bytes=cost.moved_bytes,
+            activation_bytes=cost.activation_bytes,
+            predicted_ms=cost.predicted_ms,
+            corrected_ms=corrections[measured, precision].corrected_ms(cost) if corrections else None,
+        )
+
+    costs, shape = {bucket: predicted(bucket) for bucket in profile.buckets}, profile.budget_shape
     groups = source.parameter_groups(submodel)
     weights = source.weight_bytes(submodel, profile.backend)
     return Candidate(
@@ -223,17 +234,8 @@ def _candidate(
         weight_bytes=weights.stored,
         held_bytes=weights.held,
         memory_mb=predict_memory_bytes(weights.held, list(costs.values())) / 1e6,
-        costs=tuple(
-            BucketCost(
-                bucket=bucket,
-                flops=cost.flops,
-                moved_bytes=cost.moved_bytes,
-                activation_bytes=cost.activation_bytes,
-                predicted_ms=cost.predicted_ms,
-                corrected_ms=corrections[shapes[bucket], precision].corrected_ms(cost) if corrections else None,
-            )
-            for bucket, cost in costs.items()
-        ),
+        costs=tuple(stated(bucket, cost, bucket) for bucket, cost in costs.items()),
+        budget_cost=stated(shape, costs.get(shape) or predicted(shape), profile.budget_bucket),
         non_embedding_parameters=groups.non_embedding,
         ffn_parameters=groups.ffn,
         rung=rung,
@@ -257,11 +259,11 @@ def _labels(levels: Sequence[Level], rungs: Sequence[Submodel], profile: DeviceP
 def _choose(
     name: str, budget: BudgetSpec, rungs: Sequence[Candidate], profile: DeviceProfile, basis: str
 ) -> BudgetPlan:
-    limits = _resolve(budget, rungs[-1].figures(profile.budget_shape))
+    limits = _resolve(budget, rungs[-1].figures)
     if limits.ffn_parameters is not None and rungs[-1].ffn_parameters == 0:
         raise PlanError(f"budget {name!r}: ffn_parameters: this model has no feed-forward networks that shrink")
     checks = _checks(limits, profile, basis)
-    broken = {rung.id: _broken(rung, checks, profile.budget_shape) for rung in rungs}
+    broken = {rung.id: _broken(rung, checks) for rung in rungs}
     fitting = [index for index, rung in enumerate(rungs) if not broken[rung.id]]
     if not fitting:
         raise PlanError(
@@ -269,7 +271,7 @@ def _choose(
             "raise the limit, add smaller levels, or state other budgets (--budget)"
         )
     chosen = fitting[-1]
-    figures = rungs[chosen].figures(profile.budget_shape)
+    figures = rungs[chosen].figures
     kept = ", ".join(f"{c.what} {c.show(figures[c.figure])} of {c.show(c.limit)}" for c in checks if not c.of_device)
     if chosen == len(rungs) - 1:
         reason = f"the universal model keeps {kept}" if kept else "no limits: the universal model"
@@ -329,9 +331,9 @@ def _checks(limits: Limits, profile: DeviceProfile, basis: str) -> list[_Check]:
     return [*(_Check(figure, what, limit) for figure, what, limit in own if limit is not None), device]
 
 
-def _broken(candidate: Candidate, checks: Sequence[_Check], bucket: Bucket) -> str:
+def _broken(candidate: Candidate, checks: Sequence[_Check]) -> str:
     """Every limit that ``candidate`` breaks and by how much; empty if none."""
-    figures = candidate.figures(bucket)
+    figures = candidate.figures
     return ", ".join(
         f"{check.what} {check.show(value)} exceeds {check.show(check.limit)} by {check.show(value - check.limit)}"
         for check in checks
@@ -348,7 +350,7 @@ def _nearest(
         return f"not even the smallest submodel {rungs[0].id} fits: {broken[rungs[0].id]}"
 
     def excess(rung: Candidate) -> float:
-        figures = rung.figures(profile.budget_shape)
+        figures = rung.figures
         return max(figures[check.figure] / check.limit if check.limit else inf for check in checks)
 
     closest = min(rungs, key=excess)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 
-from ...elastic import Axis
+from ...elastic import Axis, Bucket
+from ...profiles.device_profile import budget_bucket_of, budget_shape_of
 from .figures import cell, heading, present
-from .manifest import BuildRecord, EngineEntry, Latency, Manifest, Quality
+from .manifest import BuildRecord, EngineEntry, Latency, LatencyPoint, Manifest, Quality
 from .noise import is_noisy
 
 # Of kinds of axes whose name does not say what they count.
@@ -57,12 +60,14 @@ def latency_warnings(latencies: Sequence[Latency]) -> list[str]:
 
 
 def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
-    """One row a submodel: size, the latency of its largest bucket, and the figures of quality that the model has."""
+    """One row a submodel: size, latency at the shape of budgets, and the figures of quality that the model has."""
     wholes = [engine for engine in manifest.engines if engine.segment is None]
-    largest = max((engine.bucket for engine in wholes), key=lambda bucket: (bucket.tokens, bucket.sequence))
-    places = {entry.id: entry.at(largest) for entry in manifest.submodels}
+    asked = _budget_at(manifest)
+    bucket = budget_bucket_of({engine.bucket for engine in wholes}, asked)
+    shape = budget_shape_of(bucket, asked)
+    places = {entry.id: entry.at(bucket) for entry in manifest.submodels}
     engines = {engine.submodel: engine for engine in wholes if engine.bucket == places[engine.submodel]}
-    latencies = {latency.engine: latency for latency in build.latencies}
+    latencies = {latency.engine: _at(latency, shape) for latency in build.latencies}
     budgets: dict[str, list[str]] = {}
     for budget in manifest.budgets:
         budgets.setdefault(budget.submodel, []).append(budget.name)
@@ -80,7 +85,7 @@ def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
                 ", ".join(budgets.get(entry.id, [])) or "-",
             ]
         )
-    at = f"ms at {largest.batch}x{largest.sequence}"
+    at = f"ms at {_size(latencies, engines.values()) or shape}"
     columns = ["level", "submodel", "M params", "weights MB", f"predicted {at}", f"measured {at}"]
     return Table([*columns, *map(heading, figures), "budgets"], rows)
 
@@ -117,6 +122,28 @@ def stage_table(build: BuildRecord) -> Table:
     if cpu:
         rows.append(["all", f"{sum(build.seconds.values()):.1f}", f"{sum(cpu.values()):.1f}"])
     return Table(["stage", "seconds", "CPU seconds"], rows)
+
+
+def _budget_at(manifest: Manifest) -> Bucket | None:
+    """The shape at which the profile wanted budgets to be judged, as far as the manifest says so."""
+    with contextlib.suppress(ValueError):
+        return Bucket.parse(str(manifest.provenance.profile.get("budget_at")))
+    return None
+
+
+def _at(latency: Latency, shape: Bucket) -> Latency | LatencyPoint:
+    """What is known of an engine at the one of its shapes that comes nearest to ``shape``."""
+
+    def distance(point: LatencyPoint) -> float:
+        return abs(log(point.batch / shape.batch)) + abs(log(point.sequence / shape.sequence))
+
+    return min(latency.points, key=distance) if latency.points else latency
+
+
+def _size(latencies: Mapping[str, Latency | LatencyPoint], engines: Iterable[EngineEntry]) -> Bucket | None:
+    """Where the shown latencies of ``engines`` of ranges hold, which may lie beside the shape that was asked for."""
+    shown = (latencies.get(engine.id) for engine in engines)
+    return next((Bucket(one.batch, one.sequence) for one in shown if isinstance(one, LatencyPoint)), None)
 
 
 def describe_axes(axes: Iterable[Axis]) -> str:
@@ -163,7 +190,7 @@ def _quality_cell(quality: Quality | None, name: str) -> str:
     return cell(quality.figures, name, quality.errors) if quality else "-"
 
 
-def _latency_cells(engine: EngineEntry | None, latencies: Mapping[str, Latency]) -> tuple[str, str]:
+def _latency_cells(engine: EngineEntry | None, latencies: Mapping[str, Latency | LatencyPoint]) -> tuple[str, str]:
     """Predicted and measured p50, or dashes: neither replaces the other. A noisy one is marked."""
     latency = latencies.get(engine.id) if engine else None
     if latency is None:

@@ -38,7 +38,7 @@ def commands(page: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # As long as host-cpu's largest bucket, which `inspect` shows by default.
+    # As long as the longest bucket that a page asks for.
     folder = save_tiny_encoder(tmp_path_factory.mktemp("readme") / "tiny", max_position_embeddings=128)
     add_pooling(folder)
     return folder

@@ -144,7 +144,7 @@ def minilm_bundle() -> Path:
     """Every rung of MiniLM's default ladder, compiled for this host."""
     path = CACHE / "minilm.bundle"
     if not path.exists():
-        compile_bundle(demo_checkpoint(), "host-cpu", path, include="ladder")
+        compile_bundle(demo_checkpoint(), "host-cpu", path, include="ladder", buckets=(Bucket(1, 32), BUCKET))
     return path
 
 

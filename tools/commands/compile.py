@@ -15,6 +15,7 @@ from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print
 from ..console import let_waiting_threads_sleep, print_json, resumable, say, working
 from ..options import (
     bucket_option,
+    budget_at_option,
     budget_option,
     exits_option,
     json_option,
@@ -64,6 +65,7 @@ Examples:
 @submodel_option
 @slice_option
 @bucket_option
+@budget_at_option
 @exits_option
 @variant_option
 @precision_option
@@ -93,6 +95,7 @@ def command(
     submodels: tuple[str, ...],
     slices: tuple[Path, ...],
     buckets: tuple[Bucket, ...],
+    budget_at: Bucket | None,
     exits: tuple[int, ...] | None,
     variants: tuple[tuple[str, str], ...],
     precisions: tuple[Precision, ...] | None,
@@ -122,6 +125,7 @@ def command(
             submodels=submodels,
             slices=slices,
             buckets=buckets,
+            budget_at=budget_at,
             exits=exits,
             variants=dict(variants),
             precisions=precisions,

@@ -13,6 +13,7 @@ from ...strict import unstructure
 from ..console import print_facts, print_json, print_table, say, working
 from ..options import (
     bucket_option,
+    budget_at_option,
     budget_option,
     exits_option,
     json_option,
@@ -50,6 +51,7 @@ Examples:
 @budget_option
 @submodel_option
 @bucket_option
+@budget_at_option
 @exits_option
 @variant_option
 @precision_option
@@ -62,6 +64,7 @@ def command(
     budgets: tuple[tuple[str, BudgetSpec], ...],
     submodels: tuple[str, ...],
     buckets: tuple[Bucket, ...],
+    budget_at: Bucket | None,
     exits: tuple[int, ...] | None,
     variants: tuple[tuple[str, str], ...],
     precisions: tuple[Precision, ...] | None,
@@ -85,6 +88,7 @@ def command(
                 budgets=dict(budgets),
                 submodels=submodels,
                 buckets=buckets,
+                budget_at=budget_at,
                 exits=exits,
                 variants=dict(variants),
                 precisions=precisions,
@@ -117,7 +121,7 @@ def _print_plan(plan: Plan, variants: tuple[VariantView, ...], precisions: tuple
     has_ffn = any(candidate.ffn_parameters for candidate in plan.candidates)
     rows = []
     for candidate in plan.candidates:
-        cost = next(cost for cost in candidate.costs if cost.bucket == at)
+        cost = candidate.budget_cost
         rows.append(
             [
                 "/".join(candidate.labels) or "-",

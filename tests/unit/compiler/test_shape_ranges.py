@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from nestforge.elastic import Bucket
-from nestforge.errors import ExportError, InputError
+from nestforge.errors import ExportError, InputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.runtime.bundle.tables import submodel_table
 from nestforge.runtime.engines.onnxruntime_gpu.provider import gpu_provider
 from nestforge.runtime.engines.runner import runnable_engines
 from nestforge.runtime.inputs.feeds import random_feeds
@@ -172,3 +174,31 @@ def test_budgets_are_judged_at_a_shape_that_is_stated(folder: Path) -> None:
     beyond = nestforge.plan(folder, profile=replace(profile, budget_at=Bucket(1, 128)))
     assert beyond.budget_bucket == Bucket(1, 16)
     assert beyond.notes[0] == "budgets limit latency and FLOPs at 1x16, the nearest to 1x128 that engines run at"
+
+
+def test_budgets_may_be_asked_for_at_a_shape(folder: Path) -> None:
+    profile = replace(board(**FULL, buckets=["1..4x1..16"]), budget_at=Bucket(1, 16))
+    assert nestforge.plan(folder, profile=profile, budget_at=Bucket(3, 7)).budget_bucket == Bucket(3, 7)
+    other = nestforge.plan(folder, profile=profile, buckets=[Bucket(2, 8)])
+    assert other.budget_bucket == Bucket(2, 8), "the profile's shape is that of its own buckets"
+    assert not any("budgets limit" in note for note in other.notes)
+    for shape, message in (
+        (Bucket(4, 8, 1), "budget_at 1..4x8: expected one shape, such as 4x8"),
+        (
+            Bucket(5, 8),
+            "budget_at 5x8: larger than every bucket (1..4x1..16); ask for a smaller shape, or for a bucket",
+        ),
+    ):
+        with pytest.raises(PlanError, match=re.escape(message)):
+            nestforge.plan(folder, profile=profile, budget_at=shape)
+
+
+def test_the_table_of_submodels_is_that_of_the_shape_of_budgets(model: ElasticModel) -> None:
+    manifest, build = model.bundle.manifest, model.bundle.build
+    at = {**manifest.provenance.profile, "budget_at": "1x8"}
+    stated = replace(manifest, provenance=replace(manifest.provenance, profile=at))
+    table = submodel_table(stated, build)
+    assert table.columns[4:6] == ["predicted ms at 1x8", "measured ms at 1x8"]
+    (points,) = (one.points for one in build.latencies if one.engine == f"{table.rows[-1][1]}@b1_4-s1_16")
+    (known,) = (point for point in points or () if (point.batch, point.sequence) == (1, 8))
+    assert table.rows[-1][4] == f"{known.predicted_ms:.2f}"

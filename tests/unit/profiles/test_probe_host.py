@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from nestforge.elastic import Bucket
 from nestforge.errors import ProfileError
 from nestforge.profiles import measure_rates, probe_host
 from nestforge.profiles.device_profile import ProductRates, Rates
@@ -139,7 +140,8 @@ def test_host_profile_is_what_the_probe_found(measured: list[int]) -> None:
     profile, facts = host_profile(), probe()
     assert (profile.name, profile.backend, profile.cores) == ("host-cpu", "onnxruntime", facts.cores)
     assert profile.memory_mb == round(facts.memory_mb / 2)
-    assert [str(bucket.sequence) for bucket in profile.buckets] == ["32", "128"]
+    assert [str(bucket) for bucket in profile.buckets] == ["1x1..512"]
+    assert profile.budget_shape == Bucket(1, 128)
     assert list(profile.budgets) == ["full", "balanced", "fast", "tiny"]
 
 

@@ -69,7 +69,7 @@ def test_shares_are_of_the_universal_models_own_figures() -> None:
     with pytest.raises(PlanError):  # the smallest level has 25 % of the FLOPs
         plan_for(encoder(), device({"half": budget}))
     plan = plan_for(encoder(), device({"half": replace(budget, flops="75 %")}))
-    full = plan.candidates[-1].figures(Bucket(4, 32))
+    full = plan.candidates[-1].figures
     assert plan.budgets[0].limits == Limits(
         latency_ms=full["latency_ms"] / 2,
         memory_mb=full["memory_mb"],
@@ -188,7 +188,7 @@ def test_chosen_rung_keeps_every_limit_and_the_next_does_not(budget: BudgetSpec,
     limits = {name: limit for name, limit in vars(chosen.limits).items() if limit is not None}
 
     def keeps(candidate: Candidate) -> bool:
-        return all(candidate.figures(plan.budget_bucket)[name] <= limit for name, limit in limits.items())
+        return all(candidate.figures[name] <= limit for name, limit in limits.items())
 
     assert [keeps(candidate) for candidate in plan.candidates[index : index + 2]] in ([True, False], [True])
     assert [rejection.submodel for rejection in chosen.rejected] == [c.id for c in plan.candidates[index + 1 :]]
@@ -196,9 +196,9 @@ def test_chosen_rung_keeps_every_limit_and_the_next_does_not(budget: BudgetSpec,
 
 @given(st.integers(1, 6), st.integers(1, 1024), st.integers(1, 16))
 def test_figures_never_fall_along_the_ladder(layers: int, ffn: int, heads: int) -> None:
-    plan = plan_for(encoder(layers, ffn, heads), device({"full": BudgetSpec()}))
-    for bucket in (Bucket(1, 32), Bucket(4, 32)):
-        rows = [candidate.figures(bucket) for candidate in plan.candidates]
+    for shape in (Bucket(1, 32), Bucket(4, 32)):
+        plan = plan_for(encoder(layers, ffn, heads), device({"full": BudgetSpec()}, budget_at=shape))
+        rows = [candidate.figures for candidate in plan.candidates]
         for name in rows[0]:
             values = [row[name] for row in rows]
             assert values == sorted(values)
@@ -226,6 +226,15 @@ def test_candidate_figures() -> None:
     small, large = candidate.costs
     assert (small.bucket, large.flops) == (Bucket(1, 32), 2 * 128 * candidate.parameters)
     assert candidate.memory_mb == (candidate.weight_bytes + large.activation_bytes) / 1e6
+    assert candidate.budget_cost == large
+
+
+def test_the_shape_of_budgets_is_not_among_the_buckets() -> None:
+    profile = replace(device({"full": BudgetSpec()}), buckets=(Bucket(1, 64, None, 1),), budget_at=Bucket(1, 32))
+    candidate = plan_for(encoder(), profile).candidates[-1]
+    assert [cost.bucket for cost in candidate.costs] == [Bucket(1, 64, None, 1)]
+    assert candidate.budget_cost.bucket == Bucket(1, 32)
+    assert candidate.figures["flops"] == candidate.budget_cost.flops == candidate.costs[0].flops / 2
 
 
 def test_labels_name_the_uniform_rungs() -> None:
@@ -312,7 +321,7 @@ def test_a_submodel_of_a_shorter_sequence_costs_what_it_costs_at_its_own(tmp_pat
     short = next(candidate for candidate in plan.candidates if candidate.id == "sequence8")
     assert [cost.bucket for cost in short.costs] == [Bucket(1, 16), Bucket(2, 16)]
     alone = sum(op.flops for op in source.workload(source.spec.parse("sequence8"), Bucket(2, 8)))
-    assert short.figures(Bucket(2, 16))["flops"] == alone
+    assert short.figures["flops"] == alone
     assert plan.budgets[0].submodel == "sequence8"
 
 
@@ -371,8 +380,7 @@ def test_corrections_cover_every_precision() -> None:
 def test_a_budget_that_nothing_keeps_names_what_comes_closest_in_any_precision() -> None:
     smallest = plan_for(*in_precisions("fp32", "int8", full=BudgetSpec())).candidates[:2]
     assert [c.id for c in smallest] == ["ffn64-heads1-bits8", "ffn64-heads1-bits32"]
-    at = Bucket(4, 32)
-    latency, parameters = smallest[0].figures(at)["latency_ms"], smallest[0].parameters
+    latency, parameters = smallest[0].figures["latency_ms"], smallest[0].parameters
     source, profile = in_precisions("fp32", "int8", tiny=BudgetSpec(latency_ms=latency / 2, parameters=parameters))
     with pytest.raises(PlanError) as failure:
         plan_for(source, profile)
