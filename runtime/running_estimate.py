@@ -28,8 +28,8 @@ _LARGEST_ERROR = log(1.25)
 # Within this of the stated figure that one stands, and choices are made anew only for as much of a change: logarithms.
 _SMALLEST_RATIO = 0.1
 _SMALLEST_CHANGE = 0.05
-# For how long an estimate is a reason to refuse without another try.
-_SECONDS_FRESH = 60.0
+# For how long an estimate is a reason to refuse without another try: a host that was busy may be so no more.
+_SECONDS_FRESH = 1.0
 
 
 class _Mean:

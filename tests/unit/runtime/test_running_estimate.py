@@ -104,12 +104,12 @@ def test_choices_are_made_anew_only_for_a_change_that_counts(counted: Counted) -
     assert counted.changes == 1
 
 
-def test_a_size_is_fresh_for_a_minute_after_enough_runs(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_is_fresh_for_a_second_after_enough_runs(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     estimate = counted.running.of("a", AT)
     for number in range(4):
         assert (estimate.is_new, estimate.is_fresh) == (number == 0, False)
         estimate.add(1.0, 1.0, 100.0)
-    for now, fresh in ((159.0, True), (161.0, False)):
+    for now, fresh in ((100.9, True), (101.1, False)):
         monkeypatch.setattr("nestforge.runtime.running_estimate.perf_counter", lambda now=now: now)
         assert estimate.is_fresh is fresh
         assert not counted.running.of("a", Bucket(1, 128)).is_fresh
