@@ -69,6 +69,7 @@ TESTED_ELSEWHERE = {
     "compiler.tensorrt.profile_shapes": "compiler/tensorrt/test_small_parts.py",
     "compiler.tensorrt.progress": "compiler/tensorrt/test_build_bundle.py",
     "compiler.tensorrt.trtexec": "compiler/tensorrt/test_small_parts.py",
+    "compiler.parity.segment_references": "compiler/parity/test_references.py",
 }
 TESTED_THROUGH = {
     "runtime.bundle.device_files": ("runtime/exits/test_calibration.py", "runtime.exits.calibration"),
@@ -181,7 +182,6 @@ TESTED_THROUGH = {
         "compiler.graph.passes.free_elastic_dims",
     ),
     "compiler.parity.prove": ("compiler/parity/test_prove_exits.py", "compiler.compile"),
-    "compiler.parity.segment_references": ("compiler/parity/test_prove_exits.py", "compiler.parity.prove_exits"),
     "compiler.parity.verify_segments": ("compiler/parity/test_reference.py", "compiler.verify"),
     "compiler.publish.report": ("compiler/publish/test_write_bundle.py", "compiler.publish.write_bundle"),
     "compiler.tensorrt.timing_cache": ("compiler/tensorrt/test_build_bundle.py", "compiler.tensorrt.build_plan"),
