@@ -28,7 +28,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     model = save_tiny_encoder(folder / "tiny")
     add_pooling(model)
     budgets = {"full": BudgetSpec(), "small": BudgetSpec(parameters="80 %")}
-    laptop = replace(load_profile("laptop-x86"), width_multiple=8, buckets=(Bucket(1, 8),), budgets=budgets)
+    shapes = {"buckets": (Bucket(1, 8),), "budget_at": None}
+    laptop = replace(load_profile("laptop-x86"), width_multiple=8, budgets=budgets, **shapes)
     profile = folder / "small.yaml"
     profile.write_text(dump_profile(laptop))
     text = corpus(folder / "corpus.txt")

@@ -17,6 +17,7 @@ COMMON = [
     "between",
     "bundle_size",
     "check",
+    "compile",
     "dispatch",
     "eager",
     "emit",
