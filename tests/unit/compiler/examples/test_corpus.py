@@ -55,7 +55,7 @@ def test_windows_line_ends_and_other_scripts(tmp_path: Path) -> None:
 
 def test_a_large_file_is_sampled_over_its_whole_length(tmp_path: Path) -> None:
     corpus = read_corpus(write(tmp_path / "t", numbered(5000)))
-    assert (len(corpus.calibration), len(corpus.held_out)) == (128, 200)
+    assert (len(corpus.calibration), len(corpus.held_out)) == (128, 100)
     places = [int(text.rsplit(" ", 1)[1]) for text in (*corpus.calibration, *corpus.held_out)]
     assert min(places) < 500
     assert max(places) > 4500
