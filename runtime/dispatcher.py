@@ -138,13 +138,15 @@ class Dispatcher:
         """
         _check_one_selector(request)
         given = (("latency_ms", request.latency_ms), ("deadline_ms", request.deadline_ms))
-        within = min((positive_limit(name, limit) for name, limit in given if limit is not None), default=0.0)
+        within = min((positive_limit(name, limit) for name, limit in given if limit is not None), default=None)
+        if within is None:
+            return None
         memory = math.inf if request.memory_mb is None else positive_limit("memory_mb", request.memory_mb)
         candidates = [one for one in self._holding(batch, sequence) if one.memory_mb <= memory]
         soonest = min(candidates, key=lambda one: one.latency_ms, default=None)
         if soonest is None or soonest.latency_ms > _MOST_WRONG * within or soonest.estimate.is_fresh:
             return None
-        return soonest.choice(f"tried, since no run here has shown what it takes: {soonest.latency}")
+        return soonest.choice(f"tried, since no run has shown lately what it takes: {soonest.latency}")
 
     def longest_sequence(self, batch: int, request: Request) -> int:
         """The longest sequence that an engine which may answer ``request`` takes for ``batch`` rows; where none may,

@@ -113,7 +113,7 @@ class InFlight:
     def _enter(self, expected_ms: float) -> int:
         self._advance()
         number, self._next = self._next, self._next + 1
-        if len(self._ends) >= self._parallel_runs:
+        if len(self._ends) + 1 > self._parallel_runs:
             self._last_sharing = number
         self._ends[number] = self._progress_ms + expected_ms
         return number

@@ -281,7 +281,7 @@ class ElasticModel:
         request, shape = context.request, context.shape
         busy = self._in_flight.load().remaining_ms
         choice = None if busy else self._dispatcher.to_try(request, shape.batch, shape.sequence)
-        if choice is None or _is_late(context):
+        if choice is None or _is_late(context) or self._leaves_early(context, choice):
             raise refusal
         # A first run shows little, so once more after it; with a deadline that time is gone.
         for _ in range(2 if choice.estimate.is_new and request.deadline_ms is None else 1):
@@ -290,6 +290,11 @@ class ElasticModel:
             if not _is_late(context) and (request.latency_ms is None or took <= request.latency_ms):
                 return answer
         raise SelectionError(f"{refusal}; {choice.engine.submodel} was tried and took {took:.3g} ms")
+
+    def _leaves_early(self, context: RequestContext, choice: Choice) -> bool:
+        """Whether the segments of a chain would answer, whose runs say nothing of the figures of whole engines."""
+        exit_choice = self._exit_choice(context, choice.engine)
+        return exit_choice is not None and exit_choice.open is not None
 
     def _answer(self, context: RequestContext, choice: Choice) -> Answer:
         """Answers by the engine chosen, or by its submodel's segments where exits are open."""

@@ -97,7 +97,10 @@ class SizeEstimate:
                 mean.value += step
                 left -= step
             total += error - left
-            if bundle.runs < _ENOUGH_RUNS or -_SMALLEST_CHANGE <= total - self._published <= _SMALLEST_CHANGE:
+            # Where it begins to be used, or ends, the figure jumps.
+            stands = (abs(total) <= _SMALLEST_RATIO) == (abs(self._published) <= _SMALLEST_RATIO)
+            little = stands and -_SMALLEST_CHANGE <= total - self._published <= _SMALLEST_CHANGE
+            if bundle.runs < _ENOUGH_RUNS or little:
                 return
             self._published = total
         self._all.changed()

@@ -166,7 +166,7 @@ def within(
 
     ``least_scale`` is for what lies inside a model, where small values may be added to larger ones.
     """
-    if not _comparable(reference, found):
+    if not comparable(reference, found):
         return False
     own, least = own or Rounding(), least_scale if has_angle else 1.0
     r, f = reference.astype(np.float64), found.astype(np.float64)
@@ -203,7 +203,7 @@ def _sizes_agree(r: np.ndarray, f: np.ndarray, limit: Tolerance, own: Rounding) 
 
 def _stretched(r: np.ndarray, f: np.ndarray) -> float:
     """What the size of a row differs by at most, relative to that of the reference."""
-    if not _comparable(r, f):
+    if not comparable(r, f):
         return math.inf
     size, found = (_rms_of(array, _dims_of_rows(r)) for array in (r, f))
     return float((np.abs(found - size) / np.maximum(size, np.finfo(np.float64).tiny)).max())
@@ -271,7 +271,7 @@ def _compare_output(
     chosen = list(range(len(cases))) if all(verdicts) else [verdicts.index(False)]
     pairs = [(reference[i].astype(np.float64), found[i].astype(np.float64)) for i in chosen]
     torch_abs, torch_rms = max(own[i].largest for i in chosen), max(own[i].rms_of_all for i in chosen)
-    if not all(_comparable(r, f) for r, f in pairs):
+    if not all(comparable(r, f) for r, f in pairs):
         worst = ParityOutput(name, float("inf"), float("inf"), -1.0, float("inf"), torch_abs, torch_rms)
     else:
         worst = ParityOutput(
@@ -289,7 +289,8 @@ def _compare_output(
     return Comparison(worst, failed, blind[verdicts.index(False)], _stretched(*pairs[0]))
 
 
-def _comparable(r: np.ndarray, f: np.ndarray) -> bool:
+def comparable(r: np.ndarray, f: np.ndarray) -> bool:
+    """Whether both are numbers, and as many."""
     return r.shape == f.shape and bool(np.isfinite(r).all() and np.isfinite(f).all())
 
 

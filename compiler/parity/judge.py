@@ -12,7 +12,7 @@ from ...profiles.precision import Precision
 from ...runtime.bundle.manifest import ParityOutput, ParityRouting, TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
-from .compare import Comparison, Tolerance, compare, judged
+from .compare import Comparison, Tolerance, comparable, compare, judged
 from .replayed import BrokenRoute, Replayed
 
 
@@ -51,11 +51,14 @@ def judge(
 ) -> Verdict:
     """The outputs ``found`` of an engine in ``precision`` on ``cases``, by the rules of compare.py and reference.py.
 
-    Where they break a limit, PyTorch's own rounding of that case is measured again, before that is believed.
+    Where they break a limit, PyTorch's own rounding of that case is measured again, before that is believed; not where
+    values are no numbers or of another shape, which no rounding allows.
     """
     got = [case.read(arrays, outputs.specs) for case, arrays in zip(cases, found, strict=True)]
     verdict = _judge(reference, got, cases, outputs, precision, limit)
     while verdict.broken is not None and not verdict.unprovable and reference.again is not None:
+        if not _are_comparable(reference.outputs, got):
+            break
         reference = reference.again(verdict.broken_cases)
         verdict = _judge(reference, got, cases, outputs, precision, limit)
     return verdict
@@ -77,10 +80,14 @@ def _judge(
     names = [case.name for case in cases]
     comparisons = compare(wanted, given, names, limit, reference.roundings, outputs.computed)
     broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
-    cases_of_routes = {reference.broken.failed_case} if reference.broken else set()
-    broken_cases = cases_of_routes.union(*(comparison.failed_cases for comparison in comparisons))
+    broken_cases = reference.broken_cases.union(*(comparison.failed_cases for comparison in comparisons))
     outputs_of = tuple(comparison.output for comparison in comparisons)
-    return Verdict(outputs_of, reference.routes, broken, frozenset(broken_cases))
+    return Verdict(outputs_of, reference.routes, broken, broken_cases)
+
+
+def _are_comparable(reference: Sequence[Arrays], found: Sequence[Arrays]) -> bool:
+    pairs = zip(reference, found, strict=True)
+    return all(comparable(wanted[name], given[name]) for wanted, given in pairs for name in wanted)
 
 
 def _mask(case: Case, name: str | None) -> np.ndarray | None:

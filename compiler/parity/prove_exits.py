@@ -32,6 +32,8 @@ from .references import References
 from .replayed import Replayed
 from .rounding import with_rounding
 
+# Of PyTorch in float32, on every case, before a composition beyond its limit is believed.
+_MORE_PASSES = 7
 # A receipt's error is that of engines run shared at one shape; packed, and in smaller batches, they round otherwise.
 _ENTROPY_ERROR_FACTOR = 2.0
 # Of the rows of all cases: fewer that are no near ties prove nothing where entropies are off by more than this of ln C.
@@ -246,7 +248,7 @@ def _references(entry: ExitsEntry, passes: Sequence[Replayed], cases: Sequence[C
 def _again(entry: ExitsEntry, passes: Sequence[Replayed], cases: Sequence[Case]) -> list[_Reference]:
     """With more passes of PyTorch's float32 behind what it is off by."""
     every = {case.name for case in cases}
-    return _references(entry, [segment.after_every_pass(every) for segment in passes], cases)
+    return _references(entry, [segment.after_passes(every, _MORE_PASSES) for segment in passes], cases)
 
 
 def _entropy_error(segments: Sequence[EngineEntry], entry: ExitsEntry) -> float:

@@ -125,12 +125,14 @@ def replayed(
             for case, verdict, own in zip(cases, verdicts, worst, strict=True)
             for name in names
         ]
+        wrong = [one for one in broken if one is not None]
         return Replayed(
             outputs,
             worst,
             tuple(_total(name, [verdict[name] for verdict in verdicts]) for name in names) or None,
-            next((one for one in broken if one is not None), None),
+            next(iter(wrong), None),
             (lambda more: with_pass(nudged(reference.module, left[0]), worst, more, left[1:])) if left else None,
+            frozenset(one.failed_case for one in wrong),
         )
 
     every = {case.name for case in cases}

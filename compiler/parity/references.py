@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from ...elastic import Bucket, Submodel
 from ...exporters.universal import UniversalModel
 from ...runtime.bundle.manifest import RoutingEntry
@@ -20,7 +22,6 @@ from .replayed import Replayed
 from .segment_references import every_exit, split
 
 # Of outputs that are kept between stages; what is more, such as logits of every token of a vocabulary, is passed again.
-# Those of the universal model always are: every submodel's are compared with them.
 _MOST_BYTES_KEPT = 2**30
 
 
@@ -42,6 +43,7 @@ class References:
         self.universal, self.cases = universal, cases
         self._last: tuple[Submodel, Reference] | None = None
         self._kept: dict[_Pass, Replayed] = {}
+        self._universal: dict[Bucket, list[Arrays]] = {}
 
     def of(self, submodel: Submodel) -> Reference:
         """The module of ``submodel``, which is the same in every precision."""
@@ -69,6 +71,14 @@ class References:
             return replayed(self.of(submodel), self.cases[bucket], routes, found, atol)
         return self._once(_Pass(self._in_torch(submodel), bucket))
 
+    def universal_outputs(self, bucket: Bucket) -> list[Arrays]:
+        """What the universal model answers on the cases of ``bucket``, rounded to float32: every submodel's outputs are
+        compared with it, so that it is always kept."""
+        if bucket not in self._universal:
+            exact = self.replayed(self.universal.spec.universal(), bucket).outputs
+            self._universal[bucket] = [_float32(arrays) for arrays in exact]
+        return self._universal[bucket]
+
     def by_segment(self, submodel: Submodel, bucket: Bucket) -> list[Replayed]:
         """Per segment of ``submodel`` what an uncut pass has there on the cases of ``bucket``; the pass is that of its
         widths with every layer, whose first segments are those of shorter ones."""
@@ -82,8 +92,7 @@ class References:
         if key in self._kept:
             return self._kept[key]
         passed = replayed(self._reference(key), self.cases[key.bucket])
-        is_compared = key.submodel.is_universal and not key.every_exit
-        if is_compared or sum(map(_bytes, (*self._kept.values(), passed))) <= _MOST_BYTES_KEPT:
+        if sum(map(_bytes, (*self._kept.values(), passed))) <= _MOST_BYTES_KEPT:
             self._kept[key] = replace(passed, again=partial(self._again, key))  # which holds no module
         return passed
 
@@ -111,6 +120,10 @@ class References:
     def _in_torch(self, submodel: Submodel) -> Submodel:
         bits = self.universal.spec.universal().bits
         return submodel if bits is None else submodel.at_bits(bits)
+
+
+def _float32(arrays: Arrays) -> Arrays:
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
 def _bytes(passed: Replayed) -> int:

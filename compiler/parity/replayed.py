@@ -29,18 +29,22 @@ class BrokenRoute:
 class Replayed:
     """The reference on every case with an engine's routes: its outputs by name (float64 of a PyTorch module), what
     PyTorch's own float32 is off by, and what it says of the routes. ``again`` is the same after one more pass of
-    float32 on the cases of these names, None after the last."""
+    float32 on the cases of these names, None after the last. ``broken`` is the first of the routes that are, in
+    ``broken_cases``."""
 
     outputs: Sequence[Arrays]
     roundings: Sequence[Roundings]
     routes: tuple[ParityRouting, ...] | None = None
     broken: BrokenRoute | None = None
     again: Callable[[Collection[str]], Replayed] | None = None
+    broken_cases: frozenset[str] = frozenset()
 
-    def after_every_pass(self, cases: Collection[str]) -> Replayed:
-        """With all the passes of float32 that ``again`` offers on ``cases``."""
+    def after_passes(self, cases: Collection[str], most: int) -> Replayed:
+        """With at most so many of the passes of float32 that ``again`` offers on ``cases``."""
         found = self
-        while found.again is not None:
+        for _ in range(most):
+            if found.again is None:
+                break
             found = found.again(cases)
         return found
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ...errors import BundleCorruptError, BundleFormatError
+from ...errors import BundleCorruptError, BundleFormatError, OutputError
 from ...strict import parse_json, structure
 from ...whole_file import write_whole
 from .manifest import MANIFEST_NAME, SEALED_SINCE
 from .open_bundle import Bundle, read_json
+from .read_manifest import MAX_JSON_BYTES
 from .seal import sealed_json, unsealed
 
 # Of calibrations and of lists of plans alike. 1: first published schema. 2: sealed; else as 1, which is read where the
@@ -80,5 +81,10 @@ def write_device_file(bundle: Bundle, name: str, data: Mapping[str, Any], lost: 
     """
     bundle.require_unchanged(MANIFEST_NAME)
     path, raw = bundle.path / name, sealed_json(data)
+    if len(raw) > MAX_JSON_BYTES:
+        raise OutputError(
+            f"{path}: would have {len(raw)} bytes, more than the {MAX_JSON_BYTES} that are read; {lost} was not kept, "
+            "remove the file and make it again"
+        )
     write_whole(path, lambda stream: stream.write(raw), lost)
     return path

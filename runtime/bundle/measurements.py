@@ -79,9 +79,9 @@ class Measurements:
     hosts: tuple[HostMeasurement, ...]
 
     def of(self, host: MeasuredHost, threads: int) -> HostMeasurement | None:
-        """What ``host`` measured, with this number of threads if it did that."""
+        """What ``host`` measured with this number of threads, or the nearest to it."""
         own = [each for each in self.hosts if each.host == host]
-        return min(own, key=lambda each: each.threads != threads, default=None)
+        return min(own, key=lambda each: (abs(each.threads - threads), each.threads), default=None)
 
 
 def this_host() -> MeasuredHost:

@@ -19,6 +19,8 @@ from ..bundle.noise import is_noisy
 # Of what a file may say; a logarithm needs the one, and its inverse the other.
 _LEAST_MS = 1e-6
 _MOST_MS = 1e12
+# Of a normal distribution: how far its 95th percentile lies above the median, in interquartile ranges.
+_P95_PER_SPREAD = 1.22
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def latency_at(latency: Latency) -> Callable[[Bucket], RunTime]:
     alone = LatencyPoint(1, 1, latency.predicted_ms, latency.measured_p50_ms, latency.measured_p95_ms, latency.noise)
     points = {(point.batch, point.sequence): point for point in latency.points or (alone,)}
     known = {
-        size: (point.measured_p50_ms, point.measured_p95_ms or point.measured_p50_ms)
+        size: (point.measured_p50_ms, _slow(point, point.measured_p50_ms))
         for size, point in points.items()
         if point.measured_p50_ms is not None
     }
@@ -57,6 +59,13 @@ def latency_at(latency: Latency) -> Callable[[Bucket], RunTime]:
         return RunTime(median(shape), slow(shape), measured, bool(noisy) and not noisy.isdisjoint(near))
 
     return at
+
+
+def _slow(point: LatencyPoint, p50_ms: float) -> float:
+    """The 95th percentile; where too few runs were made for one, that of a normal distribution of their spread."""
+    if point.measured_p95_ms is not None:
+        return point.measured_p95_ms
+    return p50_ms * (1 + _P95_PER_SPREAD * (point.noise.spread if point.noise else 0.0))
 
 
 def predicted_at(latency: Latency) -> Callable[[Bucket], float]:

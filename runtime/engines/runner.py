@@ -118,8 +118,10 @@ def runnable_engines(bundle: Bundle, provider: Provider | None = None) -> tuple[
 
 def _graphs_for_gpus(bundle: Bundle, provider: Provider) -> tuple[EngineEntry, ...]:
     """Integers for ONNX Runtime are in its processor's own operators; those for TensorRT are standard ones. Segments
-    hand on memory of the GPU, which is bound to one shape."""
-    everything = [one for one in bundle.manifest.engines if one.bucket.is_static or one.segment is None]
+    hand on memory of the GPU, which is bound to one shape: a chain with a range has none of them."""
+    segments = [one for one in bundle.manifest.engines if one.segment is not None]
+    chains = all(one.bucket.is_static for one in segments)
+    everything = [one for one in bundle.manifest.engines if chains or one.segment is None]
     engines = tuple(
         one for one in everything if one.backend != "onnxruntime" or not PRECISIONS[one.precision].is_integer
     )

@@ -11,7 +11,7 @@ from ..inputs.arrays import Array
 from .batch_plan import BatchPlan
 
 # In a range every size has steps of its own: about 0.1 ms for each segment when the size is first met, and 6 kB kept.
-_MAX_BOUND_STEPS = 2048
+_MAX_BOUND_STEPS = 512
 
 
 class StepKey(NamedTuple):

@@ -21,7 +21,7 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "nest",
 
 @dataclass(frozen=True)
 class Asked:
-    """One request; ``in_time`` is one whose submodel follows from what the model is doing."""
+    """One request; ``in_time`` is one whose submodel follows from what the model is doing, or has seen its runs take."""
 
     inputs: Any
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -50,8 +50,8 @@ def ask(model: ElasticModel, asked: Asked) -> Told:
         if "closed" in str(refusal) or "not open" in str(refusal):
             raise
         kind = type(refusal).__name__
-        # How late it would be depends on what else is under way.
-        return Told(kind if asked.in_time else f"{kind}: {refusal}")
+        # How late it would be depends on what else is under way, and what engines take on the runs so far.
+        return Told(kind if asked.in_time else f"{kind}: {str(refusal).partition('; there is ')[0]}")
     return Told(_digest(answer), answer.submodel, answer.exits is not None)
 
 
@@ -70,14 +70,15 @@ def alone(model: ElasticModel, asked: Asked, told: Told) -> Told:
 def _asked(bundle: Bundle, rng: Random, number: int) -> Asked:
     manifest = bundle.manifest
     options = dict(_options(bundle, rng))
-    in_time = "deadline_ms" in options
+    in_time = "deadline_ms" in options or "latency_ms" in options
     if manifest.exits is not None and rng.random() < 0.6:
         count = len(manifest.exits.segments) - 1
         options["exits"] = rng.choice(["off", rng.choice([-1.0, 0.25, 1.0, 10.0]), tuple([0.5] * count)])
     bucket = rng.choice(manifest.engines).bucket
     if manifest.text is not None and rng.random() < 0.5:
         texts = [" ".join(rng.choices(WORDS, k=rng.choice([1, 3, 9, 40]))) for _ in range(rng.randint(1, bucket.batch))]
-        options["truncate"] = rng.random() < 0.8
+        # To what a limit in latency cuts them follows from the runs too.
+        options["truncate"] = rng.random() < 0.8 and "latency_ms" not in options
         return Asked(texts[0] if len(texts) == 1 else texts, options, in_time)
     size = Bucket(rng.randint(1, bucket.batch), rng.randint(1, bucket.sequence))
     feeds = random_feeds(manifest.inputs, size, number)

@@ -197,7 +197,7 @@ def test_what_a_refusal_rests_on_is_tried_until_it_was_seen(three: Manifest, mon
         choice = chooser.to_try(request, 1, 8)
         assert choice is not None
         assert choice.engine.submodel == "small"
-        assert choice.reason == "tried, since no run here has shown what it takes: predicted 1 ms"
+        assert choice.reason == "tried, since no run has shown lately what it takes: predicted 1 ms"
     assert chooser.to_try(Request(latency_ms=0.5, memory_mb=5), 1, 8) is None, "nothing so small"
     assert chooser.to_try(Request(latency_ms=0.09), 1, 8) is None, "no figure is wrong by so much"
     assert chooser.to_try(Request(memory_mb=5), 1, 8) is None, "memory is not learnt"

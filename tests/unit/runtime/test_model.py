@@ -101,7 +101,7 @@ def test_a_limit_that_no_figure_keeps_is_answered_if_a_run_does(own_bundle: Path
             model.choose(1, 8, latency_ms=1e5)
         answer = model(feeds(1, 8), latency_ms=1e5)
         assert answer.submodel == "ffn16"
-        assert answer.reason == "tried, since no run here has shown what it takes: measured here 4e+05 ms"
+        assert answer.reason == "tried, since no run has shown lately what it takes: measured here 4e+05 ms"
         answers = [model(feeds(1, 8), latency_ms=1e5) for _ in range(6)]
         assert answers[-1].submodel == "ffn32", "what the small one showed holds for the large one"
         assert model.choose(1, 8, deadline_ms=1e5).engine.submodel == "ffn32"

@@ -39,7 +39,7 @@ def test_texts_held_out_beyond_those_that_are_used_are_not_trained_on(tmp_path: 
     used = read_corpus(path).held_out
     left = lines - set(training_texts(path))
     assert set(used) < left
-    assert len(used) == 200 < len(left)
+    assert len(used) == 100 < len(left)
 
 
 @given(st.integers(1, 400), st.integers(1, 20), st.integers(0, 3), st.integers(0, 3))

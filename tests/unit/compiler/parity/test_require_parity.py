@@ -38,14 +38,14 @@ def test_a_verdict_that_is_not_broken_is_let_through(builder: EngineBuilder) -> 
     ("broken", "message"),
     [
         (
-            Comparison(FIGURES, "random-1"),
+            Comparison(FIGURES, ("random-1",)),
             r"engine one: output y, case random-1: .*; allowed the rule; first to diverge: no module alone breaks the ",
         ),
         (
             BrokenRoute("whole", "routes, case whole: worse"),
             r"engine one: routes, .*; allowed the rule; first to diverge: no module; the route alone is wr",
         ),
-        (Comparison(FIGURES, "random-0", True), r"engine one: output y, .* no comparison would prove anything$"),
+        (Comparison(FIGURES, ("random-0",), True), r"engine one: output y, .* no comparison would prove anything$"),
     ],
 )
 def test_a_broken_one_says_where_it_leaves_pytorch(

@@ -220,12 +220,14 @@ def test_interrupted_it_leaves_what_was_there(bundle: Path, quiet: list[float]) 
     before: dict[str, Any] = {path.name: path.read_bytes() for path in bundle.iterdir()}
     program = PROGRAM.replace("main()\n", "").replace(
         "from nestforge.tools.cli import main",
+        "import time\n"
         "from nestforge.tools.interruption import listen\n"
         "from nestforge.runtime.engines import measure_rounds, measure_bundle\n"
         "measure_bundle.others_now = lambda seconds: 0.0\n"
         "real = measure_rounds.measure\n"
         "def announced(*a, **k):\n"
         "    print('timing', flush=True)\n"
+        "    time.sleep(60)\n"
         "    return real(*a, **k)\n"
         "measure_rounds.measure = announced\n"
         "from nestforge.tools.cli import main\n"
