@@ -168,7 +168,7 @@ def _usable_cores() -> int:
     limits = [os.cpu_count() or 1, psutil.cpu_count(logical=False) or os.cpu_count() or 1]
     if hasattr(os, "sched_getaffinity"):
         limits.append(len(os.sched_getaffinity(0)))
-    limits += [max(1, round(quota)) for quota in _cgroup_cpu_quotas()]
+    limits += [max(1, round(quota)) for quota in cgroup_cpu_quotas()]
     return min(limits)
 
 
@@ -176,7 +176,7 @@ def _usable_memory_bytes() -> int:
     return min([int(psutil.virtual_memory().total), *_cgroup_memory_limits()])
 
 
-def _cgroup_cpu_quotas() -> Iterator[float]:
+def cgroup_cpu_quotas() -> Iterator[float]:
     """CPU quotas in cores, of this process's control group and every one above it."""
     for folder in _cgroup_folders(""):
         quota, _, period = _read(folder / "cpu.max").partition(" ")

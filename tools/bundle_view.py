@@ -115,6 +115,7 @@ def _measured_facts(bundle: Bundle, here: HostLatencies) -> list[tuple[str, str]
     hosts = measurements.hosts if measurements else ()
     facts = []
     if here.measurement is not None:
-        facts.append(("latencies", f"measured by this host, {here.measurement.created}, in place of the compile's"))
+        made = f"on {here.measurement.threads} threads, {here.measurement.created}"
+        facts.append(("latencies", f"measured by this host {made}, in place of the compile's"))
     others = [f"{each.host}, {each.threads} threads" for each in hosts if each != here.measurement]
     return [*facts, *(("measured by", other) for other in others)]

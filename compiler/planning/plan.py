@@ -266,9 +266,10 @@ def _choose(
     broken = {rung.id: _broken(rung, checks) for rung in rungs}
     fitting = [index for index, rung in enumerate(rungs) if not broken[rung.id]]
     if not fitting:
+        shorter = ", a shorter range (--bucket)" if any(not bucket.is_static for bucket in profile.buckets) else ""
         raise PlanError(
             f"budget {name!r}: {_nearest(rungs, checks, broken, profile)}; "
-            "raise the limit, add smaller levels, or state other budgets (--budget)"
+            f"raise the limit, add smaller levels{shorter}, or state other budgets (--budget)"
         )
     chosen = fitting[-1]
     figures = rungs[chosen].figures

@@ -27,16 +27,18 @@ _MAX_NAME_LENGTH = 200
 
 @dataclass(frozen=True)
 class MeasuredHost:
-    """What must be the same for figures to hold: the processor, the cores that may be used, and ONNX Runtime."""
+    """What must be the same for figures to hold: the processor, the cores that may be used, and ONNX Runtime; of plans
+    also the ``gpu`` with its release of TensorRT."""
 
     cpu: str
     architecture: str
     cores: int = field(metadata={"min": 1})
     onnxruntime: str | None = None
+    gpu: str | None = None
 
     def __str__(self) -> str:
         release = f", ONNX Runtime {self.onnxruntime}" if self.onnxruntime else ""
-        return f"{self.cpu}, {self.cores} cores{release}"
+        return f"{self.cpu}, {self.cores} cores{release}{f', {self.gpu}' if self.gpu else ''}"
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,9 @@ def _problems(found: Measurements, bundle: Bundle) -> Iterable[str]:
         yield "a host with its number of threads stands twice"
     for number, measurement in enumerate(found.hosts):
         where = f"hosts[{number}]"
-        names = (measurement.host.cpu, measurement.host.architecture, measurement.created)
-        if any(len(name) > _MAX_NAME_LENGTH for name in (*names, measurement.host.onnxruntime or "")):
+        host = measurement.host
+        names = (host.cpu, host.architecture, measurement.created, host.onnxruntime or "", host.gpu or "")
+        if any(len(name) > _MAX_NAME_LENGTH for name in names):
             yield f"{where}: a name of more than {_MAX_NAME_LENGTH} characters"
         if len({(each.engine, each.residency) for each in measurement.engines}) < len(measurement.engines):
             yield f"{where}: an engine in one residency stands twice"

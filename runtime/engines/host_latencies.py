@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from ...elastic import Bucket
 from ...profiles.probe_host import probe_host
 from ..bundle.manifest import BuildRecord, Latency, LatencyPoint
-from ..bundle.measurements import HostMeasurement, MeasuredEngine, read_measurements, this_host
+from ..bundle.measurements import HostMeasurement, MeasuredEngine, MeasuredHost, read_measurements, this_host
 from ..bundle.open_bundle import Bundle
 from .latency_at import latency_at
+from .tensorrt.available import tensorrt_problem
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ def host_latencies(bundle: Bundle, threads: int, on_gpu: bool = False) -> HostLa
     """
     elsewhere = measured_elsewhere(bundle.build, on_gpu)
     measurements = read_measurements(bundle)
-    found = None if measurements is None or on_gpu else measurements.of(this_host(), threads)
+    found = None if measurements is None or on_gpu else measurements.of(measuring_host(bundle), threads)
+    if found is not None and found.threads != threads and elsewhere is None:
+        found = None  # the compile measured here too
     if found is None:
         return HostLatencies(bundle.build.latencies, elsewhere)
     stated: dict[str, Latency] = {}
@@ -47,6 +50,19 @@ def host_latencies(bundle: Bundle, threads: int, on_gpu: bool = False) -> HostLa
     if elsewhere is not None:
         others = list(map(as_predicted, others))
     return HostLatencies((*mine, *others), None, found)
+
+
+def measuring_host(bundle: Bundle) -> MeasuredHost:
+    """This host, as figures of the bundle's engines depend on it: with its GPU where there are plans to run on it.
+
+    Raises BundleError where the GPU does not say what it is.
+    """
+    plans = any(engine.backend == "tensorrt" for engine in bundle.manifest.engines)
+    if not plans or tensorrt_problem() is not None:
+        return this_host()
+    from .tensorrt.engine import this_gpu
+
+    return replace(this_host(), gpu=str(this_gpu()))
 
 
 def measured_elsewhere(build: BuildRecord, on_gpu: bool = False) -> str | None:

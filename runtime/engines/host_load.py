@@ -6,9 +6,13 @@ The load average is no measure of that: it counts this process too, and looks ba
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
+from math import inf
 from time import perf_counter, process_time, sleep
 
 import psutil
+
+from ...profiles.probe_host import cgroup_cpu_quotas
 
 # The counters advance by 10 ms at a time.
 _LEAST_SECONDS = 0.2
@@ -21,9 +25,10 @@ class OthersLoad:
         self._began, self._busy, self._own = perf_counter(), _busy_seconds(), process_time()
 
     def share(self) -> float | None:
-        """None where the system does not say, or too little time has passed to see anything."""
+        """None where the system does not say, too little time has passed to see anything, or a container's quota, and
+        not the CPUs that others use, is what this process may run short of."""
         seconds, busy, own = perf_counter() - self._began, _busy_seconds(), process_time()
-        if seconds < _LEAST_SECONDS or busy is None or self._busy is None or busy[0] <= self._busy[0]:
+        if seconds < _LEAST_SECONDS or _has_quota() or busy is None or self._busy is None or busy[0] <= self._busy[0]:
             return None
         others = (busy[1] - self._busy[1]) - (own - self._own)
         return min(max(others / (busy[0] - self._busy[0]), 0.0), 1.0)
@@ -36,6 +41,14 @@ def others_now(seconds: float) -> float | None:
     return load.share()
 
 
+def _has_quota() -> bool:
+    return min(cgroup_cpu_quotas(), default=inf) < len(_usable_cpus(os.cpu_count() or 1))
+
+
+def _usable_cpus(count: int) -> Collection[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(count)
+
+
 def _busy_seconds() -> tuple[float, float] | None:
     """Seconds in all, and of those busy ones, of the CPUs that this process may use; time that a hypervisor gave to
     others is busy."""
@@ -43,9 +56,8 @@ def _busy_seconds() -> tuple[float, float] | None:
         per_cpu = psutil.cpu_times(percpu=True)
     except (OSError, RuntimeError):  # a container may hide /proc/stat
         return None
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(per_cpu))
     total = busy = 0.0
-    for times in (per_cpu[cpu] for cpu in usable if cpu < len(per_cpu)):
+    for times in (per_cpu[cpu] for cpu in _usable_cpus(len(per_cpu)) if cpu < len(per_cpu)):
         # Linux counts what guests use as user time already.
         every = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         total += every

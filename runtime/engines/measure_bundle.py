@@ -9,12 +9,13 @@ from datetime import datetime, timezone
 
 from ...errors import MeasurementError
 from ..bundle.manifest import EngineEntry
-from ..bundle.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint, this_host
+from ..bundle.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint
 from ..bundle.noise import MOST_OTHERS
 from ..bundle.open_bundle import Bundle
 from ..inputs.feeds import random_feeds
 from .contract.residency import Residency
 from .contract.threads import threads_or_default
+from .host_latencies import measuring_host
 from .host_load import others_now
 from .measure_rounds import Timed, best_of_rounds, measured_shapes, measured_together
 from .needs import residencies_for
@@ -70,7 +71,7 @@ def measure_bundle(
         for engine in bundle.manifest.engines
         if engine.id not in residencies
     }
-    return BundleMeasurement(HostMeasurement(this_host(), cores, created, measured), left_out)
+    return BundleMeasurement(HostMeasurement(measuring_host(bundle), cores, created, measured), left_out)
 
 
 def _require_quiet(share: float | None) -> None:

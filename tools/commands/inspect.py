@@ -15,7 +15,7 @@ from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.bundle.tables import describe_axes
 from ..bundle_view import bundle_data, print_bundle
 from ..console import print_facts, print_json, print_table, say, working
-from ..options import bucket_option, exits_option, json_option, levels_option, profile_option
+from ..options import bucket_option, budget_at_option, exits_option, json_option, levels_option, profile_option
 from ..variant_view import print_variants, shared_variants
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ Examples:
 @click.argument("model_or_bundle", type=click.Path(path_type=Path))
 @profile_option
 @bucket_option
+@budget_at_option
 @levels_option
 @exits_option
 @json_option
@@ -43,6 +44,7 @@ def command(
     model_or_bundle: Path,
     profile: str,
     buckets: tuple[Bucket, ...],
+    budget_at: Bucket | None,
     levels: tuple[tuple[str, tuple[float, ...]], ...],
     exits: tuple[int, ...] | None,
     as_json: bool,
@@ -51,11 +53,19 @@ def command(
 
     Of a model: axes, parameters and FLOPs of the levels that a compile for the profile would build; preset:NAME is a
     configuration that nobody has trained yet. Of a bundle: submodels, engines, files, parity. A folder with a
-    manifest.json is a bundle. --profile, --bucket, --levels and --exits are for models.
+    manifest.json is a bundle. --profile, --bucket, --budget-at, --levels and --exits are for models.
     """
     if os.path.exists(model_or_bundle / MANIFEST_NAME):
-        if buckets or levels or exits or ctx.get_parameter_source("profile") is not ParameterSource.DEFAULT:
-            raise click.UsageError("--profile, --bucket, --levels and --exits are for models; a bundle's are fixed")
+        if (
+            buckets
+            or budget_at
+            or levels
+            or exits
+            or ctx.get_parameter_source("profile") is not ParameterSource.DEFAULT
+        ):
+            raise click.UsageError(
+                "--profile, --bucket, --budget-at, --levels and --exits are for models; a bundle's are fixed"
+            )
         bundle = open_bundle(model_or_bundle)
         if as_json:
             print_json(bundle_data(bundle))
@@ -65,7 +75,9 @@ def command(
     from ...compiler.model_view import view_model
     from ...compiler.request import CompileRequest
 
-    request = CompileRequest(model_or_bundle, profile, levels=dict(levels), buckets=buckets, exits=exits)
+    request = CompileRequest(
+        model_or_bundle, profile, levels=dict(levels), buckets=buckets, exits=exits, budget_at=budget_at
+    )
     with working():  # the first use of host-cpu measures this host
         view = view_model(request)
     if as_json:

@@ -21,7 +21,7 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "nest",
 
 @dataclass(frozen=True)
 class Asked:
-    """One request; ``in_time`` is one whose submodel follows from what the model is doing, or has seen its runs take."""
+    """One request; ``in_time`` is one whose submodel follows from what the model is doing, or has seen runs take."""
 
     inputs: Any
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -165,3 +165,11 @@ def test_many_threads_never_take_the_same_room() -> None:
     with ThreadPoolExecutor(8) as pool:
         taken = list(pool.map(take, range(8)))
     assert sum(taken) == 2
+
+
+@pytest.mark.parametrize(("parallel_runs", "alone"), [(1.0, False), (4 / 3, False), (2.0, True)])
+def test_runs_that_share_the_cores_are_known(parallel_runs: float, alone: bool) -> None:
+    book = InFlight(parallel_runs, Clock())
+    first, second = book.enter(5.0), book.enter(5.0)
+    assert [book.leave(first), book.leave(second)] == [alone, alone]
+    assert book.leave(book.enter(5.0))

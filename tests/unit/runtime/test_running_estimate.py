@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from math import exp
 from time import perf_counter
 
 import pytest
@@ -129,3 +130,12 @@ def test_threads_may_count_at_once(counted: Counted) -> None:
         thread.join()
     assert counted.ratio() == pytest.approx(2.0)
     assert counted.changes == 1
+
+
+def test_choices_are_made_anew_where_the_estimate_begins_to_be_used(counted: Counted) -> None:
+    counted.runs([exp(0.056)] * 60)
+    before = counted.changes
+    assert counted.ratio() == 1.0
+    counted.runs([exp(0.105)] * 60)
+    assert counted.ratio() == pytest.approx(exp(0.105), rel=0.01)
+    assert counted.changes == before + 1

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from nestforge.profiles.probe_host import probe_host
@@ -15,7 +17,9 @@ from nestforge.runtime.bundle.measurements import (
 )
 from nestforge.runtime.bundle.noise import Noise
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
-from nestforge.runtime.engines.host_latencies import _latency, host_latencies, measured_elsewhere
+from nestforge.runtime.bundle.plan_index import Gpu
+from nestforge.runtime.engines import host_latencies as host_latencies_module
+from nestforge.runtime.engines.host_latencies import _latency, host_latencies, measured_elsewhere, measuring_host
 
 NOISE = Noise(20, 0.05, 1.01, 0.0)
 
@@ -57,6 +61,22 @@ def test_predictions_hold_anywhere(tiny_bundle: Path) -> None:
     assert host_latencies(bundle, 2, on_gpu=True).of_chains == bundle.build.latencies
 
 
+def test_plans_are_measured_by_the_host_with_its_gpu(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = open_bundle(tiny_bundle)
+    assert measuring_host(bundle) == this_host()
+    engines = tuple(replace(engine, backend="tensorrt") for engine in bundle.manifest.engines)
+    bundle = replace(bundle, manifest=replace(bundle.manifest, engines=engines))
+    monkeypatch.setattr(host_latencies_module, "tensorrt_problem", lambda: "no TensorRT")
+    assert measuring_host(bundle) == this_host()
+    engine_module = ModuleType("engine")
+    engine_module.this_gpu = lambda: Gpu("NVIDIA L4", "8.9", "10.3.0")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "nestforge.runtime.engines.tensorrt.engine", engine_module)
+    monkeypatch.setattr(host_latencies_module, "tensorrt_problem", lambda: None)
+    here = measuring_host(bundle)
+    assert here == replace(this_host(), gpu="NVIDIA L4 (compute capability 8.9, TensorRT 10.3.0)")
+    assert str(here).endswith(", NVIDIA L4 (compute capability 8.9, TensorRT 10.3.0)")
+
+
 def test_what_this_host_measured_comes_first_with_its_own_threads(own_bundle: Path) -> None:
     bundle = with_record(own_bundle, "Some other processor", 9.0)
     for threads, p50_ms in ((1, 3.0), (2, 2.0)):
@@ -72,6 +92,14 @@ def test_what_this_host_measured_comes_first_with_its_own_threads(own_bundle: Pa
         assert found.of_chains == found.latencies
     assert host_latencies(bundle, 1, on_gpu=True).measurement is None
     assert host_latencies(bundle, 1, on_gpu=True).elsewhere == "Some other processor"
+
+
+def test_of_other_numbers_of_threads_the_nearest_counts_unless_the_compile_measured_here(own_bundle: Path) -> None:
+    bundle = with_record(own_bundle, "Some other processor", 9.0)
+    for threads in (1, 7):
+        keep_measurement(bundle, measured(threads, float(threads)))
+    assert host_latencies(bundle, 8).measurement == measured(7, 7.0)
+    assert host_latencies(with_record(own_bundle, probe_host().cpu, 9.0), 8).measurement is None
 
 
 def test_what_the_compile_measured_here_stays_for_engines_that_were_left_out(own_bundle: Path) -> None:

@@ -98,3 +98,13 @@ def test_a_look_takes_the_time_that_it_is_given(host: Host, monkeypatch: pytest.
 def test_this_hosts_own_counters_can_be_read() -> None:
     share = others_now(0.3)
     assert share is None or 0.0 <= share <= 1.0
+
+
+def test_under_a_quota_the_cpus_of_others_say_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = OthersLoad()
+    host.wall += 1.0
+    for cpu in host.cpus:
+        cpu.user += 1.0
+    for quotas, share in (([], 1.0), ([2.0], 1.0), ([4.0, 1.5], None)):
+        monkeypatch.setattr(host_load, "cgroup_cpu_quotas", lambda quotas=quotas: iter(quotas))
+        assert load.share() == share

@@ -58,3 +58,9 @@ def test_predictions_are_known_at_any_size_beside_measurements() -> None:
     points = (LatencyPoint(1, 8, 1.0, 9.0, 9.0), LatencyPoint(1, 32, 4.0, 9.0, 9.0))
     assert predicted_at(Latency("e", 4.0, 9.0, points=points))(Bucket(1, 16)) == pytest.approx(2.0)
     assert predicted_at(Latency("e", 4.0, 9.0))(Bucket(7, 9)) == 4.0
+
+
+def test_without_a_percentile_the_spread_says_what_slow_runs_take() -> None:
+    few = LatencyPoint(1, 8, 1.0, 10.0, None, Noise(3, 0.5, 1.0))
+    assert latency_at(Latency("e", 1.0, points=(few,)))(Bucket(1, 8)).p95_ms == pytest.approx(16.1)
+    assert latency_at(Latency("e", 1.0, 10.0))(Bucket(1, 8)).p95_ms == 10.0
