@@ -37,9 +37,8 @@ def host_latencies(bundle: Bundle, threads: int, on_gpu: bool = False) -> HostLa
     elsewhere = measured_elsewhere(bundle.build, on_gpu)
     measurements = read_measurements(bundle)
     found = None if measurements is None or on_gpu else measurements.of(measuring_host(bundle), threads)
-    if found is not None and found.threads != threads and elsewhere is None:
-        found = None  # the compile measured here too
-    if found is None:
+    measured_here = elsewhere is None and any(one.measured_p50_ms is not None for one in bundle.build.latencies)
+    if found is None or (found.threads != threads and measured_here):
         return HostLatencies(bundle.build.latencies, elsewhere)
     stated: dict[str, Latency] = {}
     for latency in bundle.build.latencies:

@@ -101,7 +101,10 @@ def test_figures_are_printed_kept_shown_and_chosen_by(bundle: Path, quiet: list[
     assert measurement.threads == 1
 
     shown = run("inspect", bundle)
-    assert f"measured by this host, {measurement.created}, in place of the compile's" in shown.stdout
+    assert (
+        f"measured by this host on {measurement.threads} threads, {measurement.created}, in place of the compile's"
+        in shown.stdout
+    )
     assert json.loads(run("inspect", bundle, "--json").stdout)["measurements"][0]["threads"] == 1
     assert json.loads(run("verify", bundle, "--json").stdout)["measurements"] == 1
     assert ", 1 measurements of hosts, every hash" in run("verify", bundle).stdout
