@@ -20,14 +20,18 @@ _LEAST_MS = 1e-6
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine that answers, and why, with the figures it was chosen on. ``latency_ms`` is what its run takes alone,
-    infinite where the bundle states nothing; ``stated_ms`` what the bundle states, which ``estimate`` corrects."""
+    """The engine that answers, and why, with its figures. ``stated_ms`` is what the bundle states that its run takes
+    alone, infinite where it states nothing; ``estimate`` corrects it."""
 
     engine: EngineEntry
     reason: str
-    latency_ms: float
     stated_ms: float
     estimate: SizeEstimate
+
+    @property
+    def latency_ms(self) -> float:
+        """What its run takes alone, as is known by now."""
+        return self.stated_ms * self.estimate.ratio
 
     def ran(self, run_ms: float, ended: float) -> None:
         """Counts a run of this choice that ended at ``ended`` (``perf_counter``, seconds)."""
@@ -50,7 +54,7 @@ class Candidate:
     is_noisy: bool
 
     def choice(self, reason: str) -> Choice:
-        return Choice(self.engine, reason, self.latency_ms, self.stated_ms, self.estimate)
+        return Choice(self.engine, reason, self.stated_ms, self.estimate)
 
     def compared(self, limits: Mapping[str, float]) -> tuple[bool, str]:
         """Whether it keeps ``limits`` by name, and its figures beside them."""

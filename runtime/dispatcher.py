@@ -74,6 +74,7 @@ class Dispatcher:
             engines.sort(key=lambda one: (one.entry.bucket.tokens, not one.entry.bucket.is_static, one.entry.bucket))
         self._engines = by_submodel
         self._remembered: dict[tuple[object, ...], Choice] = {}
+        self._remembered_untimed: dict[tuple[object, ...], Choice] = {}
         self._remembered_holding: dict[tuple[int, int], list[Candidate]] = {}
         # How often everything was forgotten: what was chosen before is not remembered after.
         self._forgotten = 0
@@ -88,17 +89,19 @@ class Dispatcher:
             _check_sizes(batch, sequence)
         # By type as well: True equals 1, but is no limit.
         key = (request, type(request.latency_ms), type(request.memory_mb), batch, sequence)
+        # Without a limit in time no figure decides, so that what runs show changes nothing.
+        remembered = self._remembered if request.latency_ms is not None else self._remembered_untimed
         try:
-            choice = self._remembered.get(key)
+            choice = remembered.get(key)
         except TypeError:  # a list cannot be remembered; _choose says what is wrong with it
             choice = None
         if choice is None:
             forgotten = self._forgotten
             choice = self._choose(request, batch, sequence)
-            if len(self._remembered) >= _MAX_REMEMBERED_SIZES:
-                self._remembered.clear()
+            if len(remembered) >= _MAX_REMEMBERED_SIZES:
+                remembered.clear()
             if forgotten == self._forgotten:
-                self._remembered[key] = choice
+                remembered[key] = choice
         return choice
 
     def choose_in_time(

@@ -223,7 +223,8 @@ def test_interrupted_it_leaves_what_was_there(bundle: Path, quiet: list[float]) 
     before: dict[str, Any] = {path.name: path.read_bytes() for path in bundle.iterdir()}
     program = PROGRAM.replace("main()\n", "").replace(
         "from nestforge.tools.cli import main",
-        "import time\n"
+        "import signal, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a test run in the background ignores it
         "from nestforge.tools.interruption import listen\n"
         "from nestforge.runtime.engines import measure_rounds, measure_bundle\n"
         "measure_bundle.others_now = lambda seconds: 0.0\n"
