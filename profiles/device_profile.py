@@ -122,13 +122,9 @@ class DeviceProfile:
     budget_at: Bucket | None = None
 
     @property
-    def largest_bucket(self) -> Bucket:
-        """The bucket of most tokens, and of those the one with the longest sequence."""
-        return budget_bucket_of(self.buckets, None)
-
-    @property
     def budget_bucket(self) -> Bucket:
-        """The bucket whose engines would answer at the shape where budgets are judged."""
+        """The bucket whose engines would answer at the shape where budgets are judged: without ``budget_at`` the one of
+        most tokens, and of those the one with the longest sequence."""
         return budget_bucket_of(self.buckets, self.budget_at)
 
     @property

@@ -18,7 +18,8 @@ from click.testing import CliRunner, Result
 from nestforge.compiler.tensorrt.trtexec import trtexec_command
 from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.tools.cli import main
-from support.fake_tensorrt import World, host_with_gpu
+from support.fake_cuda import World
+from support.fake_tensorrt import host_with_gpu
 from support.sealing import edit_sealed, reseal
 from support.tiny_compile import save_tiniest
 from support.tiny_models import add_pooling

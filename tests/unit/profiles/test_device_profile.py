@@ -53,8 +53,8 @@ def test_reads_units_buckets_and_defaults() -> None:
     assert profile.budgets["fast"] == BudgetSpec("50 %", 100.0, 1000, "12.5%")
 
 
-def test_largest_bucket_has_most_tokens_then_the_longest_sequence() -> None:
-    assert read_profile(DATA, "here").largest_bucket == Bucket(4, 64)
+def test_budgets_are_judged_in_the_bucket_of_most_tokens_then_of_the_longest_sequence() -> None:
+    assert read_profile(DATA, "here").budget_bucket == Bucket(4, 64)
 
 
 def test_data_round_trip() -> None:

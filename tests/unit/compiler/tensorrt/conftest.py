@@ -10,7 +10,8 @@ import pytest
 from nestforge.compiler.graph.template import Template
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from support.fake_tensorrt import World, host_with_gpu
+from support.fake_cuda import World
+from support.fake_tensorrt import host_with_gpu
 from support.tiny_compile import board, builder_in, write_levels
 
 

@@ -18,7 +18,7 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.bundle.plan_index import read_plans
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.inputs.feeds import random_feeds
-from support.fake_tensorrt import World
+from support.fake_cuda import World
 from support.sealing import reseal
 
 GPU = "Fake GPU (compute capability 8.7, TensorRT 10.3.0)"

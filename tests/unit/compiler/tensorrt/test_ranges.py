@@ -16,7 +16,7 @@ from nestforge.errors import ExportError, ParityError
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.cost_eff_models import save_tiny
-from support.fake_tensorrt import World
+from support.fake_cuda import World
 from support.gated_decoders import save_decoder
 from support.sealing import reseal
 from support.tiny_compile import board, save_tiniest

@@ -12,7 +12,8 @@ from nestforge.errors import BundleIncompatibleError
 from nestforge.runtime.device.store import StoreUse
 from nestforge.runtime.graphs.initializers import Initializer
 from safetensors.numpy import save_file
-from support.fake_tensorrt import World, host_with_gpu
+from support.fake_cuda import World
+from support.fake_tensorrt import host_with_gpu
 
 
 @pytest.fixture

@@ -28,8 +28,9 @@ from nestforge.runtime.exits.device_workspace import DeviceWorkspace
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.model import ElasticModel
 from support.exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_exits_bundle
+from support.fake_cuda import World
 from support.fake_gpu import CapturingSession, Gpu, provider_on
-from support.fake_tensorrt import World, host_with_gpu, list_plans
+from support.fake_tensorrt import host_with_gpu, list_plans
 from support.host_provider import host_provider
 
 THRESHOLDS = st.tuples(*(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.875]) for _ in LAYERS[:-1]))

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 from nestforge.errors import BuildError
 from nestforge.tools.commands.build import command
-from support.fake_tensorrt import World, installed
+from support.fake_cuda import World
+from support.fake_tensorrt import installed
 from support.sealing import reseal
 
 if TYPE_CHECKING:

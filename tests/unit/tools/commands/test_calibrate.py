@@ -17,23 +17,11 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import read_calibration
 from nestforge.tools import exit_plot
 from nestforge.tools.cli import main
+from support.device_program import PROGRAM
 from support.exit_bundles import write_exits_bundle
 from support.exit_rows import timed_once, write_arrays
 
 BUDGET = "mean_flops<=3500"
-# What only a compiling machine has; importing any of it fails here.
-PROGRAM = """
-import sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name in {"torch", "transformers", "onnx", "onnx_ir", "nestforge.compiler", "nestforge.exporters"}:
-            raise ImportError(name + " is not on this device")
-
-sys.meta_path.insert(0, Absent())
-from nestforge.tools.cli import main
-main()
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)

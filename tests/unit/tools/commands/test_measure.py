@@ -24,23 +24,10 @@ from nestforge.runtime.engines import measure_bundle, measure_rounds
 from nestforge.runtime.engines.measure_rounds import measured_shapes
 from nestforge.tools.cli import main
 from nestforge.tools.commands import measure as command_module
+from support.device_program import PROGRAM
 from support.exit_bundles import write_exits_bundle
 from support.refusals import refused
 from support.sealing import edit_sealed
-
-# What only a compiling machine has; importing any of it fails here.
-PROGRAM = """
-import sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name in {"torch", "transformers", "onnx", "onnx_ir", "nestforge.compiler", "nestforge.exporters"}:
-            raise ImportError(name + " is not on this device")
-
-sys.meta_path.insert(0, Absent())
-from nestforge.tools.cli import main
-main()
-"""
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from nestforge.errors import BundleError, InputError
 from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.device.device import Device, DeviceArray
 from nestforge.runtime.inputs.feeds import random_feeds
-from support.fake_tensorrt import World, host_with_gpu, list_plans
+from support.fake_cuda import World
+from support.fake_tensorrt import host_with_gpu, list_plans
 
 
 @pytest.fixture

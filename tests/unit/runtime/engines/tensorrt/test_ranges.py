@@ -23,7 +23,8 @@ from nestforge.runtime.engines import measure_rounds
 from nestforge.runtime.engines.measure_bundle import measure_bundle
 from nestforge.runtime.engines.measure_rounds import measured_shapes
 from nestforge.runtime.inputs.feeds import random_feeds
-from support.fake_tensorrt import World, host_with_gpu, list_plans
+from support.fake_cuda import World
+from support.fake_tensorrt import host_with_gpu, list_plans
 
 if TYPE_CHECKING:
     from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner

@@ -19,7 +19,8 @@ from nestforge.runtime.bundle.manifest import EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.bundle.plan_index import Gpu, PlanEntry, PlanParity, build_key, read_plans, write_plans
 from nestforge.runtime.inputs.feeds import random_feeds
-from support.fake_tensorrt import World, host_with_gpu, installed
+from support.fake_cuda import World
+from support.fake_tensorrt import host_with_gpu, installed
 
 if TYPE_CHECKING:
     from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
