@@ -35,6 +35,7 @@ ROOMS = (
     "runtime",
     "runtime.calibrate",
     "runtime.retrieval",
+    "runtime.generation",
     "integrations",
     "exporters.checkpoints",
     "exporters.sentence_transformers",
