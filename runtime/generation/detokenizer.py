@@ -1,0 +1,120 @@
+"""Text of a row as its tokens come, in pieces that later tokens cannot change.
+
+What one token says depends on its neighbours: a letter may be spread over several tokens, the first word of a text has
+no space before it. So a few tokens before the new one are decoded with it, and what they gave already is left out.
+Held back are
+
+* an incomplete letter: what a byte-level decoder shows as U+FFFD at the end, until it is complete or cannot become so;
+* a run of byte tokens (``<0xE2>``), until it ends: a byte-fallback decoder shows the whole run as U+FFFD if any part of
+  it is not UTF-8. (``tokenizers.decoders.DecodeStream`` gives its letters out and fails when they change.)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ...errors import BundleCorruptError, InputError
+from ...outside import library_errors
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_INCOMPLETE = "\ufffd"
+# Of tokens that are decoded again with each new one.
+_WINDOW = 16
+_PIECEWISE = frozenset(
+    {"BPEDecoder", "ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
+)
+
+
+class Detokenizer:
+    """Of one row. The pieces joined are the decoded tokens, special ones left out.
+
+    With a ``context`` (the tokens before, a prompt that is continued) they are what the tokens add to its text: the
+    first piece then has the space that parts it from the prompt, where decoded alone it would have none.
+    """
+
+    def __init__(self, tokenizer: Any, context: Iterable[int] = ()) -> None:
+        """``tokenizer`` is a ``tokenizers.Tokenizer``. Raises InputError for one whose decoder changes what earlier
+        tokens gave, BundleCorruptError for one that cannot decode."""
+        self._tokenizer = tokenizer
+        with _errors():
+            added = tokenizer.get_added_tokens_decoder()
+            state = tokenizer.decoder.__getstate__() if tokenizer.decoder else b"null"
+        _check_piecewise(json.loads(state))
+        self._special = {number for number, token in added.items() if token.special}
+        self._window: list[int] = []  # begins where nothing was held back
+        self._in_bytes = False
+        for token in context:
+            self._append(token)
+        self._complete = len(self._window)  # how many of them there were when nothing was held back
+        text = self._decoded()
+        self._given = len(text.rstrip(_INCOMPLETE) if self._in_bytes else text.removesuffix(_INCOMPLETE))
+
+    def add(self, token: int) -> str:
+        """The text that is certain now; often of ``token``, sometimes empty, sometimes of several tokens."""
+        if not self._append(token) or self._in_bytes:
+            return ""
+        text = self._decoded()
+        certain = text.removesuffix(_INCOMPLETE)
+        piece = certain[self._given :]
+        self._given = len(certain)
+        if len(certain) == len(text):
+            self._move()
+        return piece
+
+    def finish(self) -> str:
+        """What is still held back, as it is decoded without tokens behind it. Nothing may be added after it."""
+        return self._decoded()[self._given :]
+
+    def _append(self, token: int) -> bool:
+        """Whether the token has a text: ids that are special or without a token have none, and ``decode`` leaves them
+        out."""
+        name = None if token in self._special else self._tokenizer.id_to_token(token)
+        if name is None:
+            return False
+        self._window.append(token)
+        self._in_bytes = _BYTE_TOKEN.fullmatch(name) is not None
+        return True
+
+    def _move(self) -> None:
+        """Leaves out tokens of the window's beginning if it is long; what remains has a text of its own, so that a
+        decoder that strips the first space has stripped it there."""
+        if len(self._window) > _WINDOW:
+            rest = self._window[self._complete :]
+            if given := len(self._decoded(rest)):
+                self._window, self._given = rest, given
+        self._complete = len(self._window)
+
+    def _decoded(self, tokens: list[int] | None = None) -> str:
+        with _errors():
+            text: str = self._tokenizer.decode(self._window if tokens is None else tokens, skip_special_tokens=True)
+        return text
+
+
+def _errors() -> AbstractContextManager[None]:
+    return library_errors(lambda said: BundleCorruptError(f"tokenizer: cannot decode ({said})"))
+
+
+def _check_piecewise(decoder: Mapping[str, Any] | None) -> None:
+    """Raises InputError unless the text of some tokens begins the text of those and more."""
+    fused = False
+    for step in _steps(decoder):
+        kind = step["type"]
+        fused |= kind == "Fuse"
+        across = kind == "Replace" and fused and len(step["pattern"].get("String", "  ")) > 1
+        if kind not in _PIECEWISE or across or (kind == "Strip" and step["stop"]):
+            raise InputError(
+                f"tokenizer: expected a decoder whose text only grows with every token, got {json.dumps(step):.120}; "
+                "its tokens can be decoded together, not as they come"
+            )
+
+
+def _steps(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    if decoder is not None and decoder["type"] == "Sequence":
+        for step in decoder["decoders"]:
+            yield from _steps(step)
+    elif decoder is not None:
+        yield decoder
