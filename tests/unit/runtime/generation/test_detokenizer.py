@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.errors import BundleCorruptError, InputError
 from nestforge.runtime.generation.detokenizer import Detokenizer
-from support.trained_tokenizers import END, KINDS, byte_fallback, byte_level, docstrings, metaspace, word_pieces
+from support.trained_tokenizers import (
+    END,
+    KINDS,
+    SPECIAL,
+    byte_fallback,
+    byte_level,
+    docstrings,
+    metaspace,
+    word_pieces,
+)
 from tokenizers import Tokenizer, decoders
 
 BYTE = re.compile("<0x..>")
@@ -42,7 +51,7 @@ def test_the_pieces_joined_are_the_decoded_tokens(kind: Callable[[], Tokenizer],
     for number, token in enumerate(ids, 1):
         given_out += stream.add(token)
         so_far = tokenizer.decode(ids[:number])
-        named = [name for each in ids[:number] if (name := tokenizer.id_to_token(each)) and name not in ("<s>", END)]
+        named = [name for each in ids[:number] if (name := tokenizer.id_to_token(each)) and name not in SPECIAL]
         if not (so_far.endswith("\ufffd") or (named and BYTE.fullmatch(named[-1]))):
             assert given_out == so_far, "held back without a reason"
     assert given_out + stream.finish() == tokenizer.decode(ids)
