@@ -10,12 +10,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ..errors import InputError
+from ..optional import needed
 from ..runtime.exits.choice import OFF
 from ..runtime.inputs.arrays import Array
 from ..runtime.model import ElasticModel
 from ..runtime.retrieval.identity import embedding_output
 from ..strict import nearest
-from .optional import needed
 from .text_model import TextModel, listed
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]

@@ -17,7 +17,7 @@ import pytest
 from support.gpu_modules import ON_A_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
-BASE = ("elastic", "errors", "file_lock", "outside", "strict", "whole_file", "workload")
+BASE = ("elastic", "errors", "file_lock", "optional", "outside", "strict", "whole_file", "workload")
 # Each may import those above it.
 ROOMS = (
     "profiles",
@@ -75,8 +75,8 @@ BUILD = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors"
 OUTSIDE = {
     # onnx only to measure this host through ONNX Runtime, where it is installed: see test_lazy_imports
     "profiles": {"numpy", "psutil", "yaml", "onnxruntime", "onnx"},
-    "runtime": DEVICE - {"yaml"},
-    # what else they need is imported by name where it is asked for: see integrations/optional.py
+    "runtime": {*DEVICE, "jinja2"} - {"yaml"},
+    # what else they need is imported by name where it is asked for: see optional.py
     "integrations": {"numpy", "rich"},
     "exporters": {"numpy", "torch", "transformers", "onnx_ir", "onnxscript", "safetensors"},
     "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},
@@ -196,7 +196,7 @@ def test_what_everything_shares_needs_nothing(name: str) -> None:
 def test_what_a_device_may_lack_is_imported_where_it_is_used(module: str) -> None:
     eager, layer = outside(module, only_eager=True), module.split(".")[0]
     if layer in {"profiles", "runtime", "integrations", "tools"} and module not in IN_ONNX_RUNTIME:
-        assert not eager & {*BUILD, "onnxruntime", "matplotlib"}
+        assert not eager & {*BUILD, "onnxruntime", "matplotlib", "jinja2"}
     if module not in ON_A_GPU:
         assert not eager & {"tensorrt", "cuda"}, "needs a GPU's libraries to import"
     if layer == "tools":

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from nestforge.errors import InputError
-from nestforge.integrations.optional import needed
+from nestforge.optional import needed
 
 
 def test_a_library_that_is_here_is_imported() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ..errors import InputError
+from .errors import InputError
 
 
 def needed(module: str, asked: str, package: str, instead: str) -> Any:

@@ -1,0 +1,96 @@
+"""Where chat templates run: they are programs, and come with a model from anywhere.
+
+Jinja's immutable sandbox keeps them from Python and from changing what they are given. They get what transformers
+gives them (``utils/chat_template_utils.py``), and no more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InputError
+from ...optional import needed
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+# Earlier releases let templates out of the sandbox.
+_OLDEST_JINJA = (3, 1, 6)
+_INSTALL = "pip install 'nestforge[generate]'"
+
+
+def sandbox() -> ImmutableSandboxedEnvironment:
+    """An environment to compile and render a chat template in. Raises InputError where Jinja is missing or too old."""
+    needed("jinja2", "chat template", f"Jinja2 ({_INSTALL})", "pass a prompt in place of a chat")
+    if tuple(map(int, re.findall(r"\d+", version("jinja2"))[:3])) < _OLDEST_JINJA:
+        oldest = ".".join(map(str, _OLDEST_JINJA))
+        raise InputError(f"chat template: expected Jinja2 {oldest} or later, got {version('jinja2')}; {_INSTALL}")
+    from jinja2 import TemplateError, nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class Generation(Extension):
+        """``{% generation %}`` marks what the model wrote, for training; here it changes nothing."""
+
+        tags = {"generation"}  # noqa: RUF012  (as Jinja has it)
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    class PlainNamespace(Namespace):
+        """Without names that lead into Python."""
+
+        def __init__(self, /, *arguments: Any, **values: Any) -> None:
+            attributes = dict(*arguments, **values)
+            for name in attributes:
+                _check(name)
+            super().__init__(attributes)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _check(name)
+            super().__setitem__(name, value)
+
+    def _check(name: object) -> None:
+        if str(name).startswith("_"):
+            raise SecurityError(f"a namespace takes no name that begins with an underscore, got {name!r:.80}")
+
+    def raise_exception(said: str) -> None:
+        raise TemplateError(said)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        raise_exception=raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=PlainNamespace
+    )
+    return environment
+
+
+class _Dict:
+    """``dict`` to call, and not the type itself, whose attributes lead to others."""
+
+    def __call__(self, *arguments: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*arguments, **values)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*arguments)
+
+
+def _to_json(
+    value: object, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Jinja's own would escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
