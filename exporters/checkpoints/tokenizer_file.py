@@ -19,7 +19,7 @@ from ...runtime.inputs.text import open_tokenizer
 from .checkpoint import read_json
 from .offline_transformers import offline_transformers
 
-_SETTINGS_FILE = "tokenizer_config.json"
+SETTINGS_FILE = "tokenizer_config.json"
 # Texts on which settings of tokenizers show: case, accents (composed and not), scripts, digits, punctuation, runs of
 # whitespace, control characters, wide and invisible letters, emoji, words that no vocabulary has.
 _PROBE_TEXTS = (
@@ -39,7 +39,7 @@ _PROBE_TEXTS = (
     "\u2581a \u2581 \u0120b \u010a ##ing </w>",
     "qzxjv Pneumonoultramicroscopicsilicovolcanoconiosis " + "x" * 250,
 )
-_REMEDY = f"if tokenizer.json alone is right, take {_SETTINGS_FILE} away: tokenizer.json is then trusted as it is"
+_REMEDY = f"if tokenizer.json alone is right, take {SETTINGS_FILE} away: tokenizer.json is then trusted as it is"
 # Of a tokenizer's added tokens; some have thousands that are not used.
 _MAX_ADDED_TOKENS = 64
 
@@ -56,7 +56,7 @@ def tokenizer_content(file: Path) -> bytes:
         content = file.read_bytes()
     except OSError as failure:
         raise CheckpointError(f"{file}: cannot be read ({failure.strerror})") from failure
-    settings = file.with_name(_SETTINGS_FILE)
+    settings = file.with_name(SETTINGS_FILE)
     if not settings.is_file():
         return content
     ours, loaded = open_tokenizer(file, content), _loaded(settings)

@@ -1,0 +1,87 @@
+"""What a folder states about generation, against transformers' ``GenerationConfig`` of the folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nestforge.errors import CheckpointError
+from nestforge.exporters.checkpoints.checkpoint import Checkpoint, read_json
+from nestforge.exporters.checkpoints.generation_defaults import GenerationDefaults, read_generation_defaults
+from nestforge.runtime.generation.sampling import Sampling
+from transformers import AutoConfig, GenerationConfig
+
+LLAMA = {"model_type": "llama", "bos_token_id": 1, "eos_token_id": 2}
+FOLDERS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
+    (LLAMA, None),
+    ({**LLAMA, "eos_token_id": [2, 7]}, None),
+    ({**LLAMA, "bos_token_id": None, "eos_token_id": None}, None),
+    (LLAMA, {}),
+    (LLAMA, {"eos_token_id": [5, 6], "bos_token_id": 0}),
+    (LLAMA, {"eos_token_id": 0, "temperature": 0.6, "top_p": 0.9}),
+    (LLAMA, {"do_sample": True}),
+    (LLAMA, {"do_sample": True, "temperature": 0.6, "top_k": None, "top_p": 0.9, "_from_model_config": True}),
+    (LLAMA, {"do_sample": True, "top_k": 0, "min_p": 0.1, "repetition_penalty": 1.1, "max_new_tokens": 2048}),
+    (LLAMA, {"repetition_penalty": 1.3, "transformers_version": "5.0.0"}),
+]
+
+
+def checkpoint_of(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None) -> Checkpoint:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return Checkpoint(folder, read_json(folder / "config.json"), {})
+
+
+@pytest.mark.parametrize(("config", "generation"), FOLDERS)
+def test_it_is_what_transformers_finds(
+    tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None
+) -> None:
+    checkpoint = checkpoint_of(tmp_path / "m", config, generation)
+    if generation is None:
+        theirs = GenerationConfig.from_model_config(AutoConfig.from_pretrained(tmp_path / "m"))
+    else:
+        theirs = GenerationConfig.from_pretrained(tmp_path / "m")
+    theirs.update(**GenerationConfig._get_default_generation_params(), defaults_only=True)
+    ends = theirs.eos_token_id
+    expected = Sampling(repetition_penalty=theirs.repetition_penalty)
+    if theirs.do_sample:
+        filters = (theirs.top_k, theirs.top_p, theirs.min_p or 0.0, theirs.repetition_penalty)
+        expected = Sampling(theirs.temperature, *filters)
+    assert read_generation_defaults(checkpoint) == GenerationDefaults(
+        () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,), theirs.bos_token_id, expected, ()
+    )
+
+
+def test_settings_without_a_counterpart_are_named(tmp_path: Path) -> None:
+    stated = {"num_beams": 4, "no_repeat_ngram_size": 3, "typical_p": 0.9, "bad_words_ids": [[3]], "min_length": 0}
+    stated |= {"guidance_scale": None, "encoder_repetition_penalty": 1.0}
+    found = read_generation_defaults(checkpoint_of(tmp_path, LLAMA, stated))
+    assert found.left_out == ("num_beams", "no_repeat_ngram_size", "bad_words_ids")
+    found = read_generation_defaults(checkpoint_of(tmp_path, LLAMA, {**stated, "do_sample": True}))
+    assert found.left_out == ("num_beams", "no_repeat_ngram_size", "bad_words_ids", "typical_p")
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"eos_token_id": -1}, "eos_token_id: expected at least 0, got -1"),
+        ({"eos_token_id": [2, "a"]}, "eos_token_id[1]: expected a whole number, got str 'a'"),
+        ({"eos_token_id": True}, "eos_token_id: expected a whole number, got bool True"),
+        ({"bos_token_id": 1.5}, "bos_token_id: expected a whole number, got float 1.5"),
+        ({"do_sample": 1}, "do_sample: expected true or false, got int 1"),
+        ({"do_sample": True, "top_p": 0}, "top_p: expected a number above 0, at most 1 (all tokens), got 0.0"),
+        ({"repetition_penalty": 0}, "repetition_penalty: expected a number above 0 (1: no penalty), got 0.0"),
+    ],
+    ids=str,
+)
+def test_refusals(tmp_path: Path, generation: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_generation_defaults(checkpoint_of(tmp_path, LLAMA, generation))
+    assert str(caught.value) == f"{tmp_path / 'generation_config.json'}: {message}"
+    with pytest.raises(CheckpointError) as caught:
+        read_generation_defaults(checkpoint_of(tmp_path / "other", {**LLAMA, **generation}, None))
+    assert str(caught.value) == f"{tmp_path / 'other' / 'config.json'}: {message}"
