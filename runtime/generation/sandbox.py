@@ -62,15 +62,19 @@ def sandbox() -> ImmutableSandboxedEnvironment:
         if str(name).startswith("_"):
             raise SecurityError(f"a namespace takes no name that begins with an underscore, got {name!r:.80}")
 
-    def raise_exception(said: str) -> None:
-        raise TemplateError(said)
+    # Parameters have transformers' names, by which templates may pass them.
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def strftime_now(format: str) -> str:
+        return datetime.now().strftime(format)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals.update(
-        raise_exception=raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=PlainNamespace
+        raise_exception=raise_exception, strftime_now=strftime_now, dict=_Dict(), namespace=PlainNamespace
     )
     return environment
 
@@ -90,7 +94,3 @@ def _to_json(
 ) -> str:
     """Jinja's own would escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)

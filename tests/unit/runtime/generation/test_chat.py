@@ -94,6 +94,7 @@ def test_prompts_as_they_are() -> None:
         "{{ strftime_now.__code__ }}{{ strftime_now('%%') }}",
         "{% include 'file' %}",
         "{{ raise_exception('no\\nnews') }}",
+        "{{ strftime_now(format='%%') }}{{ raise_exception(message='no') }}",
     ],
 )
 def test_templates_can_what_they_can_in_transformers(template: str) -> None:
