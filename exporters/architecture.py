@@ -10,6 +10,7 @@ from ..elastic import Bucket, ElasticSpec, Submodel
 from ..runtime.bundle.manifest import Proof
 from ..runtime.inputs.arrays import Arrays
 from ..workload import Op
+from .cached_form import CachedForm
 from .exits import Exits
 from .parameter_groups import is_table
 from .routing import Routing
@@ -44,6 +45,7 @@ class Architecture:
     - ``names_in_files``: parameter to tensor of the weight files, where files call it by another name.
     - ``is_embedding(parameter, full_shape)``: whether a parameter is a table of tokens or positions.
     - ``modules``: those of sentence-transformers behind the model; it has a mask and returns ``last_hidden_state``.
+    - ``cached``: how a causal language model generates.
     - ``exits``: where the model can answer early, cut at all of them; ``spec`` then has an axis ``depth``.
     - ``routing``: what the model decides on the way.
     - ``variants(submodel, bucket)``: equal computations; the compiler takes the cheapest on the device.
@@ -62,6 +64,7 @@ class Architecture:
     is_embedding: Callable[[str, tuple[int, ...]], bool] = is_table
     modules: SentenceModules | None = None
     exits: Exits | None = None
+    cached: CachedForm | None = None
     routing: Routing | None = None
     variants: Callable[[Submodel, Bucket], Variants] | None = None
     lower: Callable[[torch.nn.Module, Mapping[str, str]], torch.nn.Module] | None = None

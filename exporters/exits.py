@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
 from ..errors import PlanError
 from ..runtime.bundle.manifest import ExitsEntry
 from ..workload import Op
+from .part import Part
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -39,6 +41,21 @@ class Exits(ABC):
         ``forward`` takes the segment's inputs by position and returns its outputs as a tuple; the user's module is
         attribute ``model``, as in ``Architecture.load``.
         """
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The segments, each by itself."""
+        return tuple(
+            Part(
+                entry.name,
+                entry.inputs,
+                entry.outputs,
+                partial(self.workload, segment=number),
+                partial(self.segment, segment=number),
+                entry.layer,
+            )
+            for number, entry in enumerate(self.entry.segments)
+        )
 
     @abstractmethod
     def every_exit(self, module: torch.nn.Module) -> torch.nn.Module:

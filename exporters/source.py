@@ -15,11 +15,13 @@ from ..profiles.precision import Precision, precision_of, widths_of
 from ..runtime.bundle.manifest import RoutingEntry
 from ..workload import Op
 from .architecture import Architecture, Variants
+from .cached_form import CachedForm
 from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint
 from .checkpoints.tokenizer_file import tokenizer_content
 from .exits import Exits, chosen_exits
 from .family import Family, family_of
 from .parameter_groups import ParameterGroups, parameter_groups
+from .part import Part
 from .presets import PREFIX, preset_checkpoint
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
@@ -32,6 +34,7 @@ class ModelSource:
 
     ``precisions`` are the ones that its engines get; where there are several, they are one more axis of its submodels.
     ``encodings(submodel)`` are the ones in which its engines read each parameter, known once graphs were traced.
+    ``generates``: its submodels get engines that keep a cache.
     """
 
     checkpoint: Checkpoint
@@ -40,6 +43,7 @@ class ModelSource:
     cut_at: tuple[int, ...] | None = None
     precisions: tuple[Precision, ...] = ("fp32",)
     encodings: Callable[[Submodel], Mapping[str, Collection[Encoding]]] | None = None
+    generates: bool = False
 
     @property
     def name(self) -> str:
@@ -72,6 +76,19 @@ class ModelSource:
         exits = self.architecture.exits
         depths = next((axis.choices for axis in self._cut_spec.axes if axis.name == DEPTH), None)
         return None if exits is None or depths is None or len(depths) == 1 else exits.cut_at(depths)
+
+    @cached_property
+    def parts(self) -> Mapping[str, Part]:
+        """What gets engines of its own beside the whole model, by name."""
+        parts = list(self.exits.parts) if self.exits else []
+        if self.cached is not None:
+            parts.append(self.cached.part(self.architecture.workload))
+        return {part.name: part for part in parts}
+
+    @property
+    def cached(self) -> CachedForm | None:
+        """How the model generates, if its engines are to."""
+        return self.architecture.cached if self.generates else None
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

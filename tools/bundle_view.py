@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from ..runtime.bundle.engine_details import common_details, detail_tables
 from ..runtime.bundle.manifest import BuildRecord
 from ..runtime.bundle.measurements import read_measurements
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.bundle.plan_index import read_plans
-from ..runtime.bundle.tables import bundle_facts, engine_table, latency_warnings, submodel_table
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.engines.host_latencies import HostLatencies, host_latencies
+from ..runtime.summary.engine_details import common_details, detail_tables
+from ..runtime.summary.tables import bundle_facts, engine_table, latency_warnings, submodel_table
 from .console import print_facts, print_table, say
 
 # Of the CPU seconds of a compile; report.md has every stage.

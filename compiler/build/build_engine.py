@@ -22,6 +22,7 @@ from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Residency, Runner, runner_for
 from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
+from ...workload import Op
 from ..graph.precision.derive import wide_products
 from ..graph.precision.proof_graphs import in_onnx_runtime, link, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
@@ -96,10 +97,10 @@ class EngineBuilder:
         link_shared_files(self.draft, folder)
         return with_proof_graphs(self.draft, folder)
 
-    def emit(self, name: str, file: str, submodel: Submodel, bucket: Bucket, segment: int | None = None) -> Emitted:
-        """Writes the engine of ``submodel``, or of one segment of it, and what proves it: sliced from its template, or
+    def emit(self, name: str, file: str, submodel: Submodel, bucket: Bucket, part: str | None = None) -> Emitted:
+        """Writes the engine of ``submodel``, or of one part of it, and what proves it: sliced from its template, or
         traced."""
-        template = self.templates.of(submodel, bucket, segment)
+        template = self.templates.of(submodel, bucket, part)
         problem, emitted = template.slice_problem, "sliced"
         if problem and any(value < axis.size for axis, value in submodel.values if axis.choices is None):
             if PRECISIONS[template.precision].is_integer:
@@ -108,19 +109,18 @@ class EngineBuilder:
                     f"engine {name}: {template.precision} is for models that are sliced as graphs, and this one is not "
                     f"({problem}); choose one of {floats}"
                 )
-            template, emitted = self.templates.traced(submodel, bucket, segment), "traced"
+            template, emitted = self.templates.traced(submodel, bucket, part), "traced"
         graph = emit(template, self.store, submodel)
         if self.profile.backend == "tensorrt":
             graph = accepted(f"engine {name}", graph)
         proof = self._write(file, graph, template.precision)
-        source, exits = self.universal.source, self.universal.source.exits
-        if segment is None or exits is None:
-            ops, part = variant_workload(source, submodel, bucket, self.profile), None
+        source, whole = self.universal.source, part is None
+        if part is None:
+            ops: Sequence[Op] = variant_workload(source, submodel, bucket, self.profile)
         else:
-            ops, part = exits.workload(submodel, bucket, segment), exits.entry.segments[segment].name
+            ops = source.parts[part].workload(submodel, bucket)
         is_counted = part is not None or bool(template.tables) or template.precision != TRACED
         cost = predict(ops, self.profile, template.precision)
-        whole = segment is None
         kind: Literal["sliced", "traced"] = "traced" if emitted == "traced" else "sliced"
         entry = EngineEntry(
             id=name,

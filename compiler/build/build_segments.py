@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from ...elastic import Bucket, Submodel
 from ...errors import ParityError
@@ -49,12 +48,12 @@ def _build(
     whole, cases = builder.references.of(submodel), builder.cases[bucket]
     reference = builder.references.by_segment(submodel, bucket)
     entries = []
-    for index, (segment, file) in enumerate(zip(exits.entry.segments, files, strict=True)):
+    for segment, part, file, expected in zip(exits.entry.segments, exits.parts, files, reference, strict=True):
         name = f"{submodel.id}.{segment.name}@{bucket.label}"
-        engine = builder.emit(name, file, submodel, bucket, index)
+        engine = builder.emit(name, file, submodel, bucket, segment.name)
         found = builder.run(engine.entry, [case.feeds for case in cases])
-        module = whole.viewed(partial(exits.segment, segment=index), segment.outputs)
-        entries.append(builder.proven(engine, module, cases, reference[index], found, submodel))
+        module = whole.viewed(part.module, segment.outputs)
+        entries.append(builder.proven(engine, module, cases, expected, found, submodel))
         cases = [_next(case, outputs, exits) for case, outputs in zip(cases, found, strict=True)]
     return entries
 

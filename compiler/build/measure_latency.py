@@ -23,6 +23,7 @@ from ...runtime.engines.measure_rounds import (
 from ...runtime.engines.runner import Residency
 from ...runtime.inputs.feeds import random_feeds
 from ...strict import structure, unstructure
+from ...workload import Op
 from ..planning.cost_model import Cost, fit_correction, predict
 from ..planning.plan import Corrections
 from ..planning.variants import variant_workload
@@ -138,11 +139,10 @@ def _predicted(builder: EngineBuilder, engine: EngineEntry, shape: Bucket, corre
 def _cost(builder: EngineBuilder, submodel: Submodel, bucket: Bucket, segment: str | None = None) -> Cost:
     """Of the engine of ``submodel`` at ``bucket``, or of one segment of it."""
     source, profile = builder.universal.source, builder.profile
-    if segment is None or source.exits is None:
-        ops = variant_workload(source, submodel, bucket, profile)
+    if segment is None:
+        ops: Sequence[Op] = variant_workload(source, submodel, bucket, profile)
     else:
-        names = [entry.name for entry in source.exits.entry.segments]
-        ops = source.exits.workload(submodel, bucket, names.index(segment))
+        ops = source.parts[segment].workload(submodel, bucket)
     return predict(ops, profile, precision_of(submodel, profile.precisions))
 
 

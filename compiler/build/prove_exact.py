@@ -42,9 +42,8 @@ class ExactProof:
         if names not in self.stored_weights:
             self.stored_weights[names] = with_stored_weights(self.universal, names)
         module = self.stored_weights[names].narrow(submodel)
-        if entry.segment is not None and source.exits is not None:
-            index = [segment.name for segment in source.exits.entry.segments].index(entry.segment)
-            module = source.exits.segment(module, index)
+        if entry.segment is not None:
+            module = source.parts[entry.segment].module(module)
         reference = Reference(source.architecture.routing, module, outputs.specs)
         limit, graph = tolerance_for(TRACED, self.universal.spec.depth), exact(engine.graph)
         (self.folder / _GRAPH_FILE).write_bytes(graph)

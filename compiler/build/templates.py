@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ...elastic import Bucket, Submodel
 from ...exporters.tracing.trace import Interface
@@ -24,11 +23,11 @@ from ..work.staging import Stage
 
 @dataclass(frozen=True, order=True)
 class TemplateKey:
-    """What tells one template from another; a segment (by number) is the same graph in submodels of every depth."""
+    """What tells one template from another; a ``part`` of the model is the same graph in submodels of every depth."""
 
     bucket: Bucket
     structure: tuple[tuple[str, int], ...] = ()
-    segment: int | None = None
+    part: str | None = None
     precision: Precision = "fp32"
 
     @property
@@ -39,8 +38,8 @@ class TemplateKey:
     @property
     def file(self) -> str:
         parts = [f"{name}{value}" for name, value in self.structure]
-        if self.segment is not None:
-            parts.append(f"segment{self.segment}")
+        if self.part:
+            parts.append(self.part)
         return "-".join(["template", *parts, f"{self.bucket.label}.onnx"])
 
 
@@ -65,8 +64,7 @@ class Templates:
 
     def keys(self, submodels: Iterable[Submodel], buckets: Iterable[Bucket]) -> list[TemplateKey]:
         """The templates that the engines of ``submodels`` in the place of ``buckets`` need."""
-        exits = self.universal.source.exits
-        segments = range(len(exits.entry.segments)) if exits else range(0)
+        parts, precisions = self.universal.source.parts.values(), self.profile.precisions
         points = sorted({(self._precision(s), s.structure): s for s in submodels}.items())
         return list(
             dict.fromkeys(
@@ -74,7 +72,7 @@ class Templates:
                 for bucket in buckets
                 for key in (
                     *(TemplateKey(s.at(bucket), structure, None, precision) for (precision, structure), s in points),
-                    *(TemplateKey(bucket, (), n, precision) for n in segments for precision in self.profile.precisions),
+                    *(TemplateKey(part.at(bucket), (), part.name, one) for part in parts for one in precisions),
                 )
             )
         )
@@ -86,23 +84,22 @@ class Templates:
                 path = self.stage.once(self.stage.work / key.file, lambda path: self._trace(key, path))
                 self.known[key] = load_template(path)
             else:
-                self.known[key] = self.derived(self.get(key.traced), key.precision, key.segment)
+                self.known[key] = self.derived(self.get(key.traced), key.precision, key.part)
         return self.known[key]
 
-    def of(self, submodel: Submodel, bucket: Bucket, segment: int | None = None) -> Template:
-        """The template from which the engine of ``submodel`` at ``bucket``, or of a segment of it, is emitted."""
-        structure = submodel.structure if segment is None else ()
-        return self.get(TemplateKey(bucket, structure, segment, self._precision(submodel)))
+    def of(self, submodel: Submodel, bucket: Bucket, part: str | None = None) -> Template:
+        """The template from which the engine of ``submodel`` at ``bucket``, or of a part of it, is emitted."""
+        structure = submodel.structure if part is None else ()
+        return self.get(TemplateKey(bucket, structure, part, self._precision(submodel)))
 
     def encodings(self, submodel: Submodel) -> dict[str, frozenset[Encoding]]:
-        """The encodings in which the engines of ``submodel``, segments included, read each parameter."""
-        exits = self.universal.source.exits
-        ends = [segment.layer for segment in exits.entry.segments] if exits else []
-        segments = [number for number, end in enumerate(ends) if end <= (submodel.depth or 0)]
+        """The encodings in which the engines of ``submodel`` and its parts read each parameter."""
+        parts = [part for part in self.universal.source.parts.values() if part.min_depth <= (submodel.depth or 0)]
         found: dict[str, frozenset[Encoding]] = {}
         for bucket in self.profile.buckets:
-            for segment in (None, *segments):
-                for name, encodings in self.of(submodel, submodel.at(bucket), segment).encodings.items():
+            of_parts = (self.of(submodel, part.at(submodel.at(bucket)), part.name) for part in parts)
+            for template in (self.of(submodel, submodel.at(bucket)), *of_parts):
+                for name, encodings in template.encodings.items():
                     found[name] = found.get(name, frozenset()) | encodings
         return found
 
@@ -114,31 +111,25 @@ class Templates:
         """The large constants that the engines read from the weight store, by name."""
         return {name: table for template in self._of_engines() for name, table in template.tables.items()}
 
-    def traced(self, submodel: Submodel, bucket: Bucket, segment: int | None) -> Template:
+    def traced(self, submodel: Submodel, bucket: Bucket, part: str | None) -> Template:
         """A template of this submodel alone, for models that cannot be sliced at graph level."""
-        return self.derived(self._traced(submodel, bucket, segment), self._precision(submodel), segment)
+        return self.derived(self._traced(submodel, bucket, part), self._precision(submodel), part)
 
-    def derived(self, template: Template, precision: Precision, segment: int | None) -> Template:
+    def derived(self, template: Template, precision: Precision, part: str | None) -> Template:
         """``template``, which is in fp32, in ``precision``."""
-        heads = exit_heads(self.universal.source, segment)
+        heads = exit_heads(self.universal.source, part)
         return in_precision(template, precision, self.profile.backend, self.scales, heads)
-
-    def part(self, module: torch.nn.Module, segment: int | None) -> tuple[torch.nn.Module, Interface]:
-        """``module`` (the universal model's, or one narrowed from it) or a segment of it, and its interface."""
-        source = self.universal.source
-        if segment is None:
-            return module, source.signature
-        assert source.exits is not None
-        return source.exits.segment(module, segment), source.exits.entry.segments[segment]
 
     def _trace(self, key: TemplateKey, path: Path) -> None:
         whole = self.universal.spec.submodel(dict(key.structure))
-        save_template(self._traced(whole, key.bucket, key.segment), path)
+        save_template(self._traced(whole, key.bucket, key.part), path)
 
-    def _traced(self, submodel: Submodel, bucket: Bucket, segment: int | None) -> Template:
-        module, interface = self.part(self.universal.narrow(submodel), segment)
-        if segment is None:
-            source = self.universal.source
+    def _traced(self, submodel: Submodel, bucket: Bucket, part: str | None) -> Template:
+        source, module = self.universal.source, self.universal.narrow(submodel)
+        interface: Interface = source.signature
+        if part is not None:
+            interface, module = source.parts[part], source.parts[part].module(module)
+        else:
             if source.architecture.lower is not None:
                 chosen = chosen_variants(source, submodel, bucket, self.profile)
                 module = source.architecture.lower(module, chosen)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...runtime.bundle.engine_details import common_details, detail_tables
 from ...runtime.bundle.figures import FIGURES, present
 from ...runtime.bundle.manifest import BuildRecord, Manifest
-from ...runtime.bundle.tables import Table, bundle_facts, engine_table, stage_table, submodel_table
+from ...runtime.summary.engine_details import common_details, detail_tables
+from ...runtime.summary.tables import Table, bundle_facts, engine_table, stage_table, submodel_table
 
 
 def render_report(manifest: Manifest, build: BuildRecord) -> str:

@@ -118,7 +118,7 @@ def complete(
 
 def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:
     """Writes the manifest of a completed bundle; files of engines that it does not list are removed first."""
-    listed = {engine.file for engine in completed.manifest.engines}
+    listed = {engine.file for engine in completed.manifest.every_engine}
     for path in stage.folder.glob("*.onnx"):
         if path.name not in listed:  # rungs that were built only to be measured
             path.unlink()

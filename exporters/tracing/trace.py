@@ -18,7 +18,7 @@ from torch.export import Dim
 
 from ...elastic import Bucket
 from ...errors import ExportError
-from ...runtime.bundle.manifest import TensorSpec
+from ...runtime.bundle.manifest import ANSWERS, CAPACITY, TensorSpec
 from ..universal import PREFIX
 from .onnx_translations import TRANSLATIONS
 from .torchlib import torchlib_read_once
@@ -27,6 +27,7 @@ _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 # Sizes that no other dimension of a traced model is likely to have.
 _EXAMPLE_BATCH = 3
 _EXAMPLE_SEQUENCE = 7
+_EXAMPLE_OTHERS = {CAPACITY: 11, ANSWERS: 2}
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,16 @@ class Interface(Protocol):
 
 
 def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: int) -> Trace:
-    """Traces ``module``; dimensions that ``bucket`` leaves free keep their names, all others are static.
+    """Traces ``module``; dimensions that ``bucket`` leaves free, or does not know, keep their names, all others are
+    static.
 
     Weights are not folded, so every initializer keeps its parameter's name. Raises ExportError with torch's reason if
     the module does not export, or is another one for every size of a dimension that is to be free.
     """
     at = _example_shape(bucket)
-    example = tuple(torch.ones(spec.shape(at), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs)
+    example = tuple(
+        torch.ones(spec.shape(at, _EXAMPLE_OTHERS), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs
+    )
     try:
         with quiet_export(), torchlib_read_once():
             program = torch.onnx.export(
@@ -98,11 +102,12 @@ def _example_shape(bucket: Bucket) -> Bucket:
 
 def _free_dims(module: torch.nn.Module, interface: Interface, bucket: Bucket) -> Any:
     """The names of free dimensions by input and position, in the structure of ``module.forward``'s parameters."""
-    if bucket.is_static:
-        return None
     dims = {
         name: Dim(name, min=getattr(bucket.smallest, name), max=getattr(bucket.largest, name)) for name in bucket.free
     }
+    dims |= {name: Dim(name) for spec in interface.inputs for name in spec.dims if name in _EXAMPLE_OTHERS}
+    if not dims:
+        return None
     named = tuple({i: dims[dim] for i, dim in enumerate(spec.dims) if dim in dims} for spec in interface.inputs)
     parameters = list(inspect.signature(module.forward).parameters.values())
     first = next((number for number, each in enumerate(parameters) if each.kind is each.VAR_POSITIONAL), len(named))

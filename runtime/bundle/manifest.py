@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ...elastic import SEQUENCE, Axis, Bucket, ElasticSpec
@@ -19,7 +20,8 @@ from .noise import Noise
 # 5 (2026-11): precision of engines; reads 1 to 4.
 # 6 (2026-11): seals of the files that no manifest lists (seal.py); reads 1 to 5.
 # 7 (2026-11): buckets that leave dimensions free, latencies by shape and with their noise; reads 1 to 6.
-SCHEMA_VERSION = 7
+# 8 (2026-11): engines that keep keys and values in a cache, for generation; reads 1 to 7.
+SCHEMA_VERSION = 8
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
@@ -45,6 +47,10 @@ DTYPES = tuple(RANGES)
 Role = Literal["embedding", "classes", "tokens", "next_tokens"]
 # How an engine holds its weights, see residency.py.
 Residency = Literal["shared", "packed", "mapped"]
+# Of engines that keep keys and values in a cache: their ``segment``, and their dimensions that the caller chooses.
+CACHED, CAPACITY, ANSWERS = "cached", "capacity", "answers"
+# Of one tensor, which no host holds.
+MAX_ELEMENTS = 2**31
 # What a mask ``[B, S]`` must have in every row.
 RowNeed = Literal["token", "first_token"]
 # The hashes of these cannot be in the manifest: it is one of them, and the others name its hash or follow it.
@@ -65,10 +71,10 @@ class TensorSpec:
     """One input or output of an engine.
 
     ``dims`` names each dimension: ``batch`` and ``sequence`` follow the bucket or, where it leaves them free, the
-    request; a number is fixed. ``pad`` is the value
-    that fills an input up to its bucket; an input without one cannot be padded. ``high`` bounds a whole-number input
-    to ``0 <= value < high``: the vocabulary size for token ids, 2 for a mask. ``role`` says what an output means, and
-    so by what measure submodels are compared (runtime/bundle/roles.py); where no output has one, shapes decide.
+    request; a number is fixed, and any other name is the caller's to choose. ``pad`` is the value that fills an input
+    up to its bucket; an input without one cannot be padded. ``high`` bounds a whole-number input to
+    ``0 <= value < high``: the vocabulary size for token ids, 2 for a mask. ``role`` says what an output means, and so
+    by what measure submodels are compared (runtime/bundle/roles.py); where no output has one, shapes decide.
     ``row_needs`` is stated of the mask that says which positions count, and says what every row must have for its
     answer to be defined: a ``token`` somewhere (attention over nothing is no number that implementations agree on), or
     one at the start, ``first_token``, where positions see only those before them.
@@ -82,15 +88,16 @@ class TensorSpec:
     role: Role | None = None
     row_needs: RowNeed | None = None
 
-    def shape(self, bucket: Bucket) -> tuple[int, ...]:
-        """Shape at ``bucket``, the largest where it is a range."""
-        sizes = {"batch": bucket.batch, "sequence": bucket.sequence}
+    def shape(self, bucket: Bucket, others: Mapping[str, int] = MappingProxyType({})) -> tuple[int, ...]:
+        """Shape at ``bucket``, the largest where it is a range, with the sizes of ``others`` by name."""
+        sizes = {"batch": bucket.batch, "sequence": bucket.sequence, **others}
         return tuple([sizes[dim] if isinstance(dim, str) else dim for dim in self.dims])
 
     def declared(self, bucket: Bucket) -> tuple[str | int, ...]:
         """What an engine at ``bucket`` declares: a free dimension by its name."""
-        free = bucket.free
-        return tuple(dim if dim in free else size for dim, size in zip(self.dims, self.shape(bucket), strict=True))
+        sizes = {"batch": bucket.batch, "sequence": bucket.sequence}
+        fixed = {name: size for name, size in sizes.items() if name not in bucket.free}
+        return tuple(fixed.get(dim, dim) if isinstance(dim, str) else dim for dim in self.dims)
 
 
 @dataclass(frozen=True)
@@ -282,6 +289,58 @@ class ExitsEntry:
 
 
 @dataclass(frozen=True)
+class CachedLayer:
+    """What a layer keeps of each token: keys and values of ``heads`` heads of ``size`` numbers."""
+
+    heads: int = field(metadata={"min": 1})
+    size: int = field(metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class GenerationEntry:
+    """The ``engines`` of a causal language model that keep keys and values in a cache of the caller's, one for each
+    submodel. Submodels that differ in no layer's heads can continue each other's cache.
+
+    An engine takes ``input_ids`` and ``position_ids`` (``[B, S]`` int64), the new tokens and their places in the text,
+    ``logits_at`` ``[answers]`` int64, the new tokens whose logits are wanted, and per layer ``past_key_0`` and
+    ``past_value_0`` (``[B, heads, capacity, size]``). It returns ``logits`` ``[B, answers, vocabulary]`` and per layer
+    ``present_key_0`` and ``present_value_0``: the cache, with the new tokens at their places. Callers bind both to one
+    buffer, so that nothing is copied. Several rows take one new token each; several new tokens are of one row. Figures
+    of an engine are those of one new token of one row.
+
+    ``positions`` is the largest capacity. A text ends with a token of ``end_ids``, and begins with ``start_id`` where
+    the tokenizer adds that. ``chat_template`` is the file with the Jinja template of chats, ``special_tokens`` the ones
+    that it may name.
+    """
+
+    vocabulary: int = field(metadata={"min": 2})
+    layers: tuple[CachedLayer, ...]
+    positions: int = field(metadata={"min": 2})
+    end_ids: tuple[int, ...]
+    engines: tuple[EngineEntry, ...]
+    start_id: int | None = field(default=None, metadata={"min": 0})
+    chat_template: str | None = None
+    special_tokens: Mapping[str, str] | None = None
+
+    @property
+    def interface(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Inputs and outputs of its engines, by position."""
+        tokens = ("batch", "sequence")
+        inputs = [
+            TensorSpec("input_ids", "int64", tokens, high=self.vocabulary),
+            TensorSpec("position_ids", "int64", tokens, high=self.positions),
+            TensorSpec("logits_at", "int64", (ANSWERS,)),
+        ]
+        outputs = [TensorSpec("logits", "float32", ("batch", ANSWERS, self.vocabulary))]
+        for number, layer in enumerate(self.layers):
+            dims = ("batch", layer.heads, CAPACITY, layer.size)
+            for kind in ("key", "value"):
+                inputs.append(TensorSpec(f"past_{kind}_{number}", "float32", dims))
+                outputs.append(TensorSpec(f"present_{kind}_{number}", "float32", dims))
+        return tuple(inputs), tuple(outputs)
+
+
+@dataclass(frozen=True)
 class Proof:
     """One acceptance suite on one subject: how many comparisons it made, the worst figure found, and the limit kept.
 
@@ -407,9 +466,18 @@ class Manifest:
     notes: tuple[str, ...] = ()
     exits: ExitsEntry | None = None
     proofs: tuple[Proof, ...] = ()
+    generation: GenerationEntry | None = None
+
+    @property
+    def every_engine(self) -> tuple[EngineEntry, ...]:
+        """``engines``, and those that generate."""
+        return (*self.engines, *(self.generation.engines if self.generation else ()))
 
     def interface(self, segment: str | None) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """Inputs and outputs of the engines of ``segment``, or of whole engines for None."""
+        """Inputs and outputs of the engines of ``segment``, which is ``CACHED`` for those that generate and None for
+        whole ones."""
+        if segment == CACHED and self.generation is not None:
+            return self.generation.interface
         for entry in self.exits.segments if self.exits else ():
             if entry.name == segment:
                 return entry.inputs, entry.outputs

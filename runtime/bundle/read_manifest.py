@@ -13,7 +13,9 @@ from ...elastic import MAX_TOKENS, Bucket, ElasticSpec
 from ...errors import BundleFormatError, PlanError
 from ...strict import parse_json, structure, unstructure
 from .check_exits import exit_problems
+from .check_generation import generation_problems
 from .manifest import (
+    MAX_ELEMENTS,
     RANGES,
     SCHEMA_VERSION,
     SEALED_SINCE,
@@ -30,7 +32,6 @@ from .seal import unsealed
 
 # A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
 MAX_JSON_BYTES = 16 * 2**20
-MAX_ELEMENTS = 2**31
 # Of one model; a submodel's id names each of them.
 MAX_KINDS = 64
 # What an older schema lacks is optional in this one; what it says otherwise, _upgraded puts in today's words.
@@ -116,16 +117,16 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     yield from _repeated("file", (path.lower() for path in files))
     called = ((entry.id, *(label for label in entry.labels if label != entry.id)) for entry in manifest.submodels)
     yield from _repeated("submodel", chain.from_iterable(called))
-    yield from _repeated("engine", (entry.id for entry in manifest.engines))
+    yield from _repeated("engine", (entry.id for entry in manifest.every_engine))
     yield from _repeated("budget", (entry.name for entry in manifest.budgets))
     yield from _repeated("input", (entry.name for entry in manifest.inputs))
     yield from _repeated("output", (entry.name for entry in manifest.outputs))
-    yield from _repeated("engine for", map(_place, manifest.engines))
+    yield from _repeated("engine for", map(_place, manifest.every_engine))
 
     yield from _axis_problems(manifest)
 
     ids = {entry.id for entry in manifest.submodels}
-    for engine in manifest.engines:
+    for engine in manifest.every_engine:
         if engine.submodel not in ids:
             yield f"engine {engine.id}: submodel {engine.submodel!r} is not in this manifest"
         if engine.parity is None:
@@ -173,6 +174,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
         yield "expected at least one engine, one input and one output"
     yield from _routing_problems(manifest)
     yield from exit_problems(manifest)
+    yield from generation_problems(manifest)
     yield from role_problems(manifest)
     yield from _size_problems(manifest)
 

@@ -22,6 +22,7 @@ BASE = ("elastic", "errors", "file_lock", "optional", "outside", "strict", "whol
 ROOMS = (
     "profiles",
     "runtime.bundle",
+    "runtime.summary",
     "runtime.inputs",
     "runtime.graphs",
     "runtime.device",
@@ -40,9 +41,9 @@ ROOMS = (
     "exporters.checkpoints",
     "exporters.sentence_transformers",
     "exporters",
+    "exporters.modules",
     "exporters.hugging_face",
     "exporters.tracing",
-    "exporters.modules",
     "exporters.families.bert",
     "exporters.families.cost_eff",
     "exporters.families.gated_decoder",

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from ...elastic import Bucket
 from ...runtime.bundle.manifest import MANIFEST_NAME
 from ...runtime.bundle.open_bundle import open_bundle
-from ...runtime.bundle.tables import describe_axes
+from ...runtime.summary.tables import describe_axes
 from ..bundle_view import bundle_data, print_bundle
 from ..console import print_facts, print_json, print_table, say, working
 from ..options import bucket_option, budget_at_option, exits_option, json_option, levels_option, profile_option

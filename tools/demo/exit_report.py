@@ -14,10 +14,10 @@ from statistics import mean
 
 import numpy as np
 
-from ...runtime.bundle.tables import Table
 from ...runtime.exits.choice import OFF, AskedExits
 from ...runtime.exits.policy import ExitPolicy
 from ...runtime.model import ElasticModel, load
+from ...runtime.summary.tables import Table
 
 # Thresholds of the sweep, as shares of the largest entropy that there is, ln C.
 _SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...compiler.nest.folder import RECORD_NAME
 from ...runtime.bundle.open_bundle import open_bundle
-from ...runtime.bundle.tables import Table
+from ...runtime.summary.tables import Table
 from ..console import print_table
 from .budget_curve import time_engines
 from .checkpoint import demo_checkpoint

@@ -35,10 +35,10 @@ def in_precision(
     return replace(template, proto=proto, tables=tables, precision=precision)
 
 
-def exit_heads(source: ModelSource, segment: int | None) -> frozenset[str]:
-    """The outputs of a whole model, or of a segment, by which something is decided: classes and entropies."""
+def exit_heads(source: ModelSource, part: str | None) -> frozenset[str]:
+    """The outputs of a whole model, or of a part, by which something is decided: classes and entropies."""
     exits = source.exits
-    outputs = source.signature.outputs if segment is None or exits is None else exits.entry.segments[segment].outputs
+    outputs = source.signature.outputs if part is None else source.parts[part].outputs
     names = {spec.name for spec in outputs if spec.role == "classes"}
     if exits is not None:
         names |= {exits.entry.logits, exits.entry.entropy} & {spec.name for spec in outputs}

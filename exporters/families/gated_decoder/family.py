@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
-from ....runtime.bundle.manifest import TensorSpec, TextEntry
+from ....runtime.bundle.manifest import CachedLayer, TensorSpec, TextEntry
 from ...architecture import Architecture
+from ...cached_form import CachedForm
 from ...checkpoints.checkpoint import Checkpoint
 from ...family import Family
 from ...hugging_face.sentence_interface import with_modules
@@ -51,6 +52,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         narrow=_narrow,
         names_in_files=names_in_files(checkpoint, architecture),
         modules=modules,
+        cached=_cached(architecture),
     )
 
 
@@ -86,6 +88,25 @@ def _signature(checkpoint: Checkpoint, architecture: DecoderArchitecture, masked
     has_text = (checkpoint.folder / "tokenizer.json").is_file()
     text = TextEntry("tokenizer.json", ids.name, mask, None, None) if has_text else None
     return Signature((ids, stated) if masked else (ids,), _outputs(architecture), architecture.positions, mask, text)
+
+
+def _cached(architecture: DecoderArchitecture) -> CachedForm | None:
+    """None where the model has no head over the vocabulary, and of Gemma 3n, whose last layers have no keys."""
+    if architecture.head is None or architecture.head.to != "tokens" or architecture.gemma3n is not None:
+        return None
+
+    def cached(module: torch.nn.Module) -> torch.nn.Module:
+        from ...hugging_face.cached_decoder import CachedDecoder
+
+        return CachedDecoder(module.model).eval()
+
+    def recorded(module: torch.nn.Module) -> torch.nn.Module:
+        from ...hugging_face.cached_decoder import RecordedDecoder
+
+        return RecordedDecoder(module.model).eval()
+
+    layers = (CachedLayer(architecture.kv_heads, architecture.head_dim),) * len(architecture.widths)
+    return CachedForm(architecture.vocabulary, architecture.positions, layers, cached, recorded)
 
 
 def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:

@@ -19,9 +19,9 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
-from nestforge.runtime.bundle.tables import submodel_table
 from nestforge.runtime.consistency.report import check_consistency
 from nestforge.runtime.inputs.text import TextEncoder
+from nestforge.runtime.summary.tables import submodel_table
 from support.tiny_compile import board
 from support.tiny_mixer import save_tiny_mixer
 from support.tiny_models import WORDS

@@ -15,12 +15,12 @@ from nestforge.elastic import Bucket
 from nestforge.errors import ExportError, InputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.bundle.tables import submodel_table
 from nestforge.runtime.engines.onnxruntime_gpu.provider import gpu_provider
 from nestforge.runtime.engines.runner import runnable_engines
 from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.request import Request
+from nestforge.runtime.summary.tables import submodel_table
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board, save_tiniest
 from support.tiny_matlm import save_tiny_matlm

@@ -87,6 +87,6 @@ def read_by(templates: Templates, submodel: Submodel) -> set[str]:
     """The tensors of the store, made of parameters, that engines of ``submodel`` and their segments read."""
     exits = templates.universal.source.exits
     (bucket,) = templates.profile.buckets
-    segments = [n for n, s in enumerate(exits.entry.segments) if s.layer <= (submodel.depth or 0)] if exits else []
+    segments = [s.name for s in exits.entry.segments if s.layer <= (submodel.depth or 0)] if exits else []
     parts = [templates.of(submodel, submodel.at(bucket), part) for part in (None, *segments)]
     return {name for template in parts for name in template.weights}

@@ -8,10 +8,10 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.elastic import Axis
-from nestforge.runtime.bundle.engine_details import common_details
 from nestforge.runtime.bundle.manifest import SCHEMA_VERSION
 from nestforge.runtime.bundle.roles import compared_outputs
-from nestforge.runtime.bundle.tables import bundle_facts, submodel_table
+from nestforge.runtime.summary.engine_details import common_details
+from nestforge.runtime.summary.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"

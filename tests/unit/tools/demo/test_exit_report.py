@@ -8,7 +8,7 @@ from pathlib import Path
 import nestforge
 import numpy as np
 import pytest
-from nestforge.runtime.bundle.tables import Table
+from nestforge.runtime.summary.tables import Table
 from nestforge.tools.demo.exit_report import Texts, exit_report, read_texts
 
 BUNDLE = Path(__file__).parents[3] / "golden" / "bundle-v2"

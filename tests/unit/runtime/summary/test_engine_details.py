@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nestforge.runtime.bundle.engine_details import common_details, detail_tables
 from nestforge.runtime.bundle.manifest import EngineEntry, Manifest, ParityRouting, RoutingEntry
+from nestforge.runtime.summary.engine_details import common_details, detail_tables
 
 
 def deciding(engine: EngineEntry, capacity: int, form: str) -> EngineEntry:

@@ -10,9 +10,9 @@ from math import log
 
 from ...elastic import Axis, Bucket
 from ...profiles.device_profile import budget_bucket_of, budget_shape_of
-from .figures import cell, heading, present
-from .manifest import BuildRecord, EngineEntry, Latency, LatencyPoint, Manifest, Quality
-from .noise import is_noisy
+from ..bundle.figures import cell, heading, present
+from ..bundle.manifest import BuildRecord, EngineEntry, Latency, LatencyPoint, Manifest, Quality
+from ..bundle.noise import is_noisy
 
 # Of kinds of axes whose name does not say what they count.
 _AXIS_UNITS = {"moe.capacity_factor": " %", "moe.group_size": " tokens", "sequence": " tokens", "depth": " layers"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .manifest import EngineEntry, Manifest
+from ..bundle.manifest import EngineEntry, Manifest
 from .tables import Table
 
 # Of metadata whose name does not say what it counts.

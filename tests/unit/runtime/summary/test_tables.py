@@ -5,7 +5,7 @@ from dataclasses import replace
 from nestforge.elastic import Axis
 from nestforge.runtime.bundle.manifest import BuildRecord, Latency, LatencyPoint, Manifest, Quality
 from nestforge.runtime.bundle.noise import Noise
-from nestforge.runtime.bundle.tables import (
+from nestforge.runtime.summary.tables import (
     bundle_facts,
     describe_axes,
     engine_table,

@@ -1,0 +1,51 @@
+"""A causal language model as engines that generate: new tokens in, keys and values kept by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..elastic import Bucket, Submodel
+from ..runtime.bundle.manifest import CACHED, CachedLayer, GenerationEntry
+from ..workload import Op
+from .part import Part
+
+if TYPE_CHECKING:  # plans are made without torch
+    import torch
+
+# Rows that continue together at most, and new tokens of one row.
+MOST_ROWS = 64
+MOST_NEW_TOKENS = 512
+
+
+@dataclass(frozen=True, eq=False)
+class CachedForm:
+    """How a family's model generates; ``layers`` are those that have keys and values of their own, in order.
+
+    ``module(module)`` is what ``Architecture.load`` returned with the interface of ``GenerationEntry``; it is traced
+    and never run. ``recorded(module)`` takes ``input_ids`` ``[B, S]`` and makes the model's own pass over all of them;
+    it returns ``logits`` ``[B, S, vocabulary]`` and, per layer, the keys and values that attention had
+    (``[B, heads, S, size]``).
+    """
+
+    vocabulary: int
+    positions: int
+    layers: tuple[CachedLayer, ...]
+    module: Callable[[torch.nn.Module], torch.nn.Module]
+    recorded: Callable[[torch.nn.Module], torch.nn.Module]
+
+    @property
+    def bucket(self) -> Bucket:
+        """What its engines take: rows of one new token, or one row of several."""
+        return Bucket(MOST_ROWS, min(MOST_NEW_TOKENS, self.positions), 1, 1)
+
+    @property
+    def entry(self) -> GenerationEntry:
+        """Its interface as the manifest has it, without engines."""
+        return GenerationEntry(self.vocabulary, self.layers, self.positions, (), ())
+
+    def part(self, workload: Callable[[Submodel, Bucket], Sequence[Op]]) -> Part:
+        """The part of a model that has ``workload``; its figures are those of one new token."""
+        inputs, outputs = self.entry.interface
+        return Part(CACHED, inputs, outputs, lambda s, _: workload(s, Bucket(1, 1)), self.module, bucket=self.bucket)

@@ -1,0 +1,76 @@
+"""Attention over a cache of keys and values that the caller holds, as one operation that an engine runs in place.
+
+Shapes: ``B`` rows, ``S`` new tokens, ``A`` query heads that share ``K`` heads of keys and values of size ``D``,
+``C`` tokens of capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+_FLOAT, _OPERATOR, _ANYWHERE = 1, "com.microsoft::GroupQueryAttention", -1
+
+
+class Cache(NamedTuple):
+    """Keys and values ``[B, K, C, D]`` of one layer."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class CachePlaces(NamedTuple):
+    """Where the new tokens go: the place of each row's last one ``[B]``, and the tokens of the longest row with them
+    (both int32)."""
+
+    last: torch.Tensor
+    total: torch.Tensor
+
+
+def cache_places(position_ids: torch.Tensor) -> CachePlaces:
+    """The places of ``position_ids`` [B, S], which rise by one in every row."""
+    return CachePlaces(position_ids[:, -1].to(torch.int32), (position_ids.max() + 1).to(torch.int32))
+
+
+def caches_of(past: Sequence[torch.Tensor]) -> list[Cache]:
+    """The caches of all layers, given key and value in turn."""
+    return [Cache(*pair) for pair in zip(past[::2], past[1::2], strict=True)]
+
+
+def cached_attention(
+    query: torch.Tensor,
+    new: Cache,
+    past: Cache,
+    places: CachePlaces,
+    scale: float,
+    soft_cap: float | None = None,
+    window: int | None = None,
+) -> tuple[torch.Tensor, Cache]:
+    """What ``query`` [B, A, S, D] reads of the ``past`` and the ``new`` tokens [B, K, S, D], as [B, S, A, D], and the
+    cache with those. Every token sees those up to itself, the last ``window`` of them where that is given; scores
+    are bent to ``soft_cap``.
+
+    For an export alone: ONNX Runtime's operator, which writes into the past where both are one buffer. Of several rows
+    each has one new token.
+    """
+    rows, heads, tokens, size = query.shape
+    keys, values = new
+    inputs = [_flat(query), _flat(keys), _flat(values), *past, *places]
+    attributes: dict[str, Any] = {"num_heads": heads, "kv_num_heads": keys.shape[1], "scale": scale}
+    attributes |= {"softcap": soft_cap or 0.0, "local_window_size": window or _ANYWHERE}
+    found, *present = torch.onnx.ops.symbolic_multi_out(
+        _OPERATOR,
+        inputs,
+        attributes,
+        dtypes=(_FLOAT,) * 3,
+        shapes=((rows, tokens, heads * size), past.keys.shape, past.values.shape),
+        version=1,
+    )
+    return found.view(rows, tokens, heads, size), Cache(*present)
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """``[B, heads, S, D]`` as ``[B, S, heads * D]``."""
+    return x.transpose(1, 2).flatten(2)

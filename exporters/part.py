@@ -1,0 +1,36 @@
+"""Some of a model as an engine of its own: the layers between two exits, or a decoder that keeps keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..elastic import Bucket, Submodel
+from ..runtime.bundle.manifest import TensorSpec
+from ..workload import Op
+
+if TYPE_CHECKING:  # plans are made without torch
+    import torch
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """``name`` is what engines of it have as their ``segment``; submodels of less than ``min_depth`` layers lack it.
+    Its engines have ``bucket`` in the place of the profile's, if that is stated.
+
+    ``module(module)`` is the part of what ``Architecture.load`` returned, perhaps narrowed, on its weights: ``forward``
+    takes the ``inputs`` by position and returns the ``outputs`` as a tuple; the user's module is attribute ``model``.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    workload: Callable[[Submodel, Bucket], Sequence[Op]]
+    module: Callable[[torch.nn.Module], torch.nn.Module]
+    min_depth: int = 0
+    bucket: Bucket | None = None
+
+    def at(self, bucket: Bucket) -> Bucket:
+        """The bucket that its engines have in the place of ``bucket``."""
+        return self.bucket or bucket

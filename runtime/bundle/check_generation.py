@@ -1,0 +1,45 @@
+"""What the types of a manifest do not say about generation: engines that fit it, and a cache that a host can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .manifest import CACHED, MAX_ELEMENTS, EngineEntry, GenerationEntry, Manifest
+
+_MAX_LAYERS = 4096
+
+
+def generation_problems(manifest: Manifest) -> Iterable[str]:
+    """What keeps the bundle from generating; nothing where it does not."""
+    entry = manifest.generation
+    if entry is None:
+        return
+    if not entry.layers or len(entry.layers) > _MAX_LAYERS:
+        yield f"generation: {len(entry.layers)} layers; expected 1..{_MAX_LAYERS}"
+    if not entry.engines:
+        yield "generation: expected at least one engine"
+    for number, layer in enumerate(entry.layers):
+        if layer.heads * layer.size * entry.positions > MAX_ELEMENTS:
+            yield f"generation: layer {number} keeps more than {MAX_ELEMENTS} numbers at {entry.positions} positions"
+    for name, ids in (("end_ids", entry.end_ids), ("start_id", [] if entry.start_id is None else [entry.start_id])):
+        if any(not 0 <= number < entry.vocabulary for number in ids):
+            yield f"generation: {name} {list(ids)[:80]}; expected numbers below the vocabulary of {entry.vocabulary}"
+    if entry.chat_template not in (None, *(file.path for file in manifest.files)):
+        yield f"generation: file {entry.chat_template!r} is not among the files"
+    for engine in entry.engines:
+        yield from _engine_problems(engine, entry)
+
+
+def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[str]:
+    if engine.segment != CACHED:
+        yield f"engine {engine.id}: segment {engine.segment!r}; engines that generate have {CACHED!r}"
+    if engine.bucket.smallest.tokens != 1:
+        yield f"engine {engine.id}: bucket {engine.bucket}; expected one that begins with 1 row of 1 token"
+    if engine.bucket.sequence > entry.positions:
+        yield f"engine {engine.id}: {engine.bucket.sequence} new tokens, more than the {entry.positions} positions"
+    if engine.routing:
+        yield f"engine {engine.id}: has decisions, which engines that generate have not"
+    if engine.weight_bytes is None:
+        yield f"engine {engine.id}: an engine that generates without weight_bytes"
+    if engine.bucket.batch * entry.vocabulary > MAX_ELEMENTS:
+        yield f"engine {engine.id}: logits of {engine.bucket.batch} rows have more than {MAX_ELEMENTS} elements"

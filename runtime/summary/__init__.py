@@ -1,0 +1,1 @@
+"""What a bundle holds, as tables for people."""
