@@ -45,12 +45,19 @@ def nearest_shape(inputs: Iterable[TensorSpec], feeds: Mapping[str, HasShape], b
     """The shape of an engine at ``bucket`` that ``feeds`` have, or come nearest to where they do not fit it."""
     if bucket.is_static:
         return bucket
-    sizes: dict[str | int, int] = {}
+    sizes = named_sizes(inputs, feeds)
+    return bucket.nearest(Bucket(sizes.get("batch", bucket.batch), sizes.get("sequence", bucket.sequence)))
+
+
+def named_sizes(inputs: Iterable[TensorSpec], feeds: Mapping[str, HasShape]) -> dict[str, int]:
+    """The size that each named dimension has in the first of ``feeds`` with one of that name."""
+    sizes: dict[str, int] = {}
     for spec in inputs:
         if spec.name in feeds:
             for dim, size in zip(spec.dims, feeds[spec.name].shape, strict=False):
-                sizes.setdefault(dim, size)
-    return bucket.nearest(Bucket(sizes.get("batch", bucket.batch), sizes.get("sequence", bucket.sequence)))
+                if isinstance(dim, str):
+                    sizes.setdefault(dim, size)
+    return sizes
 
 
 def _mend(mask: Array, need: RowNeed, rng: np.random.Generator) -> None:

@@ -23,7 +23,7 @@ from ...bundle.open_bundle import Bundle
 from ...graphs.engine_graph import store_initializers
 from ...graphs.weight_store import MappedStore, mapped_store
 from ...inputs.arrays import Array
-from ...inputs.feeds import nearest_shape, random_feeds
+from ...inputs.feeds import named_sizes, nearest_shape, random_feeds
 from ..contract.residency import Residency
 from .mapped_cache import mapped_engine
 from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, session_options
@@ -110,11 +110,12 @@ class OnnxRuntimeRunner:
         session, store = self._active(), self._store
         binding = session.io_binding()
         shape = nearest_shape(self._inputs, feeds, self.engine.bucket)
+        sizes = {**named_sizes(self._inputs, feeds), "batch": shape.batch, "sequence": shape.sequence}
         for specs, arrays, bind in (
             (self._inputs, feeds, binding.bind_ortvalue_input),
             (self._outputs, outputs, binding.bind_ortvalue_output),
         ):
-            _check_arrays(self.engine, specs, arrays, shape)
+            _check_arrays(self.engine, specs, arrays, sizes)
             for name, array in arrays.items():
                 bind(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
         missing = {spec.name for spec in self._inputs} - feeds.keys()
@@ -184,9 +185,11 @@ class OnnxRuntimeRunner:
         return open_session(mapped_engine(self._bundle, self.engine, build), as_saved)
 
 
-def _check_arrays(engine: EngineEntry, specs: Sequence[TensorSpec], arrays: Mapping[str, Array], shape: Bucket) -> None:
+def _check_arrays(
+    engine: EngineEntry, specs: Sequence[TensorSpec], arrays: Mapping[str, Array], sizes: Mapping[str, int]
+) -> None:
     """ONNX Runtime would read or write past or beside an array that does not fit, or a copy of a strided one."""
-    known = {spec.name: (np.dtype(spec.dtype), spec.shape(shape)) for spec in specs}
+    known = {spec.name: (np.dtype(spec.dtype), spec.shape(engine.bucket, sizes)) for spec in specs}
     for name, array in arrays.items():
         if name not in known:
             raise InputError(f"engine {engine.id}: has no {name!r}; it has {', '.join(known)}")

@@ -132,13 +132,13 @@ def judged(data: dict[str, Any], **changes: object) -> None:
 
 Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
-    ("newer schema", lambda d: d.update(schema_version=8), "schema_version '8', expected one of 1, 2, 3, 4, 5, 6, 7"),
+    ("newer schema", lambda d: d.update(schema_version=9), "schema_version '9', expected one of 1, 2, 3, 4, 5, 6, 7, 8"),
     (
         "range that falls",
         lambda d: d["engines"][0]["bucket"].update(min_sequence=d["engines"][0]["bucket"]["sequence"]),
         "expected one that rises from 1 or more",
     ),
-    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3, 4, 5, 6, 7"),
+    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3, 4, 5, 6, 7, 8"),
     ("schema is true", lambda d: d.update(schema_version=True), "schema_version: expected a whole number"),
     ("unknown key", lambda d: d.update(engine=[]), "unknown key 'engine'; did you mean 'engines'?"),
     ("missing key", lambda d: d.pop("budgets"), "missing key 'budgets'"),

@@ -1,0 +1,58 @@
+"""The keys and values that a language model keeps of the tokens it has seen, in memory of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..bundle.manifest import CachedLayer
+from ..inputs.arrays import Array
+
+
+@dataclass(frozen=True)
+class Cache:
+    """``tensors`` are keys and values of each layer in turn, ``[rows, heads, capacity, size]`` float32 each.
+
+    Rows of it are caches too, on the same memory.
+    """
+
+    tensors: tuple[Array, ...]
+
+    @staticmethod
+    def empty(layers: Sequence[CachedLayer], rows: int, capacity: int) -> Cache:
+        """Room for ``capacity`` tokens in each of ``rows`` rows; the system gives its pages as they are written."""
+        shapes = [(rows, layer.heads, capacity, layer.size) for layer in layers for _ in ("key", "value")]
+        return Cache(tuple(np.zeros(shape, np.float32) for shape in shapes))
+
+    @property
+    def rows(self) -> int:
+        return len(self.tensors[0])
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row has room for."""
+        return int(self.tensors[0].shape[2])
+
+    @property
+    def bytes(self) -> int:
+        """What it takes once every token is written."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def part(self, start: int, stop: int) -> Cache:
+        """Rows ``start`` to ``stop``, which is left out."""
+        return Cache(tuple(tensor[start:stop] for tensor in self.tensors))
+
+    def copy_row(self, source: int, target: int, tokens: int) -> None:
+        """Makes the first ``tokens`` of row ``target`` those of row ``source``."""
+        for tensor in self.tensors:
+            tensor[target, :, :tokens] = tensor[source, :, :tokens]
+
+    def named(self, prefix: str) -> Mapping[str, Array]:
+        """The tensors by the names that engines have for them: ``past`` or ``present``."""
+        return dict(zip(self._names(prefix), self.tensors, strict=True))
+
+    def _names(self, prefix: str) -> Iterator[str]:
+        for layer in range(len(self.tensors) // 2):
+            yield from (f"{prefix}_key_{layer}", f"{prefix}_value_{layer}")

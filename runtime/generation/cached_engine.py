@@ -1,0 +1,75 @@
+"""An engine that reads and continues a cache: new tokens in, logits out, keys and values written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ...errors import InputError
+from ..bundle.manifest import EngineEntry, GenerationEntry
+from ..engines.runner import Runner
+from ..inputs.arrays import Array
+from .cache import Cache
+
+
+class CachedEngine:
+    """One engine on one cache. Its arrays are its own, so that one thread at a time may use it.
+
+    The call of one new token for each row is bound once; a chunk of other length is bound for its run.
+    """
+
+    def __init__(self, runner: Runner, engine: EngineEntry, entry: GenerationEntry, cache: Cache) -> None:
+        """``runner`` is the open one of ``engine``. Raises InputError for more rows than it takes."""
+        self._runner, self._engine, self._entry, self._cache = runner, engine, entry, cache
+        if cache.rows > engine.bucket.batch:
+            raise InputError(f"engine {engine.id}: {cache.rows} rows at once; expected at most {engine.bucket.batch}")
+        self._step_ids = np.zeros((cache.rows, 1), np.int64)
+        self._step_positions = np.zeros((cache.rows, 1), np.int64)
+        self._step_logits = np.zeros((cache.rows, 1, entry.vocabulary), np.float32)
+        self._step = self._bound(cache, self._step_ids, self._step_positions, [0], self._step_logits)
+
+    def step(self, tokens: Sequence[int] | Array, positions: Sequence[int] | Array) -> Array:
+        """One new token for each row at its position: ``[rows]`` each to logits ``[rows, vocabulary]`` float32.
+
+        The next call overwrites them. Raises InputError for a position that the cache has no room for.
+        """
+        self._step_ids[:, 0] = tokens
+        self._step_positions[:, 0] = positions
+        self._require_room(int(self._step_positions.max()) + 1)
+        self._step()
+        logits: Array = self._step_logits[:, 0]
+        return logits
+
+    def extend(self, row: int, tokens: Sequence[int] | Array, position: int, logits_at: Sequence[int]) -> Array:
+        """New ``tokens`` of one row from ``position`` on, in as many runs as the engine needs, to logits
+        ``[len(logits_at), vocabulary]`` behind those of them that ``logits_at`` counts, in rising order.
+
+        Raises as ``step``.
+        """
+        self._require_room(position + len(tokens))
+        found = []
+        cache = self._cache.part(row, row + 1)
+        for start in range(0, len(tokens), self._engine.bucket.sequence):
+            chunk = np.asarray(tokens[start : start + self._engine.bucket.sequence], np.int64)[None]
+            places = np.arange(position + start, position + start + chunk.shape[1], dtype=np.int64)[None]
+            wanted = [at - start for at in logits_at if start <= at < start + chunk.shape[1]]
+            # An engine computes the logits of one token at least.
+            logits = np.empty((1, max(1, len(wanted)), self._entry.vocabulary), np.float32)
+            self._bound(cache, chunk, places, wanted or [0], logits)()
+            found.append(logits[0, : len(wanted)])
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _require_room(self, tokens: int) -> None:
+        """The operator writes wherever a position says."""
+        if tokens > self._cache.capacity:
+            raise InputError(
+                f"engine {self._engine.id}: {tokens} tokens, the cache has room for {self._cache.capacity}; "
+                "ask for a larger capacity"
+            )
+
+    def _bound(
+        self, cache: Cache, ids: Array, positions: Array, logits_at: Sequence[int], logits: Array
+    ) -> Callable[[], None]:
+        feeds = {"input_ids": ids, "position_ids": positions, "logits_at": np.asarray(logits_at, np.int64)}
+        return self._runner.bind({**feeds, **cache.named("past")}, {"logits": logits, **cache.named("present")})
