@@ -29,6 +29,7 @@ from .build.quality import measure_quality
 from .build.templates import Templates
 from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
 from .examples.rank_axes import rank_axes, text_encoder
+from .generation.build_cached import build_cached
 from .graph.precision.proof_graphs import proof_bundle_in, with_proof_graphs
 from .graph.store import read_store, write_store
 from .parity.cases import parity_cases
@@ -118,11 +119,15 @@ def compile_request(
             pairs = [(submodel, shape) for submodel in chosen for shape in _shapes(submodel, device)]
             for submodel, bucket in clock.each(pairs):
                 engines += [builder.build(submodel, bucket), *build_segments(builder, submodel, bucket)]
+        cached: tuple[EngineEntry, ...] = ()
+        if request.generate:
+            with clock("generate"):  # engines that keep a cache, the same gate
+                cached = build_cached(builder, chosen, clock)
         with clock("quality"):  # what the submodels keep, on held-out texts or rows
             quality = measure_quality(builder, text_encoder(universal), engines, corpus, clock, fp32)
         with clock("bench"):  # what the dispatcher will go by
             latencies = measure_engines(builder, engines, corrections, clock)
-        completed = complete(draft, plan, chosen, engines, quality, latencies)
+        completed = complete(draft, plan, chosen, engines, quality, latencies, cached)
         with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
             proven = with_proof_graphs(completed, builder.proofs.path)
             proofs = prove(proven, chosen, builder.references, clock)

@@ -14,7 +14,7 @@ from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
 from ..profiles.device_profile import BudgetSpec, DeviceProfile, PromotionOrder
 from ..profiles.load_profile import load_profile
-from ..profiles.precision import Precision, precision_problem
+from ..profiles.precision import TRACED, Precision, precision_problem
 from ..profiles.probe_host import HOST_PROFILE_NAME
 from .planning.assignments import read_assignment
 from .planning.ladder import ladder
@@ -39,6 +39,7 @@ class CompileRequest:
     ``precisions`` replace the profile's; of several a budget takes the widest that it affords. ``include``
     says which submodels to build: the ones that budgets chose, also every level, or every rung of the ladder;
     ``submodels`` (ids) come on top, and so do ``slices``, folders that hold a published slice of the model.
+    ``generate`` adds engines to a causal language model that keep a cache of keys and values.
     ``emit_only`` leaves plans for TensorRT to `nestforge build` on the device. Without ``measure`` nothing is timed:
     latencies are predicted from the profile's rates, as for any device that is not this host.
     """
@@ -58,6 +59,7 @@ class CompileRequest:
     variants: Mapping[str, str] | None = None
     precisions: Sequence[Precision] | None = None
     include: Include = "levels"
+    generate: bool = False
     emit_only: bool = False
     measure: bool = True
 
@@ -96,6 +98,8 @@ class Resolved:
             options["data"] = True
         if request.exits is not None:
             options["exits"] = sorted(request.exits)
+        if request.generate:
+            options["generate"] = True
         if self.published:
             options["slices"] = [submodel.id for submodel in self.published]
         return options
@@ -125,12 +129,30 @@ def resolve(request: CompileRequest) -> Resolved:
     source = open_source(request.model, request.exits)
     given = request.profile if isinstance(request.profile, DeviceProfile) else load_profile(request.profile)
     profile = _for_request(given, request, source)
-    source = replace(source, precisions=profile.precisions)
+    source = replace(source, precisions=profile.precisions, generates=request.generate)
+    if request.generate:
+        _require_cached_form(source, profile)
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
     asked = [read_assignment(source.spec, id_, levels, profile.width_multiple) for id_ in request.submodels]
     published = _published(source, request.slices)
     notes = _notes(source, given, profile, is_asked=bool(request.buckets))
     return Resolved(request, source, profile, levels, (*asked, *published), published, notes)
+
+
+def _require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
+    """What cannot generate is refused before any work."""
+    if source.cached is None:
+        raise PlanError(f"generate: {source.name} cannot; expected a causal language model, see docs/models.md")
+    if source.cached.problem is not None:
+        raise PlanError(f"generate: {source.name} cannot: {source.cached.problem}")
+    if profile.backend != "onnxruntime":
+        raise PlanError(
+            f"generate: engines that keep a cache are for onnxruntime, profile {profile.name} is for {profile.backend}"
+        )
+    if profile.precisions != (TRACED,):
+        raise PlanError(
+            f"generate: engines that keep a cache are in {TRACED}, asked for {', '.join(profile.precisions)}"
+        )
 
 
 def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is_asked: bool) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from ..runtime.inputs.arrays import Arrays
 from ..runtime.model import ElasticModel
 from ..runtime.verify_bytes import verify_bytes
 from .examples.rank_axes import text_encoder
+from .generation.verify_cached import verify_cached
 from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
 from .parity.cases import Case, parity_cases
@@ -84,6 +85,7 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
 def _source(against: str | Path, bundle: Bundle) -> ModelSource:
     """The model in the bundle's precisions, cut at its exits if it has any."""
     source = open_source(against, precisions=profile_precisions(bundle.manifest.provenance.profile))
+    source = replace(source, generates=bundle.manifest.generation is not None)
     depths = next((axis.choices for axis in bundle.manifest.axes if axis.name == DEPTH), None)
     return replace(source, cut_at=depths) if DEPTH in source.spec.kinds else source
 
@@ -118,7 +120,7 @@ def verify_engines(bundle: Bundle, references: References, clock: Clock) -> tupl
         own, replay = cases[engine.bucket], partial(references.replayed, submodel, engine.bucket)
         verdicts.append(_verdict(bundle, universal, engine, own, replay))
         verdicts += verify_segments(bundle, references, submodel, engine.bucket)
-    return tuple(verdicts)
+    return (*verdicts, *verify_cached(bundle, references, clock))
 
 
 def _verify(

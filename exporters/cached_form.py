@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # plans are made without torch
 # Rows that continue together at most, and new tokens of one row.
 MOST_ROWS = 64
 MOST_NEW_TOKENS = 512
+# Of a head's size, for the operator that reads the cache.
+_SIZE_MULTIPLE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,12 @@ class CachedForm:
     layers: tuple[CachedLayer, ...]
     module: Callable[[torch.nn.Module], torch.nn.Module]
     recorded: Callable[[torch.nn.Module], torch.nn.Module]
+
+    @property
+    def problem(self) -> str | None:
+        """Why no engine can be made of it, or None."""
+        sizes = sorted({layer.size for layer in self.layers if layer.size % _SIZE_MULTIPLE})
+        return f"heads of size {sizes[0]}; expected a multiple of {_SIZE_MULTIPLE}" if sizes else None
 
     @property
     def bucket(self) -> Bucket:

@@ -88,6 +88,7 @@ def draft_bundle(
         provenance=Provenance(tool_versions(), source_entries(source), recorded_profile(profile), options),
         text=signature.text,
         exits=source.exits.entry if source.exits else None,
+        generation=source.cached.entry if source.cached else None,
     )
     return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, ()))
 
@@ -99,15 +100,19 @@ def complete(
     engines: Sequence[EngineEntry],
     quality: Mapping[str, Quality],
     latencies: Sequence[Latency],
+    cached: Sequence[EngineEntry] = (),
 ) -> Bundle:
-    """The draft with its submodels, engines and budgets: everything but the files, so that it can answer."""
+    """The draft with its submodels, engines, those that keep a cache, and budgets: everything but the files, so that
+    it can answer."""
     candidates = {candidate.id: candidate for candidate in plan.candidates}
     submodels = tuple(
         SubmodelEntry(c.id, c.labels, c.values, c.parameters, c.weight_bytes, quality.get(c.id))
         for c in (candidates[submodel.id] for submodel in chosen)
     )
+    generation = draft.manifest.generation
     manifest = replace(
         draft.manifest,
+        generation=None if generation is None else replace(generation, engines=tuple(cached)),
         submodels=submodels,
         engines=tuple(engines),
         budgets=tuple(BudgetEntry(b.name, b.limits, b.submodel, b.reason) for b in plan.budgets),

@@ -63,6 +63,7 @@ ROOMS = (
     "compiler.parity",
     "compiler.tensorrt",
     "compiler.build",
+    "compiler.generation",
     "compiler.publish",
     "compiler.nest",
     "compiler",

@@ -81,6 +81,11 @@ Examples:
     is_flag=True,
     help="For TensorRT: write proven graphs alone; `nestforge build BUNDLE` makes their plans on the device.",
 )
+@click.option(
+    "--generate",
+    is_flag=True,
+    help="Of a causal language model, also engines that keep a cache: `nestforge generate` runs them.",
+)
 @click.option("--no-measure", is_flag=True, help="Time nothing on this host: latencies are predicted.")
 @json_option
 def command(
@@ -100,6 +105,7 @@ def command(
     variants: tuple[tuple[str, str], ...],
     precisions: tuple[Precision, ...] | None,
     include: Include,
+    generate: bool,
     emit_only: bool,
     no_measure: bool,
     as_json: bool,
@@ -130,6 +136,7 @@ def command(
             variants=dict(variants),
             precisions=precisions,
             include=include,
+            generate=generate,
             emit_only=emit_only,
             measure=not no_measure,
         )

@@ -132,7 +132,11 @@ def judged(data: dict[str, Any], **changes: object) -> None:
 
 Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
-    ("newer schema", lambda d: d.update(schema_version=9), "schema_version '9', expected one of 1, 2, 3, 4, 5, 6, 7, 8"),
+    (
+        "newer schema",
+        lambda d: d.update(schema_version=9),
+        "schema_version '9', expected one of 1, 2, 3, 4, 5, 6, 7, 8",
+    ),
     (
         "range that falls",
         lambda d: d["engines"][0]["bucket"].update(min_sequence=d["engines"][0]["bucket"]["sequence"]),

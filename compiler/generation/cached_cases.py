@@ -1,0 +1,107 @@
+"""Texts for the gate of engines that keep a cache, and the pieces in which they are given to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+
+from ...exporters.cached_form import MOST_NEW_TOKENS, CachedForm
+from ...runtime.bundle.manifest import EngineEntry, GenerationEntry
+from ...runtime.engines.runner import Runner
+from ...runtime.generation.cache import Cache
+from ...runtime.generation.cached_engine import CachedEngine
+from ...runtime.inputs.arrays import Arrays
+from ..parity.cases import Case
+
+# Tokens of a text; the longest has a piece that takes an engine two runs.
+_TOKENS = 48
+_LONGEST = MOST_NEW_TOKENS + 9
+_MOST_DRAFTED = 8
+# Room behind the longest text: an engine must not depend on how much there is.
+_SPARE = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text whose tokens are given in ``pieces`` of so many."""
+
+    case: Case
+    pieces: tuple[int, ...]
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Its tokens ``[S]`` int64."""
+        found: np.ndarray = self.case.feeds["input_ids"][0]
+        return found
+
+
+# Rows that are in one cache; pieces of one token that several have at once are given together.
+Batch = tuple[Row, ...]
+
+
+def cached_batches(form: CachedForm, long: bool) -> list[Batch]:
+    """Texts at random, always the same: whole, in pieces as drafts are verified, token by token, and in rows of
+    different length; if ``long``, also one of more tokens than a run takes, where the model has so many positions.
+    """
+    rng = np.random.default_rng(form.vocabulary)
+    most = min(_TOKENS, form.positions - _SPARE) if form.positions > _SPARE + 1 else form.positions
+
+    def row(name: str, pieces: Sequence[int]) -> Row:
+        ids = rng.integers(0, form.vocabulary, (1, sum(pieces)))
+        return Row(Case(name, {"input_ids": ids}), tuple(pieces))
+
+    def single(prompt: int) -> list[int]:
+        return [prompt, *[1] * (most - prompt)]
+
+    drafted: list[int] = []
+    while sum(drafted) < most:
+        drafted.append(min(int(rng.integers(1, _MOST_DRAFTED + 1)), most - sum(drafted)))
+    steps = max(1, most // 4)
+    prompts = [max(1, most - steps), max(1, most // 5), 1]
+    batches = [
+        (row("whole", [most]),),
+        (row("in pieces", drafted),),
+        (row("token by token", single(max(1, most // 3))),),
+        tuple(row(f"row {number} of {len(prompts)}", [p, *[1] * steps]) for number, p in enumerate(prompts)),
+    ]
+    if long and form.positions >= _LONGEST + _SPARE:
+        batches.append((row("longer than a run", [_LONGEST - 2, 1, 1]),))
+    return batches
+
+
+def cases_of(batches: Sequence[Batch]) -> list[Case]:
+    """The text of every row."""
+    return [row.case for batch in batches for row in batch]
+
+
+def run_batches(runner: Runner, engine: EngineEntry, entry: GenerationEntry, batches: Sequence[Batch]) -> list[Arrays]:
+    """Per row the logits ``[1, S, vocabulary]`` behind each of its tokens, and what the cache holds of each layer in
+    the end, ``key_0`` and ``value_0`` ``[1, heads, S, size]`` and so on. ``runner`` is the open one of ``engine``."""
+    return [arrays for batch in batches for arrays in _run(runner, engine, entry, batch)]
+
+
+def _run(runner: Runner, engine: EngineEntry, entry: GenerationEntry, batch: Batch) -> list[Arrays]:
+    longest = max(len(row.ids) for row in batch)
+    cache = Cache.empty(entry.layers, len(batch), min(entry.positions, longest + _SPARE))
+    cached = CachedEngine(runner, engine, entry, cache)
+    written = [0] * len(batch)
+    logits: list[list[np.ndarray]] = [[] for _ in batch]
+    for pieces in zip_longest(*(row.pieces for row in batch)):
+        if all(piece == 1 for piece in pieces):
+            behind = cached.step([row.ids[at] for row, at in zip(batch, written, strict=True)], written)
+            for found, own in zip(logits, behind, strict=True):
+                found.append(own[None].copy())
+        else:
+            for number, (row, piece) in enumerate(zip(batch, pieces, strict=True)):
+                tokens = row.ids[written[number] : written[number] + piece]
+                logits[number].append(cached.extend(number, tokens, written[number], range(piece)))
+        written = [at + piece for at, piece in zip(written, pieces, strict=True)]
+    answers: list[Arrays] = []
+    for number, row in enumerate(batch):
+        kept = cache.part(number, number + 1).named("")
+        own = {name.removeprefix("_"): tensor[:, :, : len(row.ids)].copy() for name, tensor in kept.items()}
+        answers.append({"logits": np.concatenate(logits[number])[None], **own})
+    return answers
