@@ -36,12 +36,15 @@ class CachedForm:
     layers: tuple[CachedLayer, ...]
     module: Callable[[torch.nn.Module], torch.nn.Module]
     recorded: Callable[[torch.nn.Module], torch.nn.Module]
+    family_problem: str | None = None
 
     @property
     def problem(self) -> str | None:
-        """Why no engine can be made of it, or None."""
+        """Why no engine can be made of it, as the family or the operator that reads the cache has it, or None."""
         sizes = sorted({layer.size for layer in self.layers if layer.size % _SIZE_MULTIPLE})
-        return f"heads of size {sizes[0]}; expected a multiple of {_SIZE_MULTIPLE}" if sizes else None
+        if self.family_problem is None and sizes:
+            return f"heads of size {sizes[0]}; expected a multiple of {_SIZE_MULTIPLE}"
+        return self.family_problem
 
     @property
     def bucket(self) -> Bucket:

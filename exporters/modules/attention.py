@@ -13,6 +13,8 @@ from torch.nn import functional
 
 # What is done to queries and keys [B, A, S, D] for their positions.
 Positions = Callable[[torch.Tensor], torch.Tensor]
+# What queries read of keys and values, all [B, A, S, D].
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class NestedAttention(torch.nn.Module):
@@ -31,11 +33,12 @@ class NestedAttention(torch.nn.Module):
         mask: torch.Tensor | None = None,
         positions: Positions | None = None,
         heads: int | None = None,
+        attend: Attend | None = None,
     ) -> torch.Tensor:
         """``hidden`` [B, S, H] to [B, S, H] through the first ``heads`` heads, by default all that the module holds.
 
         ``mask``, [S, S] or what broadcasts to [B, A, S, S], is added to every score; ``positions`` turns queries and
-        keys.
+        keys. ``attend`` takes the place of attention over these tokens alone, and knows its own mask.
         """
         whole = self.query.weight.shape[0] // self.head_dim
         if heads is not None and not 1 <= heads <= whole:
@@ -47,7 +50,10 @@ class NestedAttention(torch.nn.Module):
         )
         if positions is not None:
             query, key = positions(query), positions(key)
-        context = functional.scaled_dot_product_attention(query, key, value, mask, scale=self.head_dim**-0.5)
+        if attend is not None:
+            context = attend(query, key, value)
+        else:
+            context = functional.scaled_dot_product_attention(query, key, value, mask, scale=self.head_dim**-0.5)
         merged = context.transpose(1, 2).flatten(2)  # [B, S, A * D]
         if inner is None:
             updated: torch.Tensor = self.output(merged)

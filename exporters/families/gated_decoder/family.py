@@ -91,8 +91,8 @@ def _signature(checkpoint: Checkpoint, architecture: DecoderArchitecture, masked
 
 
 def _cached(architecture: DecoderArchitecture) -> CachedForm | None:
-    """None where the model has no head over the vocabulary, and of Gemma 3n, whose last layers have no keys."""
-    if architecture.head is None or architecture.head.to != "tokens" or architecture.gemma3n is not None:
+    """None where the model has no head over the vocabulary."""
+    if architecture.head is None or architecture.head.to != "tokens":
         return None
 
     def cached(module: torch.nn.Module) -> torch.nn.Module:
@@ -106,7 +106,8 @@ def _cached(architecture: DecoderArchitecture) -> CachedForm | None:
         return RecordedDecoder(module.model).eval()
 
     layers = (CachedLayer(architecture.kv_heads, architecture.head_dim),) * len(architecture.widths)
-    return CachedForm(architecture.vocabulary, architecture.positions, layers, cached, recorded)
+    problem = None if architecture.gemma3n is None else "its last layers read the keys of earlier ones"
+    return CachedForm(architecture.vocabulary, architecture.positions, layers, cached, recorded, problem)
 
 
 def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:

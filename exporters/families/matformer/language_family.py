@@ -10,8 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ....runtime.bundle.manifest import TensorSpec, TextEntry
+from ....runtime.bundle.manifest import CachedLayer, TensorSpec, TextEntry
 from ...architecture import Architecture
+from ...cached_form import CachedForm
 from ...checkpoints.checkpoint import Checkpoint
 from ...family import Family
 from ...parameter_groups import is_table
@@ -45,6 +46,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         workload=partial(language_model_ops, config),
         load=load,
         is_embedding=is_embedding,
+        cached=_cached(config),
     )
 
 
@@ -66,6 +68,26 @@ def _signature(checkpoint: Checkpoint, config: MatformerConfig) -> Signature:
     if (checkpoint.folder / "tokenizer.json").is_file():
         text = TextEntry("tokenizer.json", "input_ids", None, None, None)
     return Signature((ids,), (logits,), config.max_position_embeddings, text=text)
+
+
+def _cached(config: MatformerConfig) -> CachedForm:
+    def cached(module: torch.nn.Module) -> torch.nn.Module:
+        from .model.generating import CachedLM
+
+        return CachedLM(module.model).eval()
+
+    def recorded(module: torch.nn.Module) -> torch.nn.Module:
+        from .model.generating import RecordedLM
+
+        return RecordedLM(module.model).eval()
+
+    problem = None
+    if config.nested_heads:
+        problem = "its heads are elastic, so that submodels keep caches of different shapes"
+    elif config.position != "rotary":
+        problem = f"position {config.position!r}; expected rotary"
+    layers = (CachedLayer(config.num_attention_heads, config.head_dim),) * config.num_hidden_layers
+    return CachedForm(config.vocab_size, config.max_position_embeddings, layers, cached, recorded, problem)
 
 
 def is_embedding(parameter: str, shape: tuple[int, ...]) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from ....modules.attention import NestedAttention, Positions
+from ....modules.attention import Attend, NestedAttention, Positions
 from ..architecture.config import MatformerConfig
 from .nested_ffn import NestedFFN
 from .per_layer import one_per_layer
@@ -79,11 +79,18 @@ class Layer(torch.nn.Module):
         self.ffn_norm = torch.nn.LayerNorm(size, NORM_EPS, elementwise_affine=weights)
         self.ffn = NestedFFN(size, width, config.activation, config.bias)
 
-    def forward(self, hidden: torch.Tensor, places: Places, width: int | None, heads: int | None) -> torch.Tensor:
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        places: Places,
+        width: int | None = None,
+        heads: int | None = None,
+        attend: Attend | None = None,
+    ) -> torch.Tensor:
         mask = places.mask
         if self.relative_bias is not None:
             mask = mask + self.relative_bias(places.buckets, heads)  # [A, S, S]
-        hidden = hidden + self.attention(self.attention_norm(hidden), mask, places.turn, heads)
+        hidden = hidden + self.attention(self.attention_norm(hidden), mask, places.turn, heads, attend)
         updated: torch.Tensor = hidden + self.ffn(self.ffn_norm(hidden), width)
         return updated
 
@@ -106,7 +113,7 @@ class Places(NamedTuple):
     """What attention of every layer knows about places: ``mask`` [S, S] to add to scores; ``turn`` of queries and keys
     by rotary positions; ``buckets`` [S, S] of a relative bias."""
 
-    mask: torch.Tensor
+    mask: torch.Tensor | None
     turn: Positions | None
     buckets: torch.Tensor | None
 
@@ -115,7 +122,7 @@ def places_of(config: MatformerConfig, length: int, like: torch.Tensor) -> Place
     """The places of ``length`` tokens, on the device and in the dtype of ``like``."""
     mask = causal_mask(length, like)
     if config.position == "rotary":
-        return Places(mask, rotary(length, config.head_dim, like.device), None)
+        return Places(mask, rotary(torch.arange(length, device=like.device), config.head_dim), None)
     return Places(mask, None, distance_buckets(length, like.device))
 
 
@@ -128,16 +135,16 @@ def causal_mask(length: int, like: torch.Tensor) -> torch.Tensor:
     return torch.where(place[:, None] >= place[None, :], 0.0, torch.finfo(like.dtype).min).to(like.dtype)
 
 
-def rotary(length: int, head_dim: int, device: torch.device) -> Positions:
-    """Rotary positions ``0..S-1``: the first half of each head is turned against the second half."""
+def rotary(places: torch.Tensor, head_dim: int) -> Positions:
+    """Rotary positions at ``places`` [S], or [B, 1, S]: the first half of each head is turned against the second."""
     half = head_dim // 2
-    rates = ROTARY_BASE ** -(torch.arange(half, device=device, dtype=torch.float32) / half)  # [D / 2]
-    angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * rates  # [S, D / 2]
+    rates = ROTARY_BASE ** -(torch.arange(half, device=places.device, dtype=torch.float32) / half)  # [D / 2]
+    angles = places.to(torch.float32)[..., None] * rates  # [S, D / 2]
     cos, sin = angles.cos(), angles.sin()
     return partial(_turn, cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))
 
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """``x`` [B, A, S, D], turned by the angles of its positions: ``cos`` and signed ``sin`` are [S, D]."""
+    """``x`` [B, A, S, D], turned by the angles of its positions: ``cos`` and signed ``sin`` [S, D] or [B, 1, S, D]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos.to(x.dtype) + torch.cat((second, first), dim=-1) * sin.to(x.dtype)
