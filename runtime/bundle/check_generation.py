@@ -21,7 +21,7 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
     for number, layer in enumerate(entry.layers):
         if layer.heads * layer.size * entry.positions > MAX_ELEMENTS:
             yield f"generation: layer {number} keeps more than {MAX_ELEMENTS} numbers at {entry.positions} positions"
-    for name, ids in (("end_ids", entry.end_ids), ("start_id", [] if entry.start_id is None else [entry.start_id])):
+    for name, ids in (("end_ids", entry.end_ids), ("begin_id", [] if entry.begin_id is None else [entry.begin_id])):
         if any(not 0 <= number < entry.vocabulary for number in ids):
             yield f"generation: {name} {list(ids)[:80]}; expected numbers below the vocabulary of {entry.vocabulary}"
     if entry.chat_template not in (None, *(file.path for file in manifest.files)):

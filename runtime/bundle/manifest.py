@@ -308,9 +308,9 @@ class GenerationEntry:
     buffer, so that nothing is copied. Several rows take one new token each; several new tokens are of one row. Figures
     of an engine are those of one new token of one row.
 
-    ``positions`` is the largest capacity. A text ends with a token of ``end_ids``, and begins with ``start_id`` where
-    the tokenizer adds that. ``chat_template`` is the file with the Jinja template of chats, ``special_tokens`` the ones
-    that it may name.
+    ``positions`` is the largest capacity. A text ends with a token of ``end_ids``, and begins with ``begin_id`` where
+    the tokenizer adds one. ``sampling`` is how the model's folder picks tokens, by option, None for the likeliest.
+    ``chat_template`` is the file with the Jinja template of chats, ``special_tokens`` the ones that it may name.
     """
 
     vocabulary: int = field(metadata={"min": 2})
@@ -318,7 +318,8 @@ class GenerationEntry:
     positions: int = field(metadata={"min": 2})
     end_ids: tuple[int, ...]
     engines: tuple[EngineEntry, ...]
-    start_id: int | None = field(default=None, metadata={"min": 0})
+    begin_id: int | None = field(default=None, metadata={"min": 0})
+    sampling: Mapping[str, float] | None = None
     chat_template: str | None = None
     special_tokens: Mapping[str, str] | None = None
 

@@ -1,0 +1,68 @@
+"""Manifests whose engines cannot generate are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nestforge.elastic import Bucket
+from nestforge.runtime.bundle.check_generation import generation_problems
+from nestforge.runtime.bundle.manifest import CACHED, CachedLayer, EngineEntry, FileEntry, GenerationEntry, Manifest
+from nestforge.runtime.bundle.open_bundle import open_bundle
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-v1"
+ENGINE = EngineEntry(
+    id="ffn8.cached@b1_64-s1_40",
+    submodel="ffn8",
+    bucket=Bucket(64, 40, 1, 1),
+    backend="onnxruntime",
+    file="ffn8.onnx",
+    emitted="sliced",
+    private_bytes=0,
+    flops=1,
+    moved_bytes=1,
+    activation_bytes=1,
+    segment=CACHED,
+    weight_bytes=1,
+)
+ENTRY = GenerationEntry(48, (CachedLayer(2, 8),), 40, (2,), (ENGINE,), begin_id=1, chat_template="chat.jinja")
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    found = open_bundle(GOLDEN).manifest
+    return replace(found, files=(*found.files, FileEntry("chat.jinja", 1, "0" * 64)))
+
+
+def problems(manifest: Manifest, entry: GenerationEntry) -> list[str]:
+    return list(generation_problems(replace(manifest, generation=entry)))
+
+
+def test_a_sound_entry_has_none(manifest: Manifest) -> None:
+    assert problems(manifest, ENTRY) == []
+    assert list(generation_problems(manifest)) == []
+
+
+REFUSED = {
+    "no layers": (replace(ENTRY, layers=()), "generation: 0 layers; expected 1..4096"),
+    "no engines": (replace(ENTRY, engines=()), "generation: expected at least one engine"),
+    "end beyond": (replace(ENTRY, end_ids=(48,)), "end_ids [48]; expected numbers below the vocabulary of 48"),
+    "begin beyond": (replace(ENTRY, begin_id=50), "begin_id [50]; expected numbers below the vocabulary of 48"),
+    "no template": (replace(ENTRY, chat_template="other.jinja"), "file 'other.jinja' is not among the files"),
+    "huge": (replace(ENTRY, positions=2**30), "layer 0 keeps more than 2147483648 numbers"),
+    "segment": (replace(ENTRY, engines=(replace(ENGINE, segment=None),)), "engines that generate have 'cached'"),
+    "bucket": (
+        replace(ENTRY, engines=(replace(ENGINE, bucket=Bucket(1, 40, None, 2)),)),
+        "bucket 1x2..40; expected one that begins with 1 row of 1 token",
+    ),
+    "long": (replace(ENTRY, positions=39), "40 new tokens, more than the 39 positions"),
+    "weights": (replace(ENTRY, engines=(replace(ENGINE, weight_bytes=None),)), "without weight_bytes"),
+    "vocabulary": (replace(ENTRY, vocabulary=2**26), "logits of 64 rows have more than"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(manifest: Manifest, case: str) -> None:
+    entry, message = REFUSED[case]
+    assert any(message in problem for problem in problems(manifest, entry)), problems(manifest, entry)

@@ -1,0 +1,41 @@
+"""The memory of a cache."""
+
+from __future__ import annotations
+
+import numpy as np
+from nestforge.runtime.bundle.manifest import CachedLayer
+from nestforge.runtime.generation.cache import Cache
+
+LAYERS = (CachedLayer(2, 8), CachedLayer(1, 16))
+
+
+def test_a_cache_has_keys_and_values_of_every_layer() -> None:
+    cache = Cache.empty(LAYERS, rows=3, capacity=5)
+    assert (cache.rows, cache.capacity, cache.bytes) == (3, 5, 4 * 3 * 5 * 2 * (16 + 16))
+    shapes = {name: array.shape for name, array in cache.named("past").items()}
+    assert shapes == {
+        "past_key_0": (3, 2, 5, 8),
+        "past_value_0": (3, 2, 5, 8),
+        "past_key_1": (3, 1, 5, 16),
+        "past_value_1": (3, 1, 5, 16),
+    }
+
+
+def test_a_part_is_the_same_memory() -> None:
+    cache = Cache.empty(LAYERS, rows=3, capacity=5)
+    row = cache.part(1, 2)
+    assert row.rows == 1
+    assert all(tensor.flags.c_contiguous for tensor in row.tensors)
+    row.tensors[0][:] = 7
+    assert (cache.tensors[0][1] == 7).all()
+    assert not cache.tensors[0][[0, 2]].any()
+
+
+def test_a_row_is_copied_as_far_as_it_is_written() -> None:
+    cache = Cache.empty(LAYERS, rows=2, capacity=5)
+    for tensor in cache.tensors:
+        tensor[1] = np.arange(tensor[1].size).reshape(tensor[1].shape) + 1
+    cache.copy_row(1, 0, tokens=3)
+    for tensor in cache.tensors:
+        np.testing.assert_array_equal(tensor[0, :, :3], tensor[1, :, :3])
+        assert not tensor[0, :, 3:].any()
