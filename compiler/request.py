@@ -151,7 +151,7 @@ def _require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
         )
     if profile.precisions != (TRACED,):
         raise PlanError(
-            f"generate: engines that keep a cache are in {TRACED}, asked for {', '.join(profile.precisions)}"
+            f"generate: engines that keep a cache are in {TRACED} so far, asked for {', '.join(profile.precisions)}"
         )
 
 

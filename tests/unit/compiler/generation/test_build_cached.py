@@ -1,0 +1,179 @@
+"""Engines that keep a cache, compiled: what they answer, what refuses them, and what the gate finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import numpy as np
+import psutil
+import pytest
+import torch
+from nestforge.compiler.generation.cached_cases import Batch, cached_batches, run_batches
+from nestforge.compiler.generation.cached_gate import judge_cached
+from nestforge.compiler.parity.references import References
+from nestforge.elastic import Bucket
+from nestforge.errors import InputError, ParityError, PlanError
+from nestforge.exporters.cached_form import CachedForm
+from nestforge.exporters.modules import cached_attention
+from nestforge.runtime.bundle.manifest import EngineEntry, GenerationEntry
+from nestforge.runtime.bundle.open_bundle import Bundle
+from nestforge.runtime.engines.runner import Runner, runner_for
+from nestforge.runtime.generation.cache import Cache
+from nestforge.runtime.generation.cached_engine import CachedEngine
+from support.gated_decoders import edit_config, save_decoder
+from support.tiny_matlm import save_tiny_matlm
+
+Found = list[dict[str, np.ndarray]]
+
+
+def parts(bundle: Bundle, submodel: str = "ffn32") -> tuple[GenerationEntry, EngineEntry, Runner]:
+    entry = bundle.manifest.generation
+    assert entry is not None
+    engine = next(engine for engine in entry.engines if engine.submodel == submodel)
+    return entry, engine, runner_for(bundle, engine, "packed", threads=1)
+
+
+def test_every_submodel_has_an_engine_and_its_receipt(bundle: Bundle) -> None:
+    entry = bundle.manifest.generation
+    assert entry is not None
+    assert [engine.submodel for engine in entry.engines] == [submodel.id for submodel in bundle.manifest.submodels]
+    assert {"ffn8_24", "ffn32"} <= {engine.submodel for engine in entry.engines}
+    assert (entry.vocabulary, entry.positions, len(entry.layers)) == (48, 2**20, 2)
+    for engine in entry.engines:
+        assert engine.id == f"{engine.submodel}.cached@b1_64-s1_512"
+        assert engine.emitted == "sliced"
+        assert engine.parity is not None
+        assert engine.parity.cases[:2] == ("whole", "in pieces")
+        assert ("longer than a run" in engine.parity.cases) == (engine.submodel == "ffn32")
+        assert [output.name for output in engine.parity.outputs][:3] == ["logits", "key_0", "value_0"]
+    assert not any(engine.segment for engine in bundle.manifest.engines), "other engines are as they were"
+
+
+def test_verify_runs_them_again(bundle: Bundle, mistral: Path) -> None:
+    report = nestforge.verify(bundle.path, mistral)
+    assert report
+    assert [verdict.engine for verdict in report.engines][-1] == "ffn32.cached@b1_64-s1_512"
+
+
+def test_an_engine_continues_a_text_as_transformers_does(bundle: Bundle, mistral: Path) -> None:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(mistral).eval()
+    ids = np.random.default_rng(5).integers(0, 48, 20)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids)[None]).logits[0].numpy()
+    entry, engine, runner = parts(bundle)
+    with runner:
+        cached = CachedEngine(runner, engine, entry, Cache.empty(entry.layers, rows=1, capacity=32))
+        behind = [cached.extend(0, ids[:9], 0, [3, 8])]
+        behind += [cached.step([ids[at]], [at]).copy() for at in (9, 10)]
+        behind += [cached.extend(0, ids[11:], 11, [])]
+        last = cached.step([ids[19]], [19])
+    np.testing.assert_allclose(np.concatenate(behind), expected[[3, 8, 9, 10]], atol=2e-5)
+    np.testing.assert_allclose(last, expected[[19]], atol=2e-5)
+
+
+def test_a_step_takes_no_memory_for_the_capacity(bundle: Bundle) -> None:
+    entry, engine, runner = parts(bundle)
+    with runner:
+        cache = Cache.empty(entry.layers, rows=1, capacity=2**20)
+        cached = CachedEngine(runner, engine, entry, cache)
+        cached.extend(0, [1, 2, 3], 0, [])
+        before = psutil.Process().memory_info().rss
+        for position in range(3, 10):
+            cached.step([5], [position])
+        grown = psutil.Process().memory_info().rss - before
+    assert cache.bytes > 2**27
+    assert grown < cache.bytes / 16, "neither read nor copied as far as nothing is written"
+    assert cache.tensors[0][0, :, 9].any()
+    assert not cache.tensors[0][0, :, 10:100].any()
+
+
+def test_what_an_engine_has_no_room_for_is_refused(bundle: Bundle) -> None:
+    entry, engine, runner = parts(bundle)
+    with runner:
+        with pytest.raises(InputError, match="65 rows at once; expected at most 64"):
+            CachedEngine(runner, engine, entry, Cache.empty(entry.layers, rows=65, capacity=4))
+        cached = CachedEngine(runner, engine, entry, Cache.empty(entry.layers, rows=2, capacity=4))
+        with pytest.raises(InputError, match="5 tokens, the cache has room for 4"):
+            cached.extend(1, [1, 2, 3], 2, [2])
+        with pytest.raises(InputError, match="5 tokens, the cache has room for 4"):
+            cached.step([1, 1], [0, 4])
+
+
+def answered(bundle: Bundle, references: References) -> tuple[CachedForm, EngineEntry, list[Batch], Found]:
+    form = references.universal.source.cached
+    assert form is not None
+    entry, engine, runner = parts(bundle)
+    batches = cached_batches(form, long=False)
+    with runner:
+        found = [dict(arrays) for arrays in run_batches(runner, engine, entry, batches)]
+    return form, engine, batches, found
+
+
+def swapped(found: Found) -> None:
+    found[2]["logits"][0, [20, 21]] = found[2]["logits"][0, [21, 20]]
+
+
+def stretched(found: Found) -> None:
+    found[1]["key_1"] *= 1.001
+
+
+def misplaced(found: Found) -> None:
+    found[4]["value_0"] = np.roll(found[4]["value_0"], 1, axis=2)
+
+
+@pytest.mark.parametrize("fault", [swapped, stretched, misplaced])
+def test_the_gate_finds(bundle: Bundle, references: References, fault: Callable[[Found], None]) -> None:
+    form, engine, batches, found = answered(bundle, references)
+    assert judge_cached(references, form, engine, batches, found).broken is None
+    fault(found)
+    assert judge_cached(references, form, engine, batches, found).broken is not None
+
+
+def compiled(folder: Path, **options: Any) -> Path:
+    output = folder.parent / f"{folder.name}.bundle"
+    common = {"measure": False, "include": "budgets", "buckets": [Bucket(1, 8)], "generate": True}
+    return nestforge.compile(folder, "raspberry-pi-5", output, **{**common, **options})
+
+
+def test_attention_of_another_scale_stops_the_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nestforge.exporters.hugging_face import cached_decoder
+
+    def wrong(query: Any, new: Any, past: Any, places: Any, scale: float, *rest: Any) -> Any:
+        return cached_attention.cached_attention(query, new, past, places, 1.02 * scale, *rest)
+
+    monkeypatch.setattr(cached_decoder, "cached_attention", wrong)
+    folder = save_decoder(tmp_path / "llama", head_dim=8, max_position_embeddings=38)
+    with pytest.raises(ParityError, match=r"cached@b1_64-s1_38: .*first to diverge: model.layers.0.self_attn"):
+        compiled(folder)
+    assert not (tmp_path / "llama.bundle").exists()
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "matlm"])
+def test_other_models_generate(tmp_path: Path, model_type: str) -> None:
+    folder = tmp_path / model_type
+    if model_type == "matlm":
+        save_tiny_matlm(folder)
+    else:
+        save_decoder(folder, model_type, head_dim=8)
+    entry = nestforge.open_bundle(compiled(folder)).manifest.generation
+    assert entry is not None
+    assert entry.engines
+
+
+def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path) -> None:
+    narrow = save_decoder(tmp_path / "narrow")
+    with pytest.raises(PlanError, match=r"generate: narrow cannot: heads of size 4; expected a multiple of 8"):
+        compiled(narrow)
+    decoder = save_decoder(tmp_path / "llama", head_dim=8)
+    with pytest.raises(PlanError, match="engines that keep a cache are in fp32 so far, asked for fp16"):
+        compiled(decoder, precisions=["fp16"])
+    with pytest.raises(PlanError, match="are for onnxruntime, profile jetson-orin-nano-8gb is for tensorrt"):
+        nestforge.plan(decoder, "jetson-orin-nano-8gb", generate=True)
+    edit_config(decoder, architectures=["LlamaModel"])
+    with pytest.raises(PlanError, match=r"generate: llama cannot; expected a causal language model"):
+        nestforge.plan(decoder, "raspberry-pi-5", generate=True)

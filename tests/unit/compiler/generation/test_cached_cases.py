@@ -1,0 +1,45 @@
+"""Texts of the gate, and the pieces in which engines get them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from nestforge.compiler.generation.cached_cases import cached_batches, cases_of
+from nestforge.exporters.cached_form import MOST_NEW_TOKENS, CachedForm
+from nestforge.runtime.bundle.manifest import CachedLayer
+
+
+def form(positions: int) -> CachedForm:
+    return CachedForm(50, positions, (CachedLayer(2, 8),), lambda module: module, lambda module: module)
+
+
+def test_texts_are_given_whole_in_pieces_token_by_token_and_in_rows() -> None:
+    batches = cached_batches(form(4096), long=True)
+    assert [len(batch) for batch in batches] == [1, 1, 1, 3, 1]
+    whole, pieces, steps, rows, longest = batches
+    assert whole[0].pieces == (48,)
+    assert sum(pieces[0].pieces) == 48
+    assert len(set(pieces[0].pieces)) > 3
+    assert max(pieces[0].pieces) <= 8
+    assert steps[0].pieces == (16, *[1] * 32)
+    assert [row.pieces for row in rows] == [(36, *[1] * 12), (9, *[1] * 12), (1, *[1] * 12)]
+    assert longest[0].pieces[0] > MOST_NEW_TOKENS, "more than one run"
+    assert len(cached_batches(form(4096), long=False)) == 4
+
+
+@pytest.mark.parametrize("positions", [2, 3, 7, 40, 60, 600])
+def test_no_text_is_longer_than_the_model_takes(positions: int) -> None:
+    batches = cached_batches(form(positions), long=True)
+    for batch in batches:
+        for row in batch:
+            assert sum(row.pieces) == len(row.ids) <= positions
+            assert min(row.pieces) >= 1
+            assert set(row.ids) <= set(range(50))
+    names = [case.name for case in cases_of(batches)]
+    assert len(names) == len(set(names))
+
+
+def test_they_are_always_the_same() -> None:
+    first, second = (cases_of(cached_batches(form(100), long=False)) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one.feeds["input_ids"], other.feeds["input_ids"])
