@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from ..elastic import Bucket, Submodel
 from ..errors import PlanError
+from ..exporters.checkpoints.generation_defaults import read_generation_defaults
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
 from ..profiles.device_profile import BudgetSpec, DeviceProfile, PromotionOrder
@@ -160,9 +161,12 @@ def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is
     asked, shape = profile.budget_at, profile.budget_shape
     if asked is not None and source.signature.max_sequence is None:
         asked = Bucket(asked.batch, 1)  # of such a model only batches differ
-    notes: tuple[str, ...] = ()
+    notes = _generation_notes(source)
     if asked not in (None, shape):
-        notes = (f"budgets limit latency and FLOPs at {shape}, the nearest to {asked} that engines run at",)
+        notes = (
+            *notes,
+            f"budgets limit latency and FLOPs at {shape}, the nearest to {asked} that engines run at",
+        )
     static = _signature(source, profile).static
     if static is None or is_asked or all(bucket.is_static for bucket in given.buckets):
         return notes
@@ -170,6 +174,12 @@ def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is
         *notes,
         f"static buckets {', '.join(map(str, profile.buckets))}, to which inputs are padded: {static}",
     )
+
+
+def _generation_notes(source: ModelSource) -> tuple[str, ...]:
+    """What the model's folder says of generation and engines do not follow."""
+    left_out = read_generation_defaults(source.checkpoint).left_out if source.generates else ()
+    return (f"generation does not follow {', '.join(left_out)}, which the model's folder states",) if left_out else ()
 
 
 def _signature(source: ModelSource, device: DeviceProfile) -> Signature:

@@ -40,6 +40,7 @@ from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.bundle.read_manifest import read_manifest
 from ...runtime.bundle.seal import sealed_json, to_json
 from ...strict import unstructure
+from ..generation.draft_entry import draft_entry
 from ..planning.plan import Plan
 from ..tensorrt.trtexec import build_commands
 from ..work.clock import Clock
@@ -88,7 +89,7 @@ def draft_bundle(
         provenance=Provenance(tool_versions(), source_entries(source), recorded_profile(profile), options),
         text=signature.text,
         exits=source.exits.entry if source.exits else None,
-        generation=source.cached.entry if source.cached else None,
+        generation=draft_entry(source, stage),
     )
     return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, ()))
 

@@ -319,7 +319,7 @@ class GenerationEntry:
     end_ids: tuple[int, ...]
     engines: tuple[EngineEntry, ...]
     begin_id: int | None = field(default=None, metadata={"min": 0})
-    sampling: Mapping[str, float] | None = None
+    sampling: Mapping[str, int | float] | None = None
     chat_template: str | None = None
     special_tokens: Mapping[str, str] | None = None
 

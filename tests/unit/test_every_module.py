@@ -29,6 +29,7 @@ TESTED_ELSEWHERE = {
     "runtime.consistency.array_samples": "runtime/consistency/test_samples.py",
     "runtime.device.cuda_memory": "runtime/engines/tensorrt/test_bound.py",
     "runtime.engines.tensorrt.available": "runtime/engines/tensorrt/test_plans.py",
+    "runtime.generation.cached_engine": "compiler/generation/test_build_cached.py",
     "runtime.inputs.arrays": "compiler/tensorrt/test_check_plan.py",
     "runtime.request": "runtime/test_dispatcher.py",
     "runtime.retrieval.identity": "runtime/retrieval/test_index_file.py",
@@ -49,6 +50,8 @@ TESTED_ELSEWHERE = {
     "exporters.families.matformer.model.vision_model": "exporters/families/matformer/test_vision_family.py",
     "exporters.families.sparse_mixer.model.answering": "exporters/families/sparse_mixer/model/test_lower.py",
     "exporters.family": "exporters/test_presets.py",
+    "exporters.hugging_face.cached_decoder": "compiler/generation/test_build_cached.py",
+    "exporters.modules.cached_attention": "compiler/generation/test_build_cached.py",
     "exporters.modules.attention": "exporters/families/sparse_mixer/model/test_attention.py",
     "exporters.sentence_transformers.head": "exporters/sentence_transformers/test_vectors.py",
     "exporters.sentence_transformers.modules": "exporters/sentence_transformers/test_vectors.py",
@@ -57,6 +60,7 @@ TESTED_ELSEWHERE = {
     "exporters.signature": "exporters/tracing/test_trace.py",
     "exporters.source": "exporters/test_hugging_face_classes.py",
     "exporters.universal": "exporters/test_ranking.py",
+    "compiler.generation.cached_gate": "compiler/generation/test_build_cached.py",
     "compiler.compile": "compiler/test_choice_axes.py",
     "compiler.graph.node_extents": "compiler/graph/precision/test_cpu_kernels.py",
     "compiler.graph.passes.general_optimizer": "compiler/graph/passes/test_slices_to_split.py",
@@ -73,6 +77,8 @@ TESTED_ELSEWHERE = {
 }
 TESTED_THROUGH = {
     "runtime.bundle.device_files": ("runtime/exits/test_calibration.py", "runtime.exits.calibration"),
+    "compiler.generation.draft_entry": ("compiler/publish/test_write_bundle.py", "compiler.publish.write_bundle"),
+    "compiler.generation.verify_cached": ("compiler/test_verify.py", "compiler.verify"),
     "runtime.engine_runs": ("runtime/test_model.py", "runtime.model"),
     "runtime.engines.onnxruntime_gpu.session": (
         "runtime/engines/onnxruntime_gpu/test_runner.py",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ def test_every_submodel_has_an_engine_and_its_receipt(bundle: Bundle) -> None:
     entry = bundle.manifest.generation
     assert entry is not None
     assert [engine.submodel for engine in entry.engines] == [submodel.id for submodel in bundle.manifest.submodels]
-    assert {"ffn8_24", "ffn32"} <= {engine.submodel for engine in entry.engines}
+    assert {"ffn8x1_24x1", "ffn32"} <= {engine.submodel for engine in entry.engines}
     assert (entry.vocabulary, entry.positions, len(entry.layers)) == (48, 2**20, 2)
     for engine in entry.engines:
         assert engine.id == f"{engine.submodel}.cached@b1_64-s1_512"
@@ -172,8 +174,28 @@ def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path) -> None
     decoder = save_decoder(tmp_path / "llama", head_dim=8)
     with pytest.raises(PlanError, match="engines that keep a cache are in fp32 so far, asked for fp16"):
         compiled(decoder, precisions=["fp16"])
+    plan = partial(nestforge.plan, decoder, buckets=[Bucket(1, 8)], generate=True)
     with pytest.raises(PlanError, match="are for onnxruntime, profile jetson-orin-nano-8gb is for tensorrt"):
-        nestforge.plan(decoder, "jetson-orin-nano-8gb", generate=True)
+        plan("jetson-orin-nano-8gb")
     edit_config(decoder, architectures=["LlamaModel"])
     with pytest.raises(PlanError, match=r"generate: llama cannot; expected a causal language model"):
-        nestforge.plan(decoder, "raspberry-pi-5", generate=True)
+        plan("raspberry-pi-5")
+
+
+def test_a_bundle_says_how_its_folder_generates(bundle: Bundle, tmp_path: Path) -> None:
+    assert bundle.manifest.generation is not None
+    assert (bundle.manifest.generation.end_ids, bundle.manifest.generation.begin_id) == ((2,), 1)
+    assert bundle.manifest.generation.sampling is None
+    folder = save_decoder(tmp_path / "llama", head_dim=8)
+    asked = {"do_sample": True, "temperature": 0.5, "eos_token_id": [2, 5], "num_beams": 4}
+    (folder / "generation_config.json").write_text(json.dumps(asked))
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    made = nestforge.open_bundle(compiled(folder))
+    entry = made.manifest.generation
+    assert entry is not None
+    assert (entry.end_ids, entry.sampling) == ((2, 5), {"temperature": 0.5, "top_k": 50})
+    assert entry.chat_template is not None
+    assert made.file(entry.chat_template).read_text().startswith("{{ bos_token }}")
+    assert entry.special_tokens == {"bos_token": "<s>"}
+    assert made.manifest.notes[0] == "generation does not follow num_beams, which the model's folder states"

@@ -8,14 +8,17 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.elastic import Axis
-from nestforge.runtime.bundle.manifest import SCHEMA_VERSION
+from nestforge.runtime.bundle.manifest import SCHEMA_VERSION, CachedLayer
 from nestforge.runtime.bundle.roles import compared_outputs
+from nestforge.runtime.engines.runner import runner_for
+from nestforge.runtime.generation.cache import Cache
+from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.summary.engine_details import common_details
 from nestforge.runtime.summary.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
-VERSIONS = [1, 2, 3, 4, 5, 6, 7]
+VERSIONS = [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -79,6 +82,7 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
         5: {"embedding": "sentence_embedding"},
         6: {"embedding": "sentence_embedding"},
         7: {"embedding": "sentence_embedding"},
+        8: {"next_tokens": "logits"},
     }
 
 
@@ -129,3 +133,21 @@ def test_what_a_bundle_says_of_texts_and_of_its_order() -> None:
     assert older.text is not None
     assert (older.text.lowercase, older.text.max_tokens, older.text.prompts) == (False, None, None)
     assert older.ranking.order_file is None
+
+
+def test_engines_of_a_bundle_that_generates_continue_texts_as_its_whole_ones_answer() -> None:
+    path = GOLDEN / "bundle-v8"
+    manifest = nestforge.open_bundle(path).manifest
+    entry = manifest.generation
+    assert entry is not None
+    assert (entry.end_ids, entry.begin_id, entry.positions, entry.layers) == ((2,), 1, 40, (CachedLayer(2, 8),) * 2)
+    with nestforge.load(path) as model:
+        for engine in entry.engines:
+            ids = np.array([[7, 3, 11, 5, 2]])
+            expected = model({"input_ids": ids}, submodel=engine.submodel).outputs["logits"][0]
+            cache = Cache.empty(entry.layers, rows=1, capacity=8)
+            with runner_for(model.bundle, engine, "packed", threads=1) as runner:
+                cached = CachedEngine(runner, engine, entry, cache)
+                found = [*cached.extend(0, ids[0, :3], 0, [0, 1, 2])]
+                found += [cached.step([ids[0, at]], [at])[0].copy() for at in (3, 4)]
+            np.testing.assert_allclose(np.stack(found), expected, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,41 @@
+"""What a bundle says of how its model generates, before it has engines."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import partial
+
+from ...exporters.checkpoints.chat_template import read_chat_template
+from ...exporters.checkpoints.generation_defaults import read_generation_defaults
+from ...exporters.source import ModelSource
+from ...runtime.bundle.manifest import GenerationEntry
+from ...runtime.generation.sampling import Sampling
+from ..work.staging import Stage, write_synced
+
+_TEMPLATE_NAME = "chat_template.jinja"
+
+
+def draft_entry(source: ModelSource, stage: Stage) -> GenerationEntry | None:
+    """The interface of ``source``'s engines that keep a cache, its tokens that end a text, and how its folder samples;
+    its chat template is written into the bundle. None for a model that is not to generate. Raises CheckpointError."""
+    if source.cached is None:
+        return None
+    stated, template = read_generation_defaults(source.checkpoint), read_chat_template(source.checkpoint.folder)
+    entry = replace(
+        source.cached.entry,
+        end_ids=stated.end_ids,
+        begin_id=stated.begin_id,
+        sampling=_options(stated.sampling) or None,
+    )
+    if template is None:
+        return entry
+    write = partial(write_synced, data=template.source.encode())
+    stage.once(stage.folder / _TEMPLATE_NAME, write)
+    return replace(entry, chat_template=_TEMPLATE_NAME, special_tokens=template.special_tokens)
+
+
+def _options(sampling: Sampling) -> dict[str, int | float]:
+    """The options that are not the defaults."""
+    usual = Sampling()
+    found = {option.name: getattr(sampling, option.name) for option in fields(Sampling)}
+    return {name: value for name, value in found.items() if value != getattr(usual, name)}
