@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from functools import partial
-from typing import Any
 
 from ...elastic import Bucket, Submodel
 from ...errors import BuildError
@@ -46,8 +44,8 @@ def fit_rungs(
     another device.
 
     Rungs all over the ladder where a budget limits latency, since these figures choose its submodel; else of the
-    ``included`` ones (ids), which are built in any case. A rung of another sequence is measured at the shape that it
-    has in the place of the bucket.
+    ``included`` ones (ids), which are built in any case, and are timed here for good. A rung of another sequence is
+    measured at the shape that it has in the place of the bucket.
     """
     profile = builder.profile
     if not is_this_host(profile):
@@ -60,12 +58,14 @@ def fit_rungs(
     for bucket, precision in clock.each(pairs):
         own = [rung.at_bits(PRECISIONS[precision].bits) for rung in picked]
         costs = [_cost(builder, rung, shape) for rung in own for shape in _fitted_shapes(rung.at(bucket))]
-        corrections[bucket, precision] = fit_correction(costs, _measured_rungs(builder, own, bucket, precision))
+        measured_ms = _measured_rungs(builder, own, included, bucket, precision)
+        corrections[bucket, precision] = fit_correction(costs, measured_ms)
     return corrections
 
 
 def _fitted_shapes(bucket: Bucket) -> list[Bucket]:
-    """Where rungs are measured: of a range at three lengths and with many rows, which tell the parts of a run apart."""
+    """Where corrections are fitted: of a range at three lengths and with many rows, all of them timed, which tell the
+    parts of a run apart."""
     if bucket.is_static:
         return [bucket]
     sizes = (Bucket(1, _SMALL_SEQUENCE), Bucket(1, _MIDDLE_SEQUENCE), Bucket(1, bucket.sequence))
@@ -83,14 +83,14 @@ def measure_engines(
 ) -> tuple[Latency, ...]:
     """Predicted latency of every engine, and beside it the measured one if the profile is of this host.
 
-    Engines of one file are one engine, measured once.
+    Engines of one file are one engine, and a rung is the engine that it became: each is timed once.
     """
     measured: dict[str, list[Measured]] = {}
     if is_this_host(builder.profile):
         for group in clock.each(measured_together(engines)):
-            kept = builder.stage.once_json(f"latency-{group[0].file}.json", partial(_measured_group, builder, group))
-            for engine, figures in zip(group, kept, strict=True):
-                measured[engine.file] = [structure(Measured, one, engine.id, BuildError) for one in figures]
+            pairs = [(engine, shape) for engine in group for shape in measured_shapes(engine.bucket)]
+            for (engine, _), figures in zip(pairs, _measured(builder, pairs), strict=True):
+                measured.setdefault(engine.file, []).append(figures)
     return tuple(_latency(builder, engine, corrections, measured.get(engine.file)) for engine in engines)
 
 
@@ -117,13 +117,6 @@ def _latency(
     )
 
 
-def _measured_group(builder: EngineBuilder, engines: Sequence[EngineEntry]) -> Any:
-    """Per engine the figures at its shapes, as JSON."""
-    pairs = [(engine, shape) for engine in engines for shape in measured_shapes(engine.bucket)]
-    measured = iter(_measured(builder, pairs))
-    return unstructure([[next(measured) for _ in measured_shapes(engine.bucket)] for engine in engines])
-
-
 def _predicted(builder: EngineBuilder, engine: EngineEntry, shape: Bucket, corrections: Corrections) -> float:
     """Milliseconds of ``engine`` at ``shape``, corrected where rungs were measured."""
     source = builder.universal.source
@@ -147,20 +140,41 @@ def _cost(builder: EngineBuilder, submodel: Submodel, bucket: Bucket, segment: s
 
 
 def _measured_rungs(
-    builder: EngineBuilder, rungs: Sequence[Submodel], bucket: Bucket, precision: Precision
+    builder: EngineBuilder,
+    rungs: Sequence[Submodel],
+    included: Collection[str],
+    bucket: Bucket,
+    precision: Precision,
 ) -> list[float]:
-    """Latency of each rung in milliseconds; an interrupted compile measures once, so that its plan stays the same."""
+    """Latency of each rung in milliseconds; an interrupted compile builds none again, so that its plan stays the same
+    and no engine is left that the manifest does not have."""
 
     def measure_now() -> list[float]:
         engines = [builder.build(rung, rung.at(bucket)) for rung in rungs]
-        pairs = [(engine, shape) for engine in engines for shape in _fitted_shapes(engine.bucket)]
-        return [one.p50_ms for one in _measured(builder, pairs)]
+        pairs = [
+            (engine, shape)
+            for engine in engines
+            for shape in (measured_shapes if engine.submodel in included else _fitted_shapes)(engine.bucket)
+        ]
+        figures = zip(pairs, _measured(builder, pairs), strict=True)
+        p50_ms = {(engine.id, shape): one.p50_ms for (engine, shape), one in figures}
+        return [p50_ms[engine.id, shape] for engine in engines for shape in _fitted_shapes(engine.bucket)]
 
     times: list[float] = builder.stage.once_json(f"rungs-{bucket.label}-{precision}.json", measure_now)
     return times
 
 
 def _measured(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) -> list[Measured]:
+    """Each engine at a shape. What was not timed before is timed now, all in turn; a rung that is chosen was, and an
+    interrupted compile goes on with the figures that it has."""
+    names = [f"latency-{engine.file}-{shape.label}.json" for engine, shape in pairs]
+    left = [pair for pair, name in zip(pairs, names, strict=True) if not (builder.stage.work / name).exists()]
+    timed = iter(_timed(builder, left))
+    kept = [builder.stage.once_json(name, lambda: unstructure(next(timed))) for name in names]
+    return [structure(Measured, one, engine.id, BuildError) for (engine, _), one in zip(pairs, kept, strict=True)]
+
+
+def _timed(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) -> list[Measured]:
     """Each engine at a shape, all in turn."""
     interface = builder.draft.manifest.interface
     with ExitStack() as stack:

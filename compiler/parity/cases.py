@@ -23,8 +23,10 @@ _SENTENCES = (
     "Une requête peut dire ce qu'elle peut dépenser : mémoire, temps ou énergie.",
 )
 # Of a range, beside its ends and the powers of two.
-_RANDOM_SHAPES = 3
+_RANDOM_SHAPES = 4
 _MOST_TOKENS = 512
+# Of one bucket; a range has twice as many cases.
+_FEW = 8
 # Tokens below which a shape of a range has no case of text: tokenizers add some of their own.
 _LEAST_TEXT = 8
 
@@ -85,17 +87,26 @@ def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | No
     return [replace(case, name=name) for name, case in found.items()]
 
 
+def few(cases: Sequence[Case]) -> list[int]:
+    """By number the smaller of many cases, as those of a range are, and the largest; all where they are few."""
+    by_size = sorted(range(len(cases)), key=lambda number: cases[number].tokens)
+    return sorted({*by_size[:_FEW], by_size[-1]})
+
+
 def shapes_to_prove(bucket: Bucket) -> list[Bucket]:
-    """Shapes all over a range: the ends of each dimension, the powers of two of its sequence, and some at random.
+    """Shapes all over a range: the ends of each dimension, the powers of two of its sequence, and some at random, whose
+    lengths are one in each of as many parts of the range that are equal on a logarithmic scale.
 
     Of many rows at once the sequence is as long as ``_MOST_TOKENS`` allow. Always the same for the same range.
     """
     least, most = bucket.smallest, bucket.largest
     shapes = [Bucket(least.batch, sequence) for sequence in bucket.doublings]
     rng = np.random.default_rng(most.tokens)
-    batches = rng.integers(least.batch, most.batch + 1, _RANDOM_SHAPES).tolist()
-    for batch in (*batches, most.batch):
-        shapes.append(Bucket(batch, int(rng.integers(least.sequence, _longest(bucket, batch) + 1))))
+    batches = [*rng.integers(least.batch, most.batch + 1, _RANDOM_SHAPES - 1).tolist(), most.batch]
+    for number, batch in enumerate(batches):
+        span = (_longest(bucket, batch) + 1) / least.sequence
+        length = least.sequence * span ** ((number + rng.random()) / _RANDOM_SHAPES)
+        shapes.append(Bucket(batch, min(int(length), _longest(bucket, batch))))
     last = Bucket(most.batch, _longest(bucket, most.batch))
     return [*(shape for shape in dict.fromkeys([*shapes, Bucket(most.batch, least.sequence)]) if shape != last), last]
 

@@ -12,7 +12,7 @@ from ...exporters.universal import PREFIX, UniversalModel
 from ...runtime.bundle.manifest import Proof
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
-from .float64 import float64_inputs, in_float64, widened
+from .float64 import float64_inputs, in_float64
 from .references import References
 
 # Of an output's size, whatever the precision of engines: both sides are PyTorch in float64, whose unit roundoff is
@@ -35,12 +35,12 @@ def prove_slice(submodel: Submodel, bucket: Bucket, references: References) -> I
     if all(value == axis.size for axis, value in submodel.values if axis.name in zeroable):
         return
     kept = {axis.name: value for axis, value in submodel.values if axis.name not in zeroable}
-    whole = widened(universal.narrow(universal.spec.submodel(kept)))
+    narrowed = references.replayed(submodel, bucket).outputs
+    whole = references.of(universal.spec.submodel(kept)).wide
     zeroed = {
         name: _zeroed(universal, name.removeprefix(PREFIX), parameter.data, submodel)
         for name, parameter in whole.named_parameters()
     }
-    narrowed = references.replayed(submodel, bucket).outputs
     figures = []
     for case, found in _small(references.cases[bucket], narrowed):
         with in_float64():

@@ -62,7 +62,7 @@ class Reference:
         self, module: torch.nn.Module, feeds: Arrays, routes: Sequence[RoutingEntry] | None, found: Arrays
     ) -> tuple[tuple[torch.Tensor, ...], Mapping[str, JudgedRoutes]]:
         """Outputs of ``module``, and what it says of the ``routes`` that an engine took (``found``, by name)."""
-        is_wide = module is self.wide
+        is_wide = module is self.__dict__.get("wide")  # not made for a comparison
         inputs = float64_inputs(feeds) if is_wide else tuple(map(torch.from_numpy, feeds.values()))
         with in_float64() if is_wide else nullcontext(), torch.no_grad():
             if not routes or self.routing is None:
@@ -91,9 +91,12 @@ def replayed(
     routes: Sequence[RoutingEntry] | None = None,
     found: Sequence[Arrays] = (),
     atol: float = 0.0,
+    remade: Callable[[], Reference] | None = None,
 ) -> Replayed:
     """``reference`` on ``cases`` with the ``routes`` that an engine took (``found``, by name and case), whose
     score gaps ``atol`` judges; by itself where engines take none.
+
+    Later passes are made of what ``remade`` returns, so that what is returned holds no module.
 
     Raises ParityError for routes that no model of these shapes can take.
     """
@@ -110,7 +113,11 @@ def replayed(
         verdicts.append(judged)
 
     def with_pass(
-        module: torch.nn.Module, so_far: Sequence[Roundings], only: Collection[str], left: Sequence[int]
+        reference: Reference,
+        module: torch.nn.Module,
+        so_far: Sequence[Roundings],
+        only: Collection[str],
+        left: Sequence[int],
     ) -> Replayed:
         worst = list(so_far)
         for number, (case, arrays) in enumerate(zip(cases, taken, strict=True)):
@@ -131,12 +138,17 @@ def replayed(
             worst,
             tuple(_total(name, [verdict[name] for verdict in verdicts]) for name in names) or None,
             next(iter(wrong), None),
-            (lambda more: with_pass(nudged(reference.module, left[0]), worst, more, left[1:])) if left else None,
+            (lambda more: once_more(worst, more, left)) if left else None,
             frozenset(one.failed_case for one in wrong),
         )
 
+    def once_more(so_far: Sequence[Roundings], only: Collection[str], left: Sequence[int]) -> Replayed:
+        again = again_of()
+        return with_pass(again, nudged(again.module, left[0]), so_far, only, left[1:])
+
+    again_of = remade or (lambda: reference)
     every = {case.name for case in cases}
-    return with_pass(reference.module, [{} for _ in cases], every, range(_NUDGED_PASSES))
+    return with_pass(reference, reference.module, [{} for _ in cases], every, range(_NUDGED_PASSES))
 
 
 def _read(reference: Reference, case: Case, tensors: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:

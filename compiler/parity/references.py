@@ -5,8 +5,7 @@ A pass in float64 is the dearest part of the gate, and nothing in it is an engin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -88,12 +87,19 @@ class References:
         whole = self._once(_Pass(self._in_torch(submodel.deepest), bucket, every_exit=True))
         return split(exits, whole, submodel.depth)
 
+    def on(self, some: Callable[[Sequence[Case]], Sequence[int]]) -> References:
+        """The same on ``some`` of the cases of each bucket, by number; what was passed is not passed again."""
+        numbers = {bucket: some(cases) for bucket, cases in self.cases.items()}
+        fewer = References(self.universal, {b: [self.cases[b][n] for n in kept] for b, kept in numbers.items()})
+        fewer._kept = {key: passed.at(numbers[key.bucket]) for key, passed in self._kept.items()}
+        return fewer
+
     def _once(self, key: _Pass) -> Replayed:
         if key in self._kept:
             return self._kept[key]
-        passed = replayed(self._reference(key), self.cases[key.bucket])
+        passed = replayed(self._reference(key), self.cases[key.bucket], remade=partial(self._reference, key))
         if sum(map(_bytes, (*self._kept.values(), passed))) <= _MOST_BYTES_KEPT:
-            self._kept[key] = replace(passed, again=partial(self._again, key))  # which holds no module
+            self._kept[key] = passed
         return passed
 
     def _reference(self, key: _Pass) -> Reference:
@@ -101,21 +107,6 @@ class References:
         if not key.every_exit or exits is None:
             return whole
         return every_exit(exits, whole, exits.entry.segments[-1].layer)
-
-    def _again(self, key: _Pass, only: Collection[str]) -> Replayed:
-        """What was kept, with the rounding of one more pass on the cases ``only``, and then of others."""
-        kept, every = self._kept[key], self.cases[key.bucket]
-        some = [case for case in every if case.name in only]
-
-        def merged(passed: Replayed) -> Replayed:
-            own = dict(zip((case.name for case in some), passed.roundings, strict=True))
-            roundings = [own.get(case.name, known) for case, known in zip(every, kept.roundings, strict=True)]
-            more = passed.again
-            return replace(kept, roundings=roundings, again=None if more is None else lambda only: merged(more(only)))
-
-        once = replayed(self._reference(key), some)
-        assert once.again is not None
-        return merged(once.again(only))
 
     def _in_torch(self, submodel: Submodel) -> Submodel:
         bits = self.universal.spec.universal().bits

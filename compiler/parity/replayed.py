@@ -48,6 +48,16 @@ class Replayed:
             found = found.again(cases)
         return found
 
+    def at(self, cases: Sequence[int]) -> Replayed:
+        """On the cases of these numbers alone, where engines take no routes."""
+        more = self.again
+        return replace(
+            self,
+            outputs=[self.outputs[number] for number in cases],
+            roundings=[self.roundings[number] for number in cases],
+            again=None if more is None else lambda only: more(only).at(cases),
+        )
+
     def of(self, names: Mapping[str, str]) -> Replayed:
         """With the outputs ``names`` alone, each under the name that it is mapped to."""
         more = self.again

@@ -5,6 +5,7 @@ docs/decisions/0023-measurements.md gives the reasons.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 # A figure is noisy beyond any of these. Between two submodels of a ladder lie some 10 %.
@@ -42,3 +43,17 @@ class Noise:
 def is_noisy(noise: Noise | None) -> bool:
     """Whether a figure is known to be noisy; of those before schema 7 nothing is known."""
     return noise is not None and noise.problem is not None
+
+
+def noisy_figures(figures: Iterable[tuple[str, Noise]]) -> str | None:
+    """How many of the ``figures``, each by its engine's id, are noisy, and why the first one is; None if none is."""
+    known = list(figures)
+    noisy = [(engine, noise.problem) for engine, noise in known if noise.problem]
+    if not noisy:
+        return None
+    engines, measured = ({engine for engine, _ in pairs} for pairs in (noisy, known))
+    engine, problem = noisy[0]
+    return (
+        f"{len(noisy)} of {len(known)} measured latencies, in {len(engines)} of {len(measured)} engines, are noisy "
+        f"({engine}: {problem})"
+    )

@@ -50,20 +50,21 @@ def measure(
     runner: Runner, feeds: Mapping[str, Array], *, warmup: int = 3, min_runs: int = 20, max_seconds: float = 2.0
 ) -> LatencyStats:
     """Times ``runner`` on ``feeds``: at least ``min_runs``, then on until ``max_seconds`` have passed."""
+    return latency_stats(times_of(lambda: runner.run(feeds), warmup=warmup, min_runs=min_runs, max_seconds=max_seconds))
+
+
+def times_of(call: Callable[[], object], *, warmup: int, min_runs: int, max_seconds: float) -> list[float]:
+    """Milliseconds of each ``call`` behind ``warmup`` ones: of at least ``min_runs``, then on until ``max_seconds``
+    have passed."""
     for _ in range(warmup):
-        runner.run(feeds)
-    return time_calls(lambda: runner.run(feeds), min_runs=min_runs, max_seconds=max_seconds)
-
-
-def time_calls(call: Callable[[], object], *, min_runs: int = 20, max_seconds: float = 2.0) -> LatencyStats:
-    """Times ``call`` alone, without a warm-up."""
+        call()
     times: list[float] = []
     began = perf_counter()
     while len(times) < min_runs or perf_counter() - began < max_seconds:
         start = perf_counter()
         call()
         times.append(1e3 * (perf_counter() - start))
-    return latency_stats(times)
+    return times
 
 
 def latency_stats(times: Sequence[float]) -> LatencyStats:

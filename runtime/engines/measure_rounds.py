@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ...elastic import Bucket
 from ..bundle.manifest import EngineEntry, LatencyPoint
 from ..bundle.noise import Noise
 from ..inputs.arrays import Array
 from .host_load import OthersLoad
-from .measure import LatencyStats, measure
+from .measure import latency_stats, times_of
 from .runner import Runner
 
 _ROUNDS = 3
+# Of a static engine.
+_WARMUP_RUNS = 3
 _ROUND_SECONDS = 0.3
 # In a round of a static engine, and for a percentile.
 _LEAST_RUNS = 10
-# Of an engine of a range, at each shape; the largest takes long enough by itself.
-_SHAPE_SECONDS = 0.05
-_SHAPE_ROUNDS = 2
-_SHAPE_RUNS = 3
+# Of an engine of a range, at each shape: many runs where they are short, one a round at the largest. The first run at a
+# shape takes longer, so that its round is not the best.
+_SHAPE_SECONDS = 0.01
 # Whole engines that are open at once while they are measured: each may own a packed copy of its weights.
 _ENGINES_OPEN_AT_ONCE = 4
 
@@ -36,7 +38,8 @@ class Timed:
 
 @dataclass(frozen=True)
 class Measured:
-    """Median and 95th percentile in milliseconds, and how far to trust them; few runs have no percentile."""
+    """Median and 95th percentile of the best round in milliseconds, and how far to trust them; few runs have no
+    percentile."""
 
     p50_ms: float
     p95_ms: float | None
@@ -74,22 +77,25 @@ def best_of_rounds(timed: Sequence[Timed]) -> list[Measured]:
 
     Another program's burst then spoils a round of some engines, not the proportions between them.
     """
-    rounds: list[list[LatencyStats]] = [[] for _ in timed]
+    rounds: list[list[list[float]]] = [[] for _ in timed]
     load = OthersLoad()
-    for number in range(_ROUNDS):
-        for each, stats in zip(timed, rounds, strict=True):
-            if each.is_static:
-                stats.append(measure(each.runner, each.feeds, min_runs=_LEAST_RUNS, max_seconds=_ROUND_SECONDS))
-            elif number < _SHAPE_ROUNDS:
-                warmup = 1 if number == 0 else 0  # a shape is new once
-                stats.append(
-                    measure(each.runner, each.feeds, warmup=warmup, min_runs=_SHAPE_RUNS, max_seconds=_SHAPE_SECONDS)
-                )
+    for _ in range(_ROUNDS):
+        for each, times in zip(timed, rounds, strict=True):
+            times.append(_round(each))
     others = load.share()
-    return [_best(stats, others) for stats in rounds]
+    return [_best(times, others) for times in rounds]
 
 
-def _best(rounds: Sequence[LatencyStats], others: float | None) -> Measured:
-    best, again, *_ = sorted(rounds, key=lambda one: one.p50)
-    noise = Noise(best.runs, best.spread, again.p50 / best.p50 if best.p50 else None, others)
+def _round(timed: Timed) -> list[float]:
+    run = partial(timed.runner.run, timed.feeds)
+    if timed.is_static:
+        return times_of(run, warmup=_WARMUP_RUNS, min_runs=_LEAST_RUNS, max_seconds=_ROUND_SECONDS)
+    return times_of(run, warmup=0, min_runs=1, max_seconds=_SHAPE_SECONDS)
+
+
+def _best(rounds: Sequence[Sequence[float]], others: float | None) -> Measured:
+    """The noise is that of all rounds: the best one of a large shape is a single run."""
+    best, again, *_ = sorted(map(latency_stats, rounds), key=lambda one: one.p50)
+    every = latency_stats([ms for times in rounds for ms in times])
+    noise = Noise(every.runs, every.spread, again.p50 / best.p50 if best.p50 else None, others)
     return Measured(best.p50, best.p95 if best.runs >= _LEAST_RUNS else None, noise)

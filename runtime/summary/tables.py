@@ -12,7 +12,7 @@ from ...elastic import Axis, Bucket
 from ...profiles.device_profile import budget_bucket_of, budget_shape_of
 from ..bundle.figures import cell, heading, present
 from ..bundle.manifest import BuildRecord, EngineEntry, Latency, LatencyPoint, Manifest, Quality
-from ..bundle.noise import is_noisy
+from ..bundle.noise import is_noisy, noisy_figures
 
 # Of kinds of axes whose name does not say what they count.
 _AXIS_UNITS = {"moe.capacity_factor": " %", "moe.group_size": " tokens", "sequence": " tokens", "depth": " layers"}
@@ -47,16 +47,9 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
 
 
 def latency_warnings(latencies: Sequence[Latency]) -> list[str]:
-    """One line where measured ones are noisy: how many, of which the first, why, and what to do."""
-    measured = [latency for latency in latencies if latency.measured_p50_ms is not None]
-    noisy = [(latency.engine, noise.problem) for latency in measured for noise in latency.noises if noise.problem]
-    if not noisy:
-        return []
-    engines = len({engine for engine, _ in noisy})
-    return [
-        f"measured latencies of {engines} of {len(measured)} engines are noisy ({noisy[0][0]}: {noisy[0][1]}); "
-        "in a calm moment `nestforge measure BUNDLE` measures again"
-    ]
+    """One line where measured ones are noisy: how many, why the first one is, and what to do."""
+    noisy = noisy_figures((latency.engine, noise) for latency in latencies for noise in latency.noises)
+    return [f"{noisy}; in a calm moment `nestforge measure BUNDLE` measures again"] if noisy else []
 
 
 def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:

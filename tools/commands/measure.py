@@ -108,13 +108,8 @@ def _row(engine: str, residency: str, point: MeasuredPoint, shape: str) -> list[
 
 
 def _warnings(result: BundleMeasurement) -> list[str]:
-    noisy = [
-        (each.engine, point.noise.problem)
-        for each in result.measurement.engines
-        for point in each.points
-        if point.noise.problem
-    ]
-    if not noisy:
-        return []
-    engines = len({engine for engine, _ in noisy})
-    return [f"{engines} of {len(result.measurement.engines)} engines have noisy figures ({noisy[0][0]}: {noisy[0][1]})"]
+    from ...runtime.bundle.noise import noisy_figures
+
+    measured = result.measurement.engines
+    noisy = noisy_figures((each.engine, point.noise) for each in measured for point in each.points)
+    return [noisy] if noisy else []

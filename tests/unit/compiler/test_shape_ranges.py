@@ -6,15 +6,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nestforge
 import numpy as np
 import pytest
 import torch
+from nestforge.compiler import verify
 from nestforge.elastic import Bucket
 from nestforge.errors import ExportError, InputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import gpu_provider
 from nestforge.runtime.engines.runner import runnable_engines
 from nestforge.runtime.inputs.feeds import random_feeds
@@ -116,6 +119,29 @@ def test_parity_was_proven_all_over_the_range(model: ElasticModel) -> None:
     places = [case.partition(" at ")[2] for case in engine.parity.cases]
     assert {"1x1", "1x16", "4x1", "4x16"} <= set(places)
     assert len(places) >= 8
+
+
+def test_what_was_written_is_checked_on_few_cases_and_by_verify_on_all(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[list[str]] = []
+    judge = verify.judge_engine
+
+    def counted(manifest: Any, universal: Any, engine: Any, cases: Any, *rest: Any) -> Any:
+        judged.append([case.name for case in cases])
+        return judge(manifest, universal, engine, cases, *rest)
+
+    monkeypatch.setattr(verify, "judge_engine", counted)
+    profile = board(**FULL, buckets=["1..4x1..16"])
+    out = nestforge.compile(folder, profile=profile, output=tmp_path / "bundle", include="budgets")
+    (engine,) = open_bundle(out).manifest.engines
+    assert engine.parity is not None
+    (few,) = judged
+    assert len(few) == 9 < len(engine.parity.cases)
+    assert {"1x1", "4x16"} <= {name.rpartition(" ")[2] for name in few}
+    judged.clear()
+    assert verify.verify_bundle(out, folder)
+    assert judged == [list(engine.parity.cases)] * 2, "as the user's files have it, and in the bundle's order"
 
 
 FAMILIES = {

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,26 +12,29 @@ from nestforge.compiler.planning.ladder import ladder
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
 from nestforge.compiler.work.clock import Clock, silent
+from nestforge.elastic import Bucket
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
 from nestforge.profiles.device_profile import BudgetSpec
 from nestforge.profiles.probe_host import _fingerprint, probe_host
 from nestforge.runtime.engines import measure_rounds as module
-from nestforge.runtime.engines.measure import LatencyStats
-from support.tiny_compile import BUCKET
+from nestforge.runtime.engines.measure_rounds import measured_shapes
+from support.tiny_compile import BUCKET, board, builder_in, template_of
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Engines in the order in which they were measured; each takes a made-up time that follows from its name."""
+    """Engines in the order of their rounds; each round takes a little longer than the one before."""
     engines: list[str] = []
 
-    def fake(runner: Any, feeds: Any, **_: Any) -> LatencyStats:
+    def fake(call: Any, **_: Any) -> list[float]:
+        runner = call.func.__self__
         assert runner.residency == "packed"
-        runner.run(feeds)
+        call()
         engines.append(runner.engine.submodel)
-        p50 = len(engines) / 100 + 3.0
-        return LatencyStats(10, p50, p50 + 1, p50 + 2, 0.1)
+        return [3.0 + len(engines) / 100] * 10
 
-    monkeypatch.setattr(module, "measure", fake)
+    monkeypatch.setattr(module, "times_of", fake)
     return engines
 
 
@@ -99,11 +103,11 @@ def test_the_correction_brings_predictions_to_what_was_measured(
     here = on_this_host(builder)
     source = here.universal.source
 
-    def slow(runner: Any, feeds: Any, **_: Any) -> LatencyStats:
-        cost = predict(source.workload(source.spec.parse(runner.engine.submodel), BUCKET), here.profile)
-        return LatencyStats(10, 3 * cost.predicted_ms, 9.0, 9.0, 0.1)
+    def slow(call: Any, **_: Any) -> list[float]:
+        cost = predict(source.workload(source.spec.parse(call.func.__self__.engine.submodel), BUCKET), here.profile)
+        return [3 * cost.predicted_ms]
 
-    monkeypatch.setattr(module, "measure", slow)
+    monkeypatch.setattr(module, "times_of", slow)
     correction = fit_rungs(here, rungs(builder), (), Clock(silent))[BUCKET, "fp32"]
     cost = predict(source.workload(source.spec.parse("ffn12_20-heads1_2"), BUCKET), here.profile)
     assert correction.corrected_ms(cost) == pytest.approx(3 * cost.predicted_ms, rel=1e-6)
@@ -132,8 +136,49 @@ def test_predicted_and_measured_stand_side_by_side(builder: EngineBuilder, measu
     (latency,) = measure_engines(here, [engine], corrections, Clock(silent))
     assert latency.engine == engine.id
     assert latency.predicted_ms == plan.candidates[0].costs[0].corrected_ms
-    assert (latency.measured_p50_ms, latency.measured_p95_ms) == (3.13, 4.13)
-    assert latency.residency == "packed"
+    assert (latency.measured_p50_ms, latency.measured_p95_ms, latency.residency) == (3.01, 3.01, "packed")
     assert latency.noise is not None
-    assert (latency.noise.runs, latency.noise.spread) == (10, 0.1)
-    assert latency.noise.repeat_ratio == pytest.approx(3.14 / 3.13)
+    assert latency.noise.runs == 30
+    assert latency.noise.repeat_ratio == pytest.approx(3.05 / 3.01)
+
+
+def test_a_rung_that_is_chosen_is_not_timed_again(builder: EngineBuilder, measured: list[str]) -> None:
+    here = on_this_host(builder)
+    corrections = fit_rungs(here, rungs(builder), (), Clock(silent))
+    rung, *_, universal = rungs(builder)
+    between = rungs(builder)[1]
+    first = len(measured)
+    engines = [here.build(submodel, BUCKET) for submodel in (rung, between, universal)]
+    latencies = measure_engines(here, engines, corrections, Clock(silent))
+    assert measured[first:] == [between.id] * 3
+    medians = [latency.measured_p50_ms for latency in latencies]
+    assert medians == [3.01, 3.13, 3.04], "rungs have the figures of the four that were timed in turn"
+
+
+@pytest.mark.parametrize("is_included", [True, False])
+def test_of_a_range_a_rung_is_timed_at_every_size_once(
+    tiniest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_included: bool
+) -> None:
+    """Where it is built in any case at once, so that its figures are of the same minutes."""
+    bucket = Bucket.parse("1..2x2..32")
+    timed: list[Bucket] = []
+
+    def fake(call: Any, **_: Any) -> list[float]:
+        timed.append(Bucket(*call.args[0]["input_ids"].shape))
+        return [float(timed[-1].tokens)]
+
+    monkeypatch.setattr(module, "times_of", fake)
+    universal = load_universal(open_source(tiniest))
+    template, profile = template_of(universal, bucket), board(buckets=[bucket.label])
+    here = on_this_host(builder_in(tmp_path / "stage", universal, template, profile))
+    whole = universal.spec.universal()
+    corrections = fit_rungs(here, [whole], {whole.id} if is_included else (), Clock(silent))
+    assert corrections[bucket, "fp32"].rungs == 3, "at 1x16, 1x32 and 2x16"
+    every, fitted = measured_shapes(bucket), [Bucket(1, 16), Bucket(1, 32), Bucket(2, 16)]
+    assert timed == (every if is_included else fitted) * 3
+    timed.clear()
+    (latency,) = measure_engines(here, [here.build(whole, bucket)], corrections, Clock(silent))
+    assert timed == ([] if is_included else [shape for shape in every if shape not in fitted] * 3)
+    assert latency.points is not None
+    assert [(point.batch, point.sequence) for point in latency.points] == [(one.batch, one.sequence) for one in every]
+    assert [point.measured_p50_ms for point in latency.points] == [one.tokens for one in every]

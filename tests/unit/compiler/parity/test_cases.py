@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.compiler.examples.rank_axes import text_encoder
-from nestforge.compiler.parity.cases import parity_cases, shapes_to_prove
+from nestforge.compiler.parity.cases import few, parity_cases, shapes_to_prove
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
 from nestforge.exporters.signature import Signature
@@ -121,3 +121,14 @@ def test_a_range_is_proven_at_its_ends_and_all_over() -> None:
     assert all(1 <= shape.batch <= 8 and 1 <= shape.sequence <= 512 for shape in shapes)
     assert shapes == shapes_to_prove(Bucket(8, 512, 1, 1))
     assert len({shape.batch for shape in shapes}) >= 3
+
+
+def test_few_cases_are_the_smaller_ones_and_the_largest(model: UniversalModel) -> None:
+    signature, encoder = model.source.signature, text_encoder(model)
+    static = parity_cases(signature, Bucket(2, 8), encoder)
+    assert few(static) == [0, 1, 2, 3, 4]
+    cases = parity_cases(signature, Bucket(4, 32, 1, 1), encoder)
+    kept, sizes = few(cases), sorted(case.tokens for case in cases)
+    assert len(cases) > 12
+    assert kept == sorted(kept)
+    assert sorted(cases[number].tokens for number in kept) == [*sizes[:8], sizes[-1]]

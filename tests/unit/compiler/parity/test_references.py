@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +29,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     passed: list[str] = []
     replayed: Callable[..., Replayed] = module.replayed
 
-    def counted(reference: module.Reference, *arguments: object) -> Replayed:
+    def counted(reference: module.Reference, *arguments: object, **options: object) -> Replayed:
         passed.append(str(next(iter(reference.module.model.encoder.parameters())).shape[0]))
-        return replayed(reference, *arguments)
+        return replayed(reference, *arguments, **options)
 
     monkeypatch.setattr(module, "replayed", counted)
     return passed
@@ -55,6 +57,36 @@ def test_a_compiled_engine_its_proof_and_its_check_share_one_pass(builder: Engin
     builder = replace(builder, references=fresh(builder))
     builder.build(builder.universal.spec.parse("ffn8-heads1"), BUCKET)
     assert passes == ["8", "16"], "its own, and the universal model's, from which it must differ"
+
+
+def test_fewer_cases_are_judged_by_what_was_passed(builder: EngineBuilder, passes: list[str]) -> None:
+    references, spec = fresh(builder), builder.universal.spec
+    small, other = spec.parse("ffn8-heads1"), spec.parse("ffn16-heads2")
+    every = references.replayed(small, BUCKET)
+    fewer = references.on(lambda cases: [1, len(cases) - 1])
+    names = [case.name for case in references.cases[BUCKET]]
+    assert [case.name for case in fewer.cases[BUCKET]] == [names[1], names[-1]]
+    found = fewer.replayed(small, BUCKET)
+    assert passes == ["8"]
+    assert found.outputs[0] is every.outputs[1]
+    assert found.outputs[1] is every.outputs[-1]
+    more, all_of_them = found.after_passes({names[-1]}, 3), every.after_passes({names[-1]}, 3)
+    for name, own in more.roundings[1].items():
+        assert np.array_equal(own.max_abs, all_of_them.roundings[-1][name].max_abs)
+    assert more.roundings[0] is found.roundings[0]
+    assert len(fewer.replayed(other, BUCKET).outputs) == 2
+    assert passes == ["8", "16"], "what was not passed yet is passed on these alone"
+
+
+def test_a_pass_that_is_kept_holds_no_module(builder: EngineBuilder) -> None:
+    references = fresh(builder)
+    kept = references.replayed(builder.universal.spec.parse("ffn8-heads1"), BUCKET)
+    module = weakref.ref(references.of(builder.universal.spec.parse("ffn8-heads1")).module)
+    references.of(builder.universal.spec.parse("ffn16-heads2"))
+    gc.collect()
+    assert module() is None
+    wider, number = kept.after_passes({"whole"}, 1), [case.name for case in references.cases[BUCKET]].index("whole")
+    assert wider.roundings[number] is not kept.roundings[number], "it is made again for a further pass"
 
 
 def test_what_takes_too_much_memory_is_passed_again_but_for_the_universal_model(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nestforge.runtime.bundle.noise import Noise, is_noisy
+from nestforge.runtime.bundle.noise import Noise, is_noisy, noisy_figures
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,11 @@ def test_a_figure_is_noisy_beyond_any_of_three_limits(noise: Noise, problem: str
 
 def test_of_a_figure_without_noise_nothing_is_known() -> None:
     assert not is_noisy(None)
+
+
+def test_noisy_figures_are_counted_among_all() -> None:
+    quiet, noisy = Noise(20, 0.1, 1.0, 0.0), Noise(3, 0.3, 1.0, 0.0)
+    assert noisy_figures([("a", quiet), ("a", noisy), ("b", quiet), ("c", noisy)]) == (
+        "2 of 4 measured latencies, in 2 of 3 engines, are noisy (a: its runs spread by 30% (at most 25%))"
+    )
+    assert noisy_figures([("a", quiet)]) is None

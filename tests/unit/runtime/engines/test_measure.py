@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nestforge.errors import BundleError, SelectionError
 from nestforge.runtime.engines import measure as measure_module
-from nestforge.runtime.engines.measure import LatencyStats, measure, memory_use, time_calls
+from nestforge.runtime.engines.measure import LatencyStats, latency_stats, measure, memory_use, times_of
 
 
 class FakeRunner:
@@ -39,7 +39,7 @@ def test_quick_engines_run_until_the_time_is_over(monkeypatch: pytest.MonkeyPatc
 
 def test_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = FakeRunner([i / 1000 for i in range(101)], monkeypatch)
-    stats = time_calls(lambda: runner.run({}), min_runs=101, max_seconds=0)
+    stats = latency_stats(times_of(lambda: runner.run({}), warmup=0, min_runs=101, max_seconds=0))
     assert (stats.runs, round(stats.p50, 6), round(stats.p95, 6), round(stats.p99, 6)) == (101, 50, 95, 99)
     assert stats.spread == pytest.approx(1.0), "50 ms between the quartiles, 50 ms the median"
 

@@ -45,7 +45,7 @@ def test_every_engine_is_measured_as_the_runtime_holds_it(tiny_bundle: Path) -> 
         (point,) = each.points
         assert each.residency == "packed"
         assert 0 < point.p50_ms <= (point.p95_ms or 0)
-        assert point.noise.runs == 10
+        assert point.noise.runs == 30
         assert point.noise.repeat_ratio is not None
         assert point.noise.others_share == 0.0
     assert found.measurement.created.endswith("+00:00")

@@ -10,7 +10,6 @@ from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.manifest import LatencyPoint, Manifest
 from nestforge.runtime.bundle.noise import Noise
 from nestforge.runtime.engines import measure_rounds
-from nestforge.runtime.engines.measure import LatencyStats
 from nestforge.runtime.engines.measure_rounds import (
     Measured,
     Timed,
@@ -21,40 +20,61 @@ from nestforge.runtime.engines.measure_rounds import (
 )
 
 
-@pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runners are names with the medians of their rounds; the order in which they were timed."""
-    order: list[str] = []
+class FakeRunner:
+    """Has the times of its rounds, in milliseconds, behind a name."""
 
-    def fake(runner: Any, feeds: Any, *, min_runs: int, **_: Any) -> LatencyStats:
-        name, medians = runner
-        order.append(name)
-        p50 = medians[order.count(name) - 1]
-        return LatencyStats(min_runs, p50, 1.5 * p50, 2 * p50, 0.07)
+    def __init__(self, name: str, rounds: list[list[float]]) -> None:
+        self.name, self.rounds = name, rounds
+
+    def run(self, feeds: Any) -> None:
+        raise AssertionError("never run")
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Of each round in order: the engine's name, runs to warm up, and the least number of timed ones."""
+    order: list[tuple[str, int, int]] = []
+
+    def fake(call: Any, *, warmup: int, min_runs: int, **_: Any) -> list[float]:
+        runner = call.func.__self__
+        number = sum(name == runner.name for name, *_ in order)
+        order.append((runner.name, warmup, min_runs))
+        times: list[float] = runner.rounds[number]
+        return times
 
     class Quiet:
         def share(self) -> float:
             return 0.125
 
-    monkeypatch.setattr(measure_rounds, "measure", fake)
+    monkeypatch.setattr(measure_rounds, "times_of", fake)
     monkeypatch.setattr(measure_rounds, "OthersLoad", Quiet)
     return order
 
 
-def test_the_best_round_counts_and_the_next_best_says_how_far(made_up: list[str]) -> None:
-    engines: Any = [("a", [2.0, 9.0, 2.5]), ("b", [4.0, 4.0, 4.0])]
+def test_the_best_round_counts_and_the_next_best_says_how_far(made_up: list[tuple[str, int, int]]) -> None:
+    slow = [9.0] * 10
+    engines: Any = [FakeRunner("a", [[2.0] * 10, slow, [2.5] * 10]), FakeRunner("b", [[4.0] * 20] * 3)]
     found = best_of_rounds([Timed(runner, {}, True) for runner in engines])
-    assert made_up == ["a", "b"] * 3, "in turns"
+    assert made_up == [("a", 3, 10), ("b", 3, 10)] * 3, "in turns"
     assert found == [
-        Measured(2.0, 3.0, Noise(10, 0.07, 1.25, 0.125)),
-        Measured(4.0, 6.0, Noise(10, 0.07, 1.0, 0.125)),
+        Measured(2.0, 2.0, Noise(30, (9.0 - 2.0) / 2.5, 1.25, 0.125)),
+        Measured(4.0, 4.0, Noise(60, 0.0, 1.0, 0.125)),
     ]
 
 
-def test_a_shape_of_a_range_has_two_short_rounds_and_no_percentile(made_up: list[str]) -> None:
-    engine: Any = ("a", [5.0, 4.0])
-    assert best_of_rounds([Timed(engine, {}, False)]) == [Measured(4.0, None, Noise(3, 0.07, 1.25, 0.125))]
-    assert made_up == ["a", "a"]
+def test_a_large_shape_of_a_range_runs_once_a_round_and_has_no_percentile(made_up: list[tuple[str, int, int]]) -> None:
+    engine: Any = FakeRunner("a", [[8.0], [5.0], [4.0]])
+    (found,) = best_of_rounds([Timed(engine, {}, False)])
+    assert made_up == [("a", 0, 1)] * 3
+    assert found == Measured(4.0, None, Noise(3, (6.5 - 4.5) / 5.0, 1.25, 0.125))
+
+
+def test_a_small_shape_of_a_range_has_a_percentile_where_a_round_has_runs_enough(
+    made_up: list[tuple[str, int, int]],
+) -> None:
+    engine: Any = FakeRunner("a", [[3.0] * 9, [2.0] * 9 + [6.0] * 9, [1.0] * 19 + [3.0] * 2])
+    (found,) = best_of_rounds([Timed(engine, {}, False)])
+    assert (found.p50_ms, found.p95_ms, found.noise.runs) == (1.0, 3.0, 48)
 
 
 def test_a_range_is_measured_at_its_ends_and_powers_of_two() -> None:

@@ -58,8 +58,8 @@ def test_noisy_figures_are_marked_and_warned_of(manifest: Manifest) -> None:
     table = engine_table(manifest, record)
     assert [row[table.columns.index("measured ms")] for row in table.rows] == ["2.00", "2.00 noisy", "3.00", "-"]
     warning = (
-        f"measured latencies of 2 of 3 engines are noisy ({second}: measured twice it differs by 30% (at most 10%)); "
-        "in a calm moment `nestforge measure BUNDLE` measures again"
+        f"2 of 4 measured latencies, in 2 of 3 engines, are noisy ({second}: measured twice it differs by 30% (at most "
+        "10%)); in a calm moment `nestforge measure BUNDLE` measures again"
     )
     assert latency_warnings(latencies) == [warning]
     assert ("warning", warning) in bundle_facts(manifest, record)
