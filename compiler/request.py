@@ -15,7 +15,7 @@ from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
 from ..profiles.device_profile import BudgetSpec, DeviceProfile, PromotionOrder
 from ..profiles.load_profile import load_profile
-from ..profiles.precision import TRACED, Precision, precision_problem
+from ..profiles.precision import PRECISIONS, Precision, precision_problem
 from ..profiles.probe_host import HOST_PROFILE_NAME
 from .planning.assignments import read_assignment
 from .planning.ladder import ladder
@@ -150,10 +150,9 @@ def _require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
         raise PlanError(
             f"generate: engines that keep a cache are for onnxruntime, profile {profile.name} is for {profile.backend}"
         )
-    if profile.precisions != (TRACED,):
-        raise PlanError(
-            f"generate: engines that keep a cache are in {TRACED} so far, asked for {', '.join(profile.precisions)}"
-        )
+    for precision in profile.precisions:
+        if PRECISIONS[precision].numbers == "halves":
+            raise PlanError(f"generate: engines that keep a cache are in fp32 or of integers, asked for {precision}")
 
 
 def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is_asked: bool) -> tuple[str, ...]:

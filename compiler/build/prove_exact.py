@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from ...elastic import Submodel
 from ...exporters.universal import UniversalModel
 from ...profiles.precision import TRACED
@@ -38,19 +40,28 @@ class ExactProof:
         Raises ParityError, naming the first module that diverges, if it does not.
         """
         entry, source = engine.entry, self.universal.source
-        names = frozenset(engine.template.weights)
-        if names not in self.stored_weights:
-            self.stored_weights[names] = with_stored_weights(self.universal, names)
-        module = self.stored_weights[names].narrow(submodel)
+        module = self.module(engine, submodel)
         if entry.segment is not None:
             module = source.parts[entry.segment].module(module)
         reference = Reference(source.architecture.routing, module, outputs.specs)
-        limit, graph = tolerance_for(TRACED, self.universal.spec.depth), exact(engine.graph)
-        (self.folder / _GRAPH_FILE).write_bytes(graph)
-        found = self.run(replace(entry, file=_GRAPH_FILE), [case.feeds for case in cases])
+        limit, (exact_engine, graph) = tolerance_for(TRACED, self.universal.spec.depth), self.graph(engine)
+        found = self.run(exact_engine, [case.feeds for case in cases])
         expected = replayed(reference, cases, entry.routing, found, limit.atol)
         verdict = judge(expected, found, cases, outputs, TRACED, limit)
         run = ProofRun(graph, engine.template.module_outputs, self.folder, reference, entry.routing)
         subject = f"engine {entry.id}, without the rounding of activations"
         require_parity(subject, verdict, run, cases, found, limit, limit.rule)
         return limit.rule
+
+    def module(self, engine: Emitted, submodel: Submodel) -> torch.nn.Module:
+        """``submodel`` in PyTorch with the numbers that the integers of ``engine`` stand for."""
+        names = frozenset(engine.template.weights)
+        if names not in self.stored_weights:
+            self.stored_weights[names] = with_stored_weights(self.universal, names)
+        return self.stored_weights[names].narrow(submodel)
+
+    def graph(self, engine: Emitted) -> tuple[EngineEntry, bytes]:
+        """``engine`` without the rounding of activations: as one to run, until the next is made, and its graph."""
+        graph = exact(engine.graph)
+        (self.folder / _GRAPH_FILE).write_bytes(graph)
+        return replace(engine.entry, file=_GRAPH_FILE), graph

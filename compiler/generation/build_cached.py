@@ -10,13 +10,26 @@ import torch
 from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
+from ...profiles.precision import PRECISIONS, TRACED
 from ...runtime.bundle.manifest import CACHED, EngineEntry, ParityReceipt
+from ...runtime.engines.runner import Residency
+from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
 from ..build.build_engine import EngineBuilder, short
+from ..build.emitted import Emitted
+from ..parity.compare import tolerance_for
 from ..parity.engine_verdict import tolerance_of
+from ..parity.reference import Reference
 from ..work.clock import Clock
-from .cached_cases import cached_batches, cases_of, run_batches
-from .cached_gate import judge_cached, require_cached_parity
+from .cached_cases import Batch, cached_batches, cases_of, run_batches
+from .cached_gate import (
+    CachedRun,
+    cached_reference,
+    judge_cached,
+    judge_rows,
+    judged_specs,
+    require_cached_parity,
+)
 
 
 def build_cached(builder: EngineBuilder, submodels: Sequence[Submodel], clock: Clock) -> tuple[EngineEntry, ...]:
@@ -41,17 +54,22 @@ def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> Engi
 
 def _build(builder: EngineBuilder, form: CachedForm, submodel: Submodel, name: str, file: str) -> EngineEntry:
     engine = builder.emit(name, file, submodel, form.bucket, CACHED)
-    batches = cached_batches(form, long=submodel.is_universal)
-    with builder.runner(engine.entry, "shared") as runner:
-        found = run_batches(runner, engine.entry, form.entry, batches)
-    verdict = judge_cached(builder.references, form, engine.entry, batches, found)
-    require_cached_parity(builder.references, form, engine, builder.proofs.path, batches, verdict)
-    limit = tolerance_of(engine.entry, builder.universal)
+    entry, batches = engine.entry, cached_batches(form, long=submodel.is_universal)
+    limit = tolerance_of(entry, builder.universal)
+    verdict = judge_cached(builder.references, form, entry, batches, _answers(builder, form, entry, batches))
+    reference = cached_reference(builder.references, submodel, form)
+    run = CachedRun(
+        f"engine {name}", engine.proof_graph, engine.template.module_outputs, builder.proofs.path, reference
+    )
+    require_cached_parity(run, form, batches, verdict, limit)
+    rule = limit.rule
+    if PRECISIONS[entry.precision].is_integer:
+        rule = f"{rule}; without the rounding of activations, {_prove_exact(builder, form, engine, submodel, batches)}"
     return replace(
-        engine.entry,
+        entry,
         parity=ParityReceipt(
             reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}, one pass, in float64",
-            rule=limit.rule,
+            rule=rule,
             atol=limit.atol,
             rtol=limit.rtol,
             min_cosine=limit.min_cosine,
@@ -62,3 +80,24 @@ def _build(builder: EngineBuilder, form: CachedForm, submodel: Submodel, name: s
             rms=limit.rms,
         ),
     )
+
+
+def _prove_exact(
+    builder: EngineBuilder, form: CachedForm, engine: Emitted, submodel: Submodel, batches: Sequence[Batch]
+) -> str:
+    """The rule that an integer engine keeps without the rounding of its activations; see ``ExactProof``."""
+    limit = tolerance_for(TRACED, builder.universal.spec.depth)
+    entry, graph = builder.prove_exact.graph(engine)
+    module = form.recorded(builder.prove_exact.module(engine, submodel))
+    reference = Reference(None, module, judged_specs(form.entry))
+    verdict = judge_rows(reference, batches, _answers(builder, form, entry, batches), TRACED, limit)
+    subject = f"engine {entry.id}, without the rounding of activations"
+    run = CachedRun(subject, graph, engine.template.module_outputs, builder.proofs.path, reference)
+    require_cached_parity(run, form, batches, verdict, limit)
+    return limit.rule
+
+
+def _answers(builder: EngineBuilder, form: CachedForm, engine: EngineEntry, batches: Sequence[Batch]) -> list[Arrays]:
+    residency: Residency = "packed" if PRECISIONS[engine.precision].is_always_packed else "shared"
+    with builder.runner(engine, residency) as runner:
+        return run_batches(runner, engine, form.entry, batches)

@@ -6,7 +6,8 @@ pass, in float64, and the cache must hold the keys and values of that pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy as np
 from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
+from ...profiles.precision import Precision
 from ...runtime.bundle.manifest import EngineEntry, GenerationEntry, TensorSpec
 from ...runtime.inputs.arrays import Arrays
-from ..build.emitted import Emitted
 from ..parity.cases import Case
+from ..parity.compare import Tolerance
 from ..parity.divergence import NOWHERE, first_divergence
 from ..parity.engine_verdict import tolerance_of
 from ..parity.judge import JudgedOutputs, Verdict, judge
@@ -45,45 +47,48 @@ def judge_cached(
     references: References, form: CachedForm, engine: EngineEntry, batches: Sequence[Batch], found: Sequence[Arrays]
 ) -> Verdict:
     """What ``engine`` answered to ``batches`` against the pass of its submodel."""
-    universal, cases = references.universal, cases_of(batches)
+    universal = references.universal
     reference = cached_reference(references, universal.spec.parse(engine.submodel), form)
-    outputs, limit = JudgedOutputs(reference.specs), tolerance_of(engine, universal)
-    return judge(replayed(reference, cases), found, cases, outputs, engine.precision, limit)
+    return judge_rows(reference, batches, found, engine.precision, tolerance_of(engine, universal))
+
+
+def judge_rows(
+    reference: Reference, batches: Sequence[Batch], found: Sequence[Arrays], precision: Precision, limit: Tolerance
+) -> Verdict:
+    """Rows that were ``found`` against ``reference``, by the rule of engines in ``precision``."""
+    cases = cases_of(batches)
+    return judge(replayed(reference, cases), found, cases, JudgedOutputs(reference.specs), precision, limit)
+
+
+@dataclass(frozen=True)
+class CachedRun:
+    """What was run, and what it was compared with: a ``graph`` whose weight store lies in ``folder``, and whose value
+    ``modules[name]`` is what the module ``name`` of ``reference`` returns."""
+
+    subject: str
+    graph: bytes
+    modules: Mapping[str, str]
+    folder: Path
+    reference: Reference
 
 
 def require_cached_parity(
-    references: References,
-    form: CachedForm,
-    engine: Emitted,
-    folder: Path,
-    batches: Sequence[Batch],
-    verdict: Verdict,
+    run: CachedRun, form: CachedForm, batches: Sequence[Batch], verdict: Verdict, limit: Tolerance
 ) -> None:
     """Raises ParityError where the ``verdict`` is broken, naming the first module that diverges in one run over the
-    text. ``folder`` holds the weight store."""
-    broken, entry = verdict.broken, engine.entry
+    text."""
+    broken = verdict.broken
     if broken is None:
         return
-    limit = tolerance_of(entry, references.universal)
-    problem = f"engine {entry.id}: {broken.describe()}"
     if verdict.unprovable:
-        raise ParityError(problem)
-    submodel = references.universal.spec.parse(entry.submodel)
-    reference = cached_reference(references, submodel, form)
+        raise ParityError(f"{run.subject}: {broken.describe()}")
     case = next(case for case in cases_of(batches) if case.name == broken.failed_case)
     once = Case(case.name, _in_one_run(form.entry, case.feeds["input_ids"]))
-    where = first_divergence(
-        engine.proof_graph,
-        engine.template.module_outputs,
-        reference,
-        once,
-        limit,
-        folder,
-        reference.bound(case.feeds, None, {}),
-    )
+    bound = run.reference.bound(case.feeds, None, {})
+    where = first_divergence(run.graph, run.modules, run.reference, once, limit, run.folder, bound)
     if where == NOWHERE:
         where = "no module in one run over the text, so that what is wrong lies between runs"
-    raise ParityError(f"{problem}; allowed {limit.rule}; first to diverge: {where}")
+    raise ParityError(f"{run.subject}: {broken.describe()}; allowed {limit.rule}; first to diverge: {where}")
 
 
 def _in_one_run(entry: GenerationEntry, ids: np.ndarray) -> dict[str, np.ndarray]:

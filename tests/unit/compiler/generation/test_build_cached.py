@@ -162,9 +162,12 @@ def test_other_models_generate(tmp_path: Path, model_type: str) -> None:
         save_tiny_matlm(folder)
     else:
         save_decoder(folder, model_type, head_dim=8)
-    entry = nestforge.open_bundle(compiled(folder)).manifest.generation
+    entry = nestforge.open_bundle(compiled(folder, precisions=["int4", "fp32"])).manifest.generation
     assert entry is not None
-    assert entry.engines
+    receipts = {engine.precision: engine.parity for engine in entry.engines}
+    assert receipts.keys() == {"int4", "fp32"}
+    assert receipts["int4"] is not None
+    assert "without the rounding of activations" in receipts["int4"].rule
 
 
 def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path) -> None:
@@ -172,7 +175,7 @@ def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path) -> None
     with pytest.raises(PlanError, match=r"generate: narrow cannot: heads of size 4; expected a multiple of 8"):
         compiled(narrow)
     decoder = save_decoder(tmp_path / "llama", head_dim=8)
-    with pytest.raises(PlanError, match="engines that keep a cache are in fp32 so far, asked for fp16"):
+    with pytest.raises(PlanError, match="engines that keep a cache are in fp32 or of integers, asked for fp16"):
         compiled(decoder, precisions=["fp16"])
     plan = partial(nestforge.plan, decoder, buckets=[Bucket(1, 8)], generate=True)
     with pytest.raises(PlanError, match="are for onnxruntime, profile jetson-orin-nano-8gb is for tensorrt"):
