@@ -48,15 +48,7 @@ class Dispatcher:
     ) -> None:
         self._manifest = manifest
         self._budgets = {budget.name: budget for budget in manifest.budgets}
-        choices = [axis.kind for axis in manifest.axes if axis.choices is not None]
-        self._submodels = sorted(
-            manifest.submodels,
-            key=lambda entry: (
-                -entry.parameters,
-                [-value for kind in choices for value in entry.values.get(kind, ())],
-                entry.id,
-            ),
-        )
+        self._submodels = manifest.largest_first
         self._running = RunningEstimate(self._forget)
         weights = {entry.id: entry.weight_bytes for entry in manifest.submodels}
         known: dict[str, list[Latency]] = {}

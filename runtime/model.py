@@ -23,12 +23,15 @@ from .engine_runs import run_chain, run_whole
 from .engines.contract.residency import RESIDENCIES, Residency
 from .engines.contract.threads import threads_and_affinity
 from .engines.host_latencies import host_latencies
+from .engines.memory import MemoryCap
 from .engines.needs import residencies_for
 from .engines.onnxruntime_gpu.provider import Provider, provider_named
 from .engines.pool import EnginePool
 from .engines.runner import runnable_engines
 from .exits.choice import OFF, AskedExits, ExitChoice, ExitChooser
 from .exits.drift import Drift
+from .generation.loop.generator import Generator
+from .generation.loop.session import Session
 from .in_flight import InFlight, LoadEstimate
 from .inputs.arrays import Array
 from .inputs.check_inputs import InputChecker
@@ -53,7 +56,8 @@ def load(
     """Opens a bundle as a model; engines and tokenizer open on first use, or at once with ``preload``.
 
     ``memory_mb`` caps what all engines may hold together (weights, private initializers, activations; 10^6 bytes), and
-    ``residency`` is decided under it, see ``assign_residencies``. ``threads`` is the number of cores per run, by
+    ``residency`` is decided under it, see ``assign_residencies``. Engines that generate, and the caches of their
+    sessions, open later, under what the cap then leaves. ``threads`` is the number of cores per run, by
     default the ones that this process may use. ``affinity`` names the CPU of each of these threads but the calling one
     (Linux alone); by default the system places them. None of them spins. ``provider`` is where ONNX Runtime runs the
     engines: ``cpu``, where TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or
@@ -76,7 +80,8 @@ def load(
         if residency not in ("auto", held):
             raise InputError(f"residency {residency!r}: with provider {provider!r} expected auto or {held}")
         residencies = dict.fromkeys(residencies_for(bundle, engines, memory_mb, held), held)
-    model = ElasticModel(bundle, residencies, count, ran_on, cpus)
+    memory = None if memory_mb is None or bundle.manifest.generation is None else MemoryCap(bundle, memory_mb)
+    model = ElasticModel(bundle, residencies, count, ran_on, cpus, residency, memory)
     if preload:
         try:
             model.open_engines()
@@ -96,7 +101,10 @@ class ElasticModel:
         threads: int,
         provider: Provider | None = None,
         affinity: Sequence[int] = (),
+        residency: Residency | Literal["auto"] = "auto",
+        memory: MemoryCap | None = None,
     ) -> None:
+        """``residency`` and ``memory`` are what was asked for: engines that generate have none in ``residencies``."""
         self.bundle = bundle
         self._provider = provider
         self.residencies = residencies
@@ -106,7 +114,9 @@ class ElasticModel:
         self._outputs = manifest.outputs
         known = host_latencies(bundle, threads, provider is not None)
         self._dispatcher = Dispatcher(manifest, residencies, known.latencies, known.elsewhere)
-        self._pool = EnginePool(bundle, residencies, threads, provider, affinity)
+        self._pool = EnginePool(bundle, residencies, threads, provider, affinity, memory)
+        # Called: ``model.generate("Once upon a time", max_tokens=64)``.
+        self.generate = Generator(bundle, self._opened_encoder, threads, residency, provider, affinity, memory)
         self._exits = ExitChooser(bundle, manifest.exits, self._pool) if manifest.exits else None
         # With fewer threads than cores several runs proceed at full speed.
         self._in_flight = InFlight(max(1.0, probe_host().cores / threads))
@@ -208,12 +218,15 @@ class ElasticModel:
         that its tokenizer adds. Raises InputError."""
         if isinstance(texts, str):
             raise InputError(f"texts: expected a list of texts, got {texts!r:.80}")
-        with self._encoder_lock:
-            encoder = self._encoder
+        encoder = self._opened_encoder()
         counts: list[int] = []
         for start in range(0, len(texts), _TEXTS_COUNTED_AT_ONCE):
             counts += encoder.lengths(texts[start : start + _TEXTS_COUNTED_AT_ONCE], prompt)
         return counts
+
+    def session(self, rows: int = 1, capacity: int | None = None) -> Session:
+        """A cache that ``generate`` keeps between calls; see Generator.session."""
+        return self.generate.session(rows, capacity)
 
     def drift(self) -> Mapping[str, Drift]:
         """By calibrated policy, how the exits that answered since loading compare with the calibration's; of those
@@ -224,8 +237,8 @@ class ElasticModel:
         """Opens every engine that has a residency, and the tokenizer, so that no request waits for them."""
         if self.bundle.manifest.text is not None:
             # A model with an input that no text feeds takes arrays alone.
-            with self._encoder_lock, suppress(InputError):
-                self._encoder  # noqa: B018  (a cached property: reading it loads it)
+            with suppress(InputError):
+                self._opened_encoder()
         for engine in self.bundle.manifest.engines:
             if engine.id in self.residencies:
                 self._pool.get(engine)
@@ -233,6 +246,7 @@ class ElasticModel:
     def close(self) -> None:
         """Releases every engine; the model cannot be used afterwards."""
         self._pool.close()
+        self.generate.close()
         if self._exits is not None:
             self._exits.close()
 
@@ -356,11 +370,14 @@ class ElasticModel:
         if not isinstance(inputs, (str, Sequence)):
             raise InputError(f"inputs: expected arrays by name, a text or texts, got {type(inputs).__name__}")
         texts = [inputs] if isinstance(inputs, str) else inputs
-        with self._encoder_lock:
-            encoder = self._encoder
+        encoder = self._opened_encoder()
         before = encoder.entry.prompt(prompt, prompt_name)
         longest = self._dispatcher.longest_sequence(max(1, len(texts)), request)  # no text is refused by the encoder
         return encoder.encode(texts, longest, truncate, before), before
+
+    def _opened_encoder(self) -> TextEncoder:
+        with self._encoder_lock:
+            return self._encoder
 
     @cached_property
     def _encoder(self) -> TextEncoder:

@@ -34,6 +34,7 @@ COMMANDS = (
     "verify",
     "consistency",
     "run",
+    "generate",
     "index",
     "search",
     "bench",

@@ -474,6 +474,17 @@ class Manifest:
         """``engines``, and those that generate."""
         return (*self.engines, *(self.generation.engines if self.generation else ()))
 
+    @property
+    def largest_first(self) -> tuple[SubmodelEntry, ...]:
+        """``submodels``, those with the most parameters first, and of equally many those whose other choices, such as
+        capacity, are larger."""
+        kinds = [axis.kind for axis in self.axes if axis.choices is not None]
+
+        def smallness(entry: SubmodelEntry) -> tuple[int, list[int], str]:
+            return -entry.parameters, [-value for kind in kinds for value in entry.values.get(kind, ())], entry.id
+
+        return tuple(sorted(self.submodels, key=smallness))
+
     def interface(self, segment: str | None) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
         """Inputs and outputs of the engines of ``segment``, which is ``CACHED`` for those that generate and None for
         whole ones."""

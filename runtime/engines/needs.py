@@ -8,7 +8,7 @@ from typing import Literal
 
 from ...elastic import DEPTH, ElasticSpec, Submodel
 from ...profiles.precision import PRECISIONS
-from ..bundle.manifest import EngineEntry
+from ..bundle.manifest import CACHED, EngineEntry
 from ..bundle.open_bundle import Bundle
 from .contract.residency import EngineNeed, Residency, assign_residencies
 
@@ -54,7 +54,7 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
     needs = []
     for engine in engines:
         submodel = submodels[engine.submodel]
-        layers = before[engine.segment] if engine.segment else (0, submodel.depth or 1)
+        layers = before.get(engine.segment or CACHED, (0, submodel.depth or 1))
         reads = engine.weight_bytes or 0
         weight_bytes = entries[engine.submodel].weight_bytes if engine.segment is None else reads
         tables = max(0, reads - weight_bytes)  # of its bucket, so that a larger submodel's pages may not hold them
@@ -77,7 +77,7 @@ def _idle_segments(engines: Sequence[EngineEntry], admitted: Set[str]) -> set[st
     """Files of segments that no chain can use while these files are ``admitted``."""
     chains: dict[str, set[str]] = {}
     for engine in engines:
-        if engine.segment is not None:
+        if engine.segment not in (None, CACHED):
             chains.setdefault(engine.submodel, set()).add(engine.file)
     answering = {engine.submodel for engine in engines if engine.segment is None and engine.file in admitted}
     usable = [files for submodel, files in chains.items() if submodel in answering and files <= admitted]

@@ -10,6 +10,7 @@ from ..bundle.manifest import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..device.device import Device
 from .contract.residency import Residency
+from .memory import MemoryCap
 from .onnxruntime_gpu.provider import Provider
 from .runner import Runner, device_source, runnable_engines, runner_for
 
@@ -17,7 +18,8 @@ from .runner import Runner, device_source, runnable_engines, runner_for
 class EnginePool:
     """Opens engines on demand and closes them all together; engines of one file are one. Thread-safe.
 
-    With a ``provider`` their graphs run in ONNX Runtime on it, else each engine runs on its backend.
+    With a ``provider`` their graphs run in ONNX Runtime on it, else each engine runs on its backend. What is open
+    counts under the ``memory`` cap, if there is one.
     """
 
     def __init__(
@@ -27,19 +29,23 @@ class EnginePool:
         threads: int,
         provider: Provider | None = None,
         affinity: Sequence[int] = (),
+        memory: MemoryCap | None = None,
     ) -> None:
         self._bundle = bundle
+        self._memory = memory
         self._provider = provider
         self.on_gpu = provider is not None
         self.residencies = residencies
         self.threads = threads
         self._affinity = affinity
         self._open: dict[str, Runner] = {}
-        self._locks = {engine.file: threading.Lock() for engine in bundle.manifest.engines if engine.id in residencies}
+        every = bundle.manifest.every_engine
+        self._locks = {engine.file: threading.Lock() for engine in every if engine.id in residencies}
         self._closed = False
 
     def get(self, engine: EngineEntry) -> Runner:
-        """The open runner of ``engine``. Raises BundleError once the pool is closed, or if it cannot be opened."""
+        """The open runner of ``engine``. Raises BundleError once the pool is closed, or if it cannot be opened,
+        SelectionError if that exceeds the memory cap."""
         runner = self._open.get(engine.file)
         if runner is not None:
             return runner
@@ -47,9 +53,12 @@ class EnginePool:
             if self._closed:
                 raise BundleError(f"bundle {self._bundle.path}: the model is closed; use it inside its `with` block")
             if engine.file not in self._open:
-                runner = self._runner(engine)
-                self._open[engine.file] = runner.__enter__()
+                self._open[engine.file] = self._opened(engine)
             return self._open[engine.file]
+
+    def is_open(self, engine: EngineEntry) -> bool:
+        """Whether a request has opened ``engine``."""
+        return engine.file in self._open
 
     def runnable(self) -> tuple[EngineEntry, ...]:
         """The bundle's engines that can run here. Raises BundleIncompatibleError if there is none."""
@@ -68,6 +77,14 @@ class EnginePool:
                 if runner is not None:
                     runner.__exit__(None, None, None)
 
-    def _runner(self, engine: EngineEntry) -> Runner:
+    def _opened(self, engine: EngineEntry) -> Runner:
         residency = self.residencies[engine.id]
-        return runner_for(self._bundle, engine, residency, self.threads, self._provider, self._affinity)
+        runner = runner_for(self._bundle, engine, residency, self.threads, self._provider, self._affinity)
+        if self._memory is None:
+            return runner.__enter__()
+        self._memory.open(engine, residency)
+        try:
+            return runner.__enter__()
+        except BaseException:
+            self._memory.close(engine, residency)
+            raise

@@ -49,6 +49,13 @@ class Cache:
         for tensor in self.tensors:
             tensor[target, :, :tokens] = tensor[source, :, :tokens]
 
+    def swap_rows(self, one: int, other: int, tokens: int) -> None:
+        """Exchanges the first ``tokens`` of two rows."""
+        for tensor in self.tensors:
+            moved = tensor[one, :, :tokens].copy()
+            tensor[one, :, :tokens] = tensor[other, :, :tokens]
+            tensor[other, :, :tokens] = moved
+
     def named(self, prefix: str) -> Mapping[str, Array]:
         """The tensors by the names that engines have for them: ``past`` or ``present``."""
         return dict(zip(self._names(prefix), self.tensors, strict=True))

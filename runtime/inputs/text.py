@@ -103,6 +103,15 @@ class TextEncoder:
         feeds = {spec.name: _matrix(self._values(rows, name, before), spec) for spec, name in self._fields}
         return Encoded(feeds, too_long, tuple(len(row.ids) for row in rows))
 
+    @property
+    def tokenizer(self) -> Any:
+        """The ``tokenizers.Tokenizer``; its settings are not to be changed."""
+        return self._tokenizer
+
+    def ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of one text, however long. Raises InputError."""
+        return list(self._encoded([text], add_special_tokens)[0].ids)
+
     def lengths(self, texts: Sequence[str], prompt: str | None = None) -> list[int]:
         """How many tokens each text has behind ``prompt``, however long. Raises InputError."""
         return [len(row.ids) for row in self._encoded(_prompted(texts, self.entry.prompt(prompt)))]

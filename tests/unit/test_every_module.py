@@ -30,6 +30,8 @@ TESTED_ELSEWHERE = {
     "runtime.device.cuda_memory": "runtime/engines/tensorrt/test_bound.py",
     "runtime.engines.tensorrt.available": "runtime/engines/tensorrt/test_plans.py",
     "runtime.generation.cached_engine": "compiler/generation/test_build_cached.py",
+    "runtime.generation.loop.generated": "runtime/generation/loop/test_generation.py",
+    "runtime.generation.loop.options": "runtime/generation/loop/test_generator.py",
     "runtime.inputs.arrays": "compiler/tensorrt/test_check_plan.py",
     "runtime.request": "runtime/test_dispatcher.py",
     "runtime.retrieval.identity": "runtime/retrieval/test_index_file.py",
@@ -79,6 +81,14 @@ TESTED_THROUGH = {
     "runtime.bundle.device_files": ("runtime/exits/test_calibration.py", "runtime.exits.calibration"),
     "compiler.generation.draft_entry": ("compiler/publish/test_write_bundle.py", "compiler.publish.write_bundle"),
     "compiler.generation.verify_cached": ("compiler/test_verify.py", "compiler.verify"),
+    "runtime.generation.loop.row": (
+        "runtime/generation/loop/test_generation.py",
+        "runtime.generation.loop.generation",
+    ),
+    "runtime.generation.loop.writers": (
+        "runtime/generation/loop/test_generator.py",
+        "runtime.generation.loop.generator",
+    ),
     "runtime.engine_runs": ("runtime/test_model.py", "runtime.model"),
     "runtime.engines.onnxruntime_gpu.session": (
         "runtime/engines/onnxruntime_gpu/test_runner.py",

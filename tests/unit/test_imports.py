@@ -34,6 +34,7 @@ ROOMS = (
     "runtime.exits",
     "runtime.consistency",
     "runtime.generation",
+    "runtime.generation.loop",
     "runtime",
     "runtime.calibrate",
     "runtime.retrieval",

@@ -54,7 +54,7 @@ def assign_residencies(
     """
     if memory_mb is not None:
         memory_mb = positive_limit("memory_mb", memory_mb)
-    memory = _OpenEngines(needs)
+    memory = OpenEngines(needs)
     if memory_mb is None or requested != "auto":
         residency: Residency = "packed" if requested == "auto" else requested
         assigned = {need.engine: residency if need.can_share else "packed" for need in needs}
@@ -94,7 +94,7 @@ def assign_residencies(
     return assigned
 
 
-class _OpenEngines:
+class OpenEngines:
     """A set of open engines; ``bytes`` is an upper bound of what they hold together.
 
     Engines that read the same views are one row, and sets of rows are the bits of a number. Of the rows that are open

@@ -1,0 +1,65 @@
+"""A cap on what the open engines of a model hold together with the caches of its sessions."""
+
+from __future__ import annotations
+
+import threading
+
+from ...errors import SelectionError
+from ..bundle.manifest import EngineEntry
+from ..bundle.open_bundle import Bundle
+from .contract.residency import OpenEngines, Residency
+from .needs import engine_needs
+
+
+class MemoryCap:
+    """Counts, by the figures of the manifest, what is open; what would exceed the cap is refused. Thread-safe.
+
+    Engines for whole inputs have residencies that keep the cap when all of them are open; so none of them is refused
+    until engines that generate, or caches, are open beside them.
+    """
+
+    def __init__(self, bundle: Bundle, memory_mb: float) -> None:
+        self._cap_mb = memory_mb
+        needs = engine_needs(bundle, bundle.manifest.every_engine)
+        self._needs = {need.engine: need for need in needs}
+        self._engines = OpenEngines(needs)
+        self._cache_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def left_mb(self) -> float:
+        """What is left under the cap."""
+        return self._cap_mb - (self._engines.bytes + self._cache_bytes) / 1e6
+
+    def open(self, engine: EngineEntry, residency: Residency) -> None:
+        """Counts ``engine``. Raises SelectionError if it exceeds the cap beside what is open."""
+        need = self._needs[engine.id]
+        with self._lock:
+            self._engines.add(need, residency)
+            if self.left_mb < 0:
+                over = -self.left_mb
+                self._engines.remove(need, residency)
+                raise SelectionError(
+                    f"memory_mb={self._cap_mb:g}: engine {engine.id} as {residency} takes {over:.1f} MB more than is "
+                    "left beside the engines and sessions that are open; close a session, or raise the cap"
+                )
+
+    def close(self, engine: EngineEntry, residency: Residency) -> None:
+        """Counts an engine no more."""
+        with self._lock:
+            self._engines.remove(self._needs[engine.id], residency)
+
+    def take_cache(self, count: int) -> None:
+        """Counts ``count`` bytes of a session. Raises SelectionError if they exceed the cap."""
+        with self._lock:
+            if count > 1e6 * self.left_mb:
+                raise SelectionError(
+                    f"memory_mb={self._cap_mb:g}: a cache of {count / 1e6:.1f} MB, {max(0.0, self.left_mb):.1f} MB are "
+                    "left; ask for fewer rows, a smaller capacity or fewer tokens, or raise the cap"
+                )
+            self._cache_bytes += count
+
+    def give_cache(self, count: int) -> None:
+        """Counts them no more."""
+        with self._lock:
+            self._cache_bytes -= count

@@ -1,0 +1,132 @@
+"""The loop: prompts row by row, then one token for every row at a time, until all have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from time import perf_counter
+from types import TracebackType
+
+from ....errors import InputError
+from .generated import Generated, Piece
+from .pace import Pace, Writer
+from .row import Row
+from .session import Session
+
+
+class Generation:
+    """An iterator of the tokens of a call, as they come; ``result`` is what they make so far.
+
+    It has its session until it is exhausted, closed, or collected; a consumer that stops early closes it, which a
+    ``with`` block does too. What was written by then stays in the session.
+    """
+
+    def __init__(self, session: Session, rows: Sequence[Row], pace: Pace, ended: Callable[[], None]) -> None:
+        """Takes ``session``, and calls ``ended`` when it has given it back. Raises InputError where it cannot."""
+        self._session, self._rows, self._pace, self._ended = session, rows, pace, ended
+        self._is_open = self._is_given_up = False
+        session.acquire(self._give_up)
+        self._is_open = True
+        self._step_ms = 0.0
+        self._stepped = 0
+        self._pieces = self._generate()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        if self._is_given_up:
+            raise InputError("generation: its session went to a later one of the same thread; open a session for each")
+        return next(self._pieces)
+
+    def result(self) -> Generated:
+        """The rows as far as they have come; all of them once the iterator is exhausted."""
+        rate = 1e3 * self._stepped / self._step_ms if self._step_ms else None
+        return Generated(tuple(row.result() for row in self._rows), rate)
+
+    def finish(self) -> Generated:
+        """Generates what is left, and gives all of it back."""
+        for _ in self:
+            pass
+        return self.result()
+
+    def close(self) -> None:
+        """Ends it where it is; closing it again does nothing."""
+        self._pieces.close()
+        self._end()  # a generator that never began runs none of its code
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pieces"):
+            self.close()
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        self.close()
+
+    def _end(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._session.release()
+            self._ended()
+
+    def _generate(self) -> Generator[Piece, None, None]:
+        try:
+            self._session.arrange(len(self._rows))
+            for place in range(len(self._rows)):
+                yield self._read_prompt(place)
+            active = self._leave(list(self._rows))
+            while active:
+                pieces = self._step(active)
+                active = self._leave(active)
+                yield from pieces
+        finally:
+            self._end()
+
+    def _read_prompt(self, place: int) -> Piece:
+        """The first token of the row at ``place``; every row is at the place of its number until all have theirs."""
+        session, rows = self._session, self._rows
+        row, count = rows[place], len(rows)
+        tokens = sum(session.unknown(later.prompt) for later in rows[place:])
+        writer = self._pace.for_prompts(tokens, count, row.tokens_left - 1)
+        for engine in self._pace.engines:
+            session.bind(engine, count)
+        started = perf_counter()
+        logits, row.reused_tokens = session.prefill(place, row.prompt, writer.engine, count)
+        row.prompt_ms = 1e3 * (perf_counter() - started)
+        self._pace.read(writer.engine, len(row.prompt) - row.reused_tokens, row.prompt_ms)
+        return row.pick(logits, writer)
+
+    def _step(self, active: Sequence[Row]) -> list[Piece]:
+        """One more token for each of the rows at the first places, in their order."""
+        started = perf_counter()
+        writer: Writer = self._pace.for_step(len(active), max([row.tokens_left for row in active]))
+        called = perf_counter()
+        logits = self._session.step([row.last for row in active], writer.engine)
+        returned = perf_counter()
+        pieces = [row.pick(own, writer) for row, own in zip(active, logits, strict=True)]
+        took = 1e3 * (perf_counter() - started)
+        self._pace.stepped(writer.engine, len(active), 1e3 * (returned - called), took)
+        for row in active:
+            row.token_ms.append(took)
+        self._step_ms += took
+        self._stepped += len(active)
+        return pieces
+
+    def _leave(self, active: list[Row]) -> list[Row]:
+        """Those of the rows at the first places that continue, at the first places."""
+        place = 0
+        while place < len(active):
+            if active[place].finish is None:
+                place += 1
+            else:
+                self._session.leave(place, len(active))
+                active[place] = active[-1]
+                active.pop()
+        return active

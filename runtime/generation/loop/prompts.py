@@ -1,0 +1,96 @@
+"""Prompts as tokens: texts, tokens themselves, or a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ....errors import InputError
+from ...bundle.manifest import GenerationEntry
+from ...bundle.open_bundle import Bundle
+from ...inputs.text import TextEncoder
+from ..chat import ChatTemplate
+from ..sampling import Ids
+
+# A text, or its tokens.
+Prompt = str | Sequence[int] | np.ndarray[Any, Any]
+
+
+class Prompts:
+    """Of one bundle that generates. Thread-safe."""
+
+    def __init__(self, bundle: Bundle, entry: GenerationEntry, encoder: Callable[[], TextEncoder]) -> None:
+        """``encoder`` gives that of the bundle; it is called only where there is a text."""
+        self._bundle, self._entry, self._encoder = bundle, entry, encoder
+
+    @property
+    def tokenizer(self) -> Any | None:
+        """None where the bundle has none."""
+        return None if self._bundle.manifest.text is None else self._encoder().tokenizer
+
+    def tokens(self, prompt: object, messages: object) -> list[Ids]:
+        """The rows of a call, each ``[T]``, of either. Raises InputError for none, for an empty one, or for tokens that
+        are not of the vocabulary."""
+        if (prompt is None) == (messages is None):
+            raise InputError("generate: expected either a prompt or messages")
+        if messages is not None:
+            text = self._chat.render(messages)  # type: ignore[arg-type]  # which checks them
+            return [self._checked(0, self._require_encoder().ids(text, add_special_tokens=False))]
+        return [self._checked(number, self._ids(number, one)) for number, one in enumerate(_several(prompt))]
+
+    def _ids(self, number: int, prompt: object) -> Sequence[object]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InputError(f"prompt {number}: empty; there is nothing to continue")
+            return self._require_encoder().ids(prompt)
+        found = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
+        if not isinstance(found, Sequence) or isinstance(found, bytes | bytearray):
+            raise InputError(f"prompt {number}: expected a text or a list of token ids, got {prompt!r:.80}")
+        return found
+
+    def _checked(self, number: int, ids: Sequence[object]) -> Ids:
+        vocabulary = self._entry.vocabulary
+        if not ids:
+            raise InputError(f"prompt {number}: empty; there is nothing to continue")
+        for place, token in enumerate(ids):
+            if not isinstance(token, int | np.integer) or isinstance(token, bool) or not 0 <= token < vocabulary:
+                raise InputError(
+                    f"prompt {number}: token {place} is {token!r:.80}; expected a whole number from 0 to "
+                    f"{vocabulary - 1}, the vocabulary"
+                )
+        return np.array(ids, np.int64)
+
+    def _require_encoder(self) -> TextEncoder:
+        if self._bundle.manifest.text is None:
+            raise InputError(f"bundle {self._bundle.path}: has no tokenizer; pass token ids instead of text")
+        return self._encoder()
+
+    @cached_property
+    def _chat(self) -> ChatTemplate:
+        bundle, file = self._bundle, self._entry.chat_template
+        if file is None:
+            raise InputError(
+                f"bundle {bundle.path}: its model has no chat template; write the chat as a prompt, in the form that "
+                "the model was trained on"
+            )
+        bundle.require_hashes(file)
+        with bundle.held(file):
+            source = bundle.file(file).read_text(encoding="utf-8", errors="replace")
+        return ChatTemplate(source, self._entry.special_tokens or {})
+
+
+def _several(prompt: object) -> Sequence[object]:
+    """One prompt or several, as several."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, np.ndarray):
+        return [prompt] if prompt.ndim == 1 else list(prompt)
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | Mapping):
+        raise InputError(f"prompt: expected a text, token ids, or a list of them, got {prompt!r:.80}")
+    if not prompt:
+        raise InputError("prompt: empty; there is nothing to continue")
+    one = all(isinstance(item, int | np.integer) for item in prompt)
+    return [prompt] if one else prompt

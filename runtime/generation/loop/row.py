@@ -1,0 +1,109 @@
+"""One row while it is generated: its tokens, the text that they make, and whether it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..sampling import Ids, Logits, LogProbabilities, Sampler, Sampling, log_probabilities
+from ..stops import Stops, TextStream
+from .generated import Finish, GeneratedRow, Piece, Run
+from .pace import Writer
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """What holds for every row of a call: at most ``max_tokens``, where ``stops`` (with the model's own ``end_ids``
+    among them) do not end it before. ``logprobs`` asks for the log-probabilities of the tokens and of so many of the
+    most likely ones."""
+
+    max_tokens: int
+    sampling: Sampling
+    stops: Stops
+    end_ids: Collection[int]
+    logprobs: int | None = None
+
+
+class Row:
+    """Row ``number`` of a call, behind ``prompt`` ``[T]``; ``tokenizer`` is None where the bundle has none."""
+
+    def __init__(self, number: int, prompt: Ids, options: RowOptions, tokenizer: Any | None) -> None:
+        self.number, self.prompt = number, prompt
+        self.finish: Finish | None = None
+        self.reused_tokens, self.prompt_ms = 0, 0.0
+        self.token_ms: list[float] = []
+        self._options = options
+        self._sampler = Sampler(options.sampling, number)
+        self._history = np.concatenate([prompt, np.zeros(options.max_tokens, np.int64)])
+        self._count = 0
+        self._stream = None if tokenizer is None else TextStream(tokenizer, options.stops, prompt.tolist())
+        self._stop: int | str | None = None
+        self._pieces: list[str] = []
+        self._runs: list[tuple[Writer, int]] = []  # with the number of its first token
+        self._log_probabilities: list[LogProbabilities] = []
+
+    @property
+    def last(self) -> int:
+        """The token that was picked last."""
+        return int(self._history[len(self.prompt) + self._count - 1])
+
+    @property
+    def tokens_left(self) -> int:
+        """How many more tokens may be picked."""
+        return self._options.max_tokens - self._count
+
+    def pick(self, logits: Logits, writer: Writer) -> Piece:
+        """The next token, of ``logits`` ``[V]`` that ``writer`` computed."""
+        end = len(self.prompt) + self._count
+        token = self._sampler.pick(logits, self._history[:end])
+        self._history[end] = token
+        if not self._runs or self._runs[-1][0] is not writer:
+            self._runs.append((writer, self._count))
+        self._count += 1
+        found = None
+        if self._options.logprobs is not None:
+            found = log_probabilities(logits, token, self._options.logprobs)
+            self._log_probabilities.append(found)
+        text = self._add(token)
+        return Piece(self.number, token, text, writer.engine.submodel, found, self.finish)
+
+    def result(self) -> GeneratedRow:
+        """The row as far as it has come."""
+        starts = [start for _, start in self._runs]
+        lengths = [end - start for start, end in zip(starts, [*starts[1:], self._count], strict=False)]
+        return GeneratedRow(
+            text=None if self._stream is None else "".join(self._pieces),
+            tokens=tuple(self._history[len(self.prompt) : len(self.prompt) + self._count].tolist()),
+            finish=self.finish,
+            stop=self._stop,
+            runs=tuple(
+                Run(writer.engine.submodel, tokens, writer.reason)
+                for (writer, _), tokens in zip(self._runs, lengths, strict=True)
+            ),
+            log_probabilities=None if self._options.logprobs is None else tuple(self._log_probabilities),
+            prompt_tokens=len(self.prompt),
+            reused_tokens=self.reused_tokens,
+            prompt_ms=self.prompt_ms,
+            token_ms=tuple(self.token_ms),
+        )
+
+    def _add(self, token: int) -> str:
+        """The text that the token makes certain, all the rest where the row ends with it."""
+        text, stream = "", self._stream
+        if stream is None:
+            self._stop = token if token in self._options.stops.ids else None
+        else:
+            text = stream.add(token)
+            if stream.stopped is None and not self.tokens_left:
+                text += stream.finish()
+            self._stop = stream.stopped
+        if self._stop is not None:
+            self.finish = "end" if self._stop in self._options.end_ids else "stop"
+        elif not self.tokens_left:
+            self.finish = "length"
+        if text:
+            self._pieces.append(text)
+        return text

@@ -1,0 +1,206 @@
+"""A cache that stays between turns, with the tokens whose keys and values it holds.
+
+What a prompt has in common with what is there already is not computed again: only the tokens behind it are, and they
+overwrite what lay at their places. The keys of a token are those of the submodel that wrote it; submodels of one bundle
+continue each other's.
+
+The tokens are believed only once the run that wrote their keys has ended, so that a generation may be interrupted at
+any point: what was under way is computed again.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from ....errors import InputError
+from ...bundle.manifest import EngineEntry, GenerationEntry
+from ...engines.runner import Runner
+from ...inputs.arrays import Array
+from ..cache import Cache
+from ..cached_engine import CachedEngine
+
+Ids = npt.NDArray[np.int64]
+_MEND = "finish or close its generation, or open a session for each thread"
+
+
+class Session:
+    """Rows of one cache. One generation at a time uses it: that of another thread is refused, and a later one of the
+    same thread ends it, which it then says.
+
+    Within a generation a row lies at a place of the cache: those that still continue at the first ones, so that they
+    step together. A caller sees rows alone.
+    """
+
+    def __init__(
+        self,
+        entry: GenerationEntry,
+        opened: Callable[[EngineEntry], Runner],
+        rows: int,
+        capacity: int,
+        given_back: Callable[[], None],
+    ) -> None:
+        """``opened`` gives the open runner of an engine; ``rows`` and ``capacity`` are what its engines take.
+        ``given_back`` is called once the session is closed, or collected."""
+        self._entry, self._opened = entry, opened
+        self._cache = Cache.empty(entry.layers, rows, capacity)
+        self._tokens: Ids = np.zeros((rows, capacity), np.int64)  # by place
+        self._lengths = [0] * rows  # of them that are believed, by place
+        self._row_at = list(range(rows))
+        # Bound to the first so many rows of the cache; what is bound for another number is not kept.
+        self._engines: dict[str, CachedEngine] = {}
+        self._bound_rows = 0
+        self._lock = threading.Lock()
+        self._held_by: threading.Thread | None = None
+        self._give_up: Callable[[], Callable[[], None] | None] = _no_one
+        self._given_back = weakref.finalize(self, given_back)
+
+    @property
+    def rows(self) -> int:
+        return len(self._row_at)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row has room for."""
+        return self._cache.capacity
+
+    @property
+    def bytes(self) -> int:
+        """What the cache takes once every token is written."""
+        return self._cache.bytes
+
+    def tokens(self, row: int = 0) -> tuple[int, ...]:
+        """Those whose keys and values row ``row`` holds."""
+        place = self._row_at.index(row)
+        return tuple(self._tokens[place, : self._lengths[place]].tolist())
+
+    def acquire(self, give_up: Callable[[], None]) -> None:
+        """Takes the session for one generation, a method of which is ``give_up``: it is called where the thread that
+        has the session, or another whose own has ended, takes it again, as after an interruption.
+
+        Raises InputError while another thread has it, or once it is closed.
+        """
+        if not self._given_back.alive:
+            raise InputError("session: closed; open another one")
+        if not self._lock.acquire(blocking=False):
+            holder = self._held_by
+            if holder is not threading.current_thread() and (holder is None or holder.is_alive()):
+                raise InputError(f"session: in use by another thread{f', {holder.name}' if holder else ''}; {_MEND}")
+            before = self._give_up()
+            if before is not None:
+                before()
+            if not self._lock.acquire(blocking=False):
+                raise InputError(f"session: in use by another thread; {_MEND}")
+        self._held_by, self._give_up = threading.current_thread(), weakref.WeakMethod(give_up)
+
+    def release(self) -> None:
+        """Gives it back; its bound engines go, its tokens stay."""
+        self._engines.clear()
+        self._held_by = None
+        self._lock.release()
+
+    def close(self) -> None:
+        """Gives its memory back; it cannot be used afterwards. Raises InputError while a generation has it."""
+        if self._given_back.alive:
+            self.acquire(self.close)
+            self._cache = self._cache.part(0, 0)
+            self._given_back()
+            self.release()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def arrange(self, rows: int) -> None:
+        """Brings each of the first ``rows`` rows to the place of its number."""
+        for row in range(rows):
+            self._swap(self._row_at.index(row), row)
+
+    def unknown(self, tokens: Ids) -> int:
+        """How many of ``tokens``, as all that a row has, would be computed."""
+        return len(tokens) - min(max(self._common(tokens)), len(tokens) - 1)
+
+    def prefill(self, place: int, tokens: Ids, engine: EngineEntry, rows: int) -> tuple[Array, int]:
+        """The logits ``[V]`` behind ``tokens`` as all that the row at ``place`` has, of ``rows`` that are used, and how
+        many of them were there already. At least one is computed, which is what logits come from."""
+        kept = self._reuse(place, tokens)
+        self._lengths[place] = kept
+        logits = self._engine(engine, rows).extend(place, tokens[kept:], kept, [len(tokens) - kept - 1])
+        self._tokens[place, kept : len(tokens)] = tokens[kept:]
+        self._lengths[place] = len(tokens)
+        return logits[0], kept
+
+    def step(self, tokens: Sequence[int], engine: EngineEntry) -> Array:
+        """One more token for each of the first rows ``[n]``, and the logits ``[n, V]`` behind them, which the next step
+        overwrites."""
+        lengths = self._lengths
+        logits = self._engine(engine, len(tokens)).step(tokens, lengths[: len(tokens)])
+        for place, token in enumerate(tokens):
+            self._tokens[place, lengths[place]] = token
+            lengths[place] += 1
+        return logits
+
+    def leave(self, place: int, rows: int) -> None:
+        """The row at ``place``, one of the first ``rows``, continues no more; the last of those takes its place."""
+        self._swap(place, rows - 1)
+
+    def bind(self, engine: EngineEntry, rows: int) -> None:
+        """Opens ``engine`` for steps of ``rows`` rows, so that none of them waits for that."""
+        self._engine(engine, rows)
+
+    def _engine(self, engine: EngineEntry, rows: int) -> CachedEngine:
+        if rows != self._bound_rows:
+            self._engines.clear()
+            self._bound_rows = rows
+        found = self._engines.get(engine.id)
+        if found is None:
+            found = CachedEngine(self._opened(engine), engine, self._entry, self._cache.part(0, rows))
+            self._engines[engine.id] = found
+        return found
+
+    def _reuse(self, place: int, tokens: Ids) -> int:
+        """How many of ``tokens`` need not be computed: what they have in common with what is at ``place``, or with
+        another row's, whose keys are then copied."""
+        common = self._common(tokens)
+        most = max(common)
+        if most > common[place]:
+            self._lengths[place] = 0
+            self._cache.copy_row(common.index(most), place, most)
+            self._tokens[place, :most] = tokens[:most]
+        return min(most, len(tokens) - 1)
+
+    def _common(self, tokens: Ids) -> list[int]:
+        """With how many of ``tokens`` each place begins."""
+        return [_common(self._tokens[place, :length], tokens) for place, length in enumerate(self._lengths)]
+
+    def _swap(self, place: int, other: int) -> None:
+        if place == other:
+            return
+        lengths = list(self._lengths)
+        self._lengths[place] = self._lengths[other] = 0  # until both are moved
+        self._cache.swap_rows(place, other, max(lengths[place], lengths[other]))
+        self._tokens[[place, other]] = self._tokens[[other, place]]
+        row_at = list(self._row_at)
+        row_at[place], row_at[other] = row_at[other], row_at[place]
+        self._row_at = row_at
+        self._lengths[place], self._lengths[other] = lengths[other], lengths[place]
+
+
+def _no_one() -> None:
+    """Who has a session that nobody has."""
+
+
+def _common(there: Ids, wanted: Ids) -> int:
+    """How many tokens two rows begin with together."""
+    shorter = min(len(there), len(wanted))
+    differing = np.flatnonzero(there[:shorter] != wanted[:shorter])
+    return int(differing[0]) if len(differing) else shorter

@@ -1,0 +1,71 @@
+"""What a step of each submodel takes, as the steps of this model have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...bundle.manifest import EngineEntry
+
+# Of the runs that a mean is of: a further one then counts as the last of so many, so that old ones are forgotten.
+_RUNS = 8
+# A step beside a busy program takes several times as long; what counts is what most of them take.
+_MOST_SLOWER = 1.5
+_ENOUGH_RUNS = 3
+# Of an engine that nothing was stated of: what an ordinary processor reads of weights in a millisecond.
+_BYTES_A_MS = 1e7
+
+
+class StepTimes:
+    """Running means by engine and number of rows. Until one has run, the figure of another is scaled by the bytes of
+    weights, which is what a step reads; until any has, the bundle's own figures hold.
+
+    Threads may share it: of two that count a run at once, one may not count.
+    """
+
+    def __init__(self, stated_ms: Mapping[str, float]) -> None:
+        """``stated_ms``: of one row, by engine, as far as the bundle states it."""
+        self._stated = stated_ms
+        self._known: dict[tuple[str, int], tuple[float, int, int]] = {}  # milliseconds, bytes of weights, runs
+        self._prompts: dict[str, float] = {}
+        self._ran: set[tuple[str, int]] = set()
+
+    def ran(self, engine: EngineEntry, rows: int, ms: float) -> None:
+        """Counts a step, but not the first of an engine, which finds neither memory nor caches ready."""
+        key = engine.id, rows
+        if key not in self._ran:
+            self._ran.add(key)
+            return
+        mean, _, runs = self._known.get(key, (ms, 0, 0))
+        if runs >= _ENOUGH_RUNS:
+            ms = min(ms, _MOST_SLOWER * mean)
+        runs += 1
+        self._known[key] = mean + (ms - mean) / min(runs, _RUNS), engine.weight_bytes or 1, runs
+
+    def ran_prompt(self, engine: EngineEntry, tokens: int, ms: float) -> None:
+        """Counts a prompt of which ``tokens`` were computed."""
+        mean = self._prompts.get(engine.id, ms / tokens)
+        self._prompts[engine.id] = (mean + ms / tokens) / 2
+
+    def expected_ms(self, engine: EngineEntry, rows: int) -> float:
+        """What a step of ``rows`` rows takes by what is known now. One of fewer is taken to cost what the nearest
+        larger number did, one of more in proportion, which is the most that it can."""
+        key = engine.id, rows
+        if key in self._known:
+            return self._known[key][0]
+        weight_bytes = engine.weight_bytes or 1
+        alike = {r: ms for (name, r), (ms, _, _) in self._known.items() if name == engine.id}
+        if not alike:
+            # Of the rows that are nearest, the engine that is nearest in size.
+            others = [(r, of, ms) for (_, r), (ms, of, _) in self._known.items()]
+            nearest = min(others, key=lambda o: (abs(o[0] - rows), abs(o[1] - weight_bytes)), default=None)
+            if nearest is None:
+                return self._stated.get(engine.id, weight_bytes / _BYTES_A_MS) * rows
+            r, of, ms = nearest
+            alike = {r: ms * weight_bytes / of}
+        larger = [r for r in alike if r >= rows]
+        return alike[min(larger)] if larger else alike[max(alike)] * rows / max(alike)
+
+    def expected_prompt_ms(self, engine: EngineEntry, tokens: int) -> float:
+        """What ``tokens`` of a prompt take: at most a step each, as is assumed until one has run."""
+        each = self._prompts.get(engine.id)
+        return tokens * (self.expected_ms(engine, 1) if each is None else each)

@@ -1,0 +1,59 @@
+"""Which submodels of a bundle may write, and why the first of them would."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ....errors import SelectionError
+from ....strict import nearest
+from ...bundle.manifest import EngineEntry, Manifest
+from .options import Options
+
+
+def writers(
+    manifest: Manifest, options: Options, admitted: Collection[str], rows: int, cache_bytes: int
+) -> tuple[list[EngineEntry], str]:
+    """The engines to choose from, the largest submodel's first: only it without a promise. ``admitted`` are the ids of
+    engines that may be open here, ``rows`` generate at once, with ``cache_bytes``. Raises SelectionError."""
+    assert manifest.generation is not None
+    by_submodel = {engine.submodel: engine for engine in manifest.generation.engines if engine.id in admitted}
+    order = [entry.id for entry in manifest.largest_first if entry.id in by_submodel]
+    engines = [by_submodel[submodel] for submodel in order if by_submodel[submodel].bucket.batch >= rows]
+    asked, reason = options.submodel, f"submodel {options.submodel} asked for"
+    if options.budget is not None:
+        budgets = {budget.name: budget for budget in manifest.budgets}
+        if options.budget not in budgets:
+            raise SelectionError(
+                f"no budget {options.budget!r:.80} in this bundle{nearest(options.budget[:80], budgets)}"
+            )
+        budget = budgets[options.budget]
+        asked, reason = budget.submodel, f"budget {budget.name}: {budget.reason}"
+    if asked is not None:
+        wanted = manifest.submodel(asked).id
+        engines = [engine for engine in engines if engine.submodel == wanted]
+        if not engines:
+            raise SelectionError(
+                f"submodel {wanted} has no engine that generates {rows} rows here; there is "
+                f"{', '.join(order) or 'none'}"
+            )
+        return engines, reason
+    if options.memory_mb is not None:
+        limit = options.memory_mb
+        small = [engine for engine in engines if _memory_mb(engine, cache_bytes) <= limit]
+        if not small:
+            least = min((_memory_mb(engine, cache_bytes) for engine in engines), default=0.0)
+            raise SelectionError(
+                f"no submodel generates {rows} rows with memory_mb <= {limit:g}; the smallest takes {least:.1f} MB "
+                f"with its cache of {cache_bytes / 1e6:.1f} MB"
+            )
+        engines, reason = small, f"{_memory_mb(small[0], cache_bytes):.1f} MB <= {limit:g} MB"
+    else:
+        reason = "the largest submodel" if options.promise else "no limit asked: the largest submodel"
+    if not engines:
+        raise SelectionError(f"no submodel has an engine that generates {rows} rows here")
+    return (engines if options.promise else engines[:1]), reason
+
+
+def _memory_mb(engine: EngineEntry, cache_bytes: int) -> float:
+    """What the engine needs for itself, with the cache."""
+    return ((engine.weight_bytes or 0) + engine.private_bytes + engine.activation_bytes + cache_bytes) / 1e6

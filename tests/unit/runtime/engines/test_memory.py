@@ -1,0 +1,32 @@
+"""What is open under a cap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nestforge.errors import SelectionError
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.engines.memory import MemoryCap
+from nestforge.runtime.engines.needs import engine_needs
+
+
+def test_engines_and_caches_count_together(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    first, second = bundle.manifest.engines[:2]
+    needs = engine_needs(bundle, (first, second))
+    sizes = [need.weight_bytes + need.own_bytes for need in needs]
+    cap = MemoryCap(bundle, (sum(sizes) + 50) / 1e6)
+    cap.open(first, "packed")
+    assert cap.left_mb == pytest.approx((sizes[1] + 50) / 1e6)
+    cap.take_cache(50)
+    with pytest.raises(SelectionError, match=r"^memory_mb=\S+: a cache of 1\.0 MB, 0\.\d MB are left; ask for fewer"):
+        cap.take_cache(1_000_000)
+    cap.open(second, "packed")
+    assert cap.left_mb == pytest.approx(0)
+    cap.close(second, "packed")
+    cap.take_cache(1)
+    with pytest.raises(SelectionError, match=rf"engine {second.id} as packed takes 0\.0 MB more than is left beside"):
+        cap.open(second, "packed")
+    cap.give_cache(1)
+    cap.open(second, "packed")

@@ -1,0 +1,111 @@
+"""What a session believes to be in its cache, and what it does not compute again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from nestforge.errors import InputError, SelectionError
+from nestforge.runtime.generation import cached_engine
+from nestforge.runtime.inputs.arrays import Array
+from nestforge.runtime.model import ElasticModel, load
+
+Greedy = Callable[[list[int], int], list[int]]
+
+
+def test_a_turn_continues_the_one_before(model: ElasticModel, greedy: Greedy) -> None:
+    with model.session(capacity=64) as session:
+        assert (session.rows, session.capacity, session.bytes) == (1, 64, 2 * 2 * 2 * 8 * 64 * 4)
+        first = list(model.generate([5, 7, 9], session=session, max_tokens=6).rows[0].tokens)
+        assert list(session.tokens()) == [5, 7, 9, *first[:-1]]  # the last one was not fed
+        turn = [5, 7, 9, *first, 40, 41]
+        row = model.generate(turn, session=session, max_tokens=6).rows[0]
+        assert (row.prompt_tokens, row.reused_tokens) == (11, 8)
+        assert list(row.tokens) == greedy(turn, 6)
+
+
+def test_what_follows_the_common_prefix_is_overwritten(model: ElasticModel, greedy: Greedy) -> None:
+    session = model.session()
+    model.generate([5, 7, 9, 11, 13, 15], session=session, max_tokens=12)
+    row = model.generate([5, 7, 30, 31], session=session, max_tokens=12).rows[0]
+    assert row.reused_tokens == 2
+    assert list(row.tokens) == greedy([5, 7, 30, 31], 12)
+    again = model.generate([5, 7], session=session, max_tokens=12).rows[0]
+    assert again.reused_tokens == 1  # the logits of the last one are asked for
+    assert list(again.tokens) == greedy([5, 7], 12)
+
+
+def test_rows_keep_their_numbers_when_others_end(model: ElasticModel, greedy: Greedy) -> None:
+    session = model.session(rows=3)
+    prompts = [[5, 7, 9], [20, 21], [30, 31, 32]]
+    stop = greedy(prompts[0], 1)
+    rows = model.generate(prompts, session=session, max_tokens=7, stop=stop).rows
+    assert len(rows[0].tokens) == 1
+    for number, prompt in enumerate(prompts):
+        assert list(session.tokens(number)) == [*prompt, *rows[number].tokens[:-1]]
+    turns = [[*prompt, *row.tokens, 50] for prompt, row in zip(prompts, rows, strict=True)]
+    for turn, row in zip(turns, model.generate(turns, session=session, max_tokens=7).rows, strict=True):
+        assert row.reused_tokens == row.prompt_tokens - 2
+        assert list(row.tokens) == greedy(turn, 7)
+
+
+def test_an_interrupted_run_is_computed_again(
+    model: ElasticModel, greedy: Greedy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = model.session()
+    real, steps = cached_engine.CachedEngine.step, []
+
+    def step(self: cached_engine.CachedEngine, *arguments: Array) -> Array:
+        logits = real(self, *arguments)  # the keys are written, and nobody is told
+        steps.append(1)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+        return logits
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cached_engine.CachedEngine, "step", step)
+        with pytest.raises(KeyboardInterrupt):
+            model.generate([5, 7, 9], session=session, max_tokens=20)
+    assert list(session.tokens()) == [5, 7, 9, *greedy([5, 7, 9], 3)]
+    assert list(model.generate([5, 7, 9], session=session, max_tokens=20).rows[0].tokens) == greedy([5, 7, 9], 20)
+
+
+def test_submodels_continue_each_other(model: ElasticModel) -> None:
+    session = model.session()
+    first = model.generate([5, 7, 9], session=session, max_tokens=4, submodel="ffn8").rows[0]
+    row = model.generate([5, 7, 9, *first.tokens], session=session, max_tokens=4).rows[0]
+    assert (first.runs[0].submodel, row.runs[0].submodel) == ("ffn8", "ffn32")
+    assert row.reused_tokens == 6
+
+
+def test_a_closed_session_is_refused(model: ElasticModel) -> None:
+    session = model.session()
+    session.close()
+    session.close()
+    with pytest.raises(InputError, match=r"^session: closed; open another one$"):
+        model.generate([5], session=session)
+
+
+@pytest.mark.parametrize(
+    ("rows", "capacity", "line"),
+    [
+        (0, None, "rows: expected a whole number, 1 or above, got 0"),
+        (65, None, "rows: expected at most 64, which the engines take at once, got 65"),
+        (1, 257, "capacity: expected at most 256, the positions of this model, got 257"),
+        (1, 1.5, "capacity: expected a whole number, 2 or above, got 1.5"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(model: ElasticModel, rows: int, capacity: int | None, line: str) -> None:
+    with pytest.raises(InputError) as raised:
+        model.session(rows, capacity)
+    assert str(raised.value) == line
+
+
+def test_sessions_count_under_the_memory_cap(llama_bundle: Path) -> None:
+    with load(llama_bundle, memory_mb=4, threads=1) as model:
+        session = model.session(rows=4, capacity=256)  # 262 kB
+        with pytest.raises(SelectionError, match=r"^memory_mb=4: a cache of 4.2 MB, 3\.7 MB are left; ask for fewer"):
+            model.session(rows=64, capacity=256)
+        session.close()
+        assert len(model.generate([5], max_tokens=3).rows[0].tokens) == 3

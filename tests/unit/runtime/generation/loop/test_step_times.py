@@ -1,0 +1,77 @@
+"""What a step is expected to take."""
+
+from __future__ import annotations
+
+import pytest
+from nestforge.elastic import Bucket
+from nestforge.runtime.bundle.manifest import CACHED, EngineEntry
+from nestforge.runtime.generation.loop.step_times import StepTimes
+
+
+def engine(name: str, weight_bytes: int) -> EngineEntry:
+    return EngineEntry(
+        id=name,
+        submodel=name,
+        bucket=Bucket(64, 256, 1, 1),
+        backend="onnxruntime",
+        file=f"{name}.onnx",
+        emitted="sliced",
+        private_bytes=0,
+        flops=0,
+        moved_bytes=0,
+        activation_bytes=0,
+        segment=CACHED,
+        weight_bytes=weight_bytes,
+    )
+
+
+LARGE, SMALL = engine("large", 40_000_000), engine("small", 10_000_000)
+
+
+def test_before_any_run_the_bundle_says_it() -> None:
+    times = StepTimes({"large": 7.0})
+    assert times.expected_ms(LARGE, 1) == 7.0
+    assert times.expected_ms(LARGE, 3) == 21.0
+    assert times.expected_ms(SMALL, 1) == 1.0  # stated of none: by its bytes
+
+
+def test_the_first_run_of_an_engine_does_not_count() -> None:
+    times = StepTimes({"large": 7.0})
+    times.ran(LARGE, 1, 500.0)
+    assert times.expected_ms(LARGE, 1) == 7.0
+    times.ran(LARGE, 1, 4.0)
+    assert times.expected_ms(LARGE, 1) == 4.0
+
+
+def test_what_one_took_is_scaled_by_bytes_of_weights() -> None:
+    times = StepTimes({"small": 99.0})
+    for ms in (8.0, 8.0):
+        times.ran(LARGE, 1, ms)
+    assert times.expected_ms(SMALL, 1) == 2.0
+    for ms in (3.0, 3.0):
+        times.ran(SMALL, 1, ms)
+    assert (times.expected_ms(SMALL, 1), times.expected_ms(LARGE, 1)) == (3.0, 8.0)
+
+
+def test_rows_that_have_not_run_are_reckoned_from_above() -> None:
+    times = StepTimes({})
+    for ms in (8.0, 8.0):
+        times.ran(LARGE, 4, ms)
+    assert times.expected_ms(LARGE, 2) == 8.0
+    assert times.expected_ms(LARGE, 6) == 12.0
+    assert times.expected_ms(SMALL, 2) == 2.0
+
+
+def test_an_odd_step_counts_for_little() -> None:
+    times = StepTimes({})
+    for _ in range(9):
+        times.ran(LARGE, 1, 4.0)
+    times.ran(LARGE, 1, 4000.0)
+    assert times.expected_ms(LARGE, 1) == pytest.approx(4.0 + 2.0 / 8)
+
+
+def test_a_prompt_takes_a_step_a_token_until_one_has_run() -> None:
+    times = StepTimes({"large": 7.0})
+    assert times.expected_prompt_ms(LARGE, 10) == 70.0
+    times.ran_prompt(LARGE, 20, 20.0)
+    assert times.expected_prompt_ms(LARGE, 10) == 10.0

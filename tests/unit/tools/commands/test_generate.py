@@ -1,0 +1,120 @@
+"""``nestforge generate``: a text, several, a chat; as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from nestforge.outside import printable
+from nestforge.runtime.model import ElasticModel, load
+from nestforge.tools.cli import main
+from support.generating_bundle import compile_generating, save_text_llama
+
+CHAT = [{"role": "user", "content": "class method"}]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chatting")
+    return compile_generating(save_text_llama(folder / "model", chats=True), folder / "b")
+
+
+@pytest.fixture(scope="module")
+def model(bundle: Path) -> ElasticModel:
+    return load(bundle)
+
+
+def generate(bundle: Path, *options: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["generate", str(bundle), *options], input=stdin)
+
+
+def shown_as(text: str | None) -> str:
+    """On a terminal: what is neither a letter nor a new line is escaped."""
+    return "\n".join(map(printable, (text or "").split("\n")))
+
+
+def test_the_text_is_stdout_and_the_rest_stderr(bundle: Path, model: ElasticModel) -> None:
+    shown = generate(bundle, "--prompt", "class method", "--max-tokens", "6")
+    text = model.generate("class method", max_tokens=6).text
+    assert text
+    assert (shown.exit_code, shown.stdout) == (0, f"{shown_as(text)}\n")
+    lines = shown.stderr.splitlines()
+    assert lines[0].startswith("6 tokens, ended by length; prompt of ")
+    assert lines[1] == "6 by ffn32: no limit asked: the largest submodel"
+    assert lines[2].endswith(" tokens/s")
+
+
+def test_several_prompts_are_rows(bundle: Path, model: ElasticModel) -> None:
+    shown = generate(bundle, "--prompt", "class", "--prompt", "the", "--max-tokens", "4", "--submodel", "S")
+    rows = model.generate(["class", "the"], max_tokens=4, submodel="S").rows
+    assert shown.stdout == f"row 0\n{shown_as(rows[0].text)}\nrow 1\n{shown_as(rows[1].text)}\n"
+    assert "row 1: 4 by ffn8: submodel S asked for\n" in shown.stderr
+
+
+def test_json_has_the_rows(bundle: Path, model: ElasticModel, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("class method")
+    options = ("--prompt-file", str(prompt), "--max-tokens", "5", "--logprobs", "1", "--json")
+    data: Any = json.loads(generate(bundle, *options).stdout)
+    row = model.generate("class method", max_tokens=5, logprobs=1).rows[0]
+    assert (data["rows"][0]["text"], tuple(data["rows"][0]["tokens"])) == (row.text, row.tokens)
+    assert data["rows"][0]["finish"] == "length"
+    assert data["rows"][0]["runs"] == [
+        {"submodel": "ffn32", "tokens": 5, "reason": "no limit asked: the largest submodel"}
+    ]
+    assert len(data["rows"][0]["log_probabilities"]) == 5
+
+
+def test_a_chat_in_a_file_is_answered(bundle: Path, model: ElasticModel, tmp_path: Path) -> None:
+    chat = tmp_path / "chat.json"
+    chat.write_text(json.dumps(CHAT))
+    shown = generate(bundle, "--messages", str(chat), "--max-tokens", "5")
+    assert shown.stdout == f"{shown_as(model.generate(messages=CHAT, max_tokens=5).text)}\n"
+    chat.write_text("{")
+    refused = generate(bundle, "--messages", str(chat))
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith(f"nestforge: error: {chat}: not JSON (")
+
+
+def test_a_chat_keeps_its_turns_in_one_cache(bundle: Path, model: ElasticModel) -> None:
+    shown = generate(bundle, "--chat", "--max-tokens", "5", stdin="class method\nthe value\n\nnot read\n")
+    first = model.generate(messages=CHAT, max_tokens=5).text
+    turns = [*CHAT, {"role": "assistant", "content": first or ""}, {"role": "user", "content": "the value"}]
+    assert shown.stdout == f"{shown_as(first)}\n{shown_as(model.generate(messages=turns, max_tokens=5).text)}\n"
+    assert " reused) in " in shown.stderr
+
+
+def test_log_probabilities_are_a_table(bundle: Path, model: ElasticModel) -> None:
+    shown = generate(bundle, "--prompt", "class", "--max-tokens", "3", "--logprobs", "1").stdout.splitlines()
+    row = model.generate("class", max_tokens=3, logprobs=1).rows[0]
+    assert row.log_probabilities
+    assert shown[-4].split() == ["token", "log-probability", "most", "likely"]
+    for line, found in zip(shown[-3:], row.log_probabilities, strict=True):
+        assert f"{found.token:.4f}" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ((), "expected one of --prompt, --prompt-file, --chat and --messages"),
+        (("--prompt", "a", "--chat"), "expected one of --prompt, --prompt-file, --chat and --messages"),
+        (
+            ("--prompt", "a", "--submodel", "S", "--deadline-ms", "5"),
+            "expected at most one of --budget, --submodel, --tokens-per-second and --deadline-ms",
+        ),
+        (("--chat", "--json"), "--json and --logprobs are for one answer, not for --chat"),
+    ],
+)
+def test_wrong_usage(bundle: Path, options: tuple[str, ...], line: str) -> None:
+    refused = generate(bundle, *options)
+    assert refused.exit_code == 2
+    assert line in refused.stderr
+
+
+def test_what_cannot_be_is_one_line(bundle: Path) -> None:
+    refused = generate(bundle, "--prompt", "")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert refused.stderr == "nestforge: error: prompt 0: empty; there is nothing to continue\n"

@@ -1,0 +1,170 @@
+"""``nestforge generate``: text from a language model, streamed to the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from ...errors import InputError
+from ...runtime.engines.contract.residency import Residency
+from ...strict import parse_json
+from ..console import print_json
+from ..generation_view import (
+    converse,
+    generated_data,
+    print_log_probabilities,
+    print_texts,
+    say_speed,
+    stream_text,
+)
+from ..options import bundle_argument, json_option
+
+EXAMPLES = """\b
+Examples:
+  nestforge generate my.bundle --prompt "Once upon a time" --max-tokens 64
+  nestforge generate my.bundle --prompt-file question.txt --temperature 0.8 --top-p 0.95 --seed 7
+  nestforge generate my.bundle --chat --tokens-per-second 20
+  nestforge generate my.bundle --messages chat.json --submodel S --json
+"""
+
+_ABOVE_0 = click.FloatRange(min=0, min_open=True)
+
+
+@click.command(epilog=EXAMPLES)
+@bundle_argument
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="Text to continue; repeatable, each is a row.")
+@click.option("--prompt-file", type=click.Path(path_type=Path), help="UTF-8 file whose whole text is continued.")
+@click.option("--chat", is_flag=True, help="Talk: each line that you type is answered; an empty one ends it.")
+@click.option(
+    "--messages",
+    type=click.Path(path_type=Path),
+    help='JSON file of a chat to answer: [{"role": ..., "content": ...}].',
+)
+@click.option("--max-tokens", type=click.IntRange(min=1), help="At most so many. Default: what fits, at most 256.")
+@click.option("--temperature", type=float, help="0 takes the most likely token. Default: the model's own, else 0.")
+@click.option("--top-k", type=int, help="Draw from the K most likely tokens. Default: all.")
+@click.option("--top-p", type=float, help="Draw from the most likely with this probability together.")
+@click.option("--min-p", type=float, help="Draw from those at least this likely beside the most likely.")
+@click.option("--repetition-penalty", type=float, help="Above 1: tokens that were there are less likely.")
+@click.option("--seed", type=int, help="Of the draws. Default: 0.")
+@click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
+@click.option("--budget", help="A named budget of the bundle.")
+@click.option("--submodel", metavar="ID", help="This submodel, by id or level.")
+@click.option(
+    "--tokens-per-second",
+    type=_ABOVE_0,
+    help="Write each token with the largest submodel that keeps this rate.",
+)
+@click.option(
+    "--deadline-ms",
+    type=_ABOVE_0,
+    help="Write each token with the largest submodel by which all --max-tokens come within this time.",
+)
+@click.option("--capacity", type=int, help="Tokens that the cache has room for. Default: what the request needs.")
+@click.option("--threads", type=click.IntRange(min=1), help="Cores to use. Default: all that this process may.")
+@click.option(
+    "--residency",
+    type=click.Choice(["auto", "shared", "packed"]),
+    default="auto",
+    help="How engines hold weights: packed, a copy for each submodel that writes, or shared by all, which takes less "
+    "memory and more time a token. Default: packed.",
+)
+@click.option("--logprobs", type=click.IntRange(min=0), metavar="N", help="Log-probabilities, with the N most likely.")
+@json_option
+def command(
+    bundle: Path,
+    prompts: tuple[str, ...],
+    prompt_file: Path | None,
+    chat: bool,
+    messages: Path | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    repetition_penalty: float | None,
+    seed: int | None,
+    stops: tuple[str, ...],
+    budget: str | None,
+    submodel: str | None,
+    tokens_per_second: float | None,
+    deadline_ms: float | None,
+    capacity: int | None,
+    threads: int | None,
+    residency: Residency | Literal["auto"],
+    logprobs: int | None,
+    as_json: bool,
+) -> None:
+    """Continue a text, or answer a chat, with the submodel that fits.
+
+    Without --budget, --submodel, --tokens-per-second or --deadline-ms the largest submodel writes. The text is streamed
+    to stdout; who wrote it and how fast follows on stderr. The bundle must be compiled with --generate.
+    """
+    from ...runtime.model import load
+
+    if bool(prompts) + (prompt_file is not None) + chat + (messages is not None) != 1:
+        raise click.UsageError("expected one of --prompt, --prompt-file, --chat and --messages")
+    if sum(limit is not None for limit in (budget, submodel, tokens_per_second, deadline_ms)) > 1:
+        raise click.UsageError("expected at most one of --budget, --submodel, --tokens-per-second and --deadline-ms")
+    if chat and (as_json or logprobs is not None):
+        raise click.UsageError("--json and --logprobs are for one answer, not for --chat")
+    options: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "stop": stops,
+        "logprobs": logprobs,
+        "budget": budget,
+        "submodel": submodel,
+        "tokens_per_second": tokens_per_second,
+        "deadline_ms": deadline_ms,
+    }
+    with load(bundle, residency=residency, threads=threads) as model:
+        if chat:
+            with model.session(capacity=capacity) as session:
+                converse(lambda turns: model.generate(messages=turns, session=session, stream=True, **options))
+            return
+        asked = _asked(prompts, prompt_file, messages)
+        generation = model.generate(**asked, stream=True, capacity=capacity, **options)
+        with generation:
+            if as_json:
+                print_json(generated_data(generation.finish()))
+                return
+            if len(prompts) > 1 or model.bundle.manifest.text is None:
+                print_texts(generation.finish())
+            else:
+                stream_text(generation)
+            generated = generation.result()
+        if logprobs is not None:
+            for row in generated.rows:
+                print_log_probabilities(row, model.generate.token_text)
+        say_speed(generated)
+
+
+def _asked(prompts: tuple[str, ...], prompt_file: Path | None, messages: Path | None) -> dict[str, Any]:
+    """The arguments of ``generate`` that say what is continued."""
+    from ...runtime.inputs.text_file import read_text_file
+
+    if messages is not None:
+        return {"messages": _chat_of(read_text_file(messages), messages)}
+    if prompt_file is not None:
+        return {"prompt": read_text_file(prompt_file)}
+    return {"prompt": list(prompts)}
+
+
+def _chat_of(text: str, path: Path) -> Sequence[Mapping[str, str]]:
+    """What ``path`` holds; the chat template checks the messages."""
+    try:
+        chat: Sequence[Mapping[str, str]] = parse_json(text)
+    except ValueError as failure:
+        raise InputError(
+            f"{path}: not JSON ({failure}); expected a list of messages with role and content"
+        ) from failure
+    return chat

@@ -1,0 +1,126 @@
+"""A generation on the terminal: its text as it comes, what it was at the end, and a chat turn by turn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+from ..outside import printable
+from ..runtime.generation.loop.generated import Generated, GeneratedRow
+from ..runtime.generation.loop.generation import Generation
+from .console import print_table, say
+
+_PROMPT = "> "
+Message = dict[str, str]
+
+
+def stream_text(generation: Generation) -> Generated:
+    """Writes the text of its one row as it comes, and gives back all of it."""
+    for piece in generation:
+        _write(piece.text)
+    click.echo()
+    return generation.result()
+
+
+def print_texts(generated: Generated) -> None:
+    """The rows, where there are several, each behind its number; of a bundle without a tokenizer the token ids."""
+    for number, row in enumerate(generated.rows):
+        if len(generated.rows) > 1:
+            say(f"row {number}")
+        _write(" ".join(map(str, row.tokens)) if row.text is None else row.text)
+        click.echo()
+
+
+def print_log_probabilities(row: GeneratedRow, text_of: Callable[[int], str]) -> None:
+    """A table of its tokens: the log-probability of each, and the most likely ones in its place."""
+    found = row.log_probabilities or ()
+    most = max((len(each.top) for each in found), default=0)
+    columns = ["token", "log-probability", *(["most likely", *[""] * (most - 1)] if most else [])]
+    rows = [
+        [repr(text_of(token)), f"{each.token:.4f}", *(f"{text_of(other)!r} {value:.4f}" for other, value in each.top)]
+        for token, each in zip(row.tokens, found, strict=True)
+    ]
+    print_table(columns, rows)
+
+
+def say_speed(generated: Generated) -> None:
+    """What was written, by whom, and how fast, on stderr."""
+    for number, row in enumerate(generated.rows):
+        before = f"row {number}: " if len(generated.rows) > 1 else ""
+        reused = f" ({row.reused_tokens} reused)" if row.reused_tokens else ""
+        say(
+            f"{before}{len(row.tokens)} tokens, ended by {row.finish or 'interruption'}; prompt of {row.prompt_tokens} "
+            f"tokens{reused} in {row.prompt_ms:.1f} ms",
+            err=True,
+        )
+        for submodel, (tokens, reason) in _by_submodel(row).items():
+            say(f"{before}{tokens} by {submodel}: {reason}", err=True)
+    if generated.tokens_per_second is not None:
+        say(f"{generated.tokens_per_second:.1f} tokens/s", err=True)
+
+
+def generated_data(generated: Generated) -> dict[str, Any]:
+    """As JSON has it."""
+    return {
+        "rows": [
+            {
+                "text": row.text,
+                "tokens": row.tokens,
+                "finish": row.finish,
+                "stop": row.stop,
+                "runs": row.runs,
+                "log_probabilities": row.log_probabilities,
+                "prompt_tokens": row.prompt_tokens,
+                "reused_tokens": row.reused_tokens,
+                "prompt_ms": row.prompt_ms,
+                "token_ms": row.token_ms,
+                "tokens_per_second": row.tokens_per_second,
+            }
+            for row in generated.rows
+        ],
+        "tokens_per_second": generated.tokens_per_second,
+    }
+
+
+def converse(answer: Callable[[list[Message]], Generation], lines: Iterable[str] | None = None) -> None:
+    """A chat: each of ``lines``, by default those of standard input, is the user's turn; an empty one, or the end of
+    the input, ends it."""
+    messages: list[Message] = []
+    for line in _typed() if lines is None else lines:
+        if not line.strip():
+            return
+        messages.append({"role": "user", "content": line.rstrip("\n")})
+        with answer(messages) as generation:
+            generated = stream_text(generation)
+        say_speed(generated)
+        messages.append({"role": "assistant", "content": generated.text or ""})
+
+
+def _typed() -> Iterable[str]:
+    """Lines of standard input, asked for where a person types them."""
+    asks = sys.stdin is not None and sys.stdin.isatty()
+    while True:
+        if asks:
+            click.echo(_PROMPT, nl=False, err=True)
+        line = sys.stdin.readline() if sys.stdin is not None else ""
+        if not line:
+            return
+        yield line
+
+
+def _by_submodel(row: GeneratedRow) -> dict[str, tuple[int, str]]:
+    """How many tokens each submodel wrote, and why it first did."""
+    found: dict[str, tuple[int, str]] = {}
+    for run in row.runs:
+        tokens, reason = found.get(run.submodel, (0, run.reason))
+        found[run.submodel] = tokens + run.tokens, reason
+    return found
+
+
+def _write(text: str) -> None:
+    """Text of the model's on stdout; nothing in it but its lines and tabs drives the terminal."""
+    lines = ["\t".join(map(printable, line.split("\t"))) for line in text.split("\n")]
+    click.echo("\n".join(lines), nl=False)
