@@ -155,19 +155,20 @@ def test_attention_of_another_scale_stops_the_compile(tmp_path: Path, monkeypatc
     assert not (tmp_path / "llama.bundle").exists()
 
 
-@pytest.mark.parametrize("model_type", ["gemma2", "matlm"])
-def test_other_models_generate(tmp_path: Path, model_type: str) -> None:
-    folder = tmp_path / model_type
-    if model_type == "matlm":
-        save_tiny_matlm(folder)
-    else:
-        save_decoder(folder, model_type, head_dim=8)
-    entry = nestforge.open_bundle(compiled(folder, precisions=["int4", "fp32"])).manifest.generation
+def test_soft_caps_and_windows_of_some_layers_are_the_models(tmp_path: Path) -> None:
+    entry = nestforge.open_bundle(compiled(save_decoder(tmp_path / "gemma2", "gemma2", head_dim=8))).manifest.generation
     assert entry is not None
-    receipts = {engine.precision: engine.parity for engine in entry.engines}
-    assert receipts.keys() == {"int4", "fp32"}
-    assert receipts["int4"] is not None
-    assert "without the rounding of activations" in receipts["int4"].rule
+    assert entry.engines
+
+
+def test_integers_are_proven_with_and_without_the_rounding_of_activations(tmp_path: Path) -> None:
+    folder = save_tiny_matlm(tmp_path / "matlm")
+    entry = nestforge.open_bundle(compiled(folder, precisions=["int4"])).manifest.generation
+    assert entry is not None
+    for engine in entry.engines:
+        assert engine.precision == "int4"
+        assert engine.parity is not None
+        assert "; without the rounding of activations, " in engine.parity.rule
 
 
 def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path) -> None:
