@@ -128,6 +128,7 @@ def command(
     }
     with load(bundle, residency=residency, threads=threads) as model:
         if chat:
+            model.generate.require_chats()
             with model.session(capacity=capacity) as session:
                 converse(lambda turns: model.generate(messages=turns, session=session, stream=True, **options))
             return

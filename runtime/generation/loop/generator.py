@@ -97,6 +97,8 @@ class Generator:
         """
         started = perf_counter()
         asked, entry = Options.of(options), self._entry()
+        if session is not None and not session.is_of(entry):
+            raise InputError("session: of another model; open one with the session() of this model")
         prompts = Prompts(self._bundle, entry, self._encoder)
         rows = prompts.tokens(prompt, messages)
         tokenizer = prompts.tokenizer
@@ -145,6 +147,10 @@ class Generator:
             return ()
         open_ones = {engine.submodel for engine in entry.engines if pool.is_open(engine)}
         return tuple(one.id for one in self._bundle.manifest.largest_first if one.id in open_ones)
+
+    def require_chats(self) -> None:
+        """Raises InputError where the model has no chat template."""
+        Prompts(self._bundle, self._entry(), self._encoder).require_chats()
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of a prompt, with those that the tokenizer adds. Raises InputError."""

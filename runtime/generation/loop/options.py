@@ -82,7 +82,8 @@ class Options:
             if asked is not None:
                 found[name] = asked
             elif name in own:
-                found[name] = int(own[name]) if name in ("top_k", "seed") else own[name]
+                value = own[name]  # a manifest has no whole numbers here
+                found[name] = int(value) if name in ("top_k", "seed") and value == value // 1 else value
         return Sampling(**found)
 
     @property

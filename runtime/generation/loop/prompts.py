@@ -41,6 +41,11 @@ class Prompts:
             return [self._checked(0, self._require_encoder().ids(text, add_special_tokens=False))]
         return [self._checked(number, self._ids(number, one)) for number, one in enumerate(_several(prompt))]
 
+    def require_chats(self) -> None:
+        """Raises InputError where there is no chat template, or none that can be read."""
+        self._require_encoder()
+        _ = self._chat
+
     def _ids(self, number: int, prompt: object) -> Sequence[object]:
         if isinstance(prompt, str):
             if not prompt:

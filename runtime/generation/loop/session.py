@@ -74,6 +74,10 @@ class Session:
         """What the cache takes once every token is written."""
         return self._cache.bytes
 
+    def is_of(self, entry: GenerationEntry) -> bool:
+        """Whether it is for the engines of ``entry``, as one loaded model has them."""
+        return self._entry is entry
+
     def tokens(self, row: int = 0) -> tuple[int, ...]:
         """Those whose keys and values row ``row`` holds."""
         place = self._row_at.index(row)

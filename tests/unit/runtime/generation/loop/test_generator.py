@@ -32,6 +32,8 @@ def test_what_is_not_asked_for_is_as_the_model_has_it(model: ElasticModel) -> No
     own = {"temperature": 0.7, "top_k": 50.0}
     assert Options().sampling({}) == Sampling()
     assert Options().sampling(own) == Sampling(temperature=0.7, top_k=50)
+    with pytest.raises(InputError, match=r"^top_k: expected a whole number"):
+        Options().sampling({"top_k": float("nan")})
     assert Options(temperature=0, seed=3).sampling(own) == Sampling(temperature=0, top_k=50, seed=3)
     assert Options(stop=["end", 7]).stops_beside([2]) == Stops(frozenset([2, 7]), ("end",))
 
@@ -130,8 +132,11 @@ def test_a_bundle_without_such_engines_says_what_to_do() -> None:
 
 
 def test_a_model_without_a_template_cannot_chat(model: ElasticModel) -> None:
-    with pytest.raises(InputError, match=r"its model has no chat template; write the chat as a prompt"):
+    line = r"its model has no chat template; write the chat as a prompt"
+    with pytest.raises(InputError, match=line):
         model.generate(messages=[{"role": "user", "content": "hello"}])
+    with pytest.raises(InputError, match=line):
+        model.generate.require_chats()
 
 
 def test_mapped_engines_do_not_generate(llama_bundle: Path) -> None:

@@ -71,6 +71,28 @@ def test_an_interrupted_run_is_computed_again(
     assert list(model.generate([5, 7, 9], session=session, max_tokens=20).rows[0].tokens) == greedy([5, 7, 9], 20)
 
 
+def test_an_interrupted_prompt_is_computed_again(
+    model: ElasticModel, greedy: Greedy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = model.session()
+    model.generate([5, 7, 9, 11], session=session, max_tokens=3)
+
+    def extend(*_: Array) -> Array:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cached_engine.CachedEngine, "extend", extend)
+        with pytest.raises(KeyboardInterrupt):
+            model.generate([5, 7, 30, 31], session=session, max_tokens=3)
+    assert session.tokens() == (5, 7)
+    assert list(model.generate([5, 7, 9, 11], session=session, max_tokens=9).rows[0].tokens) == greedy([5, 7, 9, 11], 9)
+
+
+def test_a_session_of_another_model_is_refused(model: ElasticModel, llama_bundle: Path) -> None:
+    with load(llama_bundle, threads=1) as other, pytest.raises(InputError, match=r"^session: of another model; open"):
+        model.generate([5], session=other.session())
+
+
 def test_submodels_continue_each_other(model: ElasticModel) -> None:
     session = model.session()
     first = model.generate([5, 7, 9], session=session, max_tokens=4, submodel="ffn8").rows[0]
