@@ -79,7 +79,9 @@ class Session:
         return self._entry is entry
 
     def tokens(self, row: int = 0) -> tuple[int, ...]:
-        """Those whose keys and values row ``row`` holds."""
+        """Those whose keys and values row ``row`` holds. Raises InputError for a row that there is not."""
+        if row not in self._row_at:
+            raise InputError(f"session: expected a row from 0 to {self.rows - 1}, got {row!r:.80}")
         place = self._row_at.index(row)
         return tuple(self._tokens[place, : self._lengths[place]].tolist())
 
@@ -112,7 +114,8 @@ class Session:
         """Gives its memory back; it cannot be used afterwards. Raises InputError while a generation has it."""
         if self._given_back.alive:
             self.acquire(self.close)
-            self._cache = self._cache.part(0, 0)
+            self._cache = Cache.empty(self._entry.layers, 0, self.capacity)
+            self._tokens = self._tokens[:0].copy()
             self._given_back()
             self.release()
 

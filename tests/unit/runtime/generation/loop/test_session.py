@@ -103,8 +103,11 @@ def test_submodels_continue_each_other(model: ElasticModel) -> None:
 
 def test_a_closed_session_is_refused(model: ElasticModel) -> None:
     session = model.session()
+    with pytest.raises(InputError, match=r"^session: expected a row from 0 to 0, got 1$"):
+        session.tokens(1)
     session.close()
     session.close()
+    assert session.bytes == 0
     with pytest.raises(InputError, match=r"^session: closed; open another one$"):
         model.generate([5], session=session)
 
