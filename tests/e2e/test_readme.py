@@ -17,6 +17,7 @@ from nestforge.profiles.device_profile import BudgetSpec
 from nestforge.profiles.load_profile import dump_profile, load_profile
 from nestforge.tools import bundle_bench
 from nestforge.tools.cli import main
+from support.generating_bundle import save_text_llama
 from support.tiny_models import add_pooling, corpus, save_tiny_encoder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,18 +46,22 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def workplace(page: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A folder to run in, and what stands for the names that the README uses."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(bundle_bench, "_SECONDS", 0.05)
     monkeypatch.setattr(nest, "DEFAULT_MINUTES", 0.02)
     # A tiny model's latency is all overhead, so its budgets limit parameters instead; two levels keep this quick.
+    # Of the language model no heads shrink, and most parameters are its vocabulary's.
+    fast, kinds = BudgetSpec(parameters="80 %"), ("ffn", "heads")
+    if page.endswith("generate.md"):
+        fast, kinds = BudgetSpec(ffn_parameters="80 %"), ("ffn",)
     profile = replace(
         load_profile("laptop-x86"),
         buckets=(Bucket(1, 16),),
-        budgets={"full": BudgetSpec(), "fast": BudgetSpec(parameters="80 %")},
-        levels={"ffn": (0.5, 1.0), "heads": (0.5, 1.0)},
+        budgets={"full": BudgetSpec(), "fast": fast},
+        levels=dict.fromkeys(kinds, (0.5, 1.0)),
     )
     (tmp_path / "tiny.yaml").write_text(dump_profile(profile))
     texts = corpus(tmp_path / "calibration.txt").read_text()
@@ -64,6 +69,7 @@ def workplace(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch)
     return {
         "MODEL": str(tiny_model),
         "CLASSIFIER": str(save_tiny_encoder(tmp_path / "classifier", task="ForSequenceClassification")),
+        "LANGUAGE_MODEL": str(save_text_llama(tmp_path / "llama", chats=True)),
         "path/to/checkpoint": str(tiny_model),
         "host-cpu": "tiny.yaml",
     }
