@@ -81,10 +81,6 @@ TESTED_THROUGH = {
     "runtime.bundle.device_files": ("runtime/exits/test_calibration.py", "runtime.exits.calibration"),
     "compiler.generation.draft_entry": ("compiler/publish/test_write_bundle.py", "compiler.publish.write_bundle"),
     "compiler.generation.verify_cached": ("compiler/test_verify.py", "compiler.verify"),
-    "runtime.generation.loop.row": (
-        "runtime/generation/loop/test_generation.py",
-        "runtime.generation.loop.generation",
-    ),
     "runtime.generation.loop.writers": (
         "runtime/generation/loop/test_generator.py",
         "runtime.generation.loop.generator",
