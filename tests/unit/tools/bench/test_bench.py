@@ -29,7 +29,19 @@ COMMON = [
 ]
 THREADS = ["beside"]
 NAMES = sorted(
-    [*COMMON, *EXITS, *NESTED, *MIXERS, *THREADS, "correction", "fusions", "lengths", "precision", "residency"]
+    [
+        *COMMON,
+        *EXITS,
+        *NESTED,
+        *MIXERS,
+        *THREADS,
+        "correction",
+        "fusions",
+        "generate",
+        "lengths",
+        "precision",
+        "residency",
+    ]
 )
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")
 MISSED = Row("size of a thing", "9 MB", "<= 1 MB", False, "one round")
