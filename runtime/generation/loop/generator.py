@@ -54,6 +54,7 @@ class Generator:
         self._lock = threading.Lock()
         self._pool: EnginePool | None = None
         self._times: StepTimes | None = None
+        self._known_prompts: Prompts | None = None
         self._is_closed = False
 
     @overload
@@ -99,7 +100,7 @@ class Generator:
         asked, entry = Options.of(options), self._entry()
         if session is not None and not session.is_of(entry):
             raise InputError("session: of another model; open one with the session() of this model")
-        prompts = Prompts(self._bundle, entry, self._encoder)
+        prompts = self._prompts(entry)
         rows = prompts.tokens(prompt, messages)
         tokenizer = prompts.tokenizer
         stops = asked.stops_beside(entry.end_ids)
@@ -150,16 +151,16 @@ class Generator:
 
     def require_chats(self) -> None:
         """Raises InputError where the model has no chat template."""
-        Prompts(self._bundle, self._entry(), self._encoder).require_chats()
+        self._prompts(self._entry()).require_chats()
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of a prompt, with those that the tokenizer adds. Raises InputError."""
-        (ids,) = Prompts(self._bundle, self._entry(), self._encoder).tokens(text, None)
+        (ids,) = self._prompts(self._entry()).tokens(text, None)
         return [int(token) for token in ids]
 
     def token_text(self, token: int) -> str:
         """How the tokenizer writes one token; its number where there is no tokenizer, or no such token."""
-        tokenizer = Prompts(self._bundle, self._entry(), self._encoder).tokenizer
+        tokenizer = self._prompts(self._entry()).tokenizer
         text = None if tokenizer is None else tokenizer.id_to_token(token)
         return str(token) if text is None else str(text)
 
@@ -184,6 +185,13 @@ class Generator:
         if self._residency == "mapped":
             raise InputError("generate: engines that keep a cache are shared or packed, not mapped; load them so")
         return entry
+
+    def _prompts(self, entry: GenerationEntry) -> Prompts:
+        """One of them, since it keeps the chat template that it has compiled."""
+        with self._lock:
+            if self._known_prompts is None:
+                self._known_prompts = Prompts(self._bundle, entry, self._encoder)
+            return self._known_prompts
 
     def _opened(self, entry: GenerationEntry, cache_bytes: int) -> tuple[EnginePool, StepTimes]:
         """The engines that may be open, decided at the first call under what the cap leaves beside ``cache_bytes``."""
