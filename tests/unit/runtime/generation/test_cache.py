@@ -39,3 +39,15 @@ def test_a_row_is_copied_as_far_as_it_is_written() -> None:
     for tensor in cache.tensors:
         np.testing.assert_array_equal(tensor[0, :, :3], tensor[1, :, :3])
         assert not tensor[0, :, 3:].any()
+
+
+def test_rows_change_places_as_far_as_they_are_written() -> None:
+    cache = Cache.empty(LAYERS, rows=3, capacity=5)
+    for tensor in cache.tensors:
+        tensor[:] = np.arange(tensor.size).reshape(tensor.shape)
+    before = [tensor.copy() for tensor in cache.tensors]
+    cache.swap_rows(0, 2, tokens=3)
+    for tensor, old in zip(cache.tensors, before, strict=True):
+        np.testing.assert_array_equal(tensor[[0, 2], :, :3], old[[2, 0], :, :3])
+        np.testing.assert_array_equal(tensor[:, :, 3:], old[:, :, 3:])
+        np.testing.assert_array_equal(tensor[1], old[1])
