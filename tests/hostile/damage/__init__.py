@@ -44,7 +44,7 @@ def open_driver(folder: Path) -> Callable[[int], Result]:
         subjects += [BundleSubject(path.name, files), ForgedBundle(f"forged {path.name}", files)]
     subjects += [BundleSubject(f"sealed {name}", sealed_files(GOLDEN / name)) for name in ("bundle-v2", "bundle-v5")]
     subjects += [CheckpointSubject(), ProfileSubject(), TokenizerSubject(bundles[0]), ArraysSubject()]
-    subjects += [IndexSubject(bundles[-1], folder), CalibrationSubject(GOLDEN / "bundle-v2")]
+    subjects += [IndexSubject(GOLDEN / "bundle-v7", folder), CalibrationSubject(GOLDEN / "bundle-v2")]
     rooms = [Room(subject, folder / f"subject-{number}") for number, subject in enumerate(subjects)]
     return lambda seed: rooms[seed % len(rooms)].attempt(seed)
 

@@ -156,8 +156,10 @@ FAMILIES = {
 def test_every_family_that_can_is_sliced_from_one_trace(family: str, tmp_path: Path) -> None:
     save, bucket = FAMILIES[family]
     save(tmp_path / "model")
-    out = nestforge.compile(tmp_path / "model", profile=board(**FULL, buckets=[bucket]), output=tmp_path / "bundle")
+    profile = board(**FULL, buckets=[bucket])
+    out = nestforge.compile(tmp_path / "model", profile=profile, output=tmp_path / "bundle", levels={"ffn": (0.5, 1.0)})
     with nestforge.load(out) as opened:
+        assert len(opened.bundle.manifest.engines) == 2
         assert {engine.emitted for engine in opened.bundle.manifest.engines} == {"sliced"}
         for batch in (1, 3):
             feeds = random_feeds(opened.bundle.manifest.inputs, Bucket(batch, 5))
@@ -167,7 +169,8 @@ def test_every_family_that_can_is_sliced_from_one_trace(family: str, tmp_path: P
 @pytest.mark.parametrize("precision", ["fp16", "int8-dynamic", "int4"])
 def test_other_precisions_have_ranges_too(folder: Path, tmp_path: Path, precision: str) -> None:
     profile = board(**FULL, precision=[precision], buckets=["1..2x1..8"])
-    with nestforge.load(nestforge.compile(folder, profile=profile, output=tmp_path / "bundle")) as opened:
+    out = nestforge.compile(folder, profile=profile, output=tmp_path / "bundle", include="budgets")
+    with nestforge.load(out) as opened:
         assert opened(random_feeds(opened.bundle.manifest.inputs, Bucket(1, 3))).padding is None
 
 

@@ -1,7 +1,8 @@
-"""A small Mistral whose tokens see three tokens, compiled with engines that keep a cache."""
+"""A small Gemma 2, with soft caps and a layer whose tokens see three tokens, compiled to generate."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,19 +17,23 @@ from support.gated_decoders import edit_config, save_decoder
 
 
 @pytest.fixture(scope="package")
-def mistral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``nested``, so that the bundle has its neurons in the checkpoint's order."""
-    folder = tmp_path_factory.mktemp("mistral")
-    return edit_config(save_decoder(folder, "mistral", head_dim=8, max_position_embeddings=2**20), nested=True)
+    folder = save_decoder(tmp_path_factory.mktemp("gemma2"), "gemma2", head_dim=8, max_position_embeddings=2**20)
+    asked = {"do_sample": True, "temperature": 0.5, "eos_token_id": [2, 5], "num_beams": 4}
+    (folder / "generation_config.json").write_text(json.dumps(asked))
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    return edit_config(folder, nested=True)
 
 
 @pytest.fixture(scope="package")
-def bundle(mistral: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    path = tmp_path_factory.mktemp("bundles") / "mistral.bundle"
+def bundle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    path = tmp_path_factory.mktemp("bundles") / "gemma2.bundle"
     options = {"buckets": [Bucket(1, 16, None, 1)], "submodels": ["ffn8_24"], "include": "budgets", "measure": False}
-    return open_bundle(nestforge.compile(mistral, "raspberry-pi-5", path, generate=True, **options))
+    return open_bundle(nestforge.compile(folder, "raspberry-pi-5", path, generate=True, **options))
 
 
 @pytest.fixture(scope="package")
-def references(mistral: Path) -> References:
-    return References(load_universal(replace(open_source(mistral), generates=True)), {})
+def references(folder: Path) -> References:
+    return References(load_universal(replace(open_source(folder), generates=True)), {})
