@@ -22,6 +22,7 @@ from ..runtime.inputs.arrays import Arrays
 from ..runtime.model import ElasticModel
 from ..runtime.verify_bytes import verify_bytes
 from .examples.rank_axes import text_encoder
+from .generation.draft_entry import stated_entry
 from .generation.verify_cached import verify_cached
 from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
@@ -97,12 +98,24 @@ def _require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
         ("inputs", _as_stated(signature.inputs, manifest.inputs), manifest.inputs),
         ("outputs", signature.outputs, manifest.outputs),
         ("exits", universal.source.exits.entry if universal.source.exits else None, manifest.exits),
+        ("settings of generation", *_generation(universal.source, bundle)),
     ):
         if found != expected:
             raise CheckpointError(
                 f"{universal.source.checkpoint.folder}: its {what} are not those of {bundle.path}; the bundle was made "
                 "from another model"
             )
+
+
+def _generation(source: ModelSource, bundle: Bundle) -> tuple[object, object]:
+    """How the model's folder says that it generates, and how the bundle does: both with the chat template."""
+    entry = bundle.manifest.generation
+    if entry is None or source.cached is None:
+        return source.cached, entry
+    file = entry.chat_template
+    template = bundle.file(file).read_bytes() if file is not None else None
+    stated, own = stated_entry(source)
+    return (stated, own.encode() if own is not None else None), (replace(entry, engines=()), template)
 
 
 def _as_stated(expected: Sequence[TensorSpec], stated: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

@@ -20,6 +20,16 @@ def draft_entry(source: ModelSource, stage: Stage) -> GenerationEntry | None:
     its chat template is written into the bundle. None for a model that is not to generate. Raises CheckpointError."""
     if source.cached is None:
         return None
+    entry, template = stated_entry(source)
+    if template is not None:
+        write = partial(write_synced, data=template.encode())
+        stage.once(stage.folder / _TEMPLATE_NAME, write)
+    return entry
+
+
+def stated_entry(source: ModelSource) -> tuple[GenerationEntry, str | None]:
+    """What ``draft_entry`` returns of a model that is to generate, and its chat template."""
+    assert source.cached is not None
     stated, template = read_generation_defaults(source.checkpoint), read_chat_template(source.checkpoint.folder)
     entry = replace(
         source.cached.entry,
@@ -28,10 +38,8 @@ def draft_entry(source: ModelSource, stage: Stage) -> GenerationEntry | None:
         sampling=_options(stated.sampling) or None,
     )
     if template is None:
-        return entry
-    write = partial(write_synced, data=template.source.encode())
-    stage.once(stage.folder / _TEMPLATE_NAME, write)
-    return replace(entry, chat_template=_TEMPLATE_NAME, special_tokens=template.special_tokens)
+        return entry, None
+    return replace(entry, chat_template=_TEMPLATE_NAME, special_tokens=template.special_tokens), template.source
 
 
 def _options(sampling: Sampling) -> dict[str, int | float]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from .manifest import CACHED, MAX_ELEMENTS, EngineEntry, GenerationEntry, Manifest
 
 _MAX_LAYERS = 4096
+# Of one token, keys or values of all layers; models of hundreds of layers keep less than a tenth.
+_MAX_KEPT = 2**22
 
 
 def generation_problems(manifest: Manifest) -> Iterable[str]:
@@ -21,6 +23,11 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
     for number, layer in enumerate(entry.layers):
         if layer.heads * layer.size * entry.positions > MAX_ELEMENTS:
             yield f"generation: layer {number} keeps more than {MAX_ELEMENTS} numbers at {entry.positions} positions"
+    if (kept := sum(layer.heads * layer.size for layer in entry.layers)) > _MAX_KEPT:
+        yield f"generation: all layers keep {kept} numbers of a token, more than {_MAX_KEPT}"
+    submodels = [engine.submodel for engine in entry.engines]
+    for submodel in {name for name in submodels if submodels.count(name) > 1}:
+        yield f"generation: submodel {submodel} has several engines; expected one"
     for name, ids in (("end_ids", entry.end_ids), ("begin_id", [] if entry.begin_id is None else [entry.begin_id])):
         if any(not 0 <= number < entry.vocabulary for number in ids):
             yield f"generation: {name} {list(ids)[:80]}; expected numbers below the vocabulary of {entry.vocabulary}"

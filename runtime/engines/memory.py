@@ -24,7 +24,8 @@ class MemoryCap:
         self._needs = {need.engine: need for need in needs}
         self._engines = OpenEngines(needs)
         self._cache_bytes = 0
-        self._lock = threading.Lock()
+        # A session that is collected while a count is under way gives its bytes back in the same thread.
+        self._lock = threading.RLock()
 
     @property
     def left_mb(self) -> float:

@@ -20,9 +20,12 @@ class Generation:
     ``with`` block does too. What was written by then stays in the session.
     """
 
-    def __init__(self, session: Session, rows: Sequence[Row], pace: Pace, ended: Callable[[], None]) -> None:
-        """Takes ``session``, and calls ``ended`` when it has given it back. Raises InputError where it cannot."""
-        self._session, self._rows, self._pace, self._ended = session, rows, pace, ended
+    def __init__(
+        self, session: Session, rows: Sequence[Row], pace: Pace, ended: Callable[[], None], own: bool = False
+    ) -> None:
+        """Takes ``session``, and calls ``ended`` when it has given it back. With ``own`` no key that another engine
+        wrote is used. Raises InputError where it cannot."""
+        self._session, self._rows, self._pace, self._ended, self._own = session, rows, pace, ended, own
         self._is_open = self._is_given_up = False
         session.acquire(self._give_up)
         self._is_open = True
@@ -93,12 +96,13 @@ class Generation:
         """The first token of the row at ``place``; every row is at the place of its number until all have theirs."""
         session, rows = self._session, self._rows
         row, count = rows[place], len(rows)
-        tokens = sum(session.unknown(later.prompt) for later in rows[place:])
+        # Where nothing depends on it, it is not counted: of many rows that takes longer than a step.
+        tokens = sum(session.unknown(later.prompt) for later in rows[place:]) if self._pace.is_timed else 0
         writer = self._pace.for_prompts(tokens, count, row.tokens_left - 1)
         for engine in self._pace.engines:
             session.bind(engine, count)
         started = perf_counter()
-        logits, row.reused_tokens = session.prefill(place, row.prompt, writer.engine, count)
+        logits, row.reused_tokens = session.prefill(place, row.prompt, writer.engine, count, self._own)
         row.prompt_ms = 1e3 * (perf_counter() - started)
         self._pace.read(writer.engine, len(row.prompt) - row.reused_tokens, row.prompt_ms)
         return row.pick(logits, writer)

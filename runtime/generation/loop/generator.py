@@ -120,7 +120,8 @@ class Generator:
             tokens, asked.sampling(entry.sampling or {}), stops, frozenset(entry.end_ids), asked.logprobs
         )
         each = [Row(number, ids, options_of_rows, tokenizer) for number, ids in enumerate(rows)]
-        generation = Generation(session, each, pace, session.close if own else _nothing)
+        is_named = asked.submodel is not None or asked.budget is not None
+        generation = Generation(session, each, pace, session.close if own else _nothing, is_named)
         return generation if stream else generation.finish()
 
     def session(self, rows: int = 1, capacity: int | None = None) -> Session:
@@ -135,10 +136,17 @@ class Generator:
         _require_positions(entry, given)
         size = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * count * given
         pool, _ = self._opened(entry, size)
-        if self._memory is None:
-            return Session(entry, pool.get, count, given, _nothing)
-        self._memory.take_cache(size)
-        return Session(entry, pool.get, count, given, partial(self._memory.give_cache, size))
+        if self._memory is not None:
+            self._memory.take_cache(size)
+        given_back = _nothing if self._memory is None else partial(self._memory.give_cache, size)
+        try:
+            return Session(entry, pool.get, count, given, given_back)
+        except MemoryError as failure:
+            given_back()
+            raise SelectionError(
+                f"a cache of {size / 1e6:.1f} MB: this host has no memory for it; ask for fewer rows or a smaller "
+                "capacity"
+            ) from failure
 
     @property
     def open_submodels(self) -> tuple[str, ...]:

@@ -61,10 +61,15 @@ class Pace:
         self._last_fits = True
         self._steps, self._spent_ms = 0, 0.0
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it matters how long prompts take."""
+        return self._promise.deadline_ms is not None
+
     def for_prompts(self, tokens: int, rows: int, steps: int) -> Writer:
         """Who reads prompts of ``tokens`` in all, whose ``rows`` rows then take up to ``steps`` steps each. A rate asks
         nothing of prompts."""
-        if self._promise.deadline_ms is None:
+        if not self.is_timed:
             return self._first
         return self._within(
             self._left_ms(),

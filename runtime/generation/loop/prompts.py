@@ -92,7 +92,7 @@ def _several(prompt: object) -> Sequence[object]:
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, np.ndarray):
-        return [prompt] if prompt.ndim == 1 else list(prompt)
+        prompt = prompt.tolist()
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | Mapping):
         raise InputError(f"prompt: expected a text, token ids, or a list of them, got {prompt!r:.80}")
     if not prompt:

@@ -50,6 +50,8 @@ class Session:
         self._entry, self._opened = entry, opened
         self._cache = Cache.empty(entry.layers, rows, capacity)
         self._tokens: Ids = np.zeros((rows, capacity), np.int64)  # by place
+        self._written_by = np.zeros((rows, capacity), np.int16)  # which engine wrote the keys, by place
+        self._numbers: dict[str, int] = {}  # of engines
         self._lengths = [0] * rows  # of them that are believed, by place
         self._row_at = list(range(rows))
         # Bound to the first so many rows of the cache; what is bound for another number is not kept.
@@ -136,13 +138,15 @@ class Session:
         """How many of ``tokens``, as all that a row has, would be computed."""
         return len(tokens) - min(max(self._common(tokens)), len(tokens) - 1)
 
-    def prefill(self, place: int, tokens: Ids, engine: EngineEntry, rows: int) -> tuple[Array, int]:
+    def prefill(self, place: int, tokens: Ids, engine: EngineEntry, rows: int, own: bool = False) -> tuple[Array, int]:
         """The logits ``[V]`` behind ``tokens`` as all that the row at ``place`` has, of ``rows`` that are used, and how
-        many of them were there already. At least one is computed, which is what logits come from."""
-        kept = self._reuse(place, tokens)
+        many of them were there already; with ``own`` none whose keys another engine wrote. At least one is computed,
+        which is what logits come from."""
+        kept = self._reuse(place, tokens, self._number(engine) if own else None)
         self._lengths[place] = kept
         logits = self._engine(engine, rows).extend(place, tokens[kept:], kept, [len(tokens) - kept - 1])
         self._tokens[place, kept : len(tokens)] = tokens[kept:]
+        self._written_by[place, kept : len(tokens)] = self._number(engine)
         self._lengths[place] = len(tokens)
         return logits[0], kept
 
@@ -150,9 +154,10 @@ class Session:
         """One more token for each of the first rows ``[n]``, and the logits ``[n, V]`` behind them, which the next step
         overwrites."""
         lengths = self._lengths
-        logits = self._engine(engine, len(tokens)).step(tokens, lengths[: len(tokens)])
+        logits, number = self._engine(engine, len(tokens)).step(tokens, lengths[: len(tokens)]), self._number(engine)
         for place, token in enumerate(tokens):
             self._tokens[place, lengths[place]] = token
+            self._written_by[place, lengths[place]] = number
             lengths[place] += 1
         return logits
 
@@ -174,20 +179,28 @@ class Session:
             self._engines[engine.id] = found
         return found
 
-    def _reuse(self, place: int, tokens: Ids) -> int:
+    def _number(self, engine: EngineEntry) -> int:
+        return self._numbers.setdefault(engine.id, len(self._numbers))
+
+    def _reuse(self, place: int, tokens: Ids, writer: int | None) -> int:
         """How many of ``tokens`` need not be computed: what they have in common with what is at ``place``, or with
-        another row's, whose keys are then copied."""
-        common = self._common(tokens)
+        another row's, whose keys are then copied. With a ``writer`` as far as that wrote it."""
+        common = self._common(tokens, writer)
         most = max(common)
         if most > common[place]:
             self._lengths[place] = 0
             self._cache.copy_row(common.index(most), place, most)
             self._tokens[place, :most] = tokens[:most]
+            self._written_by[place, :most] = self._written_by[common.index(most), :most]
         return min(most, len(tokens) - 1)
 
-    def _common(self, tokens: Ids) -> list[int]:
-        """With how many of ``tokens`` each place begins."""
-        return [_common(self._tokens[place, :length], tokens) for place, length in enumerate(self._lengths)]
+    def _common(self, tokens: Ids, writer: int | None = None) -> list[int]:
+        """With how many of ``tokens`` each place begins, as far as ``writer`` wrote them if one is given."""
+        found = [_common(self._tokens[place, :length], tokens) for place, length in enumerate(self._lengths)]
+        if writer is None:
+            return found
+        others = [np.flatnonzero(self._written_by[place, :length] != writer) for place, length in enumerate(found)]
+        return [int(other[0]) if len(other) else length for other, length in zip(others, found, strict=True)]
 
     def _swap(self, place: int, other: int) -> None:
         if place == other:
@@ -196,6 +209,7 @@ class Session:
         self._lengths[place] = self._lengths[other] = 0  # until both are moved
         self._cache.swap_rows(place, other, max(lengths[place], lengths[other]))
         self._tokens[[place, other]] = self._tokens[[other, place]]
+        self._written_by[[place, other]] = self._written_by[[other, place]]
         row_at = list(self._row_at)
         row_at[place], row_at[other] = row_at[other], row_at[place]
         self._row_at = row_at

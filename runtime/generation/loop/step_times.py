@@ -11,6 +11,8 @@ _RUNS = 8
 # A step beside a busy program takes several times as long; what counts is what most of them take.
 _MOST_SLOWER = 1.5
 _ENOUGH_RUNS = 3
+# Of a prompt, for its time to say what a token of others takes.
+_FEWEST_PROMPT_TOKENS = 8
 # Of an engine that nothing was stated of: what an ordinary processor reads of weights in a millisecond.
 _BYTES_A_MS = 1e7
 
@@ -26,7 +28,7 @@ class StepTimes:
         """``stated_ms``: of one row, by engine, as far as the bundle states it."""
         self._stated = stated_ms
         self._known: dict[tuple[str, int], tuple[float, int, int]] = {}  # milliseconds, bytes of weights, runs
-        self._prompts: dict[str, float] = {}
+        self._prompts: dict[str, tuple[float, int]] = {}  # milliseconds a token, bytes of weights
         self._ran: set[tuple[str, int]] = set()
 
     def ran(self, engine: EngineEntry, rows: int, ms: float) -> None:
@@ -43,8 +45,10 @@ class StepTimes:
 
     def ran_prompt(self, engine: EngineEntry, tokens: int, ms: float) -> None:
         """Counts a prompt of which ``tokens`` were computed."""
-        mean = self._prompts.get(engine.id, ms / tokens)
-        self._prompts[engine.id] = (mean + ms / tokens) / 2
+        if tokens < _FEWEST_PROMPT_TOKENS and self._prompts:
+            return  # mostly what any run takes
+        mean, _ = self._prompts.get(engine.id, (ms / tokens, 0))
+        self._prompts[engine.id] = (mean + ms / tokens) / 2, engine.weight_bytes or 1
 
     def expected_ms(self, engine: EngineEntry, rows: int) -> float:
         """What a step of ``rows`` rows takes by what is known now. One of fewer is taken to cost what the nearest
@@ -66,6 +70,11 @@ class StepTimes:
         return alike[min(larger)] if larger else alike[max(alike)] * rows / max(alike)
 
     def expected_prompt_ms(self, engine: EngineEntry, tokens: int) -> float:
-        """What ``tokens`` of a prompt take: at most a step each, as is assumed until one has run."""
-        each = self._prompts.get(engine.id)
-        return tokens * (self.expected_ms(engine, 1) if each is None else each)
+        """What ``tokens`` of a prompt take: until one has run, a step each, which is the most; until this engine has
+        read one, what the engine nearest in size took, by the bytes of weights."""
+        weight_bytes = engine.weight_bytes or 1
+        if not self._prompts:
+            return tokens * self.expected_ms(engine, 1)
+        nearest = min(self._prompts.values(), key=lambda known: abs(known[1] - weight_bytes))
+        each, of = self._prompts.get(engine.id, nearest)
+        return tokens * each * weight_bytes / of

@@ -49,6 +49,8 @@ def writers(
         engines, reason = small, f"{_memory_mb(small[0], cache_bytes):.1f} MB <= {limit:g} MB"
     else:
         reason = "the largest submodel" if options.promise else "no limit asked: the largest submodel"
+        if left_out := len(manifest.generation.engines) - len(by_submodel):
+            reason += f" that the memory cap admits, {left_out} left out"
     if not engines:
         raise SelectionError(f"no submodel has an engine that generates {rows} rows here")
     return (engines if options.promise else engines[:1]), reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from nestforge.compiler.generation.cached_cases import Batch, cached_batches, ru
 from nestforge.compiler.generation.cached_gate import judge_cached
 from nestforge.compiler.parity.references import References
 from nestforge.elastic import Bucket
-from nestforge.errors import InputError, ParityError, PlanError
+from nestforge.errors import CheckpointError, InputError, ParityError, PlanError
 from nestforge.exporters.cached_form import CachedForm
 from nestforge.exporters.modules import cached_attention
 from nestforge.runtime.bundle.manifest import EngineEntry, GenerationEntry
@@ -187,3 +189,14 @@ def test_a_bundle_says_how_its_folder_generates(bundle: Bundle) -> None:
     assert bundle.file(entry.chat_template).read_text().startswith("{{ bos_token }}")
     assert entry.special_tokens == {"bos_token": "<s>"}
     assert "generation does not follow num_beams, which the model's folder states" in bundle.manifest.notes
+
+
+def test_verify_compares_how_the_folder_generates(bundle: Bundle, folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / folder.name)
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    with pytest.raises(CheckpointError, match="its settings of generation are not those of"):
+        nestforge.verify(bundle.path, other)
+    shutil.copy(folder / "generation_config.json", other)
+    (other / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(CheckpointError, match="its settings of generation are not those of"):
+        nestforge.verify(bundle.path, other)

@@ -58,6 +58,8 @@ REFUSED = {
     ),
     "long": (replace(ENTRY, positions=39), "40 new tokens, more than the 39 positions"),
     "weights": (replace(ENTRY, engines=(replace(ENGINE, weight_bytes=None),)), "without weight_bytes"),
+    "many numbers": (replace(ENTRY, layers=(CachedLayer(2**12, 2**9),) * 3), "more than 4194304"),
+    "two": (replace(ENTRY, engines=(ENGINE, replace(ENGINE, id="other"))), "submodel ffn8 has several engines"),
     "vocabulary": (replace(ENTRY, vocabulary=2**26), "logits of 64 rows have more than"),
 }
 

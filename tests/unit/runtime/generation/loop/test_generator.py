@@ -48,6 +48,8 @@ def test_what_is_not_asked_for_is_as_the_model_has_it(model: ElasticModel) -> No
         ([5, 512], {}, "prompt 0: token 1 is 512; expected a whole number from 0 to 511, the vocabulary"),
         ([[5], [-1]], {}, "prompt 1: token 0 is -1; expected a whole number from 0 to 511, the vocabulary"),
         ([[5, 0.5]], {}, "prompt 0: token 1 is 0.5; expected a whole number from 0 to 511, the vocabulary"),
+        (np.array(5), {}, "prompt: expected a text, token ids, or a list of them, got 5"),
+        (np.zeros((0, 5), int), {}, "prompt: empty; there is nothing to continue"),
         (7, {}, "prompt: expected a text, token ids, or a list of them, got 7"),
         ([5], {"max_token": 3}, "generate: no option 'max_token'; did you mean 'max_tokens'?"),
         ([5], {"max_tokens": 0}, "max_tokens: expected a whole number, 1 or above, got 0"),
@@ -149,3 +151,19 @@ def test_a_closed_model_generates_no_more(llama_bundle: Path) -> None:
         model.generate([5], max_tokens=2)
     with pytest.raises(NestforgeError, match="the model is closed"):
         model.generate([5], max_tokens=2)
+
+
+def test_a_cache_that_the_host_has_no_memory_for_is_refused_and_not_counted(
+    llama_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(llama_bundle, threads=1, memory_mb=50) as model:
+
+        def none(*_: object) -> None:
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr("nestforge.runtime.generation.loop.session.Cache.empty", none)
+            for _ in range(3):
+                with pytest.raises(SelectionError, match=r"^a cache of 0.8 MB: this host has no memory for it"):
+                    model.session(rows=12)
+        assert model.session(rows=12).rows == 12

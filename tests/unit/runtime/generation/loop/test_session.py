@@ -36,6 +36,20 @@ def test_what_follows_the_common_prefix_is_overwritten(model: ElasticModel, gree
     assert list(again.tokens) == greedy([5, 7], 12)
 
 
+def test_a_submodel_asked_for_by_name_reuses_only_what_it_wrote(model: ElasticModel) -> None:
+    largest, *_, smallest = [entry.id for entry in model.bundle.manifest.largest_first]
+    prompt = [5, 7, 9, 11, 13, 15, 17, 19]
+    alone = model.generate(prompt, submodel=smallest, max_tokens=12, logprobs=0).rows[0]
+    session = model.session()
+    first = model.generate(prompt, submodel=largest, session=session, max_tokens=4).rows[0]
+    row = model.generate(prompt, submodel=smallest, session=session, max_tokens=12, logprobs=0).rows[0]
+    assert row.reused_tokens == 0
+    assert (row.tokens, row.log_probabilities) == (alone.tokens, alone.log_probabilities)
+    assert model.generate(prompt, submodel=smallest, session=session, max_tokens=2).rows[0].reused_tokens == 7
+    mixed = model.generate([*prompt[:4], *first.tokens], session=session, max_tokens=2).rows[0]
+    assert mixed.reused_tokens >= 4, "where no submodel is named, what any wrote is used"
+
+
 def test_rows_keep_their_numbers_when_others_end(model: ElasticModel, greedy: Greedy) -> None:
     session = model.session(rows=3)
     prompts = [[5, 7, 9], [20, 21], [30, 31, 32]]

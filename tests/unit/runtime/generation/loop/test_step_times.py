@@ -75,3 +75,8 @@ def test_a_prompt_takes_a_step_a_token_until_one_has_run() -> None:
     assert times.expected_prompt_ms(LARGE, 10) == 70.0
     times.ran_prompt(LARGE, 20, 20.0)
     assert times.expected_prompt_ms(LARGE, 10) == 10.0
+    assert times.expected_prompt_ms(SMALL, 10) == 2.5  # by its bytes, until it has read one
+    times.ran_prompt(SMALL, 20, 40.0)
+    assert times.expected_prompt_ms(SMALL, 10) == 20.0
+    times.ran_prompt(SMALL, 1, 40.0)  # a turn of one token says little
+    assert times.expected_prompt_ms(SMALL, 10) == 20.0
