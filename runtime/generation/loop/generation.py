@@ -25,13 +25,10 @@ class Generation:
     ) -> None:
         """Takes ``session``, and calls ``ended`` when it has given it back. With ``own`` no key that another engine
         wrote is used. Raises InputError where it cannot."""
-        self._session, self._rows, self._pace, self._ended, self._own = session, rows, pace, ended, own
-        self._is_open = self._is_given_up = False
+        self._is_given_up = False
         session.acquire(self._give_up)
-        self._is_open = True
-        self._step_ms = 0.0
-        self._stepped = 0
-        self._pieces = self._generate()
+        self._loop = _Loop(session, rows, pace, ended, own)
+        self._pieces = self._loop.pieces()
 
     def __iter__(self) -> Iterator[Piece]:
         return self
@@ -43,8 +40,7 @@ class Generation:
 
     def result(self) -> Generated:
         """The rows as far as they have come; all of them once the iterator is exhausted."""
-        rate = 1e3 * self._stepped / self._step_ms if self._step_ms else None
-        return Generated(tuple(row.result() for row in self._rows), rate)
+        return self._loop.result()
 
     def finish(self) -> Generated:
         """Generates what is left, and gives all of it back."""
@@ -55,7 +51,7 @@ class Generation:
     def close(self) -> None:
         """Ends it where it is; closing it again does nothing."""
         self._pieces.close()
-        self._end()  # a generator that never began runs none of its code
+        self._loop.end()  # a generator that never began runs none of its code
 
     def __enter__(self) -> Generation:
         return self
@@ -73,13 +69,30 @@ class Generation:
         self._is_given_up = True
         self.close()
 
-    def _end(self) -> None:
+
+class _Loop:
+    """What a generation runs. It does not know the Generation, so that one nobody has any more is collected at once."""
+
+    def __init__(self, session: Session, rows: Sequence[Row], pace: Pace, ended: Callable[[], None], own: bool) -> None:
+        self._session, self._rows, self._pace, self._ended, self._own = session, rows, pace, ended, own
+        self._is_open = True
+        self._step_ms = 0.0
+        self._stepped = 0
+
+    def result(self) -> Generated:
+        """The rows as far as they have come."""
+        rate = 1e3 * self._stepped / self._step_ms if self._step_ms else None
+        return Generated(tuple(row.result() for row in self._rows), rate)
+
+    def end(self) -> None:
+        """Gives the session back, once."""
         if self._is_open:
             self._is_open = False
             self._session.release()
             self._ended()
 
-    def _generate(self) -> Generator[Piece, None, None]:
+    def pieces(self) -> Generator[Piece, None, None]:
+        """Every token, to the end."""
         try:
             self._session.arrange(len(self._rows))
             for place in range(len(self._rows)):
@@ -90,7 +103,7 @@ class Generation:
                 active = self._leave(active)
                 yield from pieces
         finally:
-            self._end()
+            self.end()
 
     def _read_prompt(self, place: int) -> Piece:
         """The first token of the row at ``place``; every row is at the place of its number until all have theirs."""

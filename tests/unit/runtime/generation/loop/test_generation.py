@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from nestforge.errors import InputError
 from nestforge.runtime.generation.loop.generated import Run
 from nestforge.runtime.generation.loop.generation import Generation
-from nestforge.runtime.model import ElasticModel
+from nestforge.runtime.model import ElasticModel, load
 
 Greedy = Callable[[list[int], int], list[int]]
 PROMPTS = [[5, 7, 9], [11, 3, 4, 6, 8, 10, 12], [20], [5, 7, 9, 13], [400, 401, 5]]
@@ -148,3 +150,15 @@ def test_a_thread_that_ended_has_no_session(model: ElasticModel) -> None:
     thread.start()
     thread.join()
     assert len(model.generate([5], session=session, max_tokens=4).rows[0].tokens) == 4
+
+
+def test_a_stream_that_is_left_gives_its_cache_back_at_once(llama_bundle: Path) -> None:
+    gc.disable()  # nothing waits for the collector
+    try:
+        with load(llama_bundle, threads=1, memory_mb=50) as model:
+            for _ in range(40):  # of which 20 would take more than the cap
+                for piece in model.generate([[5]] * 32, max_tokens=60, stream=True):
+                    assert piece.row == 0
+                    break
+    finally:
+        gc.enable()
