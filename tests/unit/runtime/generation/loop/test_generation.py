@@ -156,8 +156,8 @@ def test_a_stream_that_is_left_gives_its_cache_back_at_once(llama_bundle: Path) 
     gc.disable()  # nothing waits for the collector
     try:
         with load(llama_bundle, threads=1, memory_mb=50) as model:
-            for _ in range(40):  # of which 20 would take more than the cap
-                for piece in model.generate([[5]] * 32, max_tokens=60, stream=True):
+            for _ in range(40):  # 25 caches would take more than the cap
+                for piece in model.generate([[5]] * 32, max_tokens=240, stream=True):
                     assert piece.row == 0
                     break
     finally:
