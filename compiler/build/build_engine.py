@@ -30,6 +30,7 @@ from ..graph.template import Template, emit, private_bytes, weight_bytes
 from ..parity.cases import Case
 from ..parity.compare import max_difference
 from ..parity.engine_verdict import judge_engine, judged_outputs, tolerance_of
+from ..parity.judge import Verdict
 from ..parity.reference import Reference, rule_of
 from ..parity.references import References
 from ..parity.replayed import Replayed
@@ -170,9 +171,16 @@ class EngineBuilder:
         verdict = judge_engine(self.draft.manifest, self.universal, entry, cases, reference, found)
         run = ProofRun(engine.proof_graph, engine.template.module_outputs, self.proofs.path, module, entry.routing)
         require_parity(f"engine {entry.id}", verdict, run, cases, found, limit, rule)
+        return self.with_receipt(engine, f"narrowed to {submodel.id}, in float64", stated, cases, verdict)
+
+    def with_receipt(
+        self, engine: Emitted, reference: str, rule: str, cases: Sequence[Case], verdict: Verdict
+    ) -> EngineEntry:
+        """The engine with the receipt of a ``verdict`` that nothing broke; ``reference`` says which PyTorch module."""
+        limit = tolerance_of(engine.entry, self.universal)
         receipt = ParityReceipt(
-            reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}, in float64",
-            rule=stated,
+            reference=f"PyTorch {torch.__version__} module {reference}",
+            rule=rule,
             atol=limit.atol,
             rtol=limit.rtol,
             min_cosine=limit.min_cosine,
@@ -183,7 +191,7 @@ class EngineBuilder:
             routing=verdict.routes,
             rms=limit.rms,
         )
-        return replace(entry, parity=receipt)
+        return replace(engine.entry, parity=receipt)
 
     def run(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> list[Arrays]:
         """Outputs and routes of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-
-import torch
 
 from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
 from ...profiles.precision import PRECISIONS, TRACED
-from ...runtime.bundle.manifest import CACHED, EngineEntry, ParityReceipt
+from ...runtime.bundle.manifest import CACHED, EngineEntry
 from ...runtime.engines.runner import Residency
 from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
@@ -65,21 +62,8 @@ def _build(builder: EngineBuilder, form: CachedForm, submodel: Submodel, name: s
     rule = limit.rule
     if PRECISIONS[entry.precision].is_integer:
         rule = f"{rule}; without the rounding of activations, {_prove_exact(builder, form, engine, submodel, batches)}"
-    return replace(
-        entry,
-        parity=ParityReceipt(
-            reference=f"PyTorch {torch.__version__} module narrowed to {submodel.id}, one pass, in float64",
-            rule=rule,
-            atol=limit.atol,
-            rtol=limit.rtol,
-            min_cosine=limit.min_cosine,
-            cases=tuple(case.name for case in cases_of(batches)),
-            outputs=verdict.outputs,
-            graph_sha256=engine.graph_sha256,
-            weights_sha256=builder.weights_sha256,
-            rms=limit.rms,
-        ),
-    )
+    reference_of = f"narrowed to {submodel.id}, one pass, in float64"
+    return builder.with_receipt(engine, reference_of, rule, cases_of(batches), verdict)
 
 
 def _prove_exact(
