@@ -17,6 +17,7 @@
     ├── MeasurementError             a host is too busy to measure
     ├── SelectionError               no engine in the bundle satisfies the request
     └── InputError                   a request's inputs do not fit the model
+        └── CapacityError            a text is longer than its cache has room for
 
 A message is one line: where, what was expected, what was found, what to do. These are the user's to mend, so the
 command line prints the message alone and exits 1; anything else is our bug and keeps its trace.
@@ -96,3 +97,7 @@ class SelectionError(NestforgeError):
 
 class InputError(NestforgeError):
     """A request's inputs do not fit the model."""
+
+
+class CapacityError(InputError):
+    """A text is longer than its cache has room for."""

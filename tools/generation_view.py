@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..errors import CapacityError
 from ..outside import printable
 from ..runtime.generation.loop.generated import Generated, GeneratedRow
 from ..runtime.generation.loop.generation import Generation
@@ -86,14 +87,21 @@ def generated_data(generated: Generated) -> dict[str, Any]:
 
 
 def converse(answer: Callable[[list[Message]], Generation], lines: Iterable[str] | None = None) -> None:
-    """A chat: each of ``lines``, by default those of standard input, is the user's turn; an empty one, or the end of
-    the input, ends it."""
+    """A chat: each of ``lines``, by default those of standard input, is the user's turn; an empty one, the end of the
+    input, or a turn that its cache has no room left for ends it. Raises CapacityError if that is the first."""
     messages: list[Message] = []
     for line in _typed() if lines is None else lines:
         if not line.strip():
             return
         messages.append({"role": "user", "content": line.rstrip("\n")})
-        with answer(messages) as generation:
+        try:
+            generation = answer(messages)
+        except CapacityError as failure:
+            if len(messages) == 1:
+                raise
+            say(f"the chat has used up its capacity: {failure}", err=True)
+            return
+        with generation:
             generated = stream_text(generation)
         say_speed(generated)
         messages.append({"role": "assistant", "content": generated.text or ""})

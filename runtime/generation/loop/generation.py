@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from inspect import GEN_RUNNING, getgeneratorstate
 from time import perf_counter
 from types import TracebackType
 
@@ -17,7 +18,8 @@ class Generation:
     """An iterator of the tokens of a call, as they come; ``result`` is what they make so far.
 
     It has its session until it is exhausted, closed, or collected; a consumer that stops early closes it, which a
-    ``with`` block does too. What was written by then stays in the session.
+    ``with`` block does too. What was written by then stays in the session. The thread that asked for the last token has
+    it, whichever made it.
     """
 
     def __init__(
@@ -36,6 +38,8 @@ class Generation:
     def __next__(self) -> Piece:
         if self._is_given_up:
             raise InputError("generation: its session went to a later one of the same thread; open a session for each")
+        self._require_nobody_inside()
+        self._loop.hold()
         return next(self._pieces)
 
     def result(self) -> Generated:
@@ -49,7 +53,8 @@ class Generation:
         return self.result()
 
     def close(self) -> None:
-        """Ends it where it is; closing it again does nothing."""
+        """Ends it where it is; closing it again does nothing. Raises InputError while another thread iterates."""
+        self._require_nobody_inside()
         self._pieces.close()
         self._loop.end()  # a generator that never began runs none of its code
 
@@ -65,9 +70,13 @@ class Generation:
         if hasattr(self, "_pieces"):
             self.close()
 
+    def _require_nobody_inside(self) -> None:
+        if getgeneratorstate(self._pieces) == GEN_RUNNING:
+            raise InputError("generation: another thread is generating with it; iterate it in one thread at a time")
+
     def _give_up(self) -> None:
-        self._is_given_up = True
         self.close()
+        self._is_given_up = True
 
 
 class _Loop:
@@ -83,6 +92,11 @@ class _Loop:
         """The rows as far as they have come."""
         rate = 1e3 * self._stepped / self._step_ms if self._step_ms else None
         return Generated(tuple(row.result() for row in self._rows), rate)
+
+    def hold(self) -> None:
+        """Says to the session which thread continues."""
+        if self._is_open:
+            self._session.hold()
 
     def end(self) -> None:
         """Gives the session back, once."""
@@ -111,9 +125,9 @@ class _Loop:
         row, count = rows[place], len(rows)
         # Where nothing depends on it, it is not counted: of many rows that takes longer than a step.
         tokens = sum(session.unknown(later.prompt) for later in rows[place:]) if self._pace.is_timed else 0
-        writer = self._pace.for_prompts(tokens, count, row.tokens_left - 1)
         for engine in self._pace.engines:
-            session.bind(engine, count)
+            session.bind(engine, count)  # before the choice: a deadline counts the time that it takes to open them
+        writer = self._pace.for_prompts(tokens, count, row.tokens_left - 1)
         started = perf_counter()
         logits, row.reused_tokens = session.prefill(place, row.prompt, writer.engine, count, self._own)
         row.prompt_ms = 1e3 * (perf_counter() - started)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal, overload
@@ -12,7 +13,6 @@ from ....errors import InputError, SelectionError
 from ...bundle.manifest import GenerationEntry
 from ...bundle.open_bundle import Bundle
 from ...engines.contract.residency import Residency
-from ...engines.host_latencies import host_latencies
 from ...engines.memory import MemoryCap
 from ...engines.needs import residencies_for
 from ...engines.onnxruntime_gpu.provider import Provider
@@ -53,7 +53,7 @@ class Generator:
         self._provider, self._affinity, self._memory = provider, affinity, memory
         self._lock = threading.Lock()
         self._pool: EnginePool | None = None
-        self._times: StepTimes | None = None
+        self._times = StepTimes()
         self._known_prompts: Prompts | None = None
         self._is_closed = False
 
@@ -104,24 +104,28 @@ class Generator:
         rows = prompts.tokens(prompt, messages)
         tokenizer = prompts.tokenizer
         stops = asked.stops_beside(entry.end_ids)
+        if beyond := [token for token in stops.ids if token >= entry.vocabulary]:
+            raise InputError(
+                f"stop: token id {min(beyond)}; expected one below {entry.vocabulary}, the vocabulary of this model"
+            )
         if stops.strings and tokenizer is None:
             raise InputError(f"bundle {self._bundle.path}: has no tokenizer; stop at token ids instead of texts")
         capacity = self._capacity(entry, session, asked, rows)
         tokens = asked.tokens_for(max(map(len, rows)), capacity, f"the capacity of {capacity}")
-        own = session is None
-        if session is None:
-            session = self.session(len(rows), capacity)
-        elif len(rows) > session.rows:
-            raise InputError(f"session: {len(rows)} prompts, it has {session.rows} rows; open one with more")
-        pool, times = self._opened(entry, 0)
-        engines, reason = writers(self._bundle.manifest, asked, pool.residencies.keys(), len(rows), session.bytes)
-        pace = Pace(engines, reason, asked.promise, times, started)
-        options_of_rows = RowOptions(
-            tokens, asked.sampling(entry.sampling or {}), stops, frozenset(entry.end_ids), asked.logprobs
-        )
-        each = [Row(number, ids, options_of_rows, tokenizer) for number, ids in enumerate(rows)]
-        is_named = asked.submodel is not None or asked.budget is not None
-        generation = Generation(session, each, pace, session.close if own else _nothing, is_named)
+        with ExitStack() as own:  # closes a session of this call's, should it fail
+            if session is None:
+                session = own.enter_context(self.session(len(rows), capacity))
+            elif len(rows) > session.rows:
+                raise InputError(f"session: {len(rows)} prompts, it has {session.rows} rows; open one with more")
+            admitted = self._opened(entry, 0).residencies.keys()
+            engines, reason = writers(self._bundle.manifest, asked, admitted, len(rows), session.bytes)
+            pace = Pace(engines, reason, asked.promise, self._times, started)
+            options_of_rows = RowOptions(
+                tokens, asked.sampling(entry.sampling or {}), stops, frozenset(entry.end_ids), asked.logprobs
+            )
+            each = [Row(number, ids, options_of_rows, tokenizer) for number, ids in enumerate(rows)]
+            is_named = asked.submodel is not None or asked.budget is not None
+            generation = Generation(session, each, pace, own.pop_all().close, is_named)
         return generation if stream else generation.finish()
 
     def session(self, rows: int = 1, capacity: int | None = None) -> Session:
@@ -135,7 +139,7 @@ class Generator:
         given = min(_SESSION_CAPACITY, entry.positions) if capacity is None else whole_number("capacity", capacity, 2)
         _require_positions(entry, given)
         size = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * count * given
-        pool, _ = self._opened(entry, size)
+        pool = self._opened(entry, size)
         if self._memory is not None:
             self._memory.take_cache(size)
         given_back = _nothing if self._memory is None else partial(self._memory.give_cache, size)
@@ -201,10 +205,10 @@ class Generator:
                 self._known_prompts = Prompts(self._bundle, entry, self._encoder)
             return self._known_prompts
 
-    def _opened(self, entry: GenerationEntry, cache_bytes: int) -> tuple[EnginePool, StepTimes]:
+    def _opened(self, entry: GenerationEntry, cache_bytes: int) -> EnginePool:
         """The engines that may be open, decided at the first call under what the cap leaves beside ``cache_bytes``."""
         with self._lock:
-            if self._pool is None or self._times is None:
+            if self._pool is None:
                 left = None
                 if self._memory is not None:
                     left = self._memory.left_mb - cache_bytes / 1e6
@@ -214,13 +218,10 @@ class Generator:
                             "fewer rows, a smaller capacity or fewer tokens, or raise the cap"
                         )
                 residencies = residencies_for(self._bundle, entry.engines, left, self._residency)
-                known = host_latencies(self._bundle, self._threads).latencies
-                stated = {each.engine: each.measured_p50_ms or each.predicted_ms for each in known}
-                self._times = StepTimes(stated)
                 self._pool = EnginePool(self._bundle, residencies, self._threads, None, self._affinity, self._memory)
                 if self._is_closed:
                     self._pool.close()
-            return self._pool, self._times
+            return self._pool
 
     def _capacity(self, entry: GenerationEntry, session: Session | None, asked: Options, rows: Sequence[Ids]) -> int:
         """Tokens that every row has room for: the session's, what was asked for, or what is needed, rounded up."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
 
-from ....errors import InputError, SelectionError
+from ....errors import CapacityError, InputError, SelectionError
 from ....strict import nearest
 from ...inputs.limits import positive_limit
 from ..sampling import Sampling
@@ -100,12 +100,12 @@ class Options:
         return Stops(frozenset([*end_ids, *Stops(ids).ids]), strings)  # type: ignore[arg-type]  # Stops checks them
 
     def tokens_for(self, longest: int, capacity: int, limit: str) -> int:
-        """How many tokens a row may get behind a prompt of ``longest`` tokens. Raises InputError for more than there is
-        room for by ``limit``, which has ``capacity``."""
+        """How many tokens a row may get behind a prompt of ``longest`` tokens. Raises CapacityError for more than there
+        is room for by ``limit``, which has ``capacity``."""
         room = capacity - longest
         wanted = self.max_tokens or max(1, min(_DEFAULT_TOKENS, room))
         if wanted > room:
-            raise InputError(
+            raise CapacityError(
                 f"prompt: {longest} tokens and max_tokens {wanted} are more than {limit}; shorten the prompt or ask "
                 "for fewer tokens"
             )

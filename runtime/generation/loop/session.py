@@ -81,7 +81,9 @@ class Session:
         return self._entry is entry
 
     def tokens(self, row: int = 0) -> tuple[int, ...]:
-        """Those whose keys and values row ``row`` holds. Raises InputError for a row that there is not."""
+        """Those whose keys and values row ``row`` holds. Raises InputError for a row that there is not, or once it is
+        closed."""
+        self._require_open()
         if row not in self._row_at:
             raise InputError(f"session: expected a row from 0 to {self.rows - 1}, got {row!r:.80}")
         place = self._row_at.index(row)
@@ -93,8 +95,7 @@ class Session:
 
         Raises InputError while another thread has it, or once it is closed.
         """
-        if not self._given_back.alive:
-            raise InputError("session: closed; open another one")
+        self._require_open()
         if not self._lock.acquire(blocking=False):
             holder = self._held_by
             if holder is not threading.current_thread() and (holder is None or holder.is_alive()):
@@ -105,6 +106,10 @@ class Session:
             if not self._lock.acquire(blocking=False):
                 raise InputError(f"session: in use by another thread; {_MEND}")
         self._held_by, self._give_up = threading.current_thread(), weakref.WeakMethod(give_up)
+
+    def hold(self) -> None:
+        """Says that the calling thread continues the generation that has it, whichever began it."""
+        self._held_by = threading.current_thread()
 
     def release(self) -> None:
         """Gives it back; its bound engines go, its tokens stay."""
@@ -168,6 +173,10 @@ class Session:
     def bind(self, engine: EngineEntry, rows: int) -> None:
         """Opens ``engine`` for steps of ``rows`` rows, so that none of them waits for that."""
         self._engine(engine, rows)
+
+    def _require_open(self) -> None:
+        if not self._given_back.alive:
+            raise InputError("session: closed; open another one")
 
     def _engine(self, engine: EngineEntry, rows: int) -> CachedEngine:
         if rows != self._bound_rows:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ...bundle.manifest import EngineEntry
 
 # Of the runs that a mean is of: a further one then counts as the last of so many, so that old ones are forgotten.
@@ -13,20 +11,18 @@ _MOST_SLOWER = 1.5
 _ENOUGH_RUNS = 3
 # Of a prompt, for its time to say what a token of others takes.
 _FEWEST_PROMPT_TOKENS = 8
-# Of an engine that nothing was stated of: what an ordinary processor reads of weights in a millisecond.
+# Until any engine has run: what an ordinary processor reads of weights in a millisecond.
 _BYTES_A_MS = 1e7
 
 
 class StepTimes:
     """Running means by engine and number of rows. Until one has run, the figure of another is scaled by the bytes of
-    weights, which is what a step reads; until any has, the bundle's own figures hold.
+    weights, which is what a step reads; until any has, the bytes are taken to be read at an ordinary pace.
 
     Threads may share it: of two that count a run at once, one may not count.
     """
 
-    def __init__(self, stated_ms: Mapping[str, float]) -> None:
-        """``stated_ms``: of one row, by engine, as far as the bundle states it."""
-        self._stated = stated_ms
+    def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[float, int, int]] = {}  # milliseconds, bytes of weights, runs
         self._prompts: dict[str, tuple[float, int]] = {}  # milliseconds a token, bytes of weights
         self._ran: set[tuple[str, int]] = set()
@@ -63,7 +59,7 @@ class StepTimes:
             others = [(r, of, ms) for (_, r), (ms, of, _) in self._known.items()]
             nearest = min(others, key=lambda o: (abs(o[0] - rows), abs(o[1] - weight_bytes)), default=None)
             if nearest is None:
-                return self._stated.get(engine.id, weight_bytes / _BYTES_A_MS) * rows
+                return weight_bytes / _BYTES_A_MS * rows
             r, of, ms = nearest
             alike = {r: ms * weight_bytes / of}
         larger = [r for r in alike if r >= rows]

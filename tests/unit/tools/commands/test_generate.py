@@ -87,6 +87,17 @@ def test_a_chat_keeps_its_turns_in_one_cache(bundle: Path, model: ElasticModel) 
     assert " reused) in " in shown.stderr
 
 
+def test_a_chat_whose_cache_is_full_ends_and_says_so(bundle: Path) -> None:
+    turns = "class method\n" * 9
+    shown = generate(bundle, "--chat", "--max-tokens", "5", "--capacity", "100", stdin=turns)
+    assert shown.exit_code == 0
+    assert 1 <= shown.stderr.count("ended by length") < 9
+    assert shown.stderr.splitlines()[-1].startswith("the chat has used up its capacity: prompt: ")
+    refused = generate(bundle, "--chat", "--max-tokens", "5", "--capacity", "8", stdin=turns)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("nestforge: error: prompt: ")
+
+
 def test_log_probabilities_are_a_table(bundle: Path, model: ElasticModel) -> None:
     shown = generate(bundle, "--prompt", "class", "--max-tokens", "3", "--logprobs", "1").stdout.splitlines()
     row = model.generate("class", max_tokens=3, logprobs=1).rows[0]

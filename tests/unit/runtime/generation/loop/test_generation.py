@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 from nestforge.errors import InputError
-from nestforge.runtime.generation.loop.generated import Run
+from nestforge.runtime.generation.cached_engine import CachedEngine
+from nestforge.runtime.generation.loop.generated import Piece, Run
 from nestforge.runtime.generation.loop.generation import Generation
+from nestforge.runtime.generation.loop.pace import Pace, Writer
+from nestforge.runtime.inputs.arrays import Array
 from nestforge.runtime.model import ElasticModel, load
 
 Greedy = Callable[[list[int], int], list[int]]
@@ -128,6 +131,70 @@ def test_a_session_used_by_two_threads_is_refused(model: ElasticModel) -> None:
     ]
     assert len(list(generation)) == 3
     assert len(model.generate([5], session=session, max_tokens=4).rows[0].tokens) == 4
+
+
+def test_a_session_is_of_the_thread_that_iterates(model: ElasticModel) -> None:
+    session = model.session()
+    generation = model.generate([5], session=session, max_tokens=4, stream=True)
+    has_one, may_end = threading.Event(), threading.Event()
+
+    def iterate() -> None:
+        next(generation)
+        has_one.set()
+        may_end.wait(60)
+
+    thread = threading.Thread(target=iterate, name="reader")
+    thread.start()
+    has_one.wait(60)
+    with pytest.raises(InputError, match=r"^session: in use by another thread, reader; finish or close"):
+        model.generate([5], session=session, max_tokens=4)
+    may_end.set()
+    thread.join()
+    assert len(model.generate([5], session=session, max_tokens=4).rows[0].tokens) == 4
+
+
+def test_a_generation_that_another_thread_is_inside_is_refused(
+    model: ElasticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, may_end = threading.Event(), threading.Event()
+    real = CachedEngine.step
+
+    def step(self: CachedEngine, tokens: Array, positions: Array) -> Array:
+        inside.set()
+        may_end.wait(60)
+        return real(self, tokens, positions)
+
+    monkeypatch.setattr(CachedEngine, "step", step)
+    generation = model.generate([5], max_tokens=4, stream=True)
+    pieces: list[Piece] = []
+    thread = threading.Thread(target=lambda: pieces.extend(generation))
+    thread.start()
+    inside.wait(60)
+    line = r"^generation: another thread is generating with it; iterate it in one thread at a time$"
+    with pytest.raises(InputError, match=line):
+        next(generation)
+    with pytest.raises(InputError, match=line):
+        generation.close()
+    may_end.set()
+    thread.join()
+    assert [piece.finish for piece in pieces] == [None, None, None, "length"]
+
+
+def test_a_deadline_counts_the_time_that_it_takes_to_open_submodels(
+    llama_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[str, ...]] = []
+    with load(llama_bundle, threads=1) as model:
+        real = Pace.for_prompts
+
+        def choose(self: Pace, tokens: int, rows: int, steps: int) -> Writer:
+            found.append(model.generate.open_submodels)
+            return real(self, tokens, rows, steps)
+
+        monkeypatch.setattr(Pace, "for_prompts", choose)
+        model.generate([5, 7], max_tokens=2, deadline_ms=1e6)
+        assert found == [model.generate.open_submodels]
+        assert len(found[0]) > 1
 
 
 def test_a_later_generation_of_the_same_thread_ends_the_one_before(model: ElasticModel) -> None:

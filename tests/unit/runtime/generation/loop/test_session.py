@@ -123,6 +123,8 @@ def test_a_closed_session_is_refused(model: ElasticModel) -> None:
     session.close()
     assert session.bytes == 0
     with pytest.raises(InputError, match=r"^session: closed; open another one$"):
+        session.tokens()
+    with pytest.raises(InputError, match=r"^session: closed; open another one$"):
         model.generate([5], session=session)
 
 
@@ -148,3 +150,11 @@ def test_sessions_count_under_the_memory_cap(llama_bundle: Path) -> None:
             model.session(rows=64, capacity=256)
         session.close()
         assert len(model.generate([5], max_tokens=3).rows[0].tokens) == 3
+
+
+def test_a_call_that_fails_gives_its_cache_back_at_once(llama_bundle: Path) -> None:
+    with load(llama_bundle, memory_mb=4, threads=1) as model:
+        with pytest.raises(SelectionError, match=r"^no submodel 'ffn7'") as refused:
+            model.generate([[5]] * 40, capacity=256, submodel="ffn7")  # 2.6 MB
+        assert model.session(rows=40, capacity=256).rows == 40
+        assert refused.tb is not None, "the trace of the error still has the first one"

@@ -28,23 +28,23 @@ def engine(name: str, weight_bytes: int) -> EngineEntry:
 LARGE, SMALL = engine("large", 40_000_000), engine("small", 10_000_000)
 
 
-def test_before_any_run_the_bundle_says_it() -> None:
-    times = StepTimes({"large": 7.0})
-    assert times.expected_ms(LARGE, 1) == 7.0
-    assert times.expected_ms(LARGE, 3) == 21.0
-    assert times.expected_ms(SMALL, 1) == 1.0  # stated of none: by its bytes
+def test_before_any_run_the_bytes_say_it() -> None:
+    times = StepTimes()
+    assert times.expected_ms(LARGE, 1) == 4.0
+    assert times.expected_ms(LARGE, 3) == 12.0
+    assert times.expected_ms(SMALL, 1) == 1.0
 
 
 def test_the_first_run_of_an_engine_does_not_count() -> None:
-    times = StepTimes({"large": 7.0})
+    times = StepTimes()
     times.ran(LARGE, 1, 500.0)
-    assert times.expected_ms(LARGE, 1) == 7.0
-    times.ran(LARGE, 1, 4.0)
     assert times.expected_ms(LARGE, 1) == 4.0
+    times.ran(LARGE, 1, 7.0)
+    assert times.expected_ms(LARGE, 1) == 7.0
 
 
 def test_what_one_took_is_scaled_by_bytes_of_weights() -> None:
-    times = StepTimes({"small": 99.0})
+    times = StepTimes()
     for ms in (8.0, 8.0):
         times.ran(LARGE, 1, ms)
     assert times.expected_ms(SMALL, 1) == 2.0
@@ -54,7 +54,7 @@ def test_what_one_took_is_scaled_by_bytes_of_weights() -> None:
 
 
 def test_rows_that_have_not_run_are_reckoned_from_above() -> None:
-    times = StepTimes({})
+    times = StepTimes()
     for ms in (8.0, 8.0):
         times.ran(LARGE, 4, ms)
     assert times.expected_ms(LARGE, 2) == 8.0
@@ -63,7 +63,7 @@ def test_rows_that_have_not_run_are_reckoned_from_above() -> None:
 
 
 def test_an_odd_step_counts_for_little() -> None:
-    times = StepTimes({})
+    times = StepTimes()
     for _ in range(9):
         times.ran(LARGE, 1, 4.0)
     times.ran(LARGE, 1, 4000.0)
@@ -71,8 +71,8 @@ def test_an_odd_step_counts_for_little() -> None:
 
 
 def test_a_prompt_takes_a_step_a_token_until_one_has_run() -> None:
-    times = StepTimes({"large": 7.0})
-    assert times.expected_prompt_ms(LARGE, 10) == 70.0
+    times = StepTimes()
+    assert times.expected_prompt_ms(LARGE, 10) == 40.0
     times.ran_prompt(LARGE, 20, 20.0)
     assert times.expected_prompt_ms(LARGE, 10) == 10.0
     assert times.expected_prompt_ms(SMALL, 10) == 2.5  # by its bytes, until it has read one
