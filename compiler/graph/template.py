@@ -26,6 +26,9 @@ from ...runtime.bundle.manifest import WEIGHTS_NAME
 from ..work.staging import write_synced
 from .encodings import split_encoding, stored_stack, table_name
 from .node_extents import fix_extents
+from .passes.cached.flatten_rows import flatten_rows
+from .passes.cached.fuse_norms import fuse_norms
+from .passes.cached.fuse_rotary import fuse_rotary
 from .passes.drop_open_masks import drop_open_masks
 from .passes.fold_tables import fold_tables
 from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
@@ -97,9 +100,15 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
         _fold(model)  # fold constants first: the optimiser then sees fewer nodes
         optimize(model, _MAX_FOLDED_ELEMENTS)  # fold shape arithmetic, keep large constants
     linear_to_gemm(model, transposed_parameters(spec))  # linear layers as Gemm, whose slices are prefixes
+    keeps_cache = _keeps_cache(model)
+    if keeps_cache:  # a step of one token costs as much by its nodes as by its products
+        fuse_norms(model)  # norms with the sums before them, and SiLU, as one node
+        fuse_rotary(model)  # rotary positions as one node
     returned = _returned_values(model, traced.module_outputs)
     drop_open_masks(model)  # remove attention masks that hide nothing
     simplify_attention(model)  # remove the exporter's extra nodes around queries, keys and probabilities
+    if keeps_cache:
+        flatten_rows(model)  # keep rows and tokens one dimension between products
     merge_reshapes(model)  # merge consecutive Reshapes
     problem = None
     try:
@@ -196,6 +205,11 @@ def _stored(store: Store, name: str) -> StoredTensor:
     """The tensor ``name`` of the store, or the row of one that it stands for."""
     stack, row = stored_stack(name)
     return store[stack] if row is None else store[stack].row(row)
+
+
+def _keeps_cache(model: ir.Model) -> bool:
+    """Whether the graph reads a cache, by an operator that ONNX Runtime alone has; so it may have others of its own."""
+    return any(node.op_type == "GroupQueryAttention" for node in model.graph)
 
 
 def _returned_values(model: ir.Model, module_outputs: Mapping[str, str]) -> dict[str, ir.Value]:

@@ -58,6 +58,7 @@ ROOMS = (
     "compiler.work",
     "compiler.planning",
     "compiler.graph.passes",
+    "compiler.graph.passes.cached",
     "compiler.graph",
     "compiler.graph.precision",
     "compiler.examples",

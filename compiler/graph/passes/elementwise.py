@@ -5,8 +5,8 @@ from __future__ import annotations
 # Of one tensor, as FFNs have them between their two layers.
 ACTIVATIONS = frozenset(
     [
-        *("Celu", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu", "Selu", "Sigmoid"),
-        *("Softplus", "Softsign", "Swish", "Tanh", "ThresholdedRelu"),
+        *("Celu", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "QuickGelu", "Relu", "Selu"),
+        *("Sigmoid", "Softplus", "Softsign", "Swish", "Tanh", "ThresholdedRelu"),
     ]
 )
 # Of one tensor or several, which broadcast.

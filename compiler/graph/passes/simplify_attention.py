@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .extents import extents, product
+from .matching import producer, replace, scalar
 
 
 def simplify_attention(model: ir.Model) -> bool:
@@ -28,8 +29,8 @@ def simplify_attention(model: ir.Model) -> bool:
 
 def _transpose_keys(node: ir.Node) -> bool:
     """Rule 1, at the last Reshape."""
-    swap = _producer(node, 0, "Transpose") if node.op_type == "Reshape" else None
-    fold = _producer(swap, 0, "Reshape") if swap else None
+    swap = producer(node, 0, "Transpose") if node.op_type == "Reshape" else None
+    fold = producer(swap, 0, "Reshape") if swap else None
     source = fold.inputs[0] if fold else None
     if swap is None or fold is None or source is None:
         return False
@@ -38,7 +39,7 @@ def _transpose_keys(node: ir.Node) -> bool:
     folded = extents(fold.outputs[0]) == (product(start[:2]), *start[2:]) if unfolds else False
     if not folded or tuple(swap.attributes.get_ints("perm") or ()) != (0, 2, 1):
         return False
-    first = _producer(fold, 0, "Transpose")
+    first = producer(fold, 0, "Transpose")
     if first is None or first.inputs[0] is None:  # keys turned by their positions, say
         _replace(node, ir.node("Transpose", [source], attributes={"perm": [0, 1, 3, 2]}))
         return True
@@ -49,10 +50,10 @@ def _transpose_keys(node: ir.Node) -> bool:
 
 def _merge_scales(node: ir.Node) -> bool:
     """Rule 2, at the product of queries and keys."""
-    queries, keys = (_producer(node, side, "Mul") if node.op_type == "MatMul" else None for side in (0, 1))
+    queries, keys = (producer(node, side, "Mul") if node.op_type == "MatMul" else None for side in (0, 1))
     if queries is None or keys is None:
         return False
-    scales = [_scalar(part.inputs[1]) for part in (queries, keys)]
+    scales = [scalar(part.inputs[1]) for part in (queries, keys)]
     if scales[0] is None or scales[1] is None or len(queries.outputs[0].uses()) != 1:
         return False
     product = np.array(scales[0] * scales[1], np.float32)
@@ -66,9 +67,9 @@ def _merge_scales(node: ir.Node) -> bool:
 
 def _drop_nan_guard(node: ir.Node) -> bool:
     """Rule 3, at the Where."""
-    test = _producer(node, 0, "IsNaN") if node.op_type == "Where" else None
-    softmax = _producer(node, 2, "Softmax") if test else None
-    if test is None or softmax is None or test.inputs[0] is not node.inputs[2] or _scalar(node.inputs[1]) != 0:
+    test = producer(node, 0, "IsNaN") if node.op_type == "Where" else None
+    softmax = producer(node, 2, "Softmax") if test else None
+    if test is None or softmax is None or test.inputs[0] is not node.inputs[2] or scalar(node.inputs[1]) != 0:
         return False
     if not _finite_mask(softmax) or node.outputs[0].is_graph_output():
         return False
@@ -78,27 +79,14 @@ def _drop_nan_guard(node: ir.Node) -> bool:
 
 def _finite_mask(softmax: ir.Node) -> bool:
     """Whether what is added to the scores is a choice between finite constants, or nothing is added."""
-    add = _producer(softmax, 0, "Add")
+    add = producer(softmax, 0, "Add")
     if add is None:
         return True
-    masks = [mask for mask in (_producer(add, side, "Where") for side in (0, 1)) if mask is not None]
-    values = [_scalar(value) for mask in masks for value in mask.inputs[1:]]
+    masks = [mask for mask in (producer(add, side, "Where") for side in (0, 1)) if mask is not None]
+    values = [scalar(value) for mask in masks for value in mask.inputs[1:]]
     return bool(values) and all(value is not None and np.isfinite(value) for value in values)
-
-
-def _producer(node: ir.Node, index: int, kind: str) -> ir.Node | None:
-    value = node.inputs[index] if index < len(node.inputs) else None
-    producer = value.producer() if value is not None else None
-    return producer if producer is not None and producer.op_type == kind else None
-
-
-def _scalar(value: ir.Value | None) -> float | None:
-    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
-    return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
 
 
 def _replace(old: ir.Node, new: ir.Node) -> None:
     old.prepend(new)
-    value, result = old.outputs[0], new.outputs[0]
-    result.name, result.shape, result.type = value.name, value.shape, value.type
-    ir.convenience.replace_all_uses_with(value, result, replace_graph_outputs=True)
+    replace(old.outputs[0], new.outputs[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import nestforge
 import numpy as np
+import onnx
 import psutil
 import pytest
 import torch
@@ -53,6 +55,15 @@ def test_every_submodel_has_an_engine_and_its_receipt(bundle: Bundle) -> None:
         assert ("longer than a run" in engine.parity.cases) == (engine.submodel == "ffn32")
         assert [output.name for output in engine.parity.outputs][:3] == ["logits", "key_0", "value_0"]
     assert not any(engine.segment for engine in bundle.manifest.engines), "other engines are as they were"
+
+
+def test_norms_and_positions_are_single_operators(bundle: Bundle) -> None:
+    _, engine, _ = parts(bundle)
+    graph = onnx.load(bundle.file(engine.file), load_external_data=False).graph
+    kinds = Counter(node.op_type for node in graph.node)
+    assert kinds["SimplifiedLayerNormalization"] + kinds["SkipSimplifiedLayerNormalization"] == 9, "4 a layer, 1 behind"
+    assert kinds["RotaryEmbedding"] == 2 * kinds["GroupQueryAttention"] == 4
+    assert not kinds.keys() & {"Neg", "ReduceMean", "Reciprocal"}
 
 
 def test_verify_runs_them_again(bundle: Bundle, folder: Path) -> None:
