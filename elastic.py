@@ -25,7 +25,7 @@ BITS = "bits"
 MAX_TOKENS = 2**22
 # The id of the one submodel that a model without axes has.
 _ID_WITHOUT_AXES = "universal"
-_LAYER_AXIS = re.compile(r"layers\.(\d{1,9})\.(.+)", re.ASCII)
+_LAYER_AXIS = re.compile(r"(?:(?:encoder|decoder)\.)?layers\.(\d{1,9})\.(.+)", re.ASCII)
 _LAYER_PARAMETER = re.compile(r"(?:.+\.)??(layers?\.\d+)\.")
 _ID_PART = re.compile(r"(?P<kind>[a-z][a-z_.]*)(?P<runs>\d{1,9}(?:x\d{1,9})?(?:_\d{1,9}(?:x\d{1,9})?)*)", re.ASCII)
 _BUCKET_LABEL = re.compile(
@@ -35,7 +35,8 @@ _BUCKET_LABEL = re.compile(
 
 @dataclass(frozen=True)
 class Axis:
-    """One elastic dimension, such as ``layers.3.ffn`` (1536 neurons) or ``layers.3.heads`` (12 heads).
+    """One elastic dimension, such as ``layers.3.ffn`` (1536 neurons) or ``layers.3.heads`` (12 heads); of a model with
+    two sides ``encoder.layers.3.ffn`` or ``decoder.layers.3.ffn``, which are of one kind.
 
     ``choices`` are the only values of an axis that changes the graph itself, such as ``depth``, where a model has
     exits; they rise to ``size``. Every other axis takes each value of ``1..size``.

@@ -50,7 +50,7 @@ class HeldOutLoss:
         self._output: TensorSpec
         self._role, self._output = next(iter(compared.items()))
         longest = min(_MAX_TOKENS, source.signature.max_sequence or _MAX_TOKENS)
-        ids = source.signature.text.ids
+        ids = source.signature.text.continued
         by_length = sorted((encoder.encode([t], longest, truncate=True).feeds[ids].shape[1], t) for t in texts)
         self._batches = []
         for start in range(0, len(by_length), _BATCH):

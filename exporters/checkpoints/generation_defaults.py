@@ -82,6 +82,20 @@ def read_generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
     )
 
 
+def read_decoder_start(checkpoint: Checkpoint, vocabulary: int) -> int:
+    """The token with which a decoder that reads an encoder begins, of either file. Raises CheckpointError for none."""
+    path = checkpoint.folder / _FILE
+    stated = read_json(path) if path.is_file() else {}
+    key = "decoder_start_token_id"
+    value: Any = stated.get(key, checkpoint.config.get(key))
+    if type(value) is not int or not 0 <= value < vocabulary:
+        raise CheckpointError(
+            f"{checkpoint.folder / 'config.json'}: {key}: expected a token of the vocabulary, 0..{vocabulary - 1}, "
+            f"with which the decoder begins (for T5 that of padding), got {value!r:.80}"
+        )
+    return value
+
+
 def _sampling(stated: _Stated, where: str) -> Sampling:
     try:
         if not stated.do_sample:  # the filters are for chance alone

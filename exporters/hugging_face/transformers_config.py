@@ -19,9 +19,10 @@ _ATTENTION_IMPLEMENTATIONS = (None, "eager", "sdpa")
 LEARNED = ("prelu", "xielu")
 
 
-def refuse_unhonoured(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError, one line that names the key, for what would change the function and is not honoured."""
-    for problem in _problems(checkpoint.config):
+def refuse_unhonoured(checkpoint: Checkpoint, encoder_decoder: bool = False) -> None:
+    """Raises CheckpointError, one line that names the key, for what would change the function and is not honoured; of
+    an ``encoder_decoder`` a second sequence is honoured."""
+    for problem in _problems(checkpoint.config, encoder_decoder):
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {problem}")
     adapter = checkpoint.folder / "adapter_config.json"
     if adapter.is_file():
@@ -51,7 +52,7 @@ def read_classes(checkpoint: Checkpoint) -> int:
     return read_number(checkpoint, "num_labels", default=len(labels) if isinstance(labels, Mapping) else 2)
 
 
-def _problems(config: Mapping[str, Any]) -> Iterator[str]:
+def _problems(config: Mapping[str, Any], encoder_decoder: bool) -> Iterator[str]:
     if config.get("auto_map"):
         yield (
             "auto_map: the folder brings code of its own, which is never run; remove the key if transformers' own "
@@ -78,7 +79,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
         if config.get(key):
             yield f"{key}: linear biases of attention (ALiBi) are not supported"
     for key in ("add_cross_attention", "is_encoder_decoder"):
-        if config.get(key):
+        if config.get(key) and not encoder_decoder:
             yield f"{key}: a second sequence to attend to is not supported"
     if config.get("pruned_heads"):
         yield "pruned_heads: heads that are gone from some layers are not supported"

@@ -67,9 +67,13 @@ def _one_sequence_a_row() -> Iterator[None]:
 
 
 def load_transformers(
-    checkpoint: Checkpoint, without_pooler: bool, resize: Callable[[torch.nn.Module], None] | None = None
+    checkpoint: Checkpoint,
+    without_pooler: bool,
+    resize: Callable[[torch.nn.Module], None] | None = None,
+    class_name: str | None = None,
 ) -> torch.nn.Module:
-    """The class that ``config.json`` names, with this checkpoint's weights, in eval mode and float32.
+    """The class ``class_name``, by default the one that ``config.json`` names, with this checkpoint's weights, in eval
+    mode and float32.
 
     Where ``config.json`` lists an ``intermediate_size`` per layer, which transformers' own classes do not know, the
     module is made with the largest of them, and ``resize`` gives every layer its own before weights are loaded.
@@ -77,7 +81,7 @@ def load_transformers(
     """
     checkpoint.require_weights()
     transformers = offline_transformers()
-    name = checkpoint.architecture
+    name = class_name or checkpoint.architecture
     if name is not None and not hasattr(transformers, name):
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r:.80}")
     try:

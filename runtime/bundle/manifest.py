@@ -21,7 +21,8 @@ from .noise import Noise
 # 6 (2026-11): seals of the files that no manifest lists (seal.py); reads 1 to 5.
 # 7 (2026-11): buckets that leave dimensions free, latencies by shape and with their noise; reads 1 to 6.
 # 8 (2026-11): engines that keep keys and values in a cache, for generation; reads 1 to 7.
-SCHEMA_VERSION = 8
+# 9 (2026-11): encoder-decoders: text that feeds both sides, encoders of generation; reads 1 to 8.
+SCHEMA_VERSION = 9
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
@@ -386,6 +387,8 @@ class TextEntry:
     that the tokenizer adds, is too long for the model whatever its buckets. ``prompts`` are texts by name that may
     stand before a request's; the one named ``default_prompt`` does unless the request asks for another. ``pooled`` is
     the input that is 1 where a token takes part in the embedding, of models that leave the tokens of a prompt out.
+    ``shifted`` is the input that gets the same tokens one place later, behind the token ``start``: of an
+    encoder-decoder, which answers of each place with the token that follows there.
     """
 
     file: str
@@ -398,6 +401,13 @@ class TextEntry:
     prompts: Mapping[str, str] | None = None
     default_prompt: str | None = None
     pooled: str | None = None
+    shifted: str | None = None
+    start: int | None = field(default=None, metadata={"min": 0})
+
+    @property
+    def continued(self) -> str:
+        """The input with the tokens that outputs of role ``next_tokens`` continue."""
+        return self.shifted or self.ids
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """The text that stands before a request's: ``prompt`` itself (empty for none), the one called ``prompt_name``,

@@ -160,16 +160,17 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield f"tensor {spec.name}: {spec.dtype} {list(spec.dims)} cannot have row_needs {spec.row_needs!r}"
     if manifest.ranking.order_file not in (None, *files):
         yield f"ranking: file {manifest.ranking.order_file!r} is not among the files"
-    if manifest.text:
+    if (text := manifest.text) is not None:
         names = {spec.name for spec in manifest.inputs}
-        if manifest.text.file not in files:
-            yield f"text: file {manifest.text.file!r} is not among the files"
-        for name in (manifest.text.ids, manifest.text.mask, manifest.text.type_ids, manifest.text.pooled):
+        if text.file not in files:
+            yield f"text: file {text.file!r} is not among the files"
+        for name in (text.ids, text.mask, text.type_ids, text.pooled, text.shifted):
             if name is not None and name not in names:
                 yield f"text: {name!r} is not an input of this model"
-        default = manifest.text.default_prompt
-        if default is not None and default not in (manifest.text.prompts or {}):
-            yield f"text: default_prompt {default[:80]!r} is not among the prompts"
+        if (text.shifted is None) != (text.start is None):
+            yield "text: shifted and start: expected both or neither"
+        if text.default_prompt is not None and text.default_prompt not in (text.prompts or {}):
+            yield f"text: default_prompt {text.default_prompt[:80]!r} is not among the prompts"
     if not manifest.engines or not manifest.inputs or not manifest.outputs:
         yield "expected at least one engine, one input and one output"
     yield from _routing_problems(manifest)

@@ -15,7 +15,7 @@ from ...outside import is_of_library, library_errors, said_by
 from ..bundle.manifest import RANGES, TensorSpec, TextEntry
 from .arrays import Array
 
-_POOLED_OUTPUT = "pooled"
+_POOLED_OUTPUT, _SHIFTED = "pooled", "shifted"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Nothing, words and digits, and letters that few vocabularies have: where none stands for "unknown" they fail.
 _PROBE_TEXTS = ("", "a", "The 2 words.", "\u1234", "\U00013000 \u2603\U0001f600")
@@ -58,6 +58,7 @@ class TextEncoder:
             entry.mask: "attention_mask",
             entry.type_ids: "type_ids",
             entry.pooled: _POOLED_OUTPUT,
+            entry.shifted: _SHIFTED,
         }
         self._fields: list[tuple[TensorSpec, str]] = []
         for spec in inputs:
@@ -74,7 +75,7 @@ class TextEncoder:
         self._special = {number for number, token in added.items() if token.special}
         for row in self._encoded(_PROBE_TEXTS):
             for spec, name in self._fields:
-                values = [] if name == _POOLED_OUTPUT else getattr(row, name)
+                values = [] if name == _POOLED_OUTPUT else self._values([row], name, "")[0]
                 if (most := max(values, default=0)) > _largest(spec):
                     raise self._broken(f"gives {most} for {spec.name}, which takes 0..{_largest(spec)}")
 
@@ -117,7 +118,12 @@ class TextEncoder:
         return [len(row.ids) for row in self._encoded(_prompted(texts, self.entry.prompt(prompt)))]
 
     def _values(self, rows: Sequence[Any], name: str, prompt: str) -> list[list[int]]:
-        return self._pooled(rows, prompt) if name == _POOLED_OUTPUT else [getattr(row, name) for row in rows]
+        if name == _POOLED_OUTPUT:
+            return self._pooled(rows, prompt)
+        if name == _SHIFTED:
+            start = [] if self.entry.start is None else [self.entry.start]
+            return [[*start, *row.ids][: len(row.ids)] for row in rows]
+        return [getattr(row, name) for row in rows]
 
     def _pooled(self, rows: Sequence[Any], prompt: str) -> list[list[int]]:
         """The attention mask of every row without the tokens of ``prompt``, which come first."""

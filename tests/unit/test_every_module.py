@@ -38,6 +38,7 @@ TESTED_ELSEWHERE = {
     "profiles.tensorrt_options": "profiles/test_device_profile.py",
     "exporters.families.cost_eff.entropy": "exporters/families/cost_eff/test_model.py",
     "exporters.families.cost_eff.sidecar": "exporters/families/cost_eff/test_folder.py",
+    "exporters.families.t5.load": "exporters/families/t5/test_family.py",
     "exporters.families.cost_eff.tsvd": "exporters/families/cost_eff/test_model.py",
     "exporters.families.cost_eff.weights": "exporters/families/cost_eff/test_family.py",
     "exporters.families.matformer.architecture.language_presets": (
@@ -176,6 +177,8 @@ TESTED_THROUGH = {
         "exporters/families/sparse_mixer/test_family.py",
         "exporters.families.sparse_mixer.family",
     ),
+    "exporters.families.t5.architecture": ("exporters/families/t5/test_family.py", "exporters.families.t5.family"),
+    "exporters.families.t5.forward_ops": ("exporters/families/t5/test_family.py", "exporters.families.t5.family"),
     "exporters.families.vit.architecture": ("exporters/families/vit/test_family.py", "exporters.families.vit.family"),
     "exporters.families.vit.load": ("exporters/families/vit/test_family.py", "exporters.families.vit.family"),
     "exporters.hugging_face.sentence_interface": (

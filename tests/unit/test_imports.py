@@ -54,6 +54,7 @@ ROOMS = (
     "exporters.families.sparse_mixer.architecture",
     "exporters.families.sparse_mixer.model",
     "exporters.families.sparse_mixer",
+    "exporters.families.t5",
     "exporters.families.vit",
     "compiler.work",
     "compiler.planning",

@@ -18,7 +18,7 @@ from nestforge.runtime.summary.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
-VERSIONS = [1, 2, 3, 4, 5, 6, 7, 8]
+VERSIONS = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -83,6 +83,7 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
         6: {"embedding": "sentence_embedding"},
         7: {"embedding": "sentence_embedding"},
         8: {"next_tokens": "logits"},
+        9: {"next_tokens": "logits"},
     }
 
 

@@ -134,8 +134,8 @@ Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
     (
         "newer schema",
-        lambda d: d.update(schema_version=9),
-        "schema_version '9', expected one of 1, 2, 3, 4, 5, 6, 7, 8",
+        lambda d: d.update(schema_version=10),
+        "schema_version '10', expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9",
     ),
     (
         "range that falls",

@@ -1,0 +1,223 @@
+"""T5 from its folder: axes, parameters, what it answers, what a narrowed module computes, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from nestforge.elastic import Bucket, PrefixSlice
+from nestforge.errors import CheckpointError
+from nestforge.exporters.checkpoints.checkpoint import Checkpoint
+from nestforge.exporters.families.t5.family import FAMILY
+from nestforge.exporters.families.t5.load import Buckets
+from nestforge.exporters.ranking import rank, taylor_scores
+from nestforge.exporters.source import ModelSource, open_source
+from nestforge.exporters.universal import load_universal
+from nestforge.runtime.inputs.text import TextEncoder
+from nestforge.workload import macs
+from safetensors.torch import load_file, save_file
+from support.gated_decoders import edit_config
+from support.tiny_models import add_pooling
+from support.tiny_t5 import TINY, V1_1, make_t5, save_t5
+from torch.nn import functional
+
+_RANDOM = torch.Generator().manual_seed(1)
+IDS, FOLLOWS = (torch.randint(3, 512, (2, 30), generator=_RANDOM) for _ in range(2))
+MASK = (torch.arange(30) < torch.tensor([[30], [17]])).long()
+FORMS: dict[str, dict[str, Any]] = {
+    "relu": {},
+    "v1.1": V1_1,
+    "gated-silu, scaled": {"feed_forward_proj": "gated-silu"},
+    "gelu, not scaled, tied": {"feed_forward_proj": "gelu", "scale_decoder_outputs": False},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_t5(tmp_path_factory.mktemp("t5") / "t5", **V1_1)
+
+
+def test_every_layer_of_both_sides_has_an_axis_of_one_kind(folder: Path) -> None:
+    spec = open_source(folder).spec
+    names = ["encoder.layers.0.ffn", "decoder.layers.0.ffn", "decoder.layers.1.ffn"]
+    assert [(axis.name, axis.kind, axis.size) for axis in spec.axes] == [(name, "ffn", 32) for name in names]
+    at = "decoder.block.1.layer.2.DenseReluDense"
+    assert [cut for cut in spec.slices if cut.axis == names[2]] == [
+        PrefixSlice(f"{at}.wi_0.weight", 0, names[2]),
+        PrefixSlice(f"{at}.wi_1.weight", 0, names[2]),
+        PrefixSlice(f"{at}.wo.weight", 1, names[2]),
+    ]
+    submodel = spec.submodel({names[0]: 8, names[2]: 16})
+    assert submodel.id == "ffn8x1_32x1_16x1"
+    assert spec.parse(submodel.id) == submodel
+    assert spec.depth == 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_answers_as_transformers_does_and_config_json_alone_tells_its_parameters(
+    tmp_path: Path, form: str
+) -> None:
+    folder = save_t5(tmp_path / "m", **FORMS[form])
+    universal = load_universal(open_source(folder))
+    model = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = model(input_ids=IDS, attention_mask=MASK, decoder_input_ids=FOLLOWS).logits
+    torch.testing.assert_close(universal.module(IDS, MASK, FOLLOWS)[0], expected, rtol=0, atol=1e-5)
+    assert ("lm_head.weight" in universal.source.shapes) == (form == "v1.1")
+    (folder / "model.safetensors").unlink()
+    untrained = open_source(folder)
+    assert untrained.spec == universal.spec
+    if form != "gelu, not scaled, tied":  # only the weights say that
+        assert dict(untrained.shapes) == dict(universal.source.shapes)
+
+
+def test_the_encoder_alone_reads_a_folder_of_the_whole(folder: Path, tmp_path: Path) -> None:
+    model = transformers.T5EncoderModel.from_pretrained(folder).eval()
+    alone = save_t5(tmp_path / "m", **V1_1)
+    source = open_source(edit_config(alone, architectures=["T5EncoderModel"]))
+    assert [spec.name for spec in source.signature.outputs] == ["last_hidden_state"]
+    assert [axis.name for axis in source.spec.axes] == ["encoder.layers.0.ffn"]
+    assert not [name for name in source.shapes if name.startswith(("decoder", "lm_head"))]
+    with torch.no_grad():
+        expected = model(input_ids=IDS, attention_mask=MASK).last_hidden_state
+    torch.testing.assert_close(load_universal(source).module(IDS, MASK)[0], expected, rtol=0, atol=1e-5)
+
+
+def test_sentence_transformers_modules_stand_behind_the_encoder(tmp_path: Path) -> None:
+    """Of a folder of the whole too, as sentence-transformers reads it."""
+    folder = edit_config(save_t5(tmp_path / "m"), hidden_size=16)
+    add_pooling(folder)
+    universal = load_universal(open_source(folder))
+    hidden, embedding = universal.module(IDS, MASK)
+    expected = functional.normalize((hidden * MASK[:, :, None]).sum(1) / MASK.sum(1, keepdim=True), dim=-1)
+    torch.testing.assert_close(embedding, expected)
+
+
+def test_a_narrowed_module_is_one_with_the_rest_at_zero(folder: Path) -> None:
+    universal = load_universal(open_source(folder))
+    submodel = universal.spec.from_kinds({"ffn": [8, 24, 16]})
+    zeroed = make_t5(**V1_1)
+    for stack, block, place, width in (("encoder", 0, 1, 8), ("decoder", 0, 2, 24), ("decoder", 1, 2, 16)):
+        zeroed.get_submodule(f"{stack}.block.{block}.layer.{place}.DenseReluDense").wo.weight[:, width:] = 0
+    expected = zeroed(input_ids=IDS, attention_mask=MASK, decoder_input_ids=FOLLOWS).logits
+    torch.testing.assert_close(universal.narrow(submodel)(IDS, MASK, FOLLOWS)[0], expected, rtol=0, atol=1e-5)
+
+
+def test_neurons_of_both_sides_are_ranked_without_changing_the_function(tmp_path: Path) -> None:
+    universal = load_universal(open_source(save_t5(tmp_path / "m")))
+    (before,), names = universal.module(IDS, MASK, FOLLOWS), ["encoder.block.0.layer.1", "decoder.block.1.layer.2"]
+    ups = [universal.parameters()[f"{name}.DenseReluDense.wi.weight"].clone() for name in names]
+    rank(universal, taylor_scores(universal, [(IDS, MASK, FOLLOWS)]), "taylor")
+    torch.testing.assert_close(universal.module(IDS, MASK, FOLLOWS)[0], before, rtol=0, atol=1e-5)
+    for name, up in zip(names, ups, strict=True):
+        assert not torch.equal(universal.parameters()[f"{name}.DenseReluDense.wi.weight"], up)
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+@pytest.mark.parametrize(("buckets", "farthest"), [(8, 20), (32, 128), (32, 16)])
+def test_buckets_of_relative_positions_are_those_of_transformers(side: str, buckets: int, farthest: int) -> None:
+    sizes = {"relative_attention_num_buckets": buckets, "relative_attention_max_distance": farthest}
+    attention = getattr(make_t5(**sizes), side).block[0].layer[0].SelfAttention
+    places = torch.arange(-700, 701)
+    expected = attention._relative_position_bucket(places, side == "encoder", buckets, farthest)
+    assert torch.equal(Buckets(attention)(places), expected)
+
+
+def test_a_text_feeds_both_sides_the_second_one_place_later(folder: Path) -> None:
+    source = open_source(folder)
+    assert source.signature.text is not None
+    encoder = TextEncoder(folder / "tokenizer.json", source.signature.text, source.signature.inputs)
+    feeds = encoder.encode(["the file", "a subprocess that is waited for"], 64).feeds
+    ids, mask, follows = feeds["input_ids"], feeds["attention_mask"], feeds["decoder_input_ids"]
+    assert [row[kept][-1] for row, kept in zip(ids, mask == 1, strict=True)] == [TINY["eos_token_id"]] * 2
+    np.testing.assert_array_equal(follows[:, 0], [0, 0])
+    length = mask[0].sum()
+    np.testing.assert_array_equal(follows[0, 1:length], ids[0, : length - 1])
+    assert not follows[0, length:].any()
+
+
+# Parameters that the publishers' own pages state (without the copies of tables), from the files they publish.
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "t5-small": ({"d_ff": 2048, "d_kv": 64, "d_model": 512, "num_heads": 8, "num_layers": 6}, 60_506_624),
+    "t5-base": ({"d_ff": 3072, "d_kv": 64, "d_model": 768, "num_heads": 12, "num_layers": 12}, 222_903_552),
+    "flan-t5-small": (
+        {"d_ff": 1024, "d_kv": 64, "d_model": 512, "num_heads": 6, "num_layers": 8, **V1_1},
+        76_961_152,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_of_published_models(name: str) -> None:
+    config, parameters = PUBLISHED[name]
+    source = untrained({**config, "vocab_size": 32128})
+    assert source.parameters(source.spec.universal()) == parameters
+    tables = source.parameter_groups(source.spec.universal()).embedding
+    assert tables == 32128 * config["d_model"] * (2 if "flan" in name else 1)
+
+
+def untrained(config: dict[str, Any]) -> ModelSource:
+    named = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "decoder_start_token_id": 0}
+    checkpoint = Checkpoint(Path("m"), {**named, **config}, {}, missing="not trained")
+    return ModelSource(checkpoint, FAMILY, FAMILY.read(checkpoint))
+
+
+def test_multiply_adds_by_hand(folder: Path) -> None:
+    source, tokens = open_source(folder), 2 * 8
+    attention = 4 * 16 * 24 + 2 * 8 * 24  # per token: four projections; scores of 8 keys, and their context
+    ffn = 3 * 16 * 24
+    expected = tokens * (3 * (attention + ffn) + 2 * attention + 16 * 512)
+    assert macs(source.workload(source.spec.parse("ffn24"), Bucket(2, 8))) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"architectures": ["T5ForQuestionAnswering"]},
+            "expected T5ForConditionalGeneration or T5EncoderModel, got 'T5ForQuestionAnswering'",
+        ),
+        ({"architectures": None}, "architectures: expected T5ForConditionalGeneration or T5EncoderModel, got None"),
+        ({"feed_forward_proj": "gated-prelu"}, "feed_forward_proj: expected an activation, such as relu, or gated-"),
+        ({"feed_forward_proj": "dense-relu"}, "feed_forward_proj: expected an activation, such as relu, or gated-"),
+        ({"decoder_start_token_id": None}, "decoder_start_token_id: expected a token of the vocabulary, 0..511"),
+        ({"decoder_start_token_id": 512}, "decoder_start_token_id: expected a token of the vocabulary, 0..511"),
+        ({"d_ff": [32, 32, 32]}, "d_ff: expected a whole number of at least 1"),
+        ({"d_ff": 64}, "wi_0.weight has shape [32, 16]; expected [64, 16] as config.json says"),
+        ({"feed_forward_proj": "relu"}, "DenseReluDense.wi.weight is missing from the weights"),
+        ({"num_decoder_layers": 1}, "'decoder.block.1.layer.0.SelfAttention.k.weight' has no place in the model"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quantized weights are not supported"),
+        ({"granularities": {"heads": [1]}}, "granularities: this model has no axis kind 'heads'"),
+    ],
+)
+def test_one_line_says_what_is_refused(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    folder = edit_config(save_t5(tmp_path / "m", text=False, **V1_1), **changes)
+    (folder / "generation_config.json").unlink()  # states the decoder's start too
+    with pytest.raises(CheckpointError) as failure:
+        open_source(folder)
+    message = str(failure.value)
+    assert expected in message
+    assert "\n" not in message
+
+
+def test_copies_of_the_table_are_no_parameters(tmp_path: Path) -> None:
+    folder = save_t5(tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+    save_file(tensors | {name: tensors["shared.weight"].clone() for name in copies}, folder / "model.safetensors")
+    source = open_source(folder)
+    assert not set(copies) & set(source.shapes)
+    load_universal(source)
+
+
+def test_a_head_that_equals_the_table_is_its_own_where_outputs_are_not_scaled(tmp_path: Path) -> None:
+    """transformers ties the two; files of v1.1 hold both."""
+    folder = save_t5(tmp_path / "m", **V1_1)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["shared.weight"].clone()}, folder / "model.safetensors")
+    universal = load_universal(open_source(folder))
+    assert universal.parameters()["lm_head.weight"] is not universal.parameters()["shared.weight"]
