@@ -161,6 +161,8 @@ def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is
     if asked is not None and source.signature.max_sequence is None:
         asked = Bucket(asked.batch, 1)  # of such a model only batches differ
     notes = _generation_notes(source)
+    if source.signature.shortened is not None:
+        notes = (*notes, f"texts of at most {source.signature.max_sequence} tokens: {source.signature.shortened}")
     if asked not in (None, shape):
         notes = (
             *notes,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..elastic import Bucket, ElasticSpec, Submodel
 from ..runtime.bundle.manifest import Proof
@@ -25,6 +26,14 @@ if TYPE_CHECKING:  # plans are made without torch
 Variants = Mapping[str, Mapping[str, Sequence[Op]]]
 
 
+class Place(NamedTuple):
+    """A parameter in the weight files: the name and the shape of its tensor, and the rows of that which it has."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    rows: slice
+
+
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """Everything that the compiler asks of one model. All but the functions on modules is known without torch.
@@ -43,6 +52,7 @@ class Architecture:
     - ``narrow(module, submodel)`` mends what of ``module``, whose parameters are narrowed already, repeats an axis
       value: attributes, and the layers behind the submodel's depth.
     - ``names_in_files``: parameter to tensor of the weight files, where files call it by another name.
+    - ``stacked``: tensor of the weight files to the parameters that lie in it one above the other, where it is several.
     - ``is_embedding(parameter, full_shape)``: whether a parameter is a table of tokens or positions.
     - ``modules``: those of sentence-transformers behind the model; it has a mask and returns ``last_hidden_state``.
     - ``cached``: how a causal language model generates.
@@ -61,6 +71,7 @@ class Architecture:
     load: Callable[[], torch.nn.Module]
     narrow: Callable[[torch.nn.Module, Submodel], None] | None = None
     names_in_files: Mapping[str, str] = field(default_factory=dict)
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_embedding: Callable[[str, tuple[int, ...]], bool] = is_table
     modules: SentenceModules | None = None
     exits: Exits | None = None
@@ -69,3 +80,20 @@ class Architecture:
     variants: Callable[[Submodel, Bucket], Variants] | None = None
     lower: Callable[[torch.nn.Module, Mapping[str, str]], torch.nn.Module] | None = None
     prove_load: Callable[[Arrays], Iterator[Proof]] | None = None
+
+    def place_in_files(self, parameter: str, shape: tuple[int, ...]) -> Place:
+        """Where the weight files have ``parameter``, a tensor of ``shape``."""
+        if parameter in self._stacked_places:
+            return self._stacked_places[parameter]
+        return Place(self.names_in_files.get(parameter, parameter), tuple(shape), slice(None))
+
+    @cached_property
+    def _stacked_places(self) -> dict[str, Place]:
+        places: dict[str, Place] = {}
+        for tensor, parts in self.stacked.items():
+            shapes = [self.parameter_shapes[part] for part in parts]
+            whole, start = (sum(rows for rows, *_ in shapes), *shapes[0][1:]), 0
+            for part, (rows, *_) in zip(parts, shapes, strict=True):
+                places[part] = Place(tensor, whole, slice(start, start + rows))
+                start += rows
+        return places

@@ -151,15 +151,16 @@ class _Tensors:
     def __init__(self, source: ModelSource, stack: ExitStack) -> None:
         self.checkpoint = source.checkpoint
         self._shapes = source.shapes
-        self._names = source.architecture.names_in_files
+        self._place = source.architecture.place_in_files
         self._headers = {**source.checkpoint.tensors, **(source.modules.headers if source.modules else {})}
         self._files: dict[str, Any] = {}
         self._stack = stack
 
     def header(self, parameter: str) -> TensorHeader:
         """Raises CheckpointError unless the files hold ``parameter`` in its shape."""
-        header = self._headers.get(self._names.get(parameter, parameter))
-        if header is None or header.shape != tuple(self._shapes[parameter]):
+        place = self._place(parameter, self._shapes[parameter])
+        header = self._headers.get(place.tensor)
+        if header is None or header.shape != place.shape:
             raise CheckpointError(
                 f"{self.checkpoint.folder}: tensor {parameter} is not stored as the model has it, so it cannot be "
                 "compared with a slice; save the model as it is loaded"
@@ -171,8 +172,12 @@ class _Tensors:
         if header.file not in self._files:
             path = self.checkpoint.folder / header.file
             self._files[header.file] = self._stack.enter_context(safe_open(path, framework="pt"))
-        name = name_in_file(parameter) if parameter.startswith(HEAD) else self._names.get(parameter, parameter)
+        stored = self._place(parameter, self._shapes[parameter])
+        name = name_in_file(parameter) if parameter.startswith(HEAD) else stored.tensor
         file = self._files[header.file]
+        if stored.rows != slice(None):
+            part: torch.Tensor = file.get_slice(name)[stored.rows]
+            return part[place] if place else part
         tensor: torch.Tensor = file.get_slice(name)[place] if place else file.get_tensor(name)
         return tensor
 

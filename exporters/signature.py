@@ -20,6 +20,7 @@ class Signature:
     ``mask`` names the input that says which positions count; ``text`` says how text feeds the inputs. ``max_sequence``
     is None where no input has a sequence. ``bound`` names what takes ``max_sequence`` tokens and no others, if a part
     of the model does. ``static`` says why the model is another one at every shape, so that buckets leave none free.
+    ``shortened`` says why ``max_sequence`` is less than the model's configuration states.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -29,6 +30,7 @@ class Signature:
     text: TextEntry | None = None
     bound: str | None = None
     static: str | None = None
+    shortened: str | None = None
 
     def buckets(self, asked: Sequence[Bucket] | None, usual: Sequence[Bucket]) -> tuple[Bucket, ...]:
         """The buckets that were ``asked`` for, else the profile's ``usual`` ones, as this model has them.
@@ -55,7 +57,8 @@ class Signature:
         if self.max_sequence is None:
             return
         if bucket.sequence > self.max_sequence:
-            raise ExportError(f"bucket {bucket.label}: the model takes at most {self.max_sequence} tokens")
+            reason = "" if self.shortened is None else f": {self.shortened}"
+            raise ExportError(f"bucket {bucket.label}: the model takes at most {self.max_sequence} tokens{reason}")
         if self.bound is not None and bucket.smallest.sequence != self.max_sequence:
             fitting = replace(bucket, sequence=self.max_sequence, min_sequence=None)
             raise ExportError(

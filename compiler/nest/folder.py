@@ -30,10 +30,10 @@ _SHARD_INDEX = re.compile(r".*\.index\.json")  # of weights in several files; he
 def refuse_unwritable(model: UniversalModel) -> None:
     """Raises CheckpointError if a weight that training changes is not in the checkpoint under its name and shape."""
     checkpoint = model.source.checkpoint
-    names = model.source.architecture.names_in_files
     for name, weight in trainable(model).items():
-        header = checkpoint.tensors.get(names.get(name, name))
-        if header is None or header.shape != tuple(weight.shape):
+        place = model.source.architecture.place_in_files(name, tuple(weight.shape))
+        header = checkpoint.tensors.get(place.tensor)
+        if header is None or header.shape != place.shape:
             raise CheckpointError(
                 f"{checkpoint.folder}: parameter {name} of the loaded model is not a tensor of the weights, so a "
                 "trained one cannot be written back; save the model with its library's own save_pretrained first"
@@ -72,9 +72,10 @@ def _companions(folder: Path, modules: SentenceModules | None) -> list[Path]:
 
 def _weights(model: UniversalModel) -> dict[str, torch.Tensor]:
     """Every tensor of the checkpoint, as the module has it where it has one: tied copies under each of their names."""
-    names = model.source.architecture.names_in_files
-    plain = ((name.removeprefix(PREFIX), data) for name, data in model.module.state_dict().items())
-    loaded = {names.get(name, name): data for name, data in plain}
+    architecture = model.source.architecture
+    plain = {name.removeprefix(PREFIX): data for name, data in model.module.state_dict().items()}
+    loaded = {architecture.names_in_files.get(name, name): data for name, data in plain.items()}
+    loaded |= {tensor: torch.cat([plain[part] for part in parts]) for tensor, parts in architecture.stacked.items()}
     tensors = {}
     for name, stored in _stored(model.source.checkpoint).items():
         data = loaded.get(name, stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ OWN: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 3},
     "qwen2": {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
     "qwen3": {},
+    "phi3": {"sliding_window": 3, "partial_rotary_factor": 0.5},
     "gemma": {},
     "gemma2": {**_ALTERNATING, "query_pre_attn_scalar": 4, "final_logit_softcapping": 5.0},
     "gemma3_text": {**_ALTERNATING, "query_pre_attn_scalar": 4},
@@ -52,7 +54,7 @@ def make_decoder(model_type: str, **overrides: Any) -> Any:
     """A transformers module whose logits really depend on every part."""
     import transformers
 
-    config = transformers.AutoConfig.for_model(model_type, **{**TINY, **OWN[model_type], **overrides})
+    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy({**TINY, **OWN[model_type], **overrides}))
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():  # biases and norms start at constants; make every one matter
@@ -78,14 +80,14 @@ def edit_config(folder: Path, **changes: Any) -> Path:
 
 def narrowed(wide: Any, widths: list[int]) -> Any:
     """Another module of the same class, whose FFNs are really made with the first neurons of the wide one's."""
-    import copy
-
     narrow = copy.deepcopy(wide)
     for layer, width in zip(narrow.model.layers, widths, strict=True):
-        for name in ("gate_proj", "up_proj"):
-            part = getattr(layer.mlp, name)
-            small = torch.nn.Linear(part.in_features, width, bias=part.bias is not None)
-            small.weight.data = part.weight.data[:width].clone()
+        for name in ("gate_proj", "up_proj", "gate_up_proj"):
+            if not hasattr(layer.mlp, name):
+                continue
+            part, halves = getattr(layer.mlp, name), 2 if name == "gate_up_proj" else 1
+            small = torch.nn.Linear(part.in_features, halves * width, bias=part.bias is not None)
+            small.weight.data = torch.cat([half[:width] for half in part.weight.data.chunk(halves)])
             if part.bias is not None:
                 small.bias.data = part.bias.data[:width].clone()
             setattr(layer.mlp, name, small)

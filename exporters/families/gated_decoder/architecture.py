@@ -15,8 +15,10 @@ class DecoderArchitecture:
 
     ``qkv_bias``, ``output_bias`` and ``ffn_bias`` say which linear layers have one. ``head_norms``: queries and keys
     are normalised per head. ``norms_around``: attention and FFN have a norm behind them as well as before.
-    ``score_cap`` and ``logit_cap``: attention scores or logits are bent by a tanh. ``gemma3n`` is what only that model
-    has, or None. ``head`` is None for the base model, which answers with its hidden states.
+    ``score_cap`` and ``logit_cap``: attention scores or logits are bent by a tanh. ``packed``: one layer makes queries,
+    keys and values, and files hold gate above up in one tensor; the module has them apart. ``gemma3n`` is what only
+    that model has, or None. ``head`` is None for the base model, which answers with its hidden states. ``positions``
+    are the tokens of the longest text, ``stated_positions`` those that the configuration states.
     """
 
     head: DecoderHead | None
@@ -28,6 +30,7 @@ class DecoderArchitecture:
     head_dim: int
     widths: tuple[int, ...]
     positions: int
+    stated_positions: int
     pad: int
     tied: bool
     qkv_bias: bool
@@ -37,6 +40,7 @@ class DecoderArchitecture:
     norms_around: bool
     score_cap: bool
     logit_cap: bool
+    packed: bool = False
     gemma3n: Gemma3nParts | None = None
 
     def has_keys(self, layer: int) -> bool:
@@ -74,6 +78,23 @@ class DecoderArchitecture:
             shapes |= linear_shapes(self.head.module, self.hidden, self.answers, self.head.bias)
         return shapes
 
+    @property
+    def stacked(self) -> dict[str, tuple[str, ...]]:
+        """Tensors of files to the parameters that lie one above the other in them."""
+        if not self.packed:
+            return {}
+        ffns = (f"{self.prefix}layers.{layer}.mlp" for layer in range(len(self.widths)))
+        return {f"{at}.gate_up_proj.weight": (f"{at}.gate_proj.weight", f"{at}.up_proj.weight") for at in ffns}
+
+    @property
+    def stored_shapes(self) -> dict[str, Shape]:
+        """Every tensor that files have of the module."""
+        shapes = self.parameter_shapes
+        for tensor, parts in self.stacked.items():
+            parted = [shapes.pop(part) for part in parts]
+            shapes[tensor] = (sum(rows for rows, *_ in parted), *parted[0][1:])
+        return shapes
+
     def ffn_slices(self, layer: int) -> list[tuple[str, int]]:
         """The parameters that the width of a layer slices, each with its dimension: gate and up alike."""
         at = f"{self.prefix}layers.{layer}.mlp"
@@ -84,6 +105,8 @@ class DecoderArchitecture:
     def _attention(self, at: str, layer: int) -> dict[str, Shape]:
         inner, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         parts = [("q", inner)] + ([("k", keys), ("v", keys)] if self.has_keys(layer) else [])
+        if self.packed:
+            parts = [("qkv", inner + 2 * keys)]
         shapes: dict[str, Shape] = {}
         for name, size in parts:
             shapes |= linear_shapes(f"{at}.{name}_proj", self.hidden, size, self.qkv_bias)

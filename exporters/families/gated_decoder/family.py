@@ -1,4 +1,4 @@
-"""Decoders with a gated FFN, as Llama, Mistral, Qwen and Gemma have it, up to Gemma 3n. See docs/models.md.
+"""Decoders with a gated FFN, as Llama, Mistral, Qwen, Phi-3 and Gemma have it, up to Gemma 3n. See docs/models.md.
 
 Axis per layer: ``ffn``, the neurons that gate and up make and down reads. One full-sequence pass answers at every
 position; attention is causal, so what pads a text on its right changes nothing before it and no mask is needed. Modules
@@ -38,6 +38,8 @@ def read(checkpoint: Checkpoint) -> Architecture:
     modules = read_modules(checkpoint, architecture.hidden)
     signature = with_modules(_signature(checkpoint, architecture, masked=modules is not None), checkpoint, modules)
 
+    names = names_in_files(checkpoint, architecture)
+
     def load() -> torch.nn.Module:
         from .load import load_decoder
 
@@ -50,7 +52,8 @@ def read(checkpoint: Checkpoint) -> Architecture:
         workload=partial(forward_ops, architecture),
         load=load,
         narrow=_narrow,
-        names_in_files=names_in_files(checkpoint, architecture),
+        names_in_files=names,
+        stacked={names[tensor]: parts for tensor, parts in architecture.stacked.items() if tensor in names},
         modules=modules,
         cached=_cached(architecture),
     )
@@ -87,7 +90,11 @@ def _signature(checkpoint: Checkpoint, architecture: DecoderArchitecture, masked
     mask = stated.name if masked else None
     has_text = (checkpoint.folder / "tokenizer.json").is_file()
     text = TextEntry("tokenizer.json", ids.name, mask, None, None) if has_text else None
-    return Signature((ids, stated) if masked else (ids,), _outputs(architecture), architecture.positions, mask, text)
+    inputs, positions = (ids, stated) if masked else (ids,), architecture.positions
+    shortened = None
+    if positions < architecture.stated_positions:
+        shortened = f"rotary positions change for texts of more, up to the {architecture.stated_positions} stated"
+    return Signature(inputs, _outputs(architecture), positions, mask, text, shortened=shortened)
 
 
 def _cached(architecture: DecoderArchitecture) -> CachedForm | None:

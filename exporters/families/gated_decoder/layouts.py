@@ -36,8 +36,9 @@ class Layout:
     are those of the transformers class for keys that files leave out.
 
     ``qkv_bias``: queries, keys and values always have a bias. ``reads_attention_bias``, ``reads_mlp_bias`` and
-    ``caps``: whether the class heeds ``attention_bias``, ``mlp_bias`` and the soft caps of its config. ``pad`` is its
-    padding token.
+    ``caps``: whether the class heeds ``attention_bias``, ``mlp_bias`` and the soft caps of its config. ``packed``: one
+    layer makes queries, keys and values, and one gate and up. ``pad`` is its padding token. ``original_positions`` are
+    those that its model type has where ``config.json`` is silent, before rotary positions turn to other frequencies.
     """
 
     classes: Mapping[str, DecoderHead | None]
@@ -48,7 +49,9 @@ class Layout:
     norms_around: bool = False
     caps: bool = False
     gemma3n: bool = False
+    packed: bool = False
     pad: int | None = None
+    original_positions: int | None = None
     defaults: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -81,6 +84,7 @@ LAYOUTS: dict[str, Layout] = {
         head_norms=True,
         defaults={"num_key_value_heads": 32, "head_dim": 128},
     ),
+    "phi3": Layout(_classes("Phi3"), packed=True, pad=32_000, original_positions=4096),
     "gemma": Layout(
         _classes("Gemma"), reads_attention_bias=True, pad=0, defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 16}
     ),

@@ -13,14 +13,13 @@ from ....strict import structure
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import read_widths
 from ...checkpoints.stored_tensors import compare_with_headers
+from ...hugging_face.rotary_positions import constant_positions
 from ...hugging_face.tensor_names import parameter_names
 from ...hugging_face.transformers_config import read_classes, read_pad, refuse_unhonoured
 from .architecture import DecoderArchitecture
 from .gemma3n import Gemma3nParts
 from .layouts import LAYOUTS, TOKEN, DecoderHead, Layout
 
-# Positions whose frequencies depend on how long the sequence is: a static shape, which padding fills, would fix them.
-_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope", "su"}
 # Tensors that published folders carry and no module has.
 _UNUSED_TENSOR = re.compile(r".*\.rotary_emb\.inv_freq")
 # Of the classes that are read, all of them linear layers.
@@ -74,7 +73,7 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
     refuse_unhonoured(checkpoint)
     head = _head(checkpoint, layout)
     stated = structure(_Stated, _keys(_Stated, {**layout.defaults, **config}), _where(checkpoint), CheckpointError)
-    for problem in _refusals(config, stated, masked=checkpoint.has_modules):
+    for problem in _refusals(stated, masked=checkpoint.has_modules):
         raise _misfit(checkpoint, problem)
     heads, pad = stated.num_attention_heads, read_pad(checkpoint, stated.vocab_size, layout.pad)
     if head is not None and head.last and pad is None:
@@ -92,7 +91,8 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
         kv_heads=stated.num_key_value_heads or heads,
         head_dim=stated.head_dim or stated.hidden_size // heads,
         widths=read_widths(checkpoint, stated.num_hidden_layers),
-        positions=stated.max_position_embeddings,
+        positions=constant_positions(config, stated.max_position_embeddings, layout.original_positions),
+        stated_positions=stated.max_position_embeddings,
         pad=pad or 0,
         tied=stated.tie_word_embeddings,
         qkv_bias=layout.qkv_bias or (layout.reads_attention_bias and stated.attention_bias),
@@ -102,11 +102,12 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
         norms_around=layout.norms_around,
         score_cap=layout.caps and stated.attn_logit_softcapping is not None,
         logit_cap=layout.caps and stated.final_logit_softcapping is not None,
+        packed=layout.packed,
         gemma3n=_gemma3n(checkpoint, stated.num_hidden_layers) if layout.gemma3n else None,
     )
     if checkpoint.has_weights:
         names, unused = names_in_files(checkpoint, architecture), partial(_is_unused, architecture=architecture)
-        compare_with_headers(checkpoint, architecture.parameter_shapes, names, unused)
+        compare_with_headers(checkpoint, architecture.stored_shapes, names, unused)
     return architecture
 
 
@@ -115,7 +116,7 @@ def _keys(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key in names}
 
 
-def _refusals(config: Mapping[str, Any], stated: _Stated, masked: bool) -> Iterator[str]:
+def _refusals(stated: _Stated, masked: bool) -> Iterator[str]:
     """``masked``: the model takes a mask, which hides padding from positions that see later ones."""
     heads, pairs = stated.num_attention_heads, stated.num_key_value_heads or stated.num_attention_heads
     if stated.num_hidden_layers > _MAX_LAYERS:
@@ -128,23 +129,6 @@ def _refusals(config: Mapping[str, Any], stated: _Stated, masked: bool) -> Itera
             f"{key}: positions that see later ones are not supported; this model takes no mask, so the padding behind "
             "a text would change its answer"
         )
-    for kind in sorted(_position_kinds(config) & _LENGTH_DEPENDENT_ROPE):
-        yield (
-            f"rotary positions of type {kind!r} change with the length of the sequence, so the padding up to a bucket "
-            "would change the answer; not supported"
-        )
-
-
-def _position_kinds(config: Mapping[str, Any]) -> set[str]:
-    """Types of rotary positions, under their present name or the earlier ones, for all layers or by layer type."""
-    kinds = set()
-    for key in ("rope_parameters", "rope_scaling"):
-        table = config.get(key)
-        tables = [table, *table.values()] if isinstance(table, Mapping) else []
-        for entry in tables:
-            if isinstance(entry, Mapping):
-                kinds |= {str(entry[name]) for name in ("rope_type", "type") if name in entry}
-    return kinds
 
 
 def _gemma3n(checkpoint: Checkpoint, layers: int) -> Gemma3nParts:
@@ -169,11 +153,12 @@ def _gemma3n(checkpoint: Checkpoint, layers: int) -> Gemma3nParts:
 
 
 def names_in_files(checkpoint: Checkpoint, architecture: DecoderArchitecture) -> dict[str, str]:
-    """Every tensor of the folder, by the name that the module gives the parameter."""
+    """Every tensor of the folder, by the name that the module gives the parameter, or by that of the class's own module
+    where ours has several parameters in its place."""
     # The text part of a multimodal Gemma 3n has names of its own.
     renamed = ((_TEXT_PREFIX, "model."),) if architecture.gemma3n is not None else ()
     prefix = architecture.head.prefix if architecture.head is not None else "model"
-    return parameter_names(checkpoint, architecture.parameter_shapes, prefix, renamed)
+    return parameter_names(checkpoint, architecture.stored_shapes, prefix, renamed)
 
 
 def _head(checkpoint: Checkpoint, layout: Layout) -> DecoderHead | None:

@@ -60,8 +60,9 @@ def check(folder: Path) -> UniversalModel:
     universal = load_universal(source)
     parameters = {name: tuple(value.shape) for name, value in universal.parameters().items()}
     assert dict(source.shapes) == parameters
-    files = source.architecture.names_in_files
-    assert {source.checkpoint.tensors[files[name]].shape for name in parameters} <= set(parameters.values())
+    for name, shape in parameters.items():
+        place = source.architecture.place_in_files(name, shape)
+        assert source.checkpoint.tensors[place.tensor].shape == place.shape, name
     feeds = feeds_of(universal)
     expected = transformers_answer(folder, feeds)
     found = universal.module(*feeds.values())

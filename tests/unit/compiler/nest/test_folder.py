@@ -13,6 +13,7 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from safetensors.torch import load_file, save_file
+from support.gated_decoders import save_decoder
 from support.tiny_models import add_pooling, save_tiny_encoder
 
 from .conftest import Ordinary
@@ -50,6 +51,20 @@ def test_sharded_weights_become_one_file_and_only_companions_are_copied(tmp_path
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert written.keys() == weights.keys()
     assert all(torch.equal(written[name], weights[name]) for name in weights)
+
+
+def test_parameters_that_share_a_tensor_are_written_into_it(tmp_path: Path) -> None:
+    folder = save_decoder(tmp_path / "model", "phi3")
+    universal = load_universal(open_source(folder))
+    universal.parameters()["model.layers.0.mlp.up_proj.weight"].data += 1
+    refuse_unwritable(universal)
+    (tmp_path / "out").mkdir()
+    write_folder(universal, {"ffn": (0.5, 1.0)}, Stage(tmp_path / "out", tmp_path))
+    expected = load_file(folder / "model.safetensors")
+    expected["model.layers.0.mlp.gate_up_proj.weight"][32:] += 1
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
 
 
 def test_what_the_module_has_not_is_kept_as_it_was(tmp_path: Path) -> None:

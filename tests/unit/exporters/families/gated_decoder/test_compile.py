@@ -24,6 +24,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 1, "rope_parameters": _LLAMA3},
     "mistral": {"num_hidden_layers": 1},
     "qwen3": {"num_hidden_layers": 1, "rope_parameters": {**_LONGER, "rope_type": "yarn"}},
+    "phi3": {
+        "num_hidden_layers": 1,
+        "original_max_position_embeddings": 10,
+        "rope_parameters": {"rope_type": "longrope", "short_factor": [1.5], "long_factor": [4.0]},
+    },
     "gemma": {"num_hidden_layers": 1, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 4.0}},
     "qwen2": {"num_hidden_layers": 1, "max_window_layers": 0},
     "gemma2": {},

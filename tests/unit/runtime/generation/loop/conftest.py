@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nestforge.runtime.model import ElasticModel, load
 from support.generating_bundle import compile_generating, save_text_llama
+from support.greedy import greedy as transformers_greedy
 
 
 @pytest.fixture(scope="package")
@@ -30,17 +31,4 @@ def model(llama_bundle: Path) -> Iterator[ElasticModel]:
 @pytest.fixture(scope="package")
 def greedy(llama: Path) -> Callable[[list[int], int], list[int]]:
     """What transformers generates behind a prompt, the most likely token each time."""
-    import torch
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    module: Any = transformers.AutoModelForCausalLM.from_pretrained(llama).eval()
-
-    def generate(prompt: list[int], tokens: int) -> list[int]:
-        ids = torch.tensor([prompt])
-        found = module.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0
-        )
-        return list(found[0, len(prompt) :].tolist())
-
-    return generate
+    return partial(transformers_greedy, llama)

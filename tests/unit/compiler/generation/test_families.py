@@ -1,0 +1,43 @@
+"""Decoders of every kind, compiled to generate: 128 tokens, the most likely each time, are those of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import pytest
+from nestforge.elastic import Bucket
+from support.gated_decoders import save_decoder
+from support.greedy import greedy
+
+_PROMPT, _TOKENS = [5, 7, 9, 11, 3], 128
+_COMMON: dict[str, Any] = {"head_dim": 8, "max_position_embeddings": 140, "eos_token_id": None}
+_LONG = {"rope_type": "longrope", "rope_theta": 1e3, "short_factor": [1.5, 2.0], "long_factor": [4.0, 9.0]}
+# Texts of 140 tokens, which a class of longer ones would turn otherwise from 141 on.
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3": ("phi3", {}),
+    "phi3, longrope": (
+        "phi3",
+        {
+            "hidden_size": 32,
+            "max_position_embeddings": 300,
+            "original_max_position_embeddings": 140,
+            "rope_parameters": _LONG,
+        },
+    ),
+    "llama, dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 4.0}}),
+}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_text_is_that_of_transformers(tmp_path: Path, kind: str) -> None:
+    model_type, keys = DECODERS[kind]
+    folder = save_decoder(tmp_path / "m", model_type, **{**_COMMON, **keys})
+    options = {"buckets": [Bucket(1, 8)], "include": "budgets", "submodels": ["ffn8"], "measure": False}
+    path = nestforge.compile(folder, "raspberry-pi-5", tmp_path / "b", generate=True, **options)
+    generation = nestforge.open_bundle(path).manifest.generation
+    assert generation is not None
+    assert generation.positions == 140
+    with nestforge.load(path, threads=1) as model:
+        assert list(model.generate(_PROMPT, max_tokens=_TOKENS).rows[0].tokens) == greedy(folder, _PROMPT, _TOKENS)
