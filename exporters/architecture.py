@@ -27,11 +27,18 @@ Variants = Mapping[str, Mapping[str, Sequence[Op]]]
 
 
 class Place(NamedTuple):
-    """A parameter in the weight files: the name and the shape of its tensor, and the rows of that which it has."""
+    """A parameter in the weight files: the name and the shape of its tensor, and the rows of that which it has,
+    ``transposed`` where it is."""
 
     tensor: str
     shape: tuple[int, ...]
-    rows: slice
+    rows: slice = slice(None)
+    transposed: bool = False
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the tensor is not the parameter itself."""
+        return self.transposed or self.rows != slice(None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +60,7 @@ class Architecture:
       value: attributes, and the layers behind the submodel's depth.
     - ``names_in_files``: parameter to tensor of the weight files, where files call it by another name.
     - ``stacked``: tensor of the weight files to the parameters that lie in it one above the other, where it is several.
+    - ``transposed``: matrices that the weight files hold transposed.
     - ``is_embedding(parameter, full_shape)``: whether a parameter is a table of tokens or positions.
     - ``modules``: those of sentence-transformers behind the model; it has a mask and returns ``last_hidden_state``.
     - ``cached``: how a causal language model generates.
@@ -72,6 +80,7 @@ class Architecture:
     narrow: Callable[[torch.nn.Module, Submodel], None] | None = None
     names_in_files: Mapping[str, str] = field(default_factory=dict)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    transposed: frozenset[str] = frozenset()
     is_embedding: Callable[[str, tuple[int, ...]], bool] = is_table
     modules: SentenceModules | None = None
     exits: Exits | None = None
@@ -85,7 +94,8 @@ class Architecture:
         """Where the weight files have ``parameter``, a tensor of ``shape``."""
         if parameter in self._stacked_places:
             return self._stacked_places[parameter]
-        return Place(self.names_in_files.get(parameter, parameter), tuple(shape), slice(None))
+        name, is_turned = self.names_in_files.get(parameter, parameter), parameter in self.transposed
+        return Place(name, tuple(shape)[::-1] if is_turned else tuple(shape), transposed=is_turned)
 
     @cached_property
     def _stacked_places(self) -> dict[str, Place]:

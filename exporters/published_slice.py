@@ -24,6 +24,7 @@ _NOT_NESTED_PROBLEM = "the levels are not nested"
 _KEYS_THAT_MAY_DIFFER = frozenset(
     [
         "intermediate_size",
+        "n_inner",
         "num_hidden_layers",
         "nested",
         "granularities",
@@ -175,8 +176,9 @@ class _Tensors:
         stored = self._place(parameter, self._shapes[parameter])
         name = name_in_file(parameter) if parameter.startswith(HEAD) else stored.tensor
         file = self._files[header.file]
-        if stored.rows != slice(None):
+        if stored.is_part:
             part: torch.Tensor = file.get_slice(name)[stored.rows]
+            part = part.T if stored.transposed else part
             return part[place] if place else part
         tensor: torch.Tensor = file.get_slice(name)[place] if place else file.get_tensor(name)
         return tensor

@@ -74,7 +74,10 @@ def _weights(model: UniversalModel) -> dict[str, torch.Tensor]:
     """Every tensor of the checkpoint, as the module has it where it has one: tied copies under each of their names."""
     architecture = model.source.architecture
     plain = {name.removeprefix(PREFIX): data for name, data in model.module.state_dict().items()}
-    loaded = {architecture.names_in_files.get(name, name): data for name, data in plain.items()}
+    loaded = {
+        architecture.names_in_files.get(name, name): data.T if name in architecture.transposed else data
+        for name, data in plain.items()
+    }
     loaded |= {tensor: torch.cat([plain[part] for part in parts]) for tensor, parts in architecture.stacked.items()}
     tensors = {}
     for name, stored in _stored(model.source.checkpoint).items():

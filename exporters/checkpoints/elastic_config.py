@@ -39,11 +39,15 @@ def read_nesting(checkpoint: Checkpoint, kinds: Sequence[str]) -> Nesting:
     return nesting
 
 
-def read_widths(checkpoint: Checkpoint, layers: int) -> tuple[int, ...]:
-    """FFN neurons of every layer, from one number or a list of them. Raises CheckpointError for anything else."""
-    value: Any = checkpoint.config.get("intermediate_size")
+def read_widths(
+    checkpoint: Checkpoint, layers: int, key: str = "intermediate_size", default: int | None = None
+) -> tuple[int, ...]:
+    """FFN neurons of every layer, from one number or a list of them; ``default`` where config.json has none. Raises
+    CheckpointError for anything else."""
+    value: Any = checkpoint.config.get(key)
+    value = default if value is None else value
     widths: list[Any] = value if isinstance(value, list) else [value] * layers
-    where = f"{checkpoint.folder / 'config.json'}: intermediate_size"
+    where = f"{checkpoint.folder / 'config.json'}: {key}"
     if len(widths) != layers:
         raise CheckpointError(f"{where}: expected {layers} numbers, one per layer, got {len(widths)}")
     for width in widths:

@@ -83,6 +83,6 @@ def _problems(config: Mapping[str, Any], encoder_decoder: bool) -> Iterator[str]
             yield f"{key}: a second sequence to attend to is not supported"
     if config.get("pruned_heads"):
         yield "pruned_heads: heads that are gone from some layers are not supported"
-    for key in ("hidden_act", "hidden_activation"):
+    for key in ("hidden_act", "hidden_activation", "activation_function"):
         if config.get(key) in LEARNED:
             yield f"{key}: {config[key]} has parameters of its own (a learned activation), which is not supported"

@@ -71,12 +71,13 @@ def load_transformers(
     without_pooler: bool,
     resize: Callable[[torch.nn.Module], None] | None = None,
     class_name: str | None = None,
+    widths: str = "intermediate_size",
 ) -> torch.nn.Module:
     """The class ``class_name``, by default the one that ``config.json`` names, with this checkpoint's weights, in eval
     mode and float32.
 
-    Where ``config.json`` lists an ``intermediate_size`` per layer, which transformers' own classes do not know, the
-    module is made with the largest of them, and ``resize`` gives every layer its own before weights are loaded.
+    Where ``config.json`` lists ``widths`` per layer, which transformers' own classes do not know, the module is made
+    with the largest of them, and ``resize`` gives every layer its own before weights are loaded.
     Raises CheckpointError if there are no weights, or one is missing, has another shape or is not finite.
     """
     checkpoint.require_weights()
@@ -85,11 +86,11 @@ def load_transformers(
     if name is not None and not hasattr(transformers, name):
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r:.80}")
     try:
-        widths = checkpoint.config.get("intermediate_size")
-        resized = resize if isinstance(widths, list) else None
+        listed = checkpoint.config.get(widths)
+        resized = resize if isinstance(listed, list) else None
         if resized is not None:
-            assert isinstance(widths, list)
-            config = transformers.AutoConfig.for_model(**{**checkpoint.config, "intermediate_size": max(widths)})
+            assert isinstance(listed, list)
+            config = transformers.AutoConfig.for_model(**{**checkpoint.config, widths: max(listed)})
         else:
             config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
         config.return_dict = True  # outputs are read by their names

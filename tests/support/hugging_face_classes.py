@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from nestforge.exporters.families.bert.layouts import LAYOUTS as ENCODERS
 from nestforge.exporters.families.gated_decoder.layouts import LAYOUTS as DECODERS
+from nestforge.exporters.families.gpt2.architecture import CLASSES as GPT2
 from safetensors.torch import load_file, save_file
 from support.gated_decoders import OWN as DECODER_KEYS
 from support.gated_decoders import TINY as TINY_DECODER
+from support.tiny_gpt2 import TINY_GPT2
 from support.tiny_vision import CLASSES, TINY_VIT
 
 _TINY_ENCODER = {
@@ -34,6 +36,7 @@ VISION = {
 }
 ENCODER_CLASSES = [(kind, name) for kind, layout in ENCODERS.items() for name in layout.classes]
 DECODER_CLASSES = [(kind, name) for kind, layout in DECODERS.items() for name in layout.classes]
+DECODER_CLASSES += [("gpt2", name) for name in GPT2]
 VISION_CLASSES = [(kind, name) for kind, names in VISION.items() for name in names]
 
 
@@ -50,6 +53,8 @@ def save_class(folder: Path, model_type: str, class_name: str, **overrides: Any)
         keys = {**_TINY_ENCODER, **({"embedding_size": 8} if model_type == "electra" else {}), "num_labels": labels}
         if model_type in DECODERS:
             keys = {**TINY_DECODER, **DECODER_KEYS[model_type], "num_labels": labels}
+        if model_type == "gpt2":
+            keys = {**TINY_GPT2, "num_labels": labels}
     config = transformers.AutoConfig.for_model(model_type, **{**keys, **overrides})
     torch.manual_seed(0)
     model = getattr(transformers, class_name)(config)

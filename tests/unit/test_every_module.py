@@ -157,6 +157,11 @@ TESTED_THROUGH = {
         "exporters/families/gated_decoder/test_refusals.py",
         "exporters.families.gated_decoder.family",
     ),
+    "exporters.families.gpt2.architecture": (
+        "exporters/families/gpt2/test_family.py",
+        "exporters.families.gpt2.family",
+    ),
+    "exporters.families.gpt2.load": ("exporters/families/gpt2/test_family.py", "exporters.families.gpt2.family"),
     "exporters.families.matformer.architecture.forward_ops": (
         "exporters/families/matformer/test_language_family.py",
         "exporters.families.matformer.language_family",

@@ -48,6 +48,7 @@ ROOMS = (
     "exporters.families.bert",
     "exporters.families.cost_eff",
     "exporters.families.gated_decoder",
+    "exporters.families.gpt2",
     "exporters.families.matformer.architecture",
     "exporters.families.matformer.model",
     "exporters.families.matformer",

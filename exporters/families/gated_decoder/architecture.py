@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...hugging_face.decoder_interface import DecoderInterface
 from ...hugging_face.layer_shapes import Shape, linear_shapes
 from .gemma3n import Gemma3nParts
-from .layouts import DecoderHead
 
 
 @dataclass(frozen=True)
 class DecoderArchitecture:
-    """What determines the graph. ``widths`` are FFN neurons by layer; ``pad`` fills ``input_ids`` up to their bucket.
+    """What determines the graph. ``widths`` are FFN neurons by layer.
 
     ``qkv_bias``, ``output_bias`` and ``ffn_bias`` say which linear layers have one. ``head_norms``: queries and keys
     are normalised per head. ``norms_around``: attention and FFN have a norm behind them as well as before.
     ``score_cap`` and ``logit_cap``: attention scores or logits are bent by a tanh. ``packed``: one layer makes queries,
     keys and values, and files hold gate above up in one tensor; the module has them apart. ``gemma3n`` is what only
-    that model has, or None. ``head`` is None for the base model, which answers with its hidden states. ``positions``
-    are the tokens of the longest text, ``stated_positions`` those that the configuration states.
+    that model has, or None. ``positions`` are the tokens of the longest text, ``stated_positions`` those that the
+    configuration states.
     """
 
-    head: DecoderHead | None
-    classes: int
-    vocabulary: int
-    hidden: int
+    interface: DecoderInterface
     heads: int
     kv_heads: int
     head_dim: int
     widths: tuple[int, ...]
     positions: int
     stated_positions: int
-    pad: int
     tied: bool
     qkv_bias: bool
     output_bias: bool
@@ -49,20 +45,18 @@ class DecoderArchitecture:
 
     @property
     def prefix(self) -> str:
-        """What stands before the decoder's names: nothing where it is the whole model."""
-        return "" if self.head is None else f"{self.head.prefix}."
+        """What stands before the decoder's names."""
+        return self.interface.prefix
 
     @property
-    def answers(self) -> int:
-        """Numbers that the head returns for each position that it answers at, all outputs together."""
-        if self.head is None:
-            return self.hidden
-        return self.vocabulary if self.head.to == "tokens" else self.classes
+    def hidden(self) -> int:
+        """Numbers of a token between layers."""
+        return self.interface.hidden
 
     @property
     def parameter_shapes(self) -> dict[str, Shape]:
         """Every parameter of the module, by the module's names."""
-        shapes: dict[str, Shape] = {f"{self.prefix}embed_tokens.weight": (self.vocabulary, self.hidden)}
+        shapes: dict[str, Shape] = {f"{self.prefix}embed_tokens.weight": (self.interface.vocabulary, self.hidden)}
         for layer in range(len(self.widths)):
             at = f"{self.prefix}layers.{layer}"
             shapes |= self._attention(f"{at}.self_attn", layer) | self._ffn(f"{at}.mlp", self.widths[layer])
@@ -74,9 +68,7 @@ class DecoderArchitecture:
         shapes[f"{self.prefix}norm.weight"] = (self.hidden,)
         if self.gemma3n is not None:
             shapes |= self.gemma3n.model_shapes(self.prefix, self.hidden, len(self.widths))
-        if self.head is not None and not (self.head.to == "tokens" and self.tied):
-            shapes |= linear_shapes(self.head.module, self.hidden, self.answers, self.head.bias)
-        return shapes
+        return shapes | self.interface.head_shapes(self.tied)
 
     @property
     def stacked(self) -> dict[str, tuple[str, ...]]:

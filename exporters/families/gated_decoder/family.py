@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
-from ....runtime.bundle.manifest import CachedLayer, TensorSpec, TextEntry
+from ....runtime.bundle.manifest import CachedLayer
 from ...architecture import Architecture
 from ...cached_form import CachedForm
 from ...checkpoints.checkpoint import Checkpoint
@@ -83,38 +83,16 @@ def _spec(checkpoint: Checkpoint, architecture: DecoderArchitecture) -> ElasticS
 
 
 def _signature(checkpoint: Checkpoint, architecture: DecoderArchitecture, masked: bool) -> Signature:
-    """``masked``: what pools tokens must know them. A position before the first token would see none."""
-    tokens, vocabulary = ("batch", "sequence"), architecture.vocabulary
-    ids = TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=vocabulary)
-    stated = TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="first_token")
-    mask = stated.name if masked else None
-    has_text = (checkpoint.folder / "tokenizer.json").is_file()
-    text = TextEntry("tokenizer.json", ids.name, mask, None, None) if has_text else None
-    inputs, positions = (ids, stated) if masked else (ids,), architecture.positions
-    shortened = None
-    if positions < architecture.stated_positions:
-        shortened = f"rotary positions change for texts of more, up to the {architecture.stated_positions} stated"
-    return Signature(inputs, _outputs(architecture), positions, mask, text, shortened=shortened)
+    positions, stated, shortened = architecture.positions, architecture.stated_positions, None
+    if positions < stated:
+        shortened = f"rotary positions change for texts of more, up to the {stated} stated"
+    return architecture.interface.signature(checkpoint, positions, masked, shortened)
 
 
 def _cached(architecture: DecoderArchitecture) -> CachedForm | None:
-    """None where the model has no head over the vocabulary."""
-    if architecture.head is None or architecture.head.to != "tokens":
-        return None
-
-    def cached(module: torch.nn.Module) -> torch.nn.Module:
-        from ...hugging_face.cached_decoder import CachedDecoder
-
-        return CachedDecoder(module.model).eval()
-
-    def recorded(module: torch.nn.Module) -> torch.nn.Module:
-        from ...hugging_face.cached_decoder import RecordedDecoder
-
-        return RecordedDecoder(module.model).eval()
-
     layers = (CachedLayer(architecture.kv_heads, architecture.head_dim),) * len(architecture.widths)
     problem = None if architecture.gemma3n is None else "its last layers read the keys of earlier ones"
-    return CachedForm(architecture.vocabulary, architecture.positions, layers, cached, recorded, problem)
+    return architecture.interface.cached_form(architecture.positions, layers, problem)
 
 
 def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
@@ -122,15 +100,3 @@ def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
         if match := _MLP_NAME.fullmatch(name):
             mlp: Any = part
             mlp.intermediate_size = submodel[f"layers.{match[1]}.ffn"]
-
-
-def _outputs(architecture: DecoderArchitecture) -> tuple[TensorSpec, ...]:
-    head, tokens = architecture.head, ("batch", "sequence")
-    if head is None:
-        return (TensorSpec("last_hidden_state", "float32", (*tokens, architecture.hidden)),)
-    if head.to == "tokens":
-        return (TensorSpec("logits", "float32", (*tokens, architecture.answers), role="next_tokens"),)
-    if len(head.outputs) > 1:  # one number each for every position
-        return tuple(TensorSpec(name, "float32", tokens) for name in head.outputs)
-    dims = ("batch",) if head.last else tokens
-    return (TensorSpec("logits", "float32", (*dims, architecture.answers)),)

@@ -23,12 +23,13 @@ def forward_ops(architecture: DecoderArchitecture, submodel: Submodel, bucket: B
     if extra is not None:
         ops += extra.last_ops(bucket, hidden)
     ops.append(elementwise("norm", tokens * hidden, passes=4))
-    head = architecture.head
+    interface = architecture.interface
+    head = interface.head
     if head is None:
         return ops
-    ops.append(linear(head.module, tokens, hidden, architecture.answers, head.bias))
+    ops.append(linear(head.module, tokens, hidden, interface.answers, head.bias))
     if architecture.logit_cap and head.to == "tokens":
-        ops.append(elementwise("lm_head.cap", tokens * architecture.vocabulary, passes=6))
+        ops.append(elementwise("lm_head.cap", tokens * interface.vocabulary, passes=6))
     return ops
 
 

@@ -4,30 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
-
-@dataclass(frozen=True)
-class DecoderHead:
-    """What a class has behind the decoder: one linear layer, called ``module``, to tokens or to classes.
-
-    ``outputs`` are the names of what it returns, ``prefix`` the attribute that holds the decoder. ``classes`` is the
-    only number of classes that it can have. ``last``: it answers once a row, at the last token that is not padding.
-    """
-
-    module: str
-    outputs: tuple[str, ...] = ("logits",)
-    to: Literal["tokens", "classes"] = "classes"
-    bias: bool = False
-    last: bool = False
-    classes: int | None = None
-    prefix: str = "model"
-
-
-NEXT_TOKEN = DecoderHead("lm_head", to="tokens")
-SEQUENCE = DecoderHead("score", last=True)
-TOKEN = DecoderHead("score", bias=True)
-QUESTION = DecoderHead("qa_outputs", ("start_logits", "end_logits"), bias=True, classes=2)
+from ...hugging_face.decoder_interface import NEXT_TOKEN, QUESTION, SEQUENCE, TOKEN, DecoderHead
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from ....strict import structure
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import read_widths
 from ...checkpoints.stored_tensors import compare_with_headers
+from ...hugging_face.decoder_interface import TOKEN, DecoderInterface, read_interface
 from ...hugging_face.rotary_positions import constant_positions
 from ...hugging_face.tensor_names import parameter_names
-from ...hugging_face.transformers_config import read_classes, read_pad, refuse_unhonoured
+from ...hugging_face.transformers_config import refuse_unhonoured
 from .architecture import DecoderArchitecture
 from .gemma3n import Gemma3nParts
-from .layouts import LAYOUTS, TOKEN, DecoderHead, Layout
+from .layouts import LAYOUTS, Layout
 
 # Tensors that published folders carry and no module has.
 _UNUSED_TENSOR = re.compile(r".*\.rotary_emb\.inv_freq")
@@ -71,29 +72,18 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
     """
     config, layout = checkpoint.config, LAYOUTS[checkpoint.config["model_type"]]
     refuse_unhonoured(checkpoint)
-    head = _head(checkpoint, layout)
     stated = structure(_Stated, _keys(_Stated, {**layout.defaults, **config}), _where(checkpoint), CheckpointError)
     for problem in _refusals(stated, masked=checkpoint.has_modules):
         raise _misfit(checkpoint, problem)
-    heads, pad = stated.num_attention_heads, read_pad(checkpoint, stated.vocab_size, layout.pad)
-    if head is not None and head.last and pad is None:
-        raise _misfit(checkpoint, f"pad_token_id: {checkpoint.architecture} finds the end of a text by it; set it")
-    classes = read_classes(checkpoint)
-    if head is not None and head.classes not in (None, classes):
-        problem = f"num_labels: expected {head.classes} for {checkpoint.architecture}, got {classes}"
-        raise _misfit(checkpoint, problem)
+    heads = stated.num_attention_heads
     architecture = DecoderArchitecture(
-        head=head,
-        classes=classes,
-        vocabulary=stated.vocab_size,
-        hidden=stated.hidden_size,
+        interface=_interface(checkpoint, layout, stated),
         heads=heads,
         kv_heads=stated.num_key_value_heads or heads,
         head_dim=stated.head_dim or stated.hidden_size // heads,
         widths=read_widths(checkpoint, stated.num_hidden_layers),
         positions=constant_positions(config, stated.max_position_embeddings, layout.original_positions),
         stated_positions=stated.max_position_embeddings,
-        pad=pad or 0,
         tied=stated.tie_word_embeddings,
         qkv_bias=layout.qkv_bias or (layout.reads_attention_bias and stated.attention_bias),
         output_bias=layout.reads_attention_bias and stated.attention_bias,
@@ -157,19 +147,15 @@ def names_in_files(checkpoint: Checkpoint, architecture: DecoderArchitecture) ->
     where ours has several parameters in its place."""
     # The text part of a multimodal Gemma 3n has names of its own.
     renamed = ((_TEXT_PREFIX, "model."),) if architecture.gemma3n is not None else ()
-    prefix = architecture.head.prefix if architecture.head is not None else "model"
+    prefix = architecture.prefix.rstrip(".") or "model"
     return parameter_names(checkpoint, architecture.stored_shapes, prefix, renamed)
 
 
-def _head(checkpoint: Checkpoint, layout: Layout) -> DecoderHead | None:
-    """The head of the class that config.json names; without a name it is the base model, as for transformers."""
-    name = checkpoint.architecture or next(iter(layout.classes))
-    if name not in layout.classes:
-        raise _misfit(checkpoint, f"architectures: expected one of {', '.join(layout.classes)}, got {name:.80}")
-    head = layout.classes[name]
-    if head == TOKEN and checkpoint.config.get("token_classification_bias") is False:
-        return replace(head, bias=False)
-    return head
+def _interface(checkpoint: Checkpoint, layout: Layout, stated: _Stated) -> DecoderInterface:
+    found = read_interface(checkpoint, layout.classes, stated.vocab_size, stated.hidden_size, layout.pad)
+    if found.head == TOKEN and checkpoint.config.get("token_classification_bias") is False:
+        return replace(found, head=replace(found.head, bias=False))
+    return found
 
 
 def _is_unused(name: str, architecture: DecoderArchitecture) -> bool:
@@ -177,7 +163,8 @@ def _is_unused(name: str, architecture: DecoderArchitecture) -> bool:
     reads another's."""
     head = _HEAD_TENSOR.fullmatch(name)
     if head is not None:
-        own = architecture.head is not None and architecture.head.module == head[1]
+        behind = architecture.interface.head
+        own = behind is not None and behind.module == head[1]
         return not own or (architecture.tied and name == "lm_head.weight")
     if _UNUSED_TENSOR.fullmatch(name):
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from nestforge.elastic import Bucket
 from support.gated_decoders import save_decoder
 from support.greedy import greedy
+from support.tiny_gpt2 import save_gpt2
 
 _PROMPT, _TOKENS = [5, 7, 9, 11, 3], 128
 _COMMON: dict[str, Any] = {"head_dim": 8, "max_position_embeddings": 140, "eos_token_id": None}
@@ -26,6 +28,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": _LONG,
         },
     ),
+    "gpt2": ("gpt2", {"n_positions": 140, "scale_attn_by_inverse_layer_idx": True}),
     "llama, dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 4.0}}),
 }
 
@@ -33,7 +36,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", DECODERS)
 def test_text_is_that_of_transformers(tmp_path: Path, kind: str) -> None:
     model_type, keys = DECODERS[kind]
-    folder = save_decoder(tmp_path / "m", model_type, **{**_COMMON, **keys})
+    save = save_gpt2 if model_type == "gpt2" else partial(save_decoder, model_type=model_type)
+    folder = save(tmp_path / "m", **{**_COMMON, **keys})
     options = {"buckets": [Bucket(1, 8)], "include": "budgets", "submodels": ["ffn8"], "measure": False}
     path = nestforge.compile(folder, "raspberry-pi-5", tmp_path / "b", generate=True, **options)
     generation = nestforge.open_bundle(path).manifest.generation
