@@ -28,6 +28,7 @@ def fuse_norms(model: ir.Model) -> bool:
         changed |= _fuse_norm(node) or _fuse_silu(node)
     for node in list(model.graph):
         changed |= _add_before_norm(node)
+    model.graph.sort()  # a weight may be made behind the sum whose norm it scales
     return changed
 
 
@@ -82,7 +83,6 @@ def _add_before_norm(norm: ir.Node) -> bool:
     inputs = [*add.inputs, norm.inputs[1]]
     fused = ir.node("SkipSimplifiedLayerNormalization", inputs, attributes, domain=_MICROSOFT, num_outputs=4)
     add.prepend(fused)  # before all that reads the sum
-    fused.outputs[1].name = fused.outputs[2].name = ""
     replace(norm.outputs[0], fused.outputs[0])
     replace(total, fused.outputs[3])
     return True

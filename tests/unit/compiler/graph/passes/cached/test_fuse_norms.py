@@ -85,3 +85,15 @@ def test_a_norm_of_no_sum_of_two_like_it_is_one_of_its_own(old: str, new: str, s
 def test_what_is_no_such_norm_stays(old: str, new: str) -> None:
     _, _, kinds = fused(LAYER.replace(old, new))
     assert kinds == {"Add": 2, "Pow": 1, "ReduceMean": 1, "Sqrt": 1, "Reciprocal": 1, "Mul": 3, "QuickGelu": 1}
+
+
+def test_a_weight_that_is_made_behind_the_sum_is_there_in_time() -> None:
+    before, after, kinds = fused(
+        LAYER.replace("  n = Mul", "  v = Abs (w)\n  n = Mul").replace("Mul (w, n)", "Mul (v, n)")
+    )
+    assert kinds["SkipSimplifiedLayerNormalization"] == 1
+    known = {value.name for value in (*after.graph.input, *after.graph.initializer)}
+    for node in after.graph.node:
+        assert known >= set(node.input), node.op_type
+        known.update(node.output)
+    require_same(before, after)
