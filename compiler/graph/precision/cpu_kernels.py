@@ -76,36 +76,65 @@ def dynamic(proto: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
 def weight_only(proto: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
     """The float32 template ``proto`` as int4: ``MatMulNBits`` where outputs shrink, elsewhere as int8-dynamic.
 
-    A weight whose inputs shrink has no blocks of 32 that every prefix holds whole, and one that is a table too is int8
-    in both places. Call ``fix_extents`` on every graph that is emitted from the result.
+    A weight whose inputs shrink has no blocks of 32 that every prefix holds whole; nor has one that is a table too if
+    its rows are no such blocks: that is int8 in both places. Call ``fix_extents`` on every graph that is emitted from
+    the result.
     """
     tables = {node.input[0] for node in proto.graph.node if node.op_type == "Gather"}
-    found = products(proto.graph, kept).values()
-    blocked = {product.output for product in found if not product.transposed and product.weight not in tables}
+    blocked = {
+        product.output
+        for product in products(proto.graph, kept).values()
+        if not product.transposed and (product.inputs % INT4_BLOCK == 0 or product.weight not in tables)
+    }
     return _scaled_at_run_time(proto, kept, blocked)
 
 
 def small_tables(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Embedding tables in int8 with a scale for each row: ``Gather(W, ids)`` reads a quarter of the bytes.
+    """Embedding tables in int8 with a scale for each row: ``Gather(W, ids)`` reads a quarter of the bytes. One that a
+    product reads in 4 bits is read so here too.
 
     A table whose numbers something else reads in float32 too stays as it is: it would only be stored twice.
     """
     edit, read = Edit(proto), uses(proto.graph)
     gathers = {node.output[0]: node.input[0] for node in edit.source if _is_table(edit, node)}
     whole = {table for table in gathers.values() if list(gathers.values()).count(table) == read[table]}
-    last = edit.constant(np.array([-1], np.int64))
     for node in edit.source:
         table = gathers.get(node.output[0], "")
         if table not in whole:
             edit.nodes.append(node)
-            continue
-        rows, width = edit.initializers[table].dims
-        integers = edit.encoded(table, INT8, TensorProto.INT8, [rows, width])
-        scale = edit.encoded(table, INT8_SCALE, TensorProto.FLOAT, [rows])
-        taken = edit.add("Cast", [edit.add("Gather", [integers, node.input[1]], axis=0)], to=TensorProto.FLOAT)
-        scales = edit.add("Unsqueeze", [edit.add("Gather", [scale, node.input[1]], axis=0), last])
-        edit.add("Mul", [taken, scales], node.output)
+        elif table + INT4 in edit.initializers:
+            _rows_in_blocks(edit, node, table)
+        else:
+            _rows(edit, node, table)
     return edit.done()
+
+
+def _rows(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
+    """What ``gather`` takes, from integers with a scale for each row."""
+    (rows, width), ids = edit.initializers[table].dims, gather.input[1]
+    integers = edit.encoded(table, INT8, TensorProto.INT8, [rows, width])
+    scale = edit.encoded(table, INT8_SCALE, TensorProto.FLOAT, [rows])
+    taken = edit.add("Cast", [edit.add("Gather", [integers, ids], axis=0)], to=TensorProto.FLOAT)
+    last = edit.constant(np.array([-1], np.int64))
+    edit.add("Mul", [taken, edit.add("Unsqueeze", [edit.add("Gather", [scale, ids], axis=0), last])], gather.output)
+
+
+def _rows_in_blocks(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
+    """What ``gather`` takes, from the bytes ``[rows, blocks, 16]`` that a product reads.
+
+    A byte is looked up as the two numbers in it. ``GatherBlockQuantized`` would be one node, but wants bytes and scales
+    of other dimensions than the product, which a view of the store cannot have beside them.
+    """
+    ids, width = gather.input[1], edit.initializers[table].dims[1]
+    low, high = np.arange(256) % 16 - 8, np.arange(256) // 16 - 8
+    pairs = edit.constant(np.stack([low, high], axis=1).astype(np.float32))
+    taken = edit.add("Cast", [edit.add("Gather", [table + INT4, ids], axis=0)], to=TensorProto.INT32)
+    numbers = edit.add("Gather", [pairs, taken], axis=0)  # [..., blocks, 16, 2]
+    scales = edit.add("Gather", [table + INT4_SCALE, ids], axis=0)
+    last = edit.constant(np.array([-2, -1], np.int64))
+    scaled = edit.add("Mul", [numbers, edit.add("Unsqueeze", [scales, last])])
+    shape = edit.add("Concat", [edit.add("Shape", [ids]), edit.constant(np.array([width], np.int64))], axis=0)
+    edit.add("Reshape", [scaled, shape], gather.output)
 
 
 def _scaled_at_run_time(proto: onnx.ModelProto, kept: Collection[str], blocked: Collection[str]) -> onnx.ModelProto:

@@ -177,6 +177,15 @@ def test_integers_are_proven_with_and_without_the_rounding_of_activations(tmp_pa
         assert "; without the rounding of activations, " in engine.parity.rule
 
 
+def test_a_table_that_is_the_head_too_has_four_bits_in_both_places(tmp_path: Path) -> None:
+    folder = save_decoder(tmp_path / "gemma", "gemma", hidden_size=32, head_dim=8, max_position_embeddings=38)
+    bundle = nestforge.open_bundle(compiled(folder, precisions=["int4"]))  # proven to be those numbers in both
+    _, engine, _ = parts(bundle)
+    graph = onnx.load(bundle.file(engine.file), load_external_data=False).graph
+    table = {tensor.name: list(tensor.dims) for tensor in graph.initializer if "embed_tokens" in tensor.name}
+    assert table == {"model.embed_tokens.weight.int4": [48, 1, 16], "model.embed_tokens.weight.int4-scale": [48, 1]}
+
+
 def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path) -> None:
     narrow = save_decoder(tmp_path / "narrow")
     with pytest.raises(PlanError, match=r"generate: narrow cannot: heads of size 4; expected a multiple of 8"):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from nestforge.compiler.graph.encodings import encode, split_encoding
+from nestforge.compiler.graph.encodings import decoded, encode, split_encoding
 from nestforge.compiler.graph.node_extents import fix_extents
 from nestforge.compiler.graph.precision.cpu_kernels import as_qgemm, dynamic, small_tables, weight_only
 from nestforge.compiler.graph.precision.quantize import quantized
@@ -262,17 +262,40 @@ def test_other_tables_stay_as_they_are(body: str, shapes: dict[str, tuple[int, .
 TIED = "e = Gather (w, ids) h = Reshape (e, shape) out = Gemm <transB = 1> (h, w)"
 
 
-def tied() -> onnx.ModelProto:
-    proto = parsed(f"agraph (int64[6] ids) => (float[6,{OUTPUTS}] out) {{ {TIED} }}", w=(OUTPUTS, INPUTS))
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([6, INPUTS]), "shape"))
+def tied(inputs: int = INPUTS) -> onnx.ModelProto:
+    proto = parsed(f"agraph (int64[6] ids) => (float[6,{OUTPUTS}] out) {{ {TIED} }}", w=(OUTPUTS, inputs))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([6, inputs]), "shape"))
     return proto
 
 
-@pytest.mark.parametrize("form", [dynamic, weight_only])
-def test_a_weight_that_is_a_table_too_is_stored_once(form: Callable[..., onnx.ModelProto]) -> None:
-    found = small_tables(form(tied(), ()))
+@pytest.mark.parametrize(
+    ("form", "inputs", "encodings"),
+    [
+        (dynamic, INPUTS, {"int8", "int8-scale", "int8-zero"}),
+        (weight_only, INPUTS, {"int4", "int4-scale"}),
+        (weight_only, INPUTS - 8, {"int8", "int8-scale", "int8-zero"}),  # rows that are no blocks of 32
+    ],
+)
+def test_a_weight_that_is_a_table_too_is_stored_once(
+    form: Callable[..., onnx.ModelProto], inputs: int, encodings: set[str]
+) -> None:
+    found = small_tables(form(tied(inputs), ()))
     names = {t.name for t in found.graph.initializer if t.data_location == TensorProto.EXTERNAL}
-    assert names == {"w.int8", "w.int8-scale", "w.int8-zero"}
+    assert names == {f"w.{encoding}" for encoding in encodings}
+
+
+def test_a_table_in_blocks_gives_the_numbers_that_its_product_has(tmp_path: Path) -> None:
+    proto = tied()
+    proto.graph.output[0].name = "h"
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("out", TensorProto.FLOAT, [6, OUTPUTS]))
+    ids = RNG.integers(0, OUTPUTS, 6)
+    answers = run(stored(small_tables(weight_only(proto, ())), {"w": W}), {"ids": ids}, tmp_path)
+    expected = decoded(W, "w.int4")[ids]
+    np.testing.assert_array_equal(answers["h"], expected)
+    assert np.abs(expected - W[ids]).max() < np.abs(W).max() / 7
+    assert np.vdot(answers["out"], expected @ W.T) > 0.98 * np.linalg.norm(answers["out"]) * np.linalg.norm(
+        expected @ W.T
+    )
 
 
 @pytest.mark.parametrize("form", [dynamic, weight_only])
