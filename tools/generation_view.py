@@ -59,6 +59,8 @@ def say_speed(generated: Generated) -> None:
         )
         for submodel, (tokens, reason) in _by_submodel(row).items():
             say(f"{before}{tokens} by {submodel}: {reason}", err=True)
+        for one in row.drafts:
+            say(f"{before}{one.draft} drafted {one.drafted}, {one.accepted} accepted in {one.runs} runs", err=True)
     if generated.tokens_per_second is not None:
         say(f"{generated.tokens_per_second:.1f} tokens/s", err=True)
 
@@ -79,6 +81,7 @@ def generated_data(generated: Generated) -> dict[str, Any]:
                 "prompt_ms": row.prompt_ms,
                 "token_ms": row.token_ms,
                 "tokens_per_second": row.tokens_per_second,
+                "drafts": row.drafts,
             }
             for row in generated.rows
         ],

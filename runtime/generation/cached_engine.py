@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,10 +14,20 @@ from ..inputs.arrays import Array
 from .cache import Cache
 
 
+class _Check(NamedTuple):
+    """A bound run of several new tokens of one row, and its arrays."""
+
+    ids: Array
+    positions: Array
+    logits: Array
+    call: Callable[[], None]
+
+
 class CachedEngine:
     """One engine on one cache. Its arrays are its own, so that one thread at a time may use it.
 
-    The call of one new token for each row is bound once; a chunk of other length is bound for its run.
+    The call of one new token for each row is bound once, and a check of drafted tokens once for each number of them; a
+    chunk of a prompt is bound for its run.
     """
 
     def __init__(self, runner: Runner, engine: EngineEntry, entry: GenerationEntry, cache: Cache) -> None:
@@ -28,6 +39,7 @@ class CachedEngine:
         self._step_positions = np.zeros((cache.rows, 1), np.int64)
         self._step_logits = np.zeros((cache.rows, 1, entry.vocabulary), np.float32)
         self._step = self._bound(cache, self._step_ids, self._step_positions, [0], self._step_logits)
+        self._checks: dict[int, _Check] = {}  # by number of tokens
 
     def step(self, tokens: Sequence[int] | Array, positions: Sequence[int] | Array) -> Array:
         """One new token for each row at its position: ``[rows]`` each to logits ``[rows, vocabulary]`` float32.
@@ -59,6 +71,26 @@ class CachedEngine:
             self._bound(cache, chunk, places, wanted or [0], logits)()
             found.append(logits[0, : len(wanted)])
         return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def check(self, tokens: Sequence[int], position: int) -> Array:
+        """New ``tokens`` ``[n]`` of the first row from ``position`` on, in one run, to the logits ``[n, vocabulary]``
+        behind each of them. The next check of as many overwrites them.
+
+        Raises as ``step``.
+        """
+        count = len(tokens)
+        self._require_room(position + count)
+        check = self._checks.get(count)
+        if check is None:
+            ids, positions = np.zeros((1, count), np.int64), np.zeros((1, count), np.int64)
+            logits = np.zeros((1, count, self._entry.vocabulary), np.float32)
+            call = self._bound(self._cache.part(0, 1), ids, positions, range(count), logits)
+            check = self._checks[count] = _Check(ids, positions, logits, call)
+        check.ids[0] = tokens
+        check.positions[0] = np.arange(position, position + count)
+        check.call()
+        found: Array = check.logits[0]
+        return found
 
     def _require_room(self, tokens: int) -> None:
         """The operator writes wherever a position says."""

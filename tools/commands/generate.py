@@ -63,6 +63,12 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
     type=_ABOVE_0,
     help="Write each token with the largest submodel by which all --max-tokens come within this time.",
 )
+@click.option(
+    "--draft",
+    metavar="ID",
+    help="Write several tokens a run: this smaller submodel proposes them, or n-gram, the text itself.",
+)
+@click.option("--drafted", type=click.IntRange(min=1), metavar="N", help="Tokens that a draft proposes. Default: 4.")
 @click.option("--capacity", type=int, help="Tokens that the cache has room for. Default: what the request needs.")
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use. Default: all that this process may.")
 @click.option(
@@ -92,6 +98,8 @@ def command(
     submodel: str | None,
     tokens_per_second: float | None,
     deadline_ms: float | None,
+    draft: str | None,
+    drafted: int | None,
     capacity: int | None,
     threads: int | None,
     residency: Residency | Literal["auto"],
@@ -125,6 +133,8 @@ def command(
         "submodel": submodel,
         "tokens_per_second": tokens_per_second,
         "deadline_ms": deadline_ms,
+        "draft": draft,
+        "drafted": drafted,
     }
     with load(bundle, residency=residency, threads=threads) as model:
         if chat:

@@ -34,12 +34,24 @@ class Run:
 
 
 @dataclass(frozen=True)
+class DraftedTokens:
+    """What a draft proposed: ``drafted`` tokens, checked in so many ``runs`` of the submodel that wrote, which
+    ``accepted`` so many of them."""
+
+    draft: str
+    runs: int
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
 class GeneratedRow:
     """One row. ``tokens`` are all that were picked, also the one that ended it; ``text`` is what they add to the
     prompt, up to the stop, and None where the bundle has no tokenizer. ``finish`` is None where the generation was
     closed before the row ended; ``stop`` is the id or string that ended it. ``runs`` say which submodel wrote which
     tokens. Of the ``prompt_tokens`` ``reused_tokens`` were in the session's cache; the others took ``prompt_ms``, and
-    each token after the first ``token_ms``, with all rows that stepped together.
+    each token after the first ``token_ms``, with all rows that stepped together; tokens that one run checked have equal
+    parts of its time. ``drafts`` say what was drafted, by whom, and how much of it was accepted.
     """
 
     text: str | None
@@ -52,6 +64,7 @@ class GeneratedRow:
     reused_tokens: int
     prompt_ms: float
     token_ms: tuple[float, ...]
+    drafts: tuple[DraftedTokens, ...] = ()
 
     @property
     def tokens_per_second(self) -> float | None:

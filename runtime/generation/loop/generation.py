@@ -1,13 +1,16 @@
-"""The loop: prompts row by row, then one token for every row at a time, until all have ended."""
+"""The loop: prompts row by row, then one token for every row at a time, until all have ended; of one row several at a
+time where a draft proposes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from inspect import GEN_RUNNING, getgeneratorstate
+from itertools import zip_longest
 from time import perf_counter
 from types import TracebackType
 
 from ....errors import InputError
+from .drafting import Drafting, Proposal
 from .generated import Generated, Piece
 from .pace import Pace, Writer
 from .row import Row
@@ -18,18 +21,24 @@ class Generation:
     """An iterator of the tokens of a call, as they come; ``result`` is what they make so far.
 
     It has its session until it is exhausted, closed, or collected; a consumer that stops early closes it, which a
-    ``with`` block does too. What was written by then stays in the session. The thread that asked for the last token has
-    it, whichever made it.
+    ``with`` block does too. What was written by then stays in the session, of a run that checked drafted tokens all of
+    them that were accepted. The thread that asked for the last token has it, whichever made it.
     """
 
     def __init__(
-        self, session: Session, rows: Sequence[Row], pace: Pace, ended: Callable[[], None], own: bool = False
+        self,
+        session: Session,
+        rows: Sequence[Row],
+        pace: Pace,
+        ended: Callable[[], None],
+        own: bool = False,
+        drafting: Drafting | None = None,
     ) -> None:
         """Takes ``session``, and calls ``ended`` when it has given it back. With ``own`` no key that another engine
-        wrote is used. Raises InputError where it cannot."""
+        wrote is used; ``drafting`` is for one row. Raises InputError where it cannot."""
         self._is_given_up = False
         session.acquire(self._give_up)
-        self._loop = _Loop(session, rows, pace, ended, own)
+        self._loop = _Loop(session, rows, pace, ended, own, drafting)
         self._pieces = self._loop.pieces()
 
     def __iter__(self) -> Iterator[Piece]:
@@ -82,8 +91,17 @@ class Generation:
 class _Loop:
     """What a generation runs. It does not know the Generation, so that one nobody has any more is collected at once."""
 
-    def __init__(self, session: Session, rows: Sequence[Row], pace: Pace, ended: Callable[[], None], own: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        rows: Sequence[Row],
+        pace: Pace,
+        ended: Callable[[], None],
+        own: bool,
+        drafting: Drafting | None,
+    ) -> None:
         self._session, self._rows, self._pace, self._ended, self._own = session, rows, pace, ended, own
+        self._drafting = drafting
         self._is_open = True
         self._step_ms = 0.0
         self._stepped = 0
@@ -113,7 +131,7 @@ class _Loop:
                 yield self._read_prompt(place)
             active = self._leave(list(self._rows))
             while active:
-                pieces = self._step(active)
+                pieces = self._run(active)
                 active = self._leave(active)
                 yield from pieces
         finally:
@@ -125,8 +143,11 @@ class _Loop:
         row, count = rows[place], len(rows)
         # Where nothing depends on it, it is not counted: of many rows that takes longer than a step.
         tokens = sum(session.unknown(later.prompt) for later in rows[place:]) if self._pace.is_timed else 0
+        # Before the choice: a deadline counts the time that it takes to open them.
         for engine in self._pace.engines:
-            session.bind(engine, count)  # before the choice: a deadline counts the time that it takes to open them
+            session.bind(engine, count)
+        if self._drafting is not None:
+            self._drafting.bind()
         writer = self._pace.for_prompts(tokens, count, row.tokens_left - 1)
         started = perf_counter()
         logits, row.reused_tokens = session.prefill(place, row.prompt, writer.engine, count, self._own)
@@ -134,10 +155,19 @@ class _Loop:
         self._pace.read(writer.engine, len(row.prompt) - row.reused_tokens, row.prompt_ms)
         return row.pick(logits, writer)
 
-    def _step(self, active: Sequence[Row]) -> list[Piece]:
-        """One more token for each of the rows at the first places, in their order."""
+    def _run(self, active: Sequence[Row]) -> list[Piece]:
+        """The tokens of the next run, for the rows at the first places."""
         started = perf_counter()
-        writer: Writer = self._pace.for_step(len(active), max([row.tokens_left for row in active]))
+        writer = self._pace.for_step(len(active), max([row.tokens_left for row in active]))
+        if self._drafting is not None:
+            proposal = self._drafting.propose(active[0], writer)
+            if proposal.drafted:
+                return self._check(active[0], proposal, self._drafting, started)
+            writer = proposal.writer
+        return self._step(active, writer, started)
+
+    def _step(self, active: Sequence[Row], writer: Writer, started: float) -> list[Piece]:
+        """One more token for each of the rows at the first places, in their order."""
         called = perf_counter()
         logits = self._session.step([row.last for row in active], writer.engine)
         returned = perf_counter()
@@ -146,9 +176,33 @@ class _Loop:
         self._pace.stepped(writer.engine, len(active), 1e3 * (returned - called), took)
         for row in active:
             row.token_ms.append(took)
-        self._step_ms += took
-        self._stepped += len(active)
+        self._count(len(pieces), took)
         return pieces
+
+    def _check(self, row: Row, proposal: Proposal, drafting: Drafting, started: float) -> list[Piece]:
+        """As many of the proposed tokens as are accepted, and the one that follows them."""
+        writer, draft, drafted = proposal
+        called = perf_counter()
+        logits = self._session.check([row.last, *(each.token for each in drafted)], writer.engine)
+        returned = perf_counter()
+        pieces: list[Piece] = []
+        for own, proposed in zip_longest(logits, drafted):
+            pieces.append(row.pick(own, writer, proposed))
+            if row.finish is not None or proposed is None or row.last != proposed.token:
+                break
+        self._session.keep(len(pieces))
+        judged = list(zip(pieces, drafted, strict=False))
+        accepted = sum(piece.token == proposed.token for piece, proposed in judged)
+        row.checked(draft, len(drafted), accepted)
+        drafting.checked(proposal, len(judged), accepted, 1e3 * (returned - called))
+        took = 1e3 * (perf_counter() - started)
+        row.token_ms += [took / len(pieces)] * len(pieces)
+        self._count(len(pieces), took)
+        return pieces
+
+    def _count(self, tokens: int, took: float) -> None:
+        self._step_ms += took
+        self._stepped += tokens
 
     def _leave(self, active: list[Row]) -> list[Row]:
         """Those of the rows at the first places that continue, at the first places."""

@@ -19,6 +19,7 @@ from ...engines.onnxruntime_gpu.provider import Provider
 from ...engines.pool import EnginePool
 from ...inputs.text import TextEncoder
 from ..sampling import Ids
+from .drafters import drafting_for
 from .generated import Generated
 from .generation import Generation
 from .options import Options, whole_number
@@ -119,13 +120,26 @@ class Generator:
                 raise InputError(f"session: {len(rows)} prompts, it has {session.rows} rows; open one with more")
             admitted = self._opened(entry, 0).residencies.keys()
             engines, reason = writers(self._bundle.manifest, asked, admitted, len(rows), session.bytes)
+            drafting = None
+            if asked.draft is not None:
+                drafting = drafting_for(
+                    self._bundle.manifest,
+                    asked.draft,
+                    asked.drafted,
+                    engines[0],
+                    admitted,
+                    len(rows),
+                    session,
+                    self._times,
+                )
+                reason += f"; {drafting.reason}"
             pace = Pace(engines, reason, asked.promise, self._times, started)
             options_of_rows = RowOptions(
                 tokens, asked.sampling(entry.sampling or {}), stops, frozenset(entry.end_ids), asked.logprobs
             )
             each = [Row(number, ids, options_of_rows, tokenizer) for number, ids in enumerate(rows)]
             is_named = asked.submodel is not None or asked.budget is not None
-            generation = Generation(session, each, pace, own.pop_all().close, is_named)
+            generation = Generation(session, each, pace, own.pop_all().close, is_named, drafting)
         return generation if stream else generation.finish()
 
     def session(self, rows: int = 1, capacity: int | None = None) -> Session:

@@ -28,6 +28,11 @@ class Options:
     Who writes: at most one of a named ``budget``; a ``submodel`` by id or label; limits (``memory_mb``, which an engine
     needs for itself with the cache, and ``tokens_per_second`` or ``deadline_ms``, see Promise). Without any, the
     largest submodel. ``capacity``: tokens that a row has room for, by default what the request needs.
+
+    ``draft``: who proposes tokens of one row, several of which the submodel that writes checks in one run: a smaller
+    submodel, by id or label, or "n-gram", the text itself where it repeats what it had. The text is the same as
+    without, and where tokens are drawn their distribution is. ``drafted``: so many a run, by default 4. Not with
+    limits, by which it changes who writes.
     Raises InputError, SelectionError.
     """
 
@@ -46,21 +51,30 @@ class Options:
     tokens_per_second: float | None = None
     deadline_ms: float | None = None
     capacity: int | None = None
+    draft: str | None = None
+    drafted: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 1), ("logprobs", 0), ("capacity", 2)):
+        for name, least in (("max_tokens", 1), ("logprobs", 0), ("capacity", 2), ("drafted", 1)):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, whole_number(name, value, least))
         if self.logprobs is not None and self.logprobs > _MOST_LOGPROBS:
             raise InputError(f"logprobs: expected at most {_MOST_LOGPROBS}, got {self.logprobs}")
-        for name in ("budget", "submodel"):
+        for name in ("budget", "submodel", "draft"):
             if not isinstance(getattr(self, name), str | None):
                 raise SelectionError(f"{name}: expected a name, got {getattr(self, name)!r:.80}")
         limits = ("memory_mb", "tokens_per_second", "deadline_ms")
         asked = [name for name in ("budget", "submodel", *limits) if getattr(self, name) is not None]
         if len(asked) > 1 and not set(asked) <= set(limits):
             raise SelectionError(f"generate with {', '.join(asked)}: expected a budget, or a submodel, or limits")
+        if self.draft is None and self.drafted is not None:
+            raise InputError(f"drafted {self.drafted}: by no draft; name one with draft")
+        if self.draft is not None and set(asked) & set(limits):
+            raise SelectionError(
+                f"generate with draft, {', '.join(asked)}: limits may change who writes at every token, a draft is "
+                "checked by one submodel; ask for either"
+            )
         if self.memory_mb is not None:
             object.__setattr__(self, "memory_mb", positive_limit("memory_mb", self.memory_mb))
         _ = self.sampling({}), self.promise, self.stops_beside(())  # they check themselves

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ..rejection import Drafted, draw_draft, pick_checked
 from ..sampling import Ids, Logits, LogProbabilities, Sampler, Sampling, log_probabilities
 from ..stops import Stops, TextStream
-from .generated import Finish, GeneratedRow, Piece, Run
+from .generated import DraftedTokens, Finish, GeneratedRow, Piece, Run
 from .pace import Writer
 
 
@@ -44,6 +45,12 @@ class Row:
         self._pieces: list[str] = []
         self._runs: list[tuple[Writer, int]] = []  # with the number of its first token
         self._log_probabilities: list[LogProbabilities] = []
+        self._drafts: dict[str, DraftedTokens] = {}
+
+    @property
+    def tokens(self) -> Ids:
+        """The prompt and what was picked, ``[T]``."""
+        return self._history[: len(self.prompt) + self._count]
 
     @property
     def last(self) -> int:
@@ -55,10 +62,22 @@ class Row:
         """How many more tokens may be picked."""
         return self._options.max_tokens - self._count
 
-    def pick(self, logits: Logits, writer: Writer) -> Piece:
-        """The next token, of ``logits`` ``[V]`` that ``writer`` computed."""
+    def draft(self, logits: Logits, ahead: int) -> Drafted:
+        """A draft's token, ``ahead`` places behind the next one, of the ``logits`` ``[V]`` that it computed behind what
+        it drafted before. Fewer than ``tokens_left`` can be drafted."""
+        end = len(self.prompt) + self._count + ahead
+        drafted = draw_draft(self._sampler, logits, self._history[:end])
+        self._history[end] = drafted.token  # until the token at its place is picked
+        return drafted
+
+    def pick(self, logits: Logits, writer: Writer, drafted: Drafted | None = None) -> Piece:
+        """The next token, of ``logits`` ``[V]`` that ``writer`` computed: the ``drafted`` one if it is kept."""
         end = len(self.prompt) + self._count
-        token = self._sampler.pick(logits, self._history[:end])
+        history = self._history[:end]
+        if drafted is None:
+            token = self._sampler.pick(logits, history)
+        else:
+            token = pick_checked(self._sampler, logits, history, drafted)
         self._history[end] = token
         if not self._runs or self._runs[-1][0] is not writer:
             self._runs.append((writer, self._count))
@@ -70,13 +89,20 @@ class Row:
         text = self._add(token)
         return Piece(self.number, token, text, writer.engine.submodel, found, self.finish)
 
+    def checked(self, draft: str, drafted: int, accepted: int) -> None:
+        """Counts a run that checked ``drafted`` tokens of ``draft``'s, of which ``accepted`` were kept."""
+        before = self._drafts.get(draft, DraftedTokens(draft, 0, 0, 0))
+        self._drafts[draft] = DraftedTokens(
+            draft, before.runs + 1, before.drafted + drafted, before.accepted + accepted
+        )
+
     def result(self) -> GeneratedRow:
         """The row as far as it has come."""
         starts = [start for _, start in self._runs]
         lengths = [end - start for start, end in zip(starts, [*starts[1:], self._count], strict=False)]
         return GeneratedRow(
             text=None if self._stream is None else "".join(self._pieces),
-            tokens=tuple(self._history[len(self.prompt) : len(self.prompt) + self._count].tolist()),
+            tokens=tuple(self.tokens[len(self.prompt) :].tolist()),
             finish=self.finish,
             stop=self._stop,
             runs=tuple(
@@ -88,6 +114,7 @@ class Row:
             reused_tokens=self.reused_tokens,
             prompt_ms=self.prompt_ms,
             token_ms=tuple(self.token_ms),
+            drafts=tuple(self._drafts.values()),
         )
 
     def _add(self, token: int) -> str:

@@ -166,6 +166,25 @@ class Session:
             lengths[place] += 1
         return logits
 
+    def draft(self, token: int, ahead: int, engine: EngineEntry) -> Array:
+        """The logits ``[V]`` behind ``token``, ``ahead`` places behind what the first row has, which the next draft
+        overwrites. Its keys are not believed: ``check`` overwrites them."""
+        logits: Array = self._engine(engine, 1).step([token], [self._lengths[0] + ahead])[0]
+        return logits
+
+    def check(self, tokens: Sequence[int], engine: EngineEntry) -> Array:
+        """The logits ``[n, V]`` behind each of ``tokens``, the first row's next ones; the next check overwrites them.
+        Their keys are ``engine``'s then, and are believed as far as ``keep`` says."""
+        start, end = self._lengths[0], self._lengths[0] + len(tokens)
+        logits = self._engine(engine, 1).check(tokens, start)
+        self._tokens[0, start:end] = tokens
+        self._written_by[0, start:end] = self._number(engine)
+        return logits
+
+    def keep(self, tokens: int) -> None:
+        """The first row has so many of the checked tokens."""
+        self._lengths[0] += tokens
+
     def leave(self, place: int, rows: int) -> None:
         """The row at ``place``, one of the first ``rows``, continues no more; the last of those takes its place."""
         self._swap(place, rows - 1)

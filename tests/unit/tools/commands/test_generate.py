@@ -129,3 +129,18 @@ def test_what_cannot_be_is_one_line(bundle: Path) -> None:
     refused = generate(bundle, "--prompt", "")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr == "nestforge: error: prompt 0: empty; there is nothing to continue\n"
+
+
+def test_a_draft_is_said_and_changes_no_text(bundle: Path, model: ElasticModel) -> None:
+    options = ("--prompt", "class method", "--max-tokens", "9", "--draft", "S", "--drafted", "2")
+    shown = generate(bundle, *options)
+    row = model.generate("class method", max_tokens=9, draft="S", drafted=2).rows[0]
+    assert shown.stdout == f"{shown_as(model.generate('class method', max_tokens=9).text)}\n"
+    (drafts,) = row.drafts
+    lines = shown.stderr.splitlines()
+    assert lines[1] == "9 by ffn32: no limit asked: the largest submodel; drafted by ffn8, at most 2 a run"
+    assert lines[2] == f"ffn8 drafted {drafts.drafted}, {drafts.accepted} accepted in {drafts.runs} runs"
+    data: Any = json.loads(generate(bundle, *options, "--json").stdout)
+    assert data["rows"][0]["drafts"] == [
+        {"draft": "ffn8", "runs": drafts.runs, "drafted": drafts.drafted, "accepted": drafts.accepted}
+    ]

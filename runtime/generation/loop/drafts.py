@@ -1,0 +1,73 @@
+"""Who proposes tokens that another checks: a smaller submodel on the same cache, or the text itself."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Protocol
+
+from ...bundle.manifest import EngineEntry
+from ..lookup import look_up
+from ..rejection import Drafted
+from .row import Row
+from .session import Session
+from .step_times import StepTimes
+
+NGRAM = "n-gram"
+
+
+class Draft(Protocol):
+    """Proposes the next tokens of one row. ``name`` is what answers call it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def bind(self) -> None:
+        """Opens what it needs, so that no token waits for that."""
+        ...
+
+    def can_propose(self, row: Row) -> bool:
+        """Whether ``propose`` would return anything."""
+        ...
+
+    def propose(self, row: Row, count: int) -> list[Drafted]:
+        """``count`` tokens behind the row's last, fewer than it has left; or none."""
+        ...
+
+
+class SubmodelDraft:
+    """A submodel smaller than the one that checks. Its steps read the other's keys and write their own behind them,
+    which the check overwrites (MatFormer, appendix C.1)."""
+
+    def __init__(self, engine: EngineEntry, session: Session, times: StepTimes) -> None:
+        self.name, self.engine, self._session, self._times = engine.submodel, engine, session, times
+
+    def bind(self) -> None:
+        self._session.bind(self.engine, 1)
+
+    def can_propose(self, row: Row) -> bool:
+        return row.tokens_left > 1
+
+    def propose(self, row: Row, count: int) -> list[Drafted]:
+        drafted: list[Drafted] = []
+        token = row.last
+        for ahead in range(count):
+            started = perf_counter()
+            drafted.append(row.draft(self._session.draft(token, ahead, self.engine), ahead))
+            self._times.ran(self.engine, 1, 1e3 * (perf_counter() - started))
+            token = drafted[-1].token
+        return drafted
+
+
+class NgramDraft:
+    """What followed the last tokens where the row had them before."""
+
+    name = NGRAM
+
+    def bind(self) -> None:
+        """It needs nothing."""
+
+    def can_propose(self, row: Row) -> bool:
+        return bool(self.propose(row, 1))
+
+    def propose(self, row: Row, count: int) -> list[Drafted]:
+        return [Drafted(token) for token in look_up(row.tokens, count).tolist()]
