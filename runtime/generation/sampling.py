@@ -192,7 +192,12 @@ def _nucleus(weights: Probabilities, top_p: float) -> Ids:
     whole = weights.sum()
     wanted = top_p * whole
     # The smallest have together at most what is left out if each has less than its N-th part: they need no sorting.
-    likely = np.flatnonzero(weights >= (whole - wanted) / len(weights))
-    order = likely[np.argsort(-weights[likely], kind="stable")]
-    before = np.concatenate(([0.0], weights[order].cumsum()[:-1]))  # sum of those that are larger
-    return np.sort(order[before < wanted])
+    likely = weights[weights >= (whole - wanted) / len(weights)]
+    falling = np.sort(likely)[::-1]  # values alone: sorting places takes twenty times as long
+    before = np.concatenate(([0.0], falling.cumsum()[:-1]))  # sum of those that are larger
+    count = int(before.searchsorted(wanted))
+    least = falling[count - 1]
+    kept = weights > least
+    alike = np.flatnonzero(weights == least)
+    kept[alike[: count - np.count_nonzero(kept)]] = True
+    return np.flatnonzero(kept)
