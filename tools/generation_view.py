@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..runtime.generation.loop.generation import Generation
 from .console import print_table, say
 
 _PROMPT = "> "
+# Of a row: where a rate lies between two submodels, they may take turns at every other token.
+_RUNS_SHOWN = 10
 Message = dict[str, str]
 
 
@@ -57,8 +60,14 @@ def say_speed(generated: Generated) -> None:
             f"tokens{reused} in {row.prompt_ms:.1f} ms",
             err=True,
         )
-        for submodel, (tokens, reason) in _by_submodel(row).items():
-            say(f"{before}{tokens} by {submodel}: {reason}", err=True)
+        for run in row.runs[:_RUNS_SHOWN]:
+            say(f"{before}{run.tokens} by {run.submodel}: {run.reason}", err=True)
+        if more := row.runs[_RUNS_SHOWN:]:
+            counted = Counter[str]()
+            for run in more:
+                counted[run.submodel] += run.tokens
+            written = ", ".join(f"{tokens} by {submodel}" for submodel, tokens in counted.items())
+            say(f"{before}{written}: in {len(more)} more runs, whose reasons --json shows", err=True)
         for one in row.drafts:
             say(f"{before}{one.draft} drafted {one.drafted}, {one.accepted} accepted in {one.runs} runs", err=True)
     if generated.tokens_per_second is not None:
@@ -120,15 +129,6 @@ def _typed() -> Iterable[str]:
         if not line:
             return
         yield line
-
-
-def _by_submodel(row: GeneratedRow) -> dict[str, tuple[int, str]]:
-    """How many tokens each submodel wrote, and why it first did."""
-    found: dict[str, tuple[int, str]] = {}
-    for run in row.runs:
-        tokens, reason = found.get(run.submodel, (0, run.reason))
-        found[run.submodel] = tokens + run.tokens, reason
-    return found
 
 
 def _write(text: str) -> None:

@@ -49,7 +49,7 @@ Role = Literal["embedding", "classes", "tokens", "next_tokens"]
 # How an engine holds its weights, see residency.py.
 Residency = Literal["shared", "packed", "mapped"]
 # Of engines that keep keys and values in a cache: their ``segment``, and their dimensions that the caller chooses.
-CACHED, CAPACITY, ANSWERS = "cached", "capacity", "answers"
+CACHED, CAPACITY, LOGIT_COUNT = "cached", "capacity", "logit_count"
 # Of one tensor, which no host holds.
 MAX_ELEMENTS = 2**31
 # What a mask ``[B, S]`` must have in every row.
@@ -303,11 +303,11 @@ class GenerationEntry:
     submodel. Submodels that differ in no layer's heads can continue each other's cache.
 
     An engine takes ``input_ids`` and ``position_ids`` (``[B, S]`` int64), the new tokens and their places in the text,
-    ``logits_at`` ``[answers]`` int64, the new tokens whose logits are wanted, and per layer ``past_key_0`` and
-    ``past_value_0`` (``[B, heads, capacity, size]``). It returns ``logits`` ``[B, answers, vocabulary]`` and per layer
-    ``present_key_0`` and ``present_value_0``: the cache, with the new tokens at their places. Callers bind both to one
-    buffer, so that nothing is copied. Several rows take one new token each; several new tokens are of one row. Figures
-    of an engine are those of one new token of one row.
+    ``logits_at`` ``[logit_count]`` int64, the new tokens whose logits are wanted, and per layer ``past_key_0`` and
+    ``past_value_0`` (``[B, heads, capacity, size]``). It returns ``logits`` ``[B, logit_count, vocabulary]`` and per
+    layer ``present_key_0`` and ``present_value_0``: the cache, with the new tokens at their places. Callers bind both
+    to one buffer, so that nothing is copied. Several rows take one new token each; several new tokens are of one row.
+    Figures of an engine are those of one new token of one row.
 
     ``positions`` is the largest capacity. A text ends with a token of ``end_ids``, and begins with ``begin_id`` where
     the tokenizer adds one. ``sampling`` is how the model's folder picks tokens, by option, None for the likeliest.
@@ -331,9 +331,9 @@ class GenerationEntry:
         inputs = [
             TensorSpec("input_ids", "int64", tokens, high=self.vocabulary),
             TensorSpec("position_ids", "int64", tokens, high=self.positions),
-            TensorSpec("logits_at", "int64", (ANSWERS,)),
+            TensorSpec("logits_at", "int64", (LOGIT_COUNT,)),
         ]
-        outputs = [TensorSpec("logits", "float32", ("batch", ANSWERS, self.vocabulary))]
+        outputs = [TensorSpec("logits", "float32", ("batch", LOGIT_COUNT, self.vocabulary))]
         for number, layer in enumerate(self.layers):
             dims = ("batch", layer.heads, CAPACITY, layer.size)
             for kind in ("key", "value"):

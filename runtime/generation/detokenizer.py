@@ -14,11 +14,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 from ...errors import BundleCorruptError, InputError
-from ...outside import library_errors
+from ...outside import is_of_library, library_errors, said_by
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _INCOMPLETE = "\ufffd"
@@ -40,7 +39,7 @@ class Detokenizer:
         """``tokenizer`` is a ``tokenizers.Tokenizer``. Raises InputError for one whose decoder changes what earlier
         tokens gave, BundleCorruptError for one that cannot decode."""
         self._tokenizer = tokenizer
-        with _errors():
+        with library_errors(_undecodable):
             added = tokenizer.get_added_tokens_decoder()
             state = tokenizer.decoder.__getstate__() if tokenizer.decoder else b"null"
         _check_piecewise(json.loads(state))
@@ -89,13 +88,17 @@ class Detokenizer:
         self._complete = len(self._window)
 
     def _decoded(self, tokens: list[int] | None = None) -> str:
-        with _errors():
+        try:  # library_errors takes as long as the decoding
             text: str = self._tokenizer.decode(self._window if tokens is None else tokens, skip_special_tokens=True)
+        except BaseException as failure:
+            if not is_of_library(failure):
+                raise
+            raise _undecodable(said_by(failure)) from failure
         return text
 
 
-def _errors() -> AbstractContextManager[None]:
-    return library_errors(lambda said: BundleCorruptError(f"tokenizer: cannot decode ({said})"))
+def _undecodable(said: str) -> BundleCorruptError:
+    return BundleCorruptError(f"tokenizer: cannot decode ({said})")
 
 
 def _check_piecewise(decoder: Mapping[str, Any] | None) -> None:

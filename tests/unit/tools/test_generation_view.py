@@ -1,0 +1,29 @@
+"""A generation on the terminal, without a bundle."""
+
+from __future__ import annotations
+
+import pytest
+from nestforge.runtime.generation.loop.generated import Generated, GeneratedRow, Run
+from nestforge.tools.generation_view import say_speed
+
+
+def row(*runs: Run) -> Generated:
+    tokens = tuple(range(sum(run.tokens for run in runs)))
+    return Generated((GeneratedRow("text", tokens, "length", None, runs, None, 3, 0, 1.0, ()),), None)
+
+
+def test_every_run_has_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    say_speed(row(Run("ffn8", 1, "the smallest"), Run("ffn32", 2, "3 ms left"), Run("ffn8", 4, "1 ms left")))
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "1 by ffn8: the smallest",
+        "2 by ffn32: 3 ms left",
+        "4 by ffn8: 1 ms left",
+    ]
+
+
+def test_of_many_runs_the_last_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [Run("ffn8", 1, f"turn {turn}") if turn % 2 else Run("ffn32", 2, f"turn {turn}") for turn in range(13)]
+    say_speed(row(*turns))
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert lines[:10] == [f"{turn.tokens} by {turn.submodel}: {turn.reason}" for turn in turns[:10]]
+    assert lines[10:] == ["4 by ffn32, 1 by ffn8: in 3 more runs, whose reasons --json shows"]
