@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..checkpoints.offline_transformers import offline_transformers
-from ..modules.cached_attention import Cache, cache_places, cached_attention, caches_of
+from ..modules.cached_attention import Cache, cache_places, cached_attention, caches_of, reading_attention
 
 _NAME = "nestforge"
 # What attention of every layer is while a pass lasts, by query, key, value and the keywords of its class.
@@ -30,23 +30,20 @@ class CachedDecoder(torch.nn.Module):
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *past: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         places, given = cache_places(position_ids), caches_of(past)
-        present: list[Cache] = []
-        owners: list[torch.Tensor] = []
+        present: list[tuple[torch.Tensor, Cache]] = []  # keys of new tokens, and the cache with them
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: dict[str, Any]) -> torch.Tensor:
-            if any(owner is key for owner in owners):
-                raise NotImplementedError("a layer that reads the keys of another")
-            before = given[len(owners)]
-            owners.append(key)
-            found, after = cached_attention(
-                query, Cache(key, value), before, places, how["scaling"], how.get("softcap"), how.get("sliding_window")
-            )
-            present.append(after)
+            bent = (how["scaling"], how.get("softcap"), how.get("sliding_window"))
+            for own, cache in present:
+                if own is key:  # those of an earlier layer, which has written them
+                    return reading_attention(query, cache, places, *bent)
+            found, after = cached_attention(query, Cache(key, value), given[len(present)], places, *bent)
+            present.append((key, after))
             return found
 
         with _attention(self.model, attend):
             answer = self.model(input_ids=input_ids, position_ids=position_ids, logits_to_keep=logits_at)
-        return (answer.logits, *(tensor for cache in present for tensor in cache))
+        return (answer.logits, *(tensor for _, cache in present for tensor in cache))
 
 
 class RecordedDecoder(torch.nn.Module):
@@ -57,7 +54,8 @@ class RecordedDecoder(torch.nn.Module):
         self.model = model
 
     def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """``input_ids`` [B, S] to logits [B, S, V], and per layer keys and values [B, heads, S, size]."""
+        """``input_ids`` [B, S] to logits [B, S, V], and keys and values [B, heads, S, size] of each layer that has its
+        own."""
         cache = offline_transformers().DynamicCache()  # without a configuration: every layer keeps every token
         answer = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True)
         return (answer.logits, *(tensor for layer in cache.layers for tensor in (layer.keys, layer.values)))

@@ -82,10 +82,9 @@ class DecoderInterface:
         inputs = (ids, stated) if masked else (ids,)
         return Signature(inputs, self._outputs(), positions, mask, text, shortened=shortened)
 
-    def cached_form(
-        self, positions: int, layers: tuple[CachedLayer, ...], problem: str | None = None
-    ) -> CachedForm | None:
-        """None where the model has no head over the vocabulary."""
+    def cached_form(self, positions: int, layers: tuple[CachedLayer, ...]) -> CachedForm | None:
+        """How the model generates; ``layers`` are those that have keys and values of their own, in order. None where
+        there is no head over the vocabulary."""
         if self.head is None or self.head.to != "tokens":
             return None
 
@@ -99,7 +98,7 @@ class DecoderInterface:
 
             return RecordedDecoder(module.model).eval()
 
-        return CachedForm(self.vocabulary, positions, layers, cached, recorded, problem)
+        return CachedForm(self.vocabulary, positions, layers, cached, recorded)
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
         head, tokens = self.head, ("batch", "sequence")

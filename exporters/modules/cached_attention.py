@@ -57,18 +57,49 @@ def cached_attention(
     """
     rows, heads, tokens, size = query.shape
     keys, values = new
-    inputs = [_flat(query), _flat(keys), _flat(values), *past, *places]
-    attributes: dict[str, Any] = {"num_heads": heads, "kv_num_heads": keys.shape[1], "scale": scale}
-    attributes |= {"softcap": soft_cap or 0.0, "local_window_size": window or _ANYWHERE}
     found, *present = torch.onnx.ops.symbolic_multi_out(
         _OPERATOR,
-        inputs,
-        attributes,
+        [_flat(query), _flat(keys), _flat(values), *past, *places],
+        _attributes(heads, keys.shape[1], scale, soft_cap, window),
         dtypes=(_FLOAT,) * 3,
         shapes=((rows, tokens, heads * size), past.keys.shape, past.values.shape),
         version=1,
     )
     return found.view(rows, tokens, heads, size), Cache(*present)
+
+
+def reading_attention(
+    query: torch.Tensor,
+    cache: Cache,
+    places: CachePlaces,
+    scale: float,
+    soft_cap: float | None = None,
+    window: int | None = None,
+) -> torch.Tensor:
+    """What ``query`` [B, A, S, D] reads of a ``cache`` that has the new tokens already, as [B, S, A, D]; the rest as of
+    ``cached_attention``. Nothing is written: to the operator there are no new keys and values."""
+    rows, heads, tokens, size = query.shape
+    shared, flat = cache.keys.shape[1], _flat(query)
+    none = flat[:, :0, : shared * size]
+    found = torch.onnx.ops.symbolic(
+        _OPERATOR,
+        [flat, none, none, *cache, *places],
+        _attributes(heads, shared, scale, soft_cap, window),
+        dtype=_FLOAT,
+        shape=(rows, tokens, heads * size),
+        version=1,
+    )
+    return found.view(rows, tokens, heads, size)
+
+
+def _attributes(heads: int, shared: int, scale: float, soft_cap: float | None, window: int | None) -> dict[str, Any]:
+    return {
+        "num_heads": heads,
+        "kv_num_heads": shared,
+        "scale": scale,
+        "softcap": soft_cap or 0.0,
+        "local_window_size": window or _ANYWHERE,
+    }
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:

@@ -90,9 +90,9 @@ def _signature(checkpoint: Checkpoint, architecture: DecoderArchitecture, masked
 
 
 def _cached(architecture: DecoderArchitecture) -> CachedForm | None:
-    layers = (CachedLayer(architecture.kv_heads, architecture.head_dim),) * len(architecture.widths)
-    problem = None if architecture.gemma3n is None else "its last layers read the keys of earlier ones"
-    return architecture.interface.cached_form(architecture.positions, layers, problem)
+    with_keys = sum(architecture.has_keys(layer) for layer in range(len(architecture.widths)))
+    layers = (CachedLayer(architecture.kv_heads, architecture.head_dim),) * with_keys
+    return architecture.interface.cached_form(architecture.positions, layers)
 
 
 def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:

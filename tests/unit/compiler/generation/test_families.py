@@ -29,6 +29,16 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt2": ("gpt2", {"n_positions": 140, "scale_attn_by_inverse_layer_idx": True}),
+    "gemma3n": (
+        "gemma3n_text",
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size": [32, 16, 32, 16],
+            "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 2,
+        },
+    ),
     "llama, dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 4.0}}),
 }
 
