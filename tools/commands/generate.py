@@ -66,9 +66,15 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--draft",
     metavar="ID",
-    help="Write several tokens a run: this smaller submodel proposes them, or n-gram, the text itself.",
+    help="Write several tokens a run: this smaller submodel proposes them, or n-gram, the text itself; auto: what is "
+    "fastest.",
 )
-@click.option("--drafted", type=click.IntRange(min=1), metavar="N", help="Tokens that a draft proposes. Default: 4.")
+@click.option(
+    "--drafted",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Tokens that a draft proposes. Default: 4; of auto at most 8.",
+)
 @click.option("--capacity", type=int, help="Tokens that the cache has room for. Default: what the request needs.")
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use. Default: all that this process may.")
 @click.option(

@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from ....errors import InputError, SelectionError
 from ...bundle.manifest import EngineEntry, Manifest
-from .drafting import AskedDraft, Drafting
-from .drafts import NGRAM, Draft, NgramDraft, SubmodelDraft
+from ..sampling import Sampling
+from .drafting import AskedDraft, BestDraft, Drafting
+from .drafts import AUTO, NGRAM, Draft, NgramDraft, SubmodelDraft
+from .gains import Gains
+from .options import Options
 from .session import Session
-from .step_times import StepTimes
 
-_DRAFTED = 4
+# Tokens of a run.
+_ASKED, _MOST = 4, 8
 
 
 def drafting_for(
     manifest: Manifest,
-    draft: str,
-    drafted: int | None,
+    asked: Options,
+    sampling: Sampling,
     target: EngineEntry,
-    admitted: Collection[str],
-    rows: int,
+    smaller: Sequence[EngineEntry],
     session: Session,
-    times: StepTimes,
+    gains: Gains,
 ) -> Drafting:
-    """By ``draft`` (a submodel's id or label, or "n-gram"), ``drafted`` tokens a run, for ``target``, which writes.
-    ``admitted`` are the ids of engines that may be open here. Raises InputError, SelectionError."""
-    most = target.bucket.sequence - 1
-    if drafted is not None and drafted > most:
-        raise InputError(f"drafted: expected at most {most}, one less than a run of {target.id} takes, got {drafted}")
-    if rows > 1:
-        raise InputError(f"draft: tokens are drafted for one row, got {rows} prompts; call once for each")
-    found: Draft = NgramDraft()
-    if draft != NGRAM:
-        found = SubmodelDraft(_smaller(manifest, draft, target, admitted), session, times)
-    return AskedDraft(found, min(_DRAFTED, most) if drafted is None else drafted)
+    """As ``asked``, for one row that ``target`` writes, with the engines that are ``smaller``. Raises InputError,
+    SelectionError."""
+    assert asked.draft is not None
+    limit = target.bucket.sequence - 1
+    if asked.drafted is not None and asked.drafted > limit:
+        raise InputError(
+            f"drafted: expected at most {limit}, one less than a run of {target.id} takes, got {asked.drafted}"
+        )
+    if asked.draft == AUTO:
+        if asked.seed is not None and not sampling.greedy:
+            raise InputError(
+                f"seed: with draft {AUTO} what is drafted depends on times, so that no seed repeats a text; name a "
+                "draft"
+            )
+        submodels = [SubmodelDraft(engine, session, gains.times) for engine in _likely(smaller, target)]
+        return BestDraft([NgramDraft(), *submodels], asked.drafted or min(_MOST, limit), target, gains)
+    draft: Draft = NgramDraft()
+    if asked.draft != NGRAM:
+        draft = SubmodelDraft(_named(manifest, asked.draft, target, smaller), session, gains.times)
+    return AskedDraft(draft, asked.drafted or min(_ASKED, limit))
 
 
 def smaller_engines(manifest: Manifest, target: EngineEntry, admitted: Collection[str]) -> list[EngineEntry]:
-    """Those that may draft for ``target``, the largest submodel's first."""
+    """Those that may draft for ``target``, the largest submodel's first, of the ids that are ``admitted``."""
     assert manifest.generation is not None
     order = [entry.id for entry in manifest.largest_first]
     by_submodel = {engine.submodel: engine for engine in manifest.generation.engines if engine.id in admitted}
@@ -46,12 +57,11 @@ def smaller_engines(manifest: Manifest, target: EngineEntry, admitted: Collectio
     return [by_submodel[submodel] for submodel in behind if submodel in by_submodel]
 
 
-def _smaller(manifest: Manifest, draft: str, target: EngineEntry, admitted: Collection[str]) -> EngineEntry:
+def _named(manifest: Manifest, draft: str, target: EngineEntry, smaller: Sequence[EngineEntry]) -> EngineEntry:
     try:
         wanted = manifest.submodel(draft).id
     except SelectionError as failure:
-        raise SelectionError(f"draft: {failure}; or {NGRAM}") from failure
-    smaller = smaller_engines(manifest, target, admitted)
+        raise SelectionError(f"draft: {failure}; or {NGRAM}, or {AUTO}") from failure
     found = next((engine for engine in smaller if engine.submodel == wanted), None)
     if found is None:
         raise SelectionError(
@@ -59,3 +69,11 @@ def _smaller(manifest: Manifest, draft: str, target: EngineEntry, admitted: Coll
             f"writes: {', '.join(engine.submodel for engine in smaller) or 'there is none'}; or {NGRAM}"
         )
     return found
+
+
+def _likely(smaller: Sequence[EngineEntry], target: EngineEntry) -> list[EngineEntry]:
+    """The smallest, and the one nearest to half of the target: each is a copy of its weights more."""
+    if not smaller:
+        return []
+    half = min(smaller, key=lambda engine: abs(2 * (engine.weight_bytes or 0) - (target.weight_bytes or 0)))
+    return [half] if half is smaller[-1] else [half, smaller[-1]]

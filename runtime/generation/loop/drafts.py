@@ -12,7 +12,8 @@ from .row import Row
 from .session import Session
 from .step_times import StepTimes
 
-NGRAM = "n-gram"
+# What may be asked for beside submodels; the second is any of them that pays.
+NGRAM, AUTO = "n-gram", "auto"
 
 
 class Draft(Protocol):
@@ -31,6 +32,11 @@ class Draft(Protocol):
 
     def propose(self, row: Row, count: int) -> list[Drafted]:
         """``count`` tokens behind the row's last, fewer than it has left; or none."""
+        ...
+
+    @property
+    def expected_ms(self) -> float:
+        """What each of them takes."""
         ...
 
 
@@ -57,11 +63,16 @@ class SubmodelDraft:
             token = drafted[-1].token
         return drafted
 
+    @property
+    def expected_ms(self) -> float:
+        return self._times.expected_ms(self.engine, 1)
+
 
 class NgramDraft:
     """What followed the last tokens where the row had them before."""
 
     name = NGRAM
+    expected_ms = 0.0
 
     def bind(self) -> None:
         """It needs nothing."""

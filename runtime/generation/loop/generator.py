@@ -19,7 +19,8 @@ from ...engines.onnxruntime_gpu.provider import Provider
 from ...engines.pool import EnginePool
 from ...inputs.text import TextEncoder
 from ..sampling import Ids
-from .drafters import drafting_for
+from .drafters import drafting_for, smaller_engines
+from .gains import Gains
 from .generated import Generated
 from .generation import Generation
 from .options import Options, whole_number
@@ -55,6 +56,7 @@ class Generator:
         self._lock = threading.Lock()
         self._pool: EnginePool | None = None
         self._times = StepTimes()
+        self._gains = Gains(self._times)
         self._known_prompts: Prompts | None = None
         self._is_closed = False
 
@@ -120,23 +122,20 @@ class Generator:
                 raise InputError(f"session: {len(rows)} prompts, it has {session.rows} rows; open one with more")
             admitted = self._opened(entry, 0).residencies.keys()
             engines, reason = writers(self._bundle.manifest, asked, admitted, len(rows), session.bytes)
+            sampling = asked.sampling(entry.sampling or {})
             drafting = None
             if asked.draft is not None:
+                if len(rows) > 1:
+                    raise InputError(
+                        f"draft: tokens are drafted for one row, got {len(rows)} prompts; call once for each"
+                    )
+                may_draft = smaller_engines(self._bundle.manifest, engines[0], admitted)
                 drafting = drafting_for(
-                    self._bundle.manifest,
-                    asked.draft,
-                    asked.drafted,
-                    engines[0],
-                    admitted,
-                    len(rows),
-                    session,
-                    self._times,
+                    self._bundle.manifest, asked, sampling, engines[0], may_draft, session, self._gains
                 )
                 reason += f"; {drafting.reason}"
             pace = Pace(engines, reason, asked.promise, self._times, started)
-            options_of_rows = RowOptions(
-                tokens, asked.sampling(entry.sampling or {}), stops, frozenset(entry.end_ids), asked.logprobs
-            )
+            options_of_rows = RowOptions(tokens, sampling, stops, frozenset(entry.end_ids), asked.logprobs)
             each = [Row(number, ids, options_of_rows, tokenizer) for number, ids in enumerate(rows)]
             is_named = asked.submodel is not None or asked.budget is not None
             generation = Generation(session, each, pace, own.pop_all().close, is_named, drafting)

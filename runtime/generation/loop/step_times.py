@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...bundle.manifest import EngineEntry
 
 # Of the runs that a mean is of: a further one then counts as the last of so many, so that old ones are forgotten.
@@ -15,29 +17,48 @@ _FEWEST_PROMPT_TOKENS = 8
 _BYTES_A_MS = 1e7
 
 
+class _Means:
+    """Running means by engine and size of a run. The first run of a size does not count, which finds neither memory nor
+    caches ready."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, int], tuple[float, int, int]] = {}  # milliseconds, bytes of weights, runs
+        self._ran: set[tuple[str, int]] = set()
+
+    def ran(self, engine: EngineEntry, size: int, ms: float) -> None:
+        key = engine.id, size
+        if key not in self._ran:
+            self._ran.add(key)
+            return
+        mean, _, runs = self.known.get(key, (ms, 0, 0))
+        if runs >= _ENOUGH_RUNS:
+            ms = min(ms, _MOST_SLOWER * mean)
+        runs += 1
+        self.known[key] = mean + (ms - mean) / min(runs, _RUNS), engine.weight_bytes or 1, runs
+
+    def of(self, engine: EngineEntry) -> dict[int, float]:
+        """Milliseconds by size."""
+        return {size: ms for (name, size), (ms, _, _) in list(self.known.items()) if name == engine.id}
+
+
 class StepTimes:
-    """Running means by engine and number of rows. Until one has run, the figure of another is scaled by the bytes of
+    """By engine and number of rows. Until one has run, the figure of another is scaled by the bytes of
     weights, which is what a step reads; until any has, the bytes are taken to be read at an ordinary pace.
 
     Threads may share it: of two that count a run at once, one may not count.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[float, int, int]] = {}  # milliseconds, bytes of weights, runs
+        self._steps, self._checks = _Means(), _Means()  # by number of rows, and of tokens
         self._prompts: dict[str, tuple[float, int]] = {}  # milliseconds a token, bytes of weights
-        self._ran: set[tuple[str, int]] = set()
 
     def ran(self, engine: EngineEntry, rows: int, ms: float) -> None:
-        """Counts a step, but not the first of an engine, which finds neither memory nor caches ready."""
-        key = engine.id, rows
-        if key not in self._ran:
-            self._ran.add(key)
-            return
-        mean, _, runs = self._known.get(key, (ms, 0, 0))
-        if runs >= _ENOUGH_RUNS:
-            ms = min(ms, _MOST_SLOWER * mean)
-        runs += 1
-        self._known[key] = mean + (ms - mean) / min(runs, _RUNS), engine.weight_bytes or 1, runs
+        """Counts a step."""
+        self._steps.ran(engine, rows, ms)
+
+    def ran_check(self, engine: EngineEntry, tokens: int, ms: float) -> None:
+        """Counts a run of several new tokens of one row."""
+        self._checks.ran(engine, tokens, ms)
 
     def ran_prompt(self, engine: EngineEntry, tokens: int, ms: float) -> None:
         """Counts a prompt of which ``tokens`` were computed."""
@@ -49,14 +70,13 @@ class StepTimes:
     def expected_ms(self, engine: EngineEntry, rows: int) -> float:
         """What a step of ``rows`` rows takes by what is known now. One of fewer is taken to cost what the nearest
         larger number did, one of more in proportion, which is the most that it can."""
-        key = engine.id, rows
-        if key in self._known:
-            return self._known[key][0]
+        alike = self._steps.of(engine)
+        if rows in alike:
+            return alike[rows]
         weight_bytes = engine.weight_bytes or 1
-        alike = {r: ms for (name, r), (ms, _, _) in self._known.items() if name == engine.id}
         if not alike:
             # Of the rows that are nearest, the engine that is nearest in size.
-            others = [(r, of, ms) for (_, r), (ms, of, _) in self._known.items()]
+            others = [(r, of, ms) for (_, r), (ms, of, _) in list(self._steps.known.items())]
             nearest = min(others, key=lambda o: (abs(o[0] - rows), abs(o[1] - weight_bytes)), default=None)
             if nearest is None:
                 return weight_bytes / _BYTES_A_MS * rows
@@ -74,3 +94,15 @@ class StepTimes:
         nearest = min(self._prompts.values(), key=lambda known: abs(known[1] - weight_bytes))
         each, of = self._prompts.get(engine.id, nearest)
         return tokens * each * weight_bytes / of
+
+    def is_known(self, engine: EngineEntry, rows: int) -> bool:
+        """Whether such steps have run."""
+        return (engine.id, rows) in self._steps.known
+
+    def expected_checks_ms(self, engine: EngineEntry, most: int) -> list[float]:
+        """What runs of 1 to ``most`` new tokens of one row take: between sizes that have run in proportion, and beyond
+        as long as the largest, which is the least."""
+        known = {1: self.expected_ms(engine, 1)} | self._checks.of(engine)
+        sizes = sorted(known)
+        found: list[float] = np.interp(range(1, most + 1), sizes, [known[size] for size in sizes]).tolist()
+        return found

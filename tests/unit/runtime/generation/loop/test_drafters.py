@@ -17,7 +17,8 @@ from nestforge.runtime.model import ElasticModel
             [5],
             {"draft": "ffn7"},
             SelectionError,
-            "draft: no submodel 'ffn7' in this bundle; it has ffn8 (S), ffn16 (M), ffn24 (L), ffn32 (XL); or n-gram",
+            "draft: no submodel 'ffn7' in this bundle; it has ffn8 (S), ffn16 (M), ffn24 (L), ffn32 (XL); or n-gram, "
+            "or auto",
         ),
         (
             [5],
@@ -47,6 +48,18 @@ from nestforge.runtime.model import ElasticModel
             {"draft": "S"},
             InputError,
             "draft: tokens are drafted for one row, got 2 prompts; call once for each",
+        ),
+        (
+            [[5], [7]],
+            {"draft": "auto"},
+            InputError,
+            "draft: tokens are drafted for one row, got 2 prompts; call once for each",
+        ),
+        (
+            [5],
+            {"draft": "auto", "temperature": 1.0, "seed": 0},
+            InputError,
+            "seed: with draft auto what is drafted depends on times, so that no seed repeats a text; name a draft",
         ),
         *(
             (
@@ -84,3 +97,18 @@ def test_smaller_engines_are_those_that_may_be_open(model: ElasticModel) -> None
     assert found == ["ffn16", "ffn8"]
     admitted = [name for name in every if not name.startswith("ffn16")]
     assert [one.submodel for one in smaller_engines(model.bundle.manifest, target, admitted)] == ["ffn8"]
+
+
+def test_auto_may_open_the_smallest_and_one_of_half_the_size(model: ElasticModel) -> None:
+    model.generate([5, 7], max_tokens=2, draft="auto")
+    entry = model.bundle.manifest.generation
+    assert entry
+    size = {engine.submodel: engine.weight_bytes or 0 for engine in entry.engines}
+    half = min(("ffn24", "ffn16", "ffn8"), key=lambda submodel: abs(2 * size[submodel] - size["ffn32"]))
+    assert set(model.generate.open_submodels) == {"ffn32", half, "ffn8"}
+
+
+def test_auto_of_the_smallest_is_the_text_itself(model: ElasticModel) -> None:
+    row = model.generate([5, 7, 5, 7, 5], max_tokens=30, draft="auto", submodel="S").rows[0]
+    assert model.generate.open_submodels == ("ffn8",)
+    assert {one.draft for one in row.drafts} <= {"n-gram"}

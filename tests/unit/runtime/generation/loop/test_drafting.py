@@ -14,6 +14,7 @@ from nestforge.elastic import Bucket
 from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.generation.loop.generated import GeneratedRow, Piece
 from nestforge.runtime.generation.loop.row import Row
+from nestforge.runtime.generation.loop.step_times import StepTimes
 from nestforge.runtime.generation.sampling import Sampler, Sampling
 from nestforge.runtime.inputs.arrays import Array
 from nestforge.runtime.model import ElasticModel, load
@@ -84,6 +85,41 @@ def test_greedy_is_the_targets_own_with_a_window(twins: ElasticModel, draft: str
         plain = twins.generate(prompt, max_tokens=TOKENS, logprobs=2).rows[0]
         row = twins.generate(prompt, max_tokens=TOKENS, draft=draft, drafted=5).rows[0]
         require_same(plain, row)
+
+
+def test_auto_is_the_targets_own(model: ElasticModel) -> None:
+    for prompt in prompts(512, 6, 24):
+        plain = model.generate(prompt, max_tokens=TOKENS, logprobs=2).rows[0]
+        require_same(plain, model.generate(prompt, max_tokens=TOKENS, draft="auto").rows[0])
+
+
+def run_times(monkeypatch: pytest.MonkeyPatch, steps_ms: dict[str, float], check_ms: float) -> None:
+    """What StepTimes has of every step and check."""
+    monkeypatch.setattr(StepTimes, "is_known", lambda *_: True)
+    monkeypatch.setattr(StepTimes, "expected_ms", lambda _, engine, rows: steps_ms[engine.submodel])
+    monkeypatch.setattr(StepTimes, "expected_checks_ms", lambda _, engine, most: [10.0] + [check_ms] * (most - 1))
+
+
+def test_auto_drafts_where_it_pays_and_says_so(twins: ElasticModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_times(monkeypatch, {"ffn32": 10.0, f"ffn{TWINS}": 1.0}, check_ms=12.0)
+    row = twins.generate([5, 7], max_tokens=40, draft="auto", drafted=3, stop=[]).rows[0]
+    by_draft = {one.draft: one for one in row.drafts}
+    twin = by_draft[f"ffn{TWINS}"]
+    assert twin.accepted == twin.drafted > 0
+    reasons = [run.reason for run in row.runs]
+    before = "no limit asked: the largest submodel; draft auto"
+    assert reasons[0] == before
+    assert reasons[-1].startswith(f"{before}: ffn{TWINS} is expected to write ")
+
+
+def test_auto_is_off_where_nothing_pays_and_says_so(twins: ElasticModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_times(monkeypatch, {"ffn32": 10.0, f"ffn{TWINS}": 9.0}, check_ms=40.0)
+    row = twins.generate([5, 7], max_tokens=20, draft="auto", stop=[]).rows[0]
+    assert row.drafts == ()
+    assert row.runs[-1].reason == (
+        "no limit asked: the largest submodel; draft auto: no submodel, the best "
+        f"(ffn{TWINS}) is expected to write 0.38 times as fast as steps"
+    )
 
 
 def test_the_answer_says_what_was_drafted(model: ElasticModel) -> None:

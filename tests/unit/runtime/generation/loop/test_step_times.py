@@ -80,3 +80,15 @@ def test_a_prompt_takes_a_step_a_token_until_one_has_run() -> None:
     assert times.expected_prompt_ms(SMALL, 10) == 20.0
     times.ran_prompt(SMALL, 1, 40.0)  # a turn of one token says little
     assert times.expected_prompt_ms(SMALL, 10) == 20.0
+
+
+def test_checks_are_between_those_that_have_run() -> None:
+    times = StepTimes()
+    assert not times.is_known(LARGE, 1)
+    for ms in (99.0, 10.0):
+        times.ran(LARGE, 1, ms)
+    assert times.is_known(LARGE, 1)
+    assert times.expected_checks_ms(LARGE, 3) == [10.0] * 3
+    for ms in (99.0, 18.0):
+        times.ran_check(LARGE, 5, ms)
+    assert times.expected_checks_ms(LARGE, 6) == [10.0, 12.0, 14.0, 16.0, 18.0, 18.0]

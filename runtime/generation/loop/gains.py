@@ -1,0 +1,75 @@
+"""What drafts are worth: how many of their tokens are accepted, and what drafting and checking them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...bundle.manifest import EngineEntry
+from .drafts import Draft
+from .step_times import StepTimes
+
+# Of a draft that has not been judged: it is tried, and a few refusals end it.
+_HOPED_SHARE, _HOPED_TOKENS = 0.7, 4.0
+# Of the judged tokens that count: older ones are forgotten.
+_MOST_JUDGED = 64.0
+# What a later generation keeps of them, so that a draft that did not pay is tried again on another text.
+_KEPT = 0.5
+
+
+class Gain(NamedTuple):
+    """``drafted`` tokens of ``draft`` in a run are expected to write ``factor`` times as fast as steps."""
+
+    draft: Draft
+    drafted: int
+    factor: float
+
+
+class Gains:
+    """Of one model, by who checks and who drafts.
+
+    Threads may share it: of two that count at once, one may not count.
+    """
+
+    def __init__(self, times: StepTimes) -> None:
+        self.times = times
+        self._judged: dict[tuple[str, str], tuple[float, float]] = {}  # tokens: accepted, and in all
+
+    def begin(self, target: EngineEntry) -> None:
+        """A generation begins that ``target`` checks."""
+        for key, (accepted, judged) in list(self._judged.items()):
+            if key[0] == target.id:
+                self._judged[key] = _KEPT * accepted, _KEPT * judged
+
+    def checked(self, target: EngineEntry, draft: str, drafted: int, judged: int, accepted: int, ms: float) -> None:
+        """Counts a run of ``ms`` that checked ``drafted`` tokens of ``draft``'s: ``judged`` up to the first that was
+        refused."""
+        self.times.ran_check(target, drafted + 1, ms)
+        before = self._judged.get((target.id, draft), (0.0, 0.0))
+        kept = min(1.0, _MOST_JUDGED / (before[1] + judged))
+        self._judged[target.id, draft] = kept * (before[0] + accepted), kept * (before[1] + judged)
+
+    def share(self, target: EngineEntry, draft: str) -> float:
+        """How likely a drafted token is expected to be accepted where those before it were."""
+        accepted, judged = self._judged.get((target.id, draft), (0.0, 0.0))
+        return (accepted + _HOPED_SHARE * _HOPED_TOKENS) / (judged + _HOPED_TOKENS)
+
+    def best(self, target: EngineEntry, drafts: Sequence[Draft], most: int) -> Gain | None:
+        """The largest gain of ``drafts`` with 1 to ``most`` tokens, also where it is a loss; None where there are none,
+        and until the time of ``target``'s steps is known."""
+        if not self.times.is_known(target, 1):
+            return None
+        step_ms = self.times.expected_ms(target, 1)
+        checks_ms = self.times.expected_checks_ms(target, most + 1)
+        found: Gain | None = None
+        for draft in drafts:
+            share, drafted_ms = self.share(target, draft.name), draft.expected_ms
+            # One token is picked behind those that are accepted (Leviathan et al. 2023, equation 1).
+            tokens, likely = 1.0, 1.0
+            for count in range(1, most + 1):
+                likely *= share
+                tokens += likely
+                factor = tokens * step_ms / (count * drafted_ms + checks_ms[count])
+                if found is None or factor > found.factor:
+                    found = Gain(draft, count, factor)
+        return found
