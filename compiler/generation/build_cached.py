@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ...elastic import Submodel
+from ...elastic import Bucket, Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
-from ...profiles.precision import PRECISIONS, TRACED
+from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...runtime.bundle.manifest import CACHED, EngineEntry
 from ...runtime.engines.runner import Residency
 from ...runtime.inputs.arrays import Arrays
@@ -17,6 +18,7 @@ from ..build.emitted import Emitted
 from ..parity.compare import tolerance_for
 from ..parity.engine_verdict import tolerance_of
 from ..parity.reference import Reference
+from ..planning.cost_model import predict
 from ..work.clock import Clock
 from .cached_cases import Batch, cached_batches, cases_of, run_batches
 from .cached_gate import (
@@ -50,7 +52,9 @@ def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> Engi
 
 
 def _build(builder: EngineBuilder, form: CachedForm, submodel: Submodel, name: str, file: str) -> EngineEntry:
-    engine = builder.emit(name, file, submodel, form.bucket, CACHED)
+    emitted = builder.emit(name, file, submodel, form.bucket, CACHED)
+    held = _activation_bytes(builder, form, submodel, emitted.entry.precision)
+    engine = replace(emitted, entry=replace(emitted.entry, activation_bytes=held))
     entry, batches = engine.entry, cached_batches(form, long=submodel.is_universal)
     limit = tolerance_of(entry, builder.universal)
     verdict = judge_cached(builder.references, form, entry, batches, _answers(builder, form, entry, batches))
@@ -64,6 +68,16 @@ def _build(builder: EngineBuilder, form: CachedForm, submodel: Submodel, name: s
         rule = f"{rule}; without the rounding of activations, {_prove_exact(builder, form, engine, submodel, batches)}"
     reference_of = f"narrowed to {submodel.id}, one pass, in float64"
     return builder.with_receipt(engine, reference_of, rule, cases_of(batches), verdict)
+
+
+def _activation_bytes(builder: EngineBuilder, form: CachedForm, submodel: Submodel, precision: Precision) -> int:
+    """What activations of the longest run take. Attention is one operator and keeps its scores once. Logits are left
+    out, the last product: a run computes few of them, into buffers of the caller's."""
+    tokens = max(form.bucket.sequence, form.bucket.batch)
+    ops = builder.universal.source.workload(submodel, Bucket(1, tokens))
+    products = [op for op in ops if op.kind == "gemm"][:-1]
+    scores = max((op.activation_bytes for op in ops if op.kind == "batched_gemm"), default=0)
+    return predict(products, builder.profile, precision).activation_bytes + scores
 
 
 def _prove_exact(

@@ -307,7 +307,7 @@ class GenerationEntry:
     ``past_value_0`` (``[B, heads, capacity, size]``). It returns ``logits`` ``[B, logit_count, vocabulary]`` and per
     layer ``present_key_0`` and ``present_value_0``: the cache, with the new tokens at their places. Callers bind both
     to one buffer, so that nothing is copied. Several rows take one new token each; several new tokens are of one row.
-    Figures of an engine are those of one new token of one row.
+    Figures of an engine are those of one new token of one row, its activations those of the longest run.
 
     ``positions`` is the largest capacity. A text ends with a token of ``end_ids``, and begins with ``begin_id`` where
     the tokenizer adds one. ``sampling`` is how the model's folder picks tokens, by option, None for the likeliest.

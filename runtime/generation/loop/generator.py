@@ -151,7 +151,8 @@ class Generator:
             raise InputError(f"rows: expected at most {most}, which the engines take at once, got {count}")
         given = min(_SESSION_CAPACITY, entry.positions) if capacity is None else whole_number("capacity", capacity, 2)
         _require_positions(entry, given)
-        size = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * count * given
+        kept = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * count * given
+        size = kept + 4 * entry.vocabulary * count * len(entry.engines)  # each that is bound has logits of its own
         pool = self._opened(entry, size)
         if self._memory is not None:
             self._memory.take_cache(size)

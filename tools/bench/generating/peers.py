@@ -30,19 +30,11 @@ Generate = Callable[[Sequence[int], int], Timed]
 
 
 def genai(folder: Path, precision: str) -> Generate | None:
-    """ONNX Runtime GenAI on the checkpoint in ``folder``, made by its own builder once; None where it is missing."""
+    """ONNX Runtime GenAI on the checkpoint in ``folder``; None where it is missing."""
     if find_spec("onnxruntime_genai") is None:
         return None
-    made = CACHE / f"{folder.name}-genai-{precision}"
-    if not made.exists():
-        builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(folder), "-o", str(made)]
-        subprocess.run([*builder, "-p", precision, "-e", "cpu", "-c", str(CACHE / "genai")], check=True)
-    config = made / "genai_config.json"
-    stated = json.loads(config.read_text())
-    stated["model"]["decoder"]["session_options"]["intra_op_num_threads"] = CORES
-    config.write_text(json.dumps(stated))
     library: Any = import_module("onnxruntime_genai")
-    model = library.Model(str(made))
+    model = library.Model(str(genai_folder(folder, precision)))
 
     def generate(prompt: Sequence[int], tokens: int) -> Timed:
         options = library.GeneratorParams(model)
@@ -55,6 +47,19 @@ def genai(folder: Path, precision: str) -> Generate | None:
         return Timed(first, [_milliseconds(generator.generate_next_token) for _ in range(tokens - 1)])
 
     return generate
+
+
+def genai_folder(folder: Path, precision: str) -> Path:
+    """Its own form of the checkpoint in ``folder``, made once by its builder, for as many threads as ours have."""
+    made = CACHE / f"{folder.name}-genai-{precision}"
+    if not made.exists():
+        builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(folder), "-o", str(made)]
+        subprocess.run([*builder, "-p", precision, "-e", "cpu", "-c", str(CACHE / "genai")], check=True)
+    config = made / "genai_config.json"
+    stated = json.loads(config.read_text())
+    stated["model"]["decoder"]["session_options"]["intra_op_num_threads"] = CORES
+    config.write_text(json.dumps(stated))
+    return made
 
 
 def transformers(folder: Path) -> Generate:

@@ -16,6 +16,9 @@ from ....profiles.device_profile import BudgetSpec
 from ....profiles.precision import Precision
 from ..subjects import CACHE, elsewhere
 
+# Eight widths of its FFNs, the largest last.
+WIDTHS = tuple(f"ffn{width}" for width in range(256, 2049, 256))
+
 
 def llama_folder() -> Path:
     """12 layers of 768, FFN 2048, 12 heads that share 4 of keys and values, 32,000 tokens, 4096 positions."""
@@ -26,6 +29,11 @@ def llama_folder() -> Path:
 def llama_bundle(precision: Precision = "fp32") -> Path:
     """The whole of it and, in fp32, half of its FFNs."""
     return _bundle(llama_folder(), precision, ("ffn1024",) if precision == "fp32" else ())
+
+
+def llama_widths_bundle(precision: Precision) -> Path:
+    """All of WIDTHS."""
+    return _bundle(llama_folder(), precision, WIDTHS[:-1], "-widths")
 
 
 def tiny_llama_bundle() -> Path:
@@ -51,8 +59,8 @@ def _checkpoint(name: str, **sizes: int) -> Path:
     return folder
 
 
-def _bundle(folder: Path, precision: Precision, submodels: Sequence[str] = ()) -> Path:
-    path = CACHE / f"{folder.name}-{precision}.bundle"
+def _bundle(folder: Path, precision: Precision, submodels: Sequence[str] = (), kind: str = "") -> Path:
+    path = CACHE / f"{folder.name}{kind}-{precision}.bundle"
     if not path.exists():
         device = replace(elsewhere(), buckets=(Bucket(1, 16),), budgets={"full": BudgetSpec()}, precisions=(precision,))
         compile_bundle(folder, device, path, include="budgets", submodels=submodels, generate=True)

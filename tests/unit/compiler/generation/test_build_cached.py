@@ -186,6 +186,14 @@ def test_a_table_that_is_the_head_too_has_four_bits_in_both_places(tmp_path: Pat
     assert table == {"model.embed_tokens.weight.int4": [48, 1, 16], "model.embed_tokens.weight.int4-scale": [48, 1]}
 
 
+def test_activations_are_those_of_the_longest_run_without_its_logits(bundle: Bundle) -> None:
+    _, engine, _ = parts(bundle)
+    hidden, ffn, heads, head_dim, tokens = 16, 32, 4, 8, 512
+    product = 4 * tokens * max(hidden + ffn, hidden + heads * head_dim)
+    scores = 4 * (2 * tokens * heads * head_dim + heads * tokens**2)
+    assert engine.activation_bytes == 8 * product + scores
+
+
 def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path) -> None:
     narrow = save_decoder(tmp_path / "narrow")
     with pytest.raises(PlanError, match=r"generate: narrow cannot: heads of size 4; expected a multiple of 8"):
