@@ -13,8 +13,8 @@ from torch.nn import functional
 
 # What is done to queries and keys [B, A, S, D] for their positions.
 Positions = Callable[[torch.Tensor], torch.Tensor]
-# What queries read of keys and values, all [B, A, S, D].
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# What queries read of keys and values, all [B, A, S, D], given what is added to scores.
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 class NestedAttention(torch.nn.Module):
@@ -38,7 +38,7 @@ class NestedAttention(torch.nn.Module):
         """``hidden`` [B, S, H] to [B, S, H] through the first ``heads`` heads, by default all that the module holds.
 
         ``mask``, [S, S] or what broadcasts to [B, A, S, S], is added to every score; ``positions`` turns queries and
-        keys. ``attend`` takes the place of attention over these tokens alone, and knows its own mask.
+        keys. ``attend`` takes the place of attention over these tokens alone.
         """
         whole = self.query.weight.shape[0] // self.head_dim
         if heads is not None and not 1 <= heads <= whole:
@@ -51,7 +51,7 @@ class NestedAttention(torch.nn.Module):
         if positions is not None:
             query, key = positions(query), positions(key)
         if attend is not None:
-            context = attend(query, key, value)
+            context = attend(query, key, value, mask)
         else:
             context = functional.scaled_dot_product_attention(query, key, value, mask, scale=self.head_dim**-0.5)
         merged = context.transpose(1, 2).flatten(2)  # [B, S, A * D]

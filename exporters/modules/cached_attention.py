@@ -34,6 +34,12 @@ def cache_places(position_ids: torch.Tensor) -> CachePlaces:
     return CachePlaces(position_ids[:, -1].to(torch.int32), (position_ids.max() + 1).to(torch.int32))
 
 
+def tokens_so_far(places: CachePlaces) -> torch.Tensor:
+    """The places ``[T]`` int64 of all tokens of the longest row, those of ``places`` included."""
+    total: Any = places.total.item()
+    return torch.arange(total, device=places.total.device)
+
+
 def caches_of(past: Sequence[torch.Tensor]) -> list[Cache]:
     """The caches of all layers, given key and value in turn."""
     return [Cache(*pair) for pair in zip(past[::2], past[1::2], strict=True)]
@@ -47,10 +53,11 @@ def cached_attention(
     scale: float,
     soft_cap: float | None = None,
     window: int | None = None,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Cache]:
     """What ``query`` [B, A, S, D] reads of the ``past`` and the ``new`` tokens [B, K, S, D], as [B, S, A, D], and the
     cache with those. Every token sees those up to itself, the last ``window`` of them where that is given; scores
-    are bent to ``soft_cap``.
+    are bent to ``soft_cap``. ``bias`` [B, A, S, T] is added to scores, of all ``T`` tokens so far.
 
     For an export alone: ONNX Runtime's operator, which writes into the past where both are one buffer. Of several rows
     each has one new token.
@@ -59,7 +66,7 @@ def cached_attention(
     keys, values = new
     found, *present = torch.onnx.ops.symbolic_multi_out(
         _OPERATOR,
-        [_flat(query), _flat(keys), _flat(values), *past, *places],
+        [_flat(query), _flat(keys), _flat(values), *past, *places, *([None] * 3 + [bias] if bias is not None else [])],
         _attributes(heads, keys.shape[1], scale, soft_cap, window),
         dtypes=(_FLOAT,) * 3,
         shapes=((rows, tokens, heads * size), past.keys.shape, past.values.shape),

@@ -84,8 +84,6 @@ def _cached(config: MatformerConfig) -> CachedForm:
     problem = None
     if config.nested_heads:
         problem = "its heads are elastic, so that submodels keep caches of different shapes"
-    elif config.position != "rotary":
-        problem = f"position {config.position!r}; expected rotary"
     layers = (CachedLayer(config.num_attention_heads, config.head_dim),) * config.num_hidden_layers
     return CachedForm(config.vocab_size, config.max_position_embeddings, layers, cached, recorded, problem)
 

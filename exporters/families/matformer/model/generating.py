@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ....modules.cached_attention import Cache, cache_places, cached_attention, caches_of
+from ....modules.cached_attention import Cache, cache_places, cached_attention, caches_of, tokens_so_far
 from .language_model import Places, places_of, rotary
+from .relative_bias import buckets_between
 
 
 class CachedLM(torch.nn.Module):
@@ -25,16 +26,24 @@ class CachedLM(torch.nn.Module):
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *past: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         model, size = self.model, self.model.config.head_dim
-        places = Places(None, rotary(position_ids[:, None], size), None)
         new = cache_places(position_ids)
+        if model.config.position == "rotary":
+            places = Places(None, rotary(position_ids[:, None], size), None)
+        else:
+            places = Places(None, None, buckets_between(position_ids, tokens_so_far(new)))
         present: list[torch.Tensor] = []
         hidden = model.embed_tokens(input_ids)  # [B, S, H]
         for layer, before in zip(model.layers, caches_of(past), strict=True):
 
             def attend(
-                query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, before: Cache = before
+                query: torch.Tensor,
+                key: torch.Tensor,
+                value: torch.Tensor,
+                mask: torch.Tensor | None,
+                before: Cache = before,
             ) -> torch.Tensor:
-                found, after = cached_attention(query, Cache(key, value), before, new, size**-0.5)
+                bias = None if mask is None else mask.transpose(0, 1)  # [B, A, S, T]
+                found, after = cached_attention(query, Cache(key, value), before, new, size**-0.5, bias=bias)
                 present.extend(after)
                 return found.transpose(1, 2)
 
@@ -56,10 +65,11 @@ class RecordedLM(torch.nn.Module):
         hidden = model.embed_tokens(input_ids)
         places = places_of(model.config, input_ids.shape[1], hidden)
 
-        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        def attend(
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+        ) -> torch.Tensor:
             kept.extend((key, value))
-            scale = model.config.head_dim**-0.5
-            return functional.scaled_dot_product_attention(query, key, value, places.mask, scale=scale)
+            return functional.scaled_dot_product_attention(query, key, value, mask, scale=model.config.head_dim**-0.5)
 
         for layer in model.layers:
             hidden = layer(hidden, places, attend=attend)

@@ -89,7 +89,8 @@ class Layer(torch.nn.Module):
     ) -> torch.Tensor:
         mask = places.mask
         if self.relative_bias is not None:
-            mask = mask + self.relative_bias(places.buckets, heads)  # [A, S, S]
+            bias = self.relative_bias(places.buckets, heads)  # [A, S, S]
+            mask = bias if mask is None else mask + bias
         hidden = hidden + self.attention(self.attention_norm(hidden), mask, places.turn, heads, attend)
         updated: torch.Tensor = hidden + self.ffn(self.ffn_norm(hidden), width)
         return updated

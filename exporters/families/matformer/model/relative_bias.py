@@ -23,7 +23,8 @@ class RelativeBias(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(heads, RELATIVE_BUCKETS))
 
     def forward(self, buckets: torch.Tensor, heads: int | None = None) -> torch.Tensor:
-        """``buckets`` [S, S] int64 to what the first ``heads`` heads, by default all, add to their scores [A, S, S]."""
+        """``buckets`` int64 of any shape, such as [S, S], to what the first ``heads`` heads, by default all, add to
+        their scores, [A, S, S]."""
         chosen = self.weight[:heads].index_select(1, buckets.flatten())  # [A, S * S]
         return chosen.view(-1, *buckets.shape)
 
@@ -31,9 +32,14 @@ class RelativeBias(torch.nn.Module):
 def distance_buckets(length: int, device: torch.device) -> torch.Tensor:
     """Bucket of every query and key, ``[S, S]`` int64; keys behind their query, which it does not see, are in 0."""
     place = torch.arange(length, device=device)
-    distance = (place[:, None] - place[None, :]).clamp(min=0, max=RELATIVE_REACH)
-    by_distance = torch.tensor([bucket_of(step) for step in range(RELATIVE_REACH + 1)], device=device)
-    return by_distance.index_select(0, distance.flatten()).view(length, length)
+    return buckets_between(place, place)
+
+
+def buckets_between(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Bucket of each of ``queries``, places [..., S] int64, and each of ``keys`` [T], ``[..., S, T]`` int64."""
+    distance = (queries[..., None] - keys).clamp(min=0, max=RELATIVE_REACH)
+    by_distance = torch.tensor([bucket_of(step) for step in range(RELATIVE_REACH + 1)], device=keys.device)
+    return by_distance.index_select(0, distance.flatten()).view(distance.shape)
 
 
 @cache

@@ -8,10 +8,16 @@ from typing import Any
 
 import nestforge
 import pytest
+import torch
 from nestforge.elastic import Bucket
+from nestforge.errors import ParityError
+from nestforge.exporters.families.matformer.folder import load_model, save_model
+from nestforge.exporters.families.matformer.model import generating
+from nestforge.exporters.families.matformer.model.relative_bias import buckets_between
 from support.gated_decoders import save_decoder
 from support.greedy import greedy
 from support.tiny_gpt2 import save_gpt2
+from support.tiny_matlm import save_tiny_matlm
 
 _PROMPT, _TOKENS = [5, 7, 9, 11, 3], 128
 _COMMON: dict[str, Any] = {"head_dim": 8, "max_position_embeddings": 140, "eos_token_id": None}
@@ -48,10 +54,37 @@ def test_text_is_that_of_transformers(tmp_path: Path, kind: str) -> None:
     model_type, keys = DECODERS[kind]
     save = save_gpt2 if model_type == "gpt2" else partial(save_decoder, model_type=model_type)
     folder = save(tmp_path / "m", **{**_COMMON, **keys})
-    options = {"buckets": [Bucket(1, 8)], "include": "budgets", "submodels": ["ffn8"], "measure": False}
-    path = nestforge.compile(folder, "raspberry-pi-5", tmp_path / "b", generate=True, **options)
+    path = compiled(folder, tmp_path / "b")
     generation = nestforge.open_bundle(path).manifest.generation
     assert generation is not None
     assert generation.positions == 140
     with nestforge.load(path, threads=1) as model:
         assert list(model.generate(_PROMPT, max_tokens=_TOKENS).rows[0].tokens) == greedy(folder, _PROMPT, _TOKENS)
+
+
+def test_a_relative_bias_is_that_of_the_model(tmp_path: Path) -> None:
+    """Of MatLM: a bias by distance and head, added to scores over the cache."""
+    folder = save_tiny_matlm(tmp_path / "m", position="relative_bias")
+    model, tokens = load_model(folder), [5, 7, 9]
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.relative_bias.weight.normal_(std=2.0)
+        save_model(model, model.config, folder)
+        while len(tokens) < model.config.max_position_embeddings:
+            tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    with nestforge.load(compiled(folder, tmp_path / "b"), threads=1) as bundle:
+        assert list(bundle.generate(tokens[:3], max_tokens=len(tokens) - 3).rows[0].tokens) == tokens[3:]
+
+
+def test_a_bias_of_other_distances_stops_the_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nearer(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return buckets_between(queries - 1, keys)
+
+    monkeypatch.setattr(generating, "buckets_between", nearer)
+    with pytest.raises(ParityError, match=r"cached@b1_64-s1_38: .*first to diverge: layers.0.relative_bias"):
+        compiled(save_tiny_matlm(tmp_path / "m", position="relative_bias", max_position_embeddings=38), tmp_path / "b")
+
+
+def compiled(folder: Path, output: Path) -> Path:
+    options = {"buckets": [Bucket(1, 8)], "include": "budgets", "measure": False}
+    return nestforge.compile(folder, "raspberry-pi-5", output, generate=True, **options)
