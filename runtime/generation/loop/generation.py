@@ -8,6 +8,7 @@ from inspect import GEN_RUNNING, getgeneratorstate
 from itertools import zip_longest
 from time import perf_counter
 from types import TracebackType
+from typing import TypeVar
 
 from ....errors import InputError
 from .drafting import Drafting, Proposal
@@ -15,6 +16,8 @@ from .generated import Generated, Piece
 from .pace import Pace, Writer
 from .row import Row
 from .session import Session
+
+_Given = TypeVar("_Given")
 
 
 class Generation:
@@ -49,7 +52,7 @@ class Generation:
             raise InputError("generation: its session went to a later one of the same thread; open a session for each")
         self._require_nobody_inside()
         self._loop.hold()
-        return next(self._pieces)
+        return self._alone(self._pieces.__next__)
 
     def result(self) -> Generated:
         """The rows as far as they have come; all of them once the iterator is exhausted."""
@@ -63,8 +66,7 @@ class Generation:
 
     def close(self) -> None:
         """Ends it where it is; closing it again does nothing. Raises InputError while another thread iterates."""
-        self._require_nobody_inside()
-        self._pieces.close()
+        self._alone(self._pieces.close)
         self._loop.end()  # a generator that never began runs none of its code
 
     def __enter__(self) -> Generation:
@@ -82,6 +84,14 @@ class Generation:
     def _require_nobody_inside(self) -> None:
         if getgeneratorstate(self._pieces) == GEN_RUNNING:
             raise InputError("generation: another thread is generating with it; iterate it in one thread at a time")
+
+    def _alone(self, call: Callable[[], _Given]) -> _Given:
+        """``call`` of the generator, which Python refuses while another thread is inside."""
+        try:
+            return call()
+        except ValueError:
+            self._require_nobody_inside()
+            raise
 
     def _give_up(self) -> None:
         self.close()

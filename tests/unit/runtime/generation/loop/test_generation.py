@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from inspect import GEN_RUNNING, GEN_SUSPENDED
 from pathlib import Path
 
 import pytest
 from nestforge.errors import InputError
 from nestforge.runtime.generation.cached_engine import CachedEngine
+from nestforge.runtime.generation.loop import generation as generation_module
 from nestforge.runtime.generation.loop.generated import Piece, Run
 from nestforge.runtime.generation.loop.generation import Generation
 from nestforge.runtime.generation.loop.pace import Pace, Writer
@@ -175,6 +177,11 @@ def test_a_generation_that_another_thread_is_inside_is_refused(
         next(generation)
     with pytest.raises(InputError, match=line):
         generation.close()
+    with monkeypatch.context() as patched:  # the other thread comes between the question and the call
+        states = iter([GEN_SUSPENDED])
+        patched.setattr(generation_module, "getgeneratorstate", lambda _: next(states, GEN_RUNNING))
+        with pytest.raises(InputError, match=line):
+            next(generation)
     may_end.set()
     thread.join()
     assert [piece.finish for piece in pieces] == [None, None, None, "length"]
