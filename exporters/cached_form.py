@@ -28,7 +28,7 @@ class CachedForm:
     ``module(module)`` is what ``Architecture.load`` returned with the interface of ``GenerationEntry``; it is traced
     and never run. ``recorded(module)`` takes ``input_ids`` ``[B, S]`` and makes the model's own pass over all of them;
     it returns ``logits`` ``[B, S, vocabulary]`` and, per layer, the keys and values that attention had
-    (``[B, heads, S, size]``).
+    (``[B, heads, S, size]``). ``window`` is how many tokens those layers see that do not see all.
     """
 
     vocabulary: int
@@ -36,6 +36,7 @@ class CachedForm:
     layers: tuple[CachedLayer, ...]
     module: Callable[[torch.nn.Module], torch.nn.Module]
     recorded: Callable[[torch.nn.Module], torch.nn.Module]
+    window: int | None = None
     family_problem: str | None = None
 
     @property

@@ -20,7 +20,7 @@ from ..parity.engine_verdict import tolerance_of
 from ..parity.reference import Reference
 from ..planning.cost_model import predict
 from ..work.clock import Clock
-from .cached_cases import Batch, cached_batches, cases_of, run_batches
+from .cached_cases import Batch, cached_batches, cases_of, run_batches, unproven_window
 from .cached_gate import (
     CachedRun,
     cached_reference,
@@ -66,6 +66,8 @@ def _build(builder: EngineBuilder, form: CachedForm, submodel: Submodel, name: s
     rule = limit.rule
     if PRECISIONS[entry.precision].is_integer:
         rule = f"{rule}; without the rounding of activations, {_prove_exact(builder, form, engine, submodel, batches)}"
+    if (unproven := unproven_window(form, batches)) is not None:
+        rule = f"{rule}; {unproven}"
     reference_of = f"narrowed to {submodel.id}, one pass, in float64"
     return builder.with_receipt(engine, reference_of, rule, cases_of(batches), verdict)
 

@@ -20,6 +20,8 @@ from ..parity.cases import Case
 _TOKENS = 48
 _LONGEST = MOST_NEW_TOKENS + 9
 _MOST_DRAFTED = 8
+# A text that is longer than the model's window by so much, where that has at most so many tokens and logits.
+_BEYOND, _MOST_WINDOW, _MOST_LOGITS = 9, 2048, 300_000_000
 # Room behind the longest text: an engine must not depend on how much there is.
 _SPARE = 5
 
@@ -44,7 +46,8 @@ Batch = tuple[Row, ...]
 
 def cached_batches(form: CachedForm, long: bool) -> list[Batch]:
     """Texts at random, always the same: whole, in pieces as drafts are verified, token by token, and in rows of
-    different length; if ``long``, also one of more tokens than a run takes, where the model has so many positions.
+    different length; if ``long``, also one of more tokens than a run takes, where the model has so many positions, and
+    than its window has, where that is affordable.
     """
     rng = np.random.default_rng(form.vocabulary)
     most = min(_TOKENS, form.positions - _SPARE) if form.positions > _SPARE + 1 else form.positions
@@ -67,9 +70,27 @@ def cached_batches(form: CachedForm, long: bool) -> list[Batch]:
         (row("token by token", single(max(1, most // 3))),),
         tuple(row(f"row {number} of {len(prompts)}", [p, *[1] * steps]) for number, p in enumerate(prompts)),
     ]
-    if long and form.positions >= _LONGEST + _SPARE:
-        batches.append((row("longer than a run", [_LONGEST - 2, 1, 1]),))
+    longest = max((n for n in (_LONGEST, _beyond_window(form)) if n + _SPARE <= form.positions), default=0)
+    if long and longest > most:
+        name = "longer than a run" if longest == _LONGEST else "longer than the window"
+        batches.append((row(name, [longest - 2, 1, 1]),))
     return batches
+
+
+def _beyond_window(form: CachedForm) -> int:
+    """Tokens of a text that is longer than the model's window; 0 where it has none or a proof would take too long."""
+    if form.window is None or form.window > _MOST_WINDOW:
+        return 0
+    tokens = form.window + _BEYOND
+    return tokens if tokens * form.vocabulary <= _MOST_LOGITS else 0
+
+
+def unproven_window(form: CachedForm, batches: Sequence[Batch]) -> str | None:
+    """What a receipt says of a model whose window is longer than every text of ``batches``; else None."""
+    longest = max(len(row.ids) for batch in batches for row in batch)
+    if form.window is None or not longest <= form.window < form.positions:
+        return None
+    return f"no text was longer than its window of {form.window} tokens"
 
 
 def cases_of(batches: Sequence[Batch]) -> list[Case]:

@@ -92,7 +92,7 @@ def _signature(checkpoint: Checkpoint, architecture: DecoderArchitecture, masked
 def _cached(architecture: DecoderArchitecture) -> CachedForm | None:
     with_keys = sum(architecture.has_keys(layer) for layer in range(len(architecture.widths)))
     layers = (CachedLayer(architecture.kv_heads, architecture.head_dim),) * with_keys
-    return architecture.interface.cached_form(architecture.positions, layers)
+    return architecture.interface.cached_form(architecture.positions, layers, architecture.window)
 
 
 def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:

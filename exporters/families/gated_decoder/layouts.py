@@ -47,20 +47,26 @@ def _classes(stem: str, question: str | None = None) -> dict[str, DecoderHead | 
 _GEMMA_DEFAULTS: dict[str, object] = {"head_dim": 256, "tie_word_embeddings": True}
 _GEMMA2: dict[str, object] = {
     **_GEMMA_DEFAULTS,
+    "sliding_window": 4096,
     "num_key_value_heads": 4,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
 }
 
+# A window that is stated counts where it is switched on.
+_QWEN_WINDOW: dict[str, object] = {"sliding_window": 4096, "use_sliding_window": False}
+
 LAYOUTS: dict[str, Layout] = {
     "llama": Layout(_classes("Llama", "transformer"), reads_attention_bias=True, reads_mlp_bias=True),
-    "mistral": Layout(_classes("Mistral", "model"), defaults={"num_key_value_heads": 8}),
-    "qwen2": Layout(_classes("Qwen2", "transformer"), qkv_bias=True, defaults={"num_key_value_heads": 32}),
+    "mistral": Layout(_classes("Mistral", "model"), defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "qwen2": Layout(
+        _classes("Qwen2", "transformer"), qkv_bias=True, defaults={**_QWEN_WINDOW, "num_key_value_heads": 32}
+    ),
     "qwen3": Layout(
         _classes("Qwen3", "transformer"),
         reads_attention_bias=True,
         head_norms=True,
-        defaults={"num_key_value_heads": 32, "head_dim": 128},
+        defaults={**_QWEN_WINDOW, "num_key_value_heads": 32, "head_dim": 128},
     ),
     "phi3": Layout(_classes("Phi3"), packed=True, pad=32_000, original_positions=4096),
     "gemma": Layout(
@@ -80,7 +86,7 @@ LAYOUTS: dict[str, Layout] = {
         norms_around=True,
         caps=True,
         pad=0,
-        defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 4},
+        defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 4, "sliding_window": 4096},
     ),
     "gemma3n_text": Layout(
         {"Gemma3nTextModel": None, "Gemma3nForCausalLM": NEXT_TOKEN},
@@ -90,6 +96,11 @@ LAYOUTS: dict[str, Layout] = {
         caps=True,
         gemma3n=True,
         pad=0,
-        defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 2, "final_logit_softcapping": 30.0},
+        defaults={
+            **_GEMMA_DEFAULTS,
+            "num_key_value_heads": 2,
+            "final_logit_softcapping": 30.0,
+            "sliding_window": 512,
+        },
     ),
 }

@@ -48,6 +48,8 @@ class _Stated:
     mlp_bias: bool = False
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
+    sliding_window: int | None = field(default=None, metadata={"min": 1})
+    use_sliding_window: bool | None = True
     use_bidirectional_attention: bool | None = None
     is_causal: bool = True
 
@@ -93,6 +95,7 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
         score_cap=layout.caps and stated.attn_logit_softcapping is not None,
         logit_cap=layout.caps and stated.final_logit_softcapping is not None,
         packed=layout.packed,
+        window=stated.sliding_window if stated.use_sliding_window else None,
         gemma3n=_gemma3n(checkpoint, stated.num_hidden_layers) if layout.gemma3n else None,
     )
     if checkpoint.has_weights:

@@ -85,7 +85,9 @@ def _cached(config: MatformerConfig) -> CachedForm:
     if config.nested_heads:
         problem = "its heads are elastic, so that submodels keep caches of different shapes"
     layers = (CachedLayer(config.num_attention_heads, config.head_dim),) * config.num_hidden_layers
-    return CachedForm(config.vocab_size, config.max_position_embeddings, layers, cached, recorded, problem)
+    return CachedForm(
+        config.vocab_size, config.max_position_embeddings, layers, cached, recorded, family_problem=problem
+    )
 
 
 def is_embedding(parameter: str, shape: tuple[int, ...]) -> bool:

@@ -16,7 +16,7 @@ from support.tiny_matlm import save_tiny_matlm
 
 def form(size: int = 8, positions: int = 40, problem: str | None = None) -> CachedForm:
     layers = (CachedLayer(2, size),) * 2
-    return CachedForm(48, positions, layers, lambda module: module, lambda module: module, problem)
+    return CachedForm(48, positions, layers, lambda module: module, lambda module: module, family_problem=problem)
 
 
 def test_engines_take_rows_of_one_token_and_as_many_tokens_as_the_model_has_positions() -> None:

@@ -167,6 +167,20 @@ def test_attention_of_another_scale_stops_the_compile(tmp_path: Path, monkeypatc
     assert not (tmp_path / "llama.bundle").exists()
 
 
+def test_a_window_of_one_token_more_stops_the_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is longer than the texts that every submodel gets."""
+    from nestforge.exporters.hugging_face import cached_decoder
+
+    def wrong(*given: Any) -> Any:
+        *others, window = given
+        return cached_attention.cached_attention(*others, window + 1)
+
+    monkeypatch.setattr(cached_decoder, "cached_attention", wrong)
+    folder = save_decoder(tmp_path / "mistral", "mistral", head_dim=8, sliding_window=60, max_position_embeddings=90)
+    with pytest.raises(ParityError, match=r"case longer than the window: .*first to diverge: model.layers.0.self_attn"):
+        compiled(folder)
+
+
 def test_integers_are_proven_with_and_without_the_rounding_of_activations(tmp_path: Path) -> None:
     folder = save_tiny_matlm(tmp_path / "matlm")
     entry = nestforge.open_bundle(compiled(folder, precisions=["int4"])).manifest.generation

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from nestforge.compiler.generation.cached_cases import cached_batches, cases_of
+from nestforge.compiler.generation.cached_cases import cached_batches, cases_of, unproven_window
 from nestforge.exporters.cached_form import MOST_NEW_TOKENS, CachedForm
 from nestforge.runtime.bundle.manifest import CachedLayer
 
 
-def form(positions: int) -> CachedForm:
-    return CachedForm(50, positions, (CachedLayer(2, 8),), lambda module: module, lambda module: module)
+def form(positions: int, window: int | None = None, vocabulary: int = 50) -> CachedForm:
+    return CachedForm(vocabulary, positions, (CachedLayer(2, 8),), lambda module: module, lambda module: module, window)
 
 
 def test_texts_are_given_whole_in_pieces_token_by_token_and_in_rows() -> None:
@@ -25,6 +25,28 @@ def test_texts_are_given_whole_in_pieces_token_by_token_and_in_rows() -> None:
     assert [row.pieces for row in rows] == [(36, *[1] * 12), (9, *[1] * 12), (1, *[1] * 12)]
     assert longest[0].pieces[0] > MOST_NEW_TOKENS, "more than one run"
     assert len(cached_batches(form(4096), long=False)) == 4
+
+
+@pytest.mark.parametrize(
+    ("made", "longest", "unproven"),
+    [
+        (form(4096), 521, None),
+        (form(4096, window=3), 521, None),
+        (form(4096, window=512), 521, None),
+        (form(4096, window=1024), 1033, None),
+        (form(4096, window=4095), 521, "no text was longer than its window of 4095 tokens"),
+        (form(4096, window=1024, vocabulary=300_000), 521, "no text was longer than its window of 1024 tokens"),
+        (form(100, window=60), 69, None),
+        (form(100, window=90), 48, "no text was longer than its window of 90 tokens"),
+        (form(100, window=100), 48, None),
+    ],
+)
+def test_a_text_is_longer_than_the_window_where_that_is_affordable(
+    made: CachedForm, longest: int, unproven: str | None
+) -> None:
+    batches = cached_batches(made, long=True)
+    assert max(case.feeds["input_ids"].shape[1] for case in cases_of(batches)) == longest
+    assert unproven_window(made, batches) == unproven
 
 
 @pytest.mark.parametrize("positions", [2, 3, 7, 40, 60, 600])
