@@ -18,6 +18,7 @@ from .cpu_kernels import as_qgemm, dynamic, small_tables, weight_only
 from .fp32_nodes import kept_products
 from .half import half
 from .quantize import quantized
+from .whole_rows import in_whole_rows
 
 # A graph, and its large constants by name.
 _Derived = tuple[onnx.ModelProto, Mapping[str, np.ndarray]]
@@ -86,7 +87,7 @@ def _int8_dynamic(traced: _Traced) -> _Derived:
 
 
 def _int4(traced: _Traced) -> _Derived:
-    return small_tables(weight_only(traced.template.proto, traced.kept)), traced.template.tables
+    return in_whole_rows(small_tables(weight_only(traced.template.proto, traced.kept))), traced.template.tables
 
 
 # How a traced graph gets each precision of the registry.

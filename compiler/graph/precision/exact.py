@@ -40,6 +40,10 @@ def exact(graph: bytes) -> bytes:
             weight = edit.add("DequantizeLinear", [*node.input[3:6]], axis=0 if trans_b else 1)
             edit.add("Gemm", [before(node.input[0]), weight], node.output, transB=trans_b)
             continue
+        if node.op_type == "DynamicQuantizeMatMul":
+            weight = edit.add("DequantizeLinear", [*node.input[1:4]], axis=1)
+            edit.add("MatMul", [node.input[0], weight], node.output)
+            continue
         for attribute in node.attribute:
             if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
                 attribute.i = 0  # products of float32

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime
+from nestforge.compiler.graph.precision.exact import exact
+from nestforge.compiler.graph.precision.whole_rows import in_whole_rows
+
+# A product whose activations are scaled at run time between two sums in rows, behind what reads a cache (its outputs
+# are not used), and an output [B, S, H].
+ENGINE = """
+<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+agraph (float[2, 3, 32] x) => (float[2, 3, 16] y)
+<int64[1] two = {2}, int64[1] three = {3}, int64[1] last = {16}, float half = {0.5}>
+{
+  flat = Flatten <axis = 2> (x)
+  bent = Mul (flat, half)
+  q, s, z = DynamicQuantizeLinear (bent)
+  sums = com.microsoft.QGemm <transB = 0> (q, s, z, w, scale, zero)
+  more = Add (sums, half)
+  target = Concat <axis = 0> (two, three, last)
+  y = Reshape (more, target)
+}
+"""
+RNG = np.random.default_rng(0)
+TENSORS = {
+    "w": RNG.integers(-63, 64, (32, 16)).astype(np.int8),
+    "scale": RNG.random(16, np.float32),
+    "zero": np.zeros(16, np.int8),
+}
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in TENSORS.items())
+    # Engines that keep no cache are left alone; this node makes it one, and is dropped before it runs.
+    attention = onnx.helper.make_node("GroupQueryAttention", ["x"], ["unused"], domain="com.microsoft")
+    proto.graph.node.insert(0, attention)
+    return proto
+
+
+def run(proto: onnx.ModelProto) -> np.ndarray:
+    kept = [node for node in proto.graph.node if node.op_type != "GroupQueryAttention"]
+    del proto.graph.node[:]
+    proto.graph.node.extend(kept)
+    x = np.random.default_rng(1).standard_normal((2, 3, 32)).astype(np.float32)
+    found: np.ndarray = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
+    return found
+
+
+def kinds(proto: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in proto.graph.node if node.op_type != "GroupQueryAttention")
+
+
+def test_products_take_rows_and_tokens_as_they_are() -> None:
+    found = in_whole_rows(parsed(ENGINE))
+    assert kinds(found) == {"Mul": 1, "DynamicQuantizeMatMul": 1, "Add": 1}
+    np.testing.assert_allclose(run(found), run(parsed(ENGINE)), rtol=1e-6)
+
+
+def test_without_the_rounding_of_activations_it_is_the_product() -> None:
+    plain, whole = (
+        onnx.ModelProto.FromString(exact(proto.SerializeToString()))
+        for proto in (parsed(ENGINE), in_whole_rows(parsed(ENGINE)))
+    )
+    assert kinds(whole) == {"Mul": 1, "DequantizeLinear": 1, "MatMul": 1, "Add": 1}
+    np.testing.assert_allclose(run(whole), run(plain), rtol=1e-5, atol=1e-4)
+
+
+def test_a_graph_with_what_wants_rows_alone_stays_as_it_is() -> None:
+    gathered = ENGINE.replace("Add (sums, half)", "Softmax <axis = 0> (sums)")
+    assert in_whole_rows(parsed(gathered)) == parsed(gathered)
+    transposed = ENGINE.replace("transB = 0", "transB = 1")
+    assert in_whole_rows(parsed(transposed)) == parsed(transposed)
+
+
+def test_a_graph_without_a_cache_stays_as_it_is() -> None:
+    proto = parsed(ENGINE)
+    del proto.graph.node[0]
+    assert in_whole_rows(proto) is proto
