@@ -115,7 +115,7 @@ def _generation(source: ModelSource, bundle: Bundle) -> tuple[object, object]:
     file = entry.chat_template
     template = bundle.file(file).read_bytes() if file is not None else None
     stated, own = stated_entry(source)
-    return (stated, own.encode() if own is not None else None), (replace(entry, engines=()), template)
+    return (stated, own.encode() if own is not None else None), (entry.with_engines(()), template)
 
 
 def _as_stated(expected: Sequence[TensorSpec], stated: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
-from ..runtime.bundle.manifest import CACHED, CachedLayer, GenerationEntry
+from ..runtime.bundle.manifest import CACHED, ENCODER, CachedLayer, EncoderEntry, GenerationEntry
 from ..workload import Op
 from .part import Part
 
@@ -22,13 +22,39 @@ _SIZE_MULTIPLE = 8
 
 
 @dataclass(frozen=True, eq=False)
+class EncoderForm:
+    """How an encoder-decoder reads a prompt of up to ``positions`` tokens; its decoder begins with ``start``.
+
+    ``module(module)`` is what ``Architecture.load`` returned with the interface of ``EncoderEntry``; ``workload`` is
+    what that costs, ``step`` what one new token of the decoder does.
+    """
+
+    start: int
+    positions: int
+    module: Callable[[torch.nn.Module], torch.nn.Module]
+    workload: Callable[[Submodel, Bucket], Sequence[Op]]
+    step: Callable[[Submodel], Sequence[Op]]
+
+    @property
+    def bucket(self) -> Bucket:
+        """What its engines take: one prompt."""
+        return Bucket(1, self.positions, None, 1)
+
+    @property
+    def entry(self) -> EncoderEntry:
+        """Its interface as the manifest has it, without engines."""
+        return EncoderEntry(self.start, self.positions, ())
+
+
+@dataclass(frozen=True, eq=False)
 class CachedForm:
     """How a family's model generates; ``layers`` are those that have keys and values of their own, in order.
 
     ``module(module)`` is what ``Architecture.load`` returned with the interface of ``GenerationEntry``; it is traced
     and never run. ``recorded(module)`` takes ``input_ids`` ``[B, S]`` and makes the model's own pass over all of them;
     it returns ``logits`` ``[B, S, vocabulary]`` and, per layer, the keys and values that attention had
-    (``[B, heads, S, size]``). ``window`` is how many tokens those layers see that do not see all.
+    (``[B, heads, S, size]``). ``window`` is how many tokens those layers see that do not see all. Behind an ``encoder``
+    it also takes the tokens that that reads, ``[B, N]``.
     """
 
     vocabulary: int
@@ -38,6 +64,7 @@ class CachedForm:
     recorded: Callable[[torch.nn.Module], torch.nn.Module]
     window: int | None = None
     family_problem: str | None = None
+    encoder: EncoderForm | None = None
 
     @property
     def problem(self) -> str | None:
@@ -55,9 +82,24 @@ class CachedForm:
     @property
     def entry(self) -> GenerationEntry:
         """Its interface as the manifest has it, without engines."""
-        return GenerationEntry(self.vocabulary, self.layers, self.positions, (), ())
+        encoder = None if self.encoder is None else self.encoder.entry
+        return GenerationEntry(self.vocabulary, self.layers, self.positions, (), (), encoder=encoder)
 
-    def part(self, workload: Callable[[Submodel, Bucket], Sequence[Op]]) -> Part:
-        """The part of a model that has ``workload``; its figures are those of one new token."""
-        inputs, outputs = self.entry.interface
-        return Part(CACHED, inputs, outputs, lambda s, _: workload(s, Bucket(1, 1)), self.module, bucket=self.bucket)
+    def parts(self, workload: Callable[[Submodel, Bucket], Sequence[Op]]) -> Iterator[Part]:
+        """The parts of a model that has ``workload``; figures are those of one new token, of an encoder those of a
+        prompt."""
+        encoder, entry = self.encoder, self.entry
+        if encoder is None:
+            yield Part(
+                CACHED, *entry.interface, lambda s, _: workload(s, Bucket(1, 1)), self.module, bucket=self.bucket
+            )
+            return
+        prompt = Bucket(1, min(MOST_NEW_TOKENS, encoder.positions))
+        yield Part(CACHED, *entry.interface, lambda s, _: encoder.step(s), self.module, bucket=self.bucket)
+        yield Part(
+            ENCODER,
+            *entry.encoder_interface,
+            lambda s, _: encoder.workload(s, prompt),
+            encoder.module,
+            bucket=encoder.bucket,
+        )

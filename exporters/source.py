@@ -82,7 +82,7 @@ class ModelSource:
         """What gets engines of its own beside the whole model, by name."""
         parts = list(self.exits.parts) if self.exits else []
         if self.cached is not None:
-            parts.append(self.cached.part(self.architecture.workload))
+            parts += self.cached.parts(self.architecture.workload)
         return {part.name: part for part in parts}
 
     @property

@@ -1,26 +1,32 @@
-"""The engines of a compile that generate: one for each submodel, emitted as every engine is, and proven."""
+"""The engines of a compile that generate: one for each submodel, emitted as every engine is, and proven.
+
+An encoder-decoder has two: the encoder, proven as a part of the model, and the decoder on what that returned.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+
+import torch
 
 from ...elastic import Bucket, Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
 from ...profiles.precision import PRECISIONS, TRACED, Precision
-from ...runtime.bundle.manifest import CACHED, EngineEntry
-from ...runtime.engines.runner import Residency
-from ...runtime.inputs.arrays import Arrays
+from ...runtime.bundle.manifest import CACHED, ENCODER, EngineEntry
+from ...runtime.engines.runner import Residency, Runner
+from ...runtime.inputs.arrays import Array, Arrays
 from ...strict import structure, unstructure
 from ..build.build_engine import EngineBuilder, short
 from ..build.emitted import Emitted
 from ..parity.compare import tolerance_for
 from ..parity.engine_verdict import tolerance_of
-from ..parity.reference import Reference
+from ..parity.reference import Reference, replayed
 from ..planning.cost_model import predict
 from ..work.clock import Clock
-from .cached_cases import Batch, cached_batches, cases_of, run_batches, unproven_window
+from .cached_cases import Batch, cached_batches, cases_of, prompts_of, read_prompts, run_batches, unproven_window
 from .cached_gate import (
     CachedRun,
     cached_reference,
@@ -30,37 +36,75 @@ from .cached_gate import (
     require_cached_parity,
 )
 
+# What an encoder returned of each prompt, by the name of its case; None of a model without one.
+_Read = Mapping[str, Sequence[Array]] | None
+
 
 def build_cached(builder: EngineBuilder, submodels: Sequence[Submodel], clock: Clock) -> tuple[EngineEntry, ...]:
-    """An engine that keeps a cache for each of ``submodels``; none for a model that does not generate.
+    """An engine that keeps a cache for each of ``submodels``, and one that reads prompts where the model has an
+    encoder; none for a model that does not generate.
 
     Done work of an earlier run is kept. Raises ParityError naming the engine and the first module that diverges.
     """
     form = builder.universal.source.cached
     if form is None:
         return ()
-    return tuple(_built(builder, form, submodel) for submodel in clock.each(submodels))
+    return tuple(engine for submodel in clock.each(submodels) for engine in _built(builder, form, submodel))
 
 
-def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> EngineEntry:
-    name = f"{submodel.id}.{CACHED}@{form.bucket.label}"
-    stem = f"{short(submodel.id)}.{CACHED}.{form.bucket.label}"
+def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> list[EngineEntry]:
+    batches = cached_batches(form, long=submodel.is_universal)
+    read: _Read = None
+    engines = []
+    if form.encoder is not None:
+        build_encoder = partial(_build_encoder, builder, submodel, batches)
+        engines.append(_once(builder, submodel, ENCODER, form.encoder.bucket, build_encoder))
+        with _runner(builder, engines[0]) as runner:
+            read = read_prompts(runner, form.entry, batches)
+    build = partial(_build, builder, form, submodel, batches, read)
+    return [*engines, _once(builder, submodel, CACHED, form.bucket, build)]
+
+
+def _once(
+    builder: EngineBuilder, submodel: Submodel, part: str, bucket: Bucket, build: Callable[[str, str], EngineEntry]
+) -> EngineEntry:
+    """What ``build`` makes of the name of an engine and its file, or made in an earlier run."""
+    name, stem = f"{submodel.id}.{part}@{bucket.label}", f"{short(submodel.id)}.{part}.{bucket.label}"
     file, receipt = f"{stem}.onnx", f"{stem}.json"
     builder.forget_unless(receipt, [file])
-    data = builder.stage.once_json(receipt, lambda: unstructure(_build(builder, form, submodel, name, file)))
+    data = builder.stage.once_json(receipt, lambda: unstructure(build(name, file)))
     return structure(EngineEntry, data, name, ParityError)
 
 
-def _build(builder: EngineBuilder, form: CachedForm, submodel: Submodel, name: str, file: str) -> EngineEntry:
+def _build_encoder(
+    builder: EngineBuilder, submodel: Submodel, batches: Sequence[Batch], name: str, file: str
+) -> EngineEntry:
+    part, cases = builder.universal.source.parts[ENCODER], prompts_of(batches)
+    engine = builder.emit(name, file, submodel, part.at(Bucket(1, 1)), ENCODER)
+    found = builder.run(engine.entry, [case.feeds for case in cases])
+    module = builder.references.of(submodel).viewed(part.module, part.outputs)
+    return builder.proven(engine, module, cases, replayed(module, cases), found, submodel)
+
+
+def _build(
+    builder: EngineBuilder,
+    form: CachedForm,
+    submodel: Submodel,
+    batches: Sequence[Batch],
+    read: _Read,
+    name: str,
+    file: str,
+) -> EngineEntry:
     emitted = builder.emit(name, file, submodel, form.bucket, CACHED)
     held = _activation_bytes(builder, form, submodel, emitted.entry.precision)
     engine = replace(emitted, entry=replace(emitted.entry, activation_bytes=held))
-    entry, batches = engine.entry, cached_batches(form, long=submodel.is_universal)
+    entry = engine.entry
     limit = tolerance_of(entry, builder.universal)
-    verdict = judge_cached(builder.references, form, entry, batches, _answers(builder, form, entry, batches))
+    answers = _answers(builder, form, entry, batches, read)
+    verdict = judge_cached(builder.references, form, entry, batches, answers)
     reference = cached_reference(builder.references, submodel, form)
     run = CachedRun(
-        f"engine {name}", engine.proof_graph, engine.template.module_outputs, builder.proofs.path, reference
+        f"engine {name}", engine.proof_graph, engine.template.module_outputs, builder.proofs.path, reference, read
     )
     require_cached_parity(run, form, batches, verdict, limit)
     rule = limit.rule
@@ -85,19 +129,34 @@ def _activation_bytes(builder: EngineBuilder, form: CachedForm, submodel: Submod
 def _prove_exact(
     builder: EngineBuilder, form: CachedForm, engine: Emitted, submodel: Submodel, batches: Sequence[Batch]
 ) -> str:
-    """The rule that an integer engine keeps without the rounding of its activations; see ``ExactProof``."""
+    """The rule that an integer engine keeps without the rounding of its activations; see ``ExactProof``. Before it
+    PyTorch reads the prompts."""
     limit = tolerance_for(TRACED, builder.universal.spec.depth)
     entry, graph = builder.prove_exact.graph(engine)
-    module = form.recorded(builder.prove_exact.module(engine, submodel))
-    reference = Reference(None, module, judged_specs(form.entry))
-    verdict = judge_rows(reference, batches, _answers(builder, form, entry, batches), TRACED, limit)
+    stored = builder.prove_exact.module(engine, submodel)
+    reference = Reference(None, form.recorded(stored), judged_specs(form.entry))
+    read: _Read = None
+    if form.encoder is not None:
+        encoder = form.encoder.module(stored)
+        with torch.no_grad():
+            read = {
+                case.name: [tensor.numpy() for tensor in encoder(torch.from_numpy(case.feeds["input_ids"]))]
+                for case in prompts_of(batches)
+            }
+    verdict = judge_rows(reference, batches, _answers(builder, form, entry, batches, read), TRACED, limit)
     subject = f"engine {entry.id}, without the rounding of activations"
-    run = CachedRun(subject, graph, engine.template.module_outputs, builder.proofs.path, reference)
+    run = CachedRun(subject, graph, engine.template.module_outputs, builder.proofs.path, reference, read)
     require_cached_parity(run, form, batches, verdict, limit)
     return limit.rule
 
 
-def _answers(builder: EngineBuilder, form: CachedForm, engine: EngineEntry, batches: Sequence[Batch]) -> list[Arrays]:
+def _answers(
+    builder: EngineBuilder, form: CachedForm, engine: EngineEntry, batches: Sequence[Batch], read: _Read
+) -> list[Arrays]:
+    with _runner(builder, engine) as runner:
+        return run_batches(runner, engine, form.entry, batches, read)
+
+
+def _runner(builder: EngineBuilder, engine: EngineEntry) -> Runner:
     residency: Residency = "packed" if PRECISIONS[engine.precision].is_always_packed else "shared"
-    with builder.runner(engine, residency) as runner:
-        return run_batches(runner, engine, form.entry, batches)
+    return builder.runner(engine, residency)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import cycle, zip_longest
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from ...runtime.bundle.manifest import EngineEntry, GenerationEntry
 from ...runtime.engines.runner import Runner
 from ...runtime.generation.cache import Cache
 from ...runtime.generation.cached_engine import CachedEngine
-from ...runtime.inputs.arrays import Arrays
+from ...runtime.generation.source import Source, read_source
+from ...runtime.inputs.arrays import Array, Arrays
 from ..parity.cases import Case
 
 # Tokens of a text; the longest has a piece that takes an engine two runs.
@@ -24,6 +25,8 @@ _MOST_DRAFTED = 8
 _BEYOND, _MOST_WINDOW, _MOST_LOGITS = 9, 2048, 300_000_000
 # Room behind the longest text: an engine must not depend on how much there is.
 _SPARE = 5
+# Tokens that an encoder reads, of one text after the other; those of the longest text are the longest.
+_SOURCE_TOKENS = (_TOKENS, 1, 7, 33, 5, 18)
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ class Row:
         found: np.ndarray = self.case.feeds["input_ids"][0]
         return found
 
+    @property
+    def prompt(self) -> Case:
+        """What the encoder before it reads."""
+        return Case(self.case.name, {"input_ids": self.case.feeds["source_ids"]})
+
 
 # Rows that are in one cache; pieces of one token that several have at once are given together.
 Batch = tuple[Row, ...]
@@ -47,14 +55,18 @@ Batch = tuple[Row, ...]
 def cached_batches(form: CachedForm, long: bool) -> list[Batch]:
     """Texts at random, always the same: whole, in pieces as drafts are verified, token by token, and in rows of
     different length; if ``long``, also one of more tokens than a run takes, where the model has so many positions, and
-    than its window has, where that is affordable.
+    than its window has, where that is affordable. Behind an encoder each has a prompt of its own length.
     """
-    rng = np.random.default_rng(form.vocabulary)
+    rng, source_rng = np.random.default_rng(form.vocabulary), np.random.default_rng(form.vocabulary + 1)
+    lengths = cycle(_SOURCE_TOKENS)
     most = min(_TOKENS, form.positions - _SPARE) if form.positions > _SPARE + 1 else form.positions
 
     def row(name: str, pieces: Sequence[int]) -> Row:
-        ids = rng.integers(0, form.vocabulary, (1, sum(pieces)))
-        return Row(Case(name, {"input_ids": ids}), tuple(pieces))
+        feeds = {"input_ids": rng.integers(0, form.vocabulary, (1, sum(pieces)))}
+        if form.encoder is not None:
+            read = min(_LONGEST if sum(pieces) == _LONGEST else next(lengths), form.encoder.positions)
+            feeds["source_ids"] = source_rng.integers(0, form.vocabulary, (1, read))
+        return Row(Case(name, feeds), tuple(pieces))
 
     def single(prompt: int) -> list[int]:
         return [prompt, *[1] * (most - prompt)]
@@ -98,15 +110,43 @@ def cases_of(batches: Sequence[Batch]) -> list[Case]:
     return [row.case for batch in batches for row in batch]
 
 
-def run_batches(runner: Runner, engine: EngineEntry, entry: GenerationEntry, batches: Sequence[Batch]) -> list[Arrays]:
+def prompts_of(batches: Sequence[Batch]) -> list[Case]:
+    """What an encoder reads before every row."""
+    return [row.prompt for batch in batches for row in batch]
+
+
+def read_prompts(runner: Runner, entry: GenerationEntry, batches: Sequence[Batch]) -> dict[str, list[Array]]:
+    """What the open ``runner`` of an encoder returns of the prompt of every row, by the name of its case."""
+    return {case.name: read_source(runner, entry, case.feeds["input_ids"][0]) for case in prompts_of(batches)}
+
+
+def run_batches(
+    runner: Runner,
+    engine: EngineEntry,
+    entry: GenerationEntry,
+    batches: Sequence[Batch],
+    read: Mapping[str, Sequence[Array]] | None = None,
+) -> list[Arrays]:
     """Per row the logits ``[1, S, vocabulary]`` behind each of its tokens, and what the cache holds of each layer in
-    the end, ``key_0`` and ``value_0`` ``[1, heads, S, size]`` and so on. ``runner`` is the open one of ``engine``."""
-    return [arrays for batch in batches for arrays in _run(runner, engine, entry, batch)]
+    the end, ``key_0`` and ``value_0`` ``[1, heads, S, size]`` and so on. ``runner`` is the open one of ``engine``;
+    ``read`` is what an encoder returned of each prompt, by the name of its case."""
+    return [arrays for batch in batches for arrays in _run(runner, engine, entry, batch, read)]
 
 
-def _run(runner: Runner, engine: EngineEntry, entry: GenerationEntry, batch: Batch) -> list[Arrays]:
+def _run(
+    runner: Runner,
+    engine: EngineEntry,
+    entry: GenerationEntry,
+    batch: Batch,
+    read: Mapping[str, Sequence[Array]] | None,
+) -> list[Arrays]:
     longest = max(len(row.ids) for row in batch)
-    cache = Cache.empty(entry.layers, len(batch), min(entry.positions, longest + _SPARE))
+    source = None
+    if read is not None:
+        source = Source.empty(entry, len(batch), max(row.prompt.tokens for row in batch) + _SPARE)
+        for number, row in enumerate(batch):
+            source.write(number, read[row.case.name])
+    cache = Cache.empty(entry.layers, len(batch), min(entry.positions, longest + _SPARE), source)
     cached = CachedEngine(runner, engine, entry, cache)
     written = [0] * len(batch)
     logits: list[list[np.ndarray]] = [[] for _ in batch]

@@ -17,7 +17,8 @@ from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
 from ...profiles.precision import Precision
 from ...runtime.bundle.manifest import EngineEntry, GenerationEntry, TensorSpec
-from ...runtime.inputs.arrays import Arrays
+from ...runtime.generation.source import Source
+from ...runtime.inputs.arrays import Array, Arrays
 from ..parity.cases import Case
 from ..parity.compare import Tolerance
 from ..parity.divergence import NOWHERE, first_divergence
@@ -63,13 +64,15 @@ def judge_rows(
 @dataclass(frozen=True)
 class CachedRun:
     """What was run, and what it was compared with: a ``graph`` whose weight store lies in ``folder``, and whose value
-    ``modules[name]`` is what the module ``name`` of ``reference`` returns."""
+    ``modules[name]`` is what the module ``name`` of ``reference`` returns. ``read`` is what an encoder returned of each
+    prompt, by the name of its case."""
 
     subject: str
     graph: bytes
     modules: Mapping[str, str]
     folder: Path
     reference: Reference
+    read: Mapping[str, Sequence[Array]] | None = None
 
 
 def require_cached_parity(
@@ -83,7 +86,7 @@ def require_cached_parity(
     if verdict.unprovable:
         raise ParityError(f"{run.subject}: {broken.describe()}")
     case = next(case for case in cases_of(batches) if case.name == broken.failed_case)
-    once = Case(case.name, _in_one_run(form.entry, case.feeds["input_ids"]))
+    once = Case(case.name, _in_one_run(form.entry, case, run.read))
     bound = run.reference.bound(case.feeds, None, {})
     where = first_divergence(run.graph, run.modules, run.reference, once, limit, run.folder, bound)
     if where == NOWHERE:
@@ -91,11 +94,17 @@ def require_cached_parity(
     raise ParityError(f"{run.subject}: {broken.describe()}; allowed {limit.rule}; first to diverge: {where}")
 
 
-def _in_one_run(entry: GenerationEntry, ids: np.ndarray) -> dict[str, np.ndarray]:
-    """The inputs of an engine that gets the whole text ``ids`` [1, S] at once, with an empty cache."""
+def _in_one_run(
+    entry: GenerationEntry, case: Case, read: Mapping[str, Sequence[Array]] | None
+) -> dict[str, np.ndarray]:
+    """The inputs of an engine that gets the whole text of ``case`` [1, S] at once, with an empty cache."""
+    ids = case.feeds["input_ids"]
     tokens = ids.shape[1]
     places = np.arange(tokens, dtype=np.int64)
-    feeds = {"input_ids": ids, "position_ids": places[None], "logits_at": places}
+    feeds: dict[str, np.ndarray] = {"input_ids": ids, "position_ids": places[None], "logits_at": places}
+    if read is not None:
+        found = read[case.name]
+        feeds |= Source(tuple(found), np.array([found[0].shape[3]])).named()
     for number, layer in enumerate(entry.layers):
         for kind in ("key", "value"):
             feeds[f"past_{kind}_{number}"] = np.zeros((1, layer.heads, tokens, layer.size), np.float32)

@@ -113,7 +113,7 @@ def complete(
     generation = draft.manifest.generation
     manifest = replace(
         draft.manifest,
-        generation=None if generation is None else replace(generation, engines=tuple(cached)),
+        generation=None if generation is None else generation.with_engines(cached),
         submodels=submodels,
         engines=tuple(engines),
         budgets=tuple(BudgetEntry(b.name, b.limits, b.submodel, b.reason) for b in plan.budgets),

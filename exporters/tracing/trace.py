@@ -18,7 +18,7 @@ from torch.export import Dim
 
 from ...elastic import Bucket
 from ...errors import ExportError
-from ...runtime.bundle.manifest import CAPACITY, LOGIT_COUNT, TensorSpec
+from ...runtime.bundle.manifest import CAPACITY, LOGIT_COUNT, SOURCE, TensorSpec
 from ..universal import PREFIX
 from .onnx_translations import TRANSLATIONS
 from .torchlib import torchlib_read_once
@@ -27,7 +27,7 @@ _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 # Sizes that no other dimension of a traced model is likely to have.
 _EXAMPLE_BATCH = 3
 _EXAMPLE_SEQUENCE = 7
-_EXAMPLE_OTHERS = {CAPACITY: 11, LOGIT_COUNT: 2}
+_EXAMPLE_OTHERS = {CAPACITY: 11, LOGIT_COUNT: 2, SOURCE: 13}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .manifest import CACHED, MAX_ELEMENTS, EngineEntry, GenerationEntry, Manifest
+from .manifest import CACHED, ENCODER, MAX_ELEMENTS, EncoderEntry, EngineEntry, GenerationEntry, Manifest
 
 _MAX_LAYERS = 4096
 # Of one token, keys or values of all layers; models of hundreds of layers keep less than a tenth.
@@ -35,6 +35,8 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
         yield f"generation: file {entry.chat_template!r} is not among the files"
     for engine in entry.engines:
         yield from _engine_problems(engine, entry)
+    if entry.encoder is not None:
+        yield from _encoder_problems(entry.encoder, entry)
 
 
 def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[str]:
@@ -50,3 +52,24 @@ def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[st
         yield f"engine {engine.id}: an engine that generates without weight_bytes"
     if engine.bucket.batch * entry.vocabulary > MAX_ELEMENTS:
         yield f"engine {engine.id}: logits of {engine.bucket.batch} rows have more than {MAX_ELEMENTS} elements"
+
+
+def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry) -> Iterable[str]:
+    if encoder.start_id >= entry.vocabulary:
+        yield f"generation: start_id {encoder.start_id}; expected a number below the vocabulary of {entry.vocabulary}"
+    if sorted(engine.submodel for engine in encoder.engines) != sorted(engine.submodel for engine in entry.engines):
+        yield "generation: expected an encoder for each submodel that generates, and no other"
+    for layer in entry.layers:
+        if layer.heads * layer.size * encoder.positions > MAX_ELEMENTS:
+            yield f"generation: an encoder returns more than {MAX_ELEMENTS} numbers at {encoder.positions} positions"
+    for engine in encoder.engines:
+        if engine.segment != ENCODER:
+            yield f"engine {engine.id}: segment {engine.segment!r}; engines that read a prompt have {ENCODER!r}"
+        if engine.bucket.batch != 1 or engine.bucket.smallest.tokens != 1:
+            yield f"engine {engine.id}: bucket {engine.bucket}; expected one row that begins with 1 token"
+        if engine.bucket.sequence != encoder.positions:
+            yield f"engine {engine.id}: takes {engine.bucket.sequence} tokens; expected {encoder.positions}"
+        if engine.routing:
+            yield f"engine {engine.id}: has decisions, which engines that generate have not"
+        if engine.weight_bytes is None:
+            yield f"engine {engine.id}: an engine that generates without weight_bytes"

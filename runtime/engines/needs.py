@@ -8,9 +8,12 @@ from typing import Literal
 
 from ...elastic import DEPTH, ElasticSpec, Submodel
 from ...profiles.precision import PRECISIONS
-from ..bundle.manifest import CACHED, EngineEntry
+from ..bundle.manifest import CACHED, ENCODER, EngineEntry
 from ..bundle.open_bundle import Bundle
 from .contract.residency import EngineNeed, Residency, assign_residencies
+
+# An encoder reads other pages of the weight store than the decoder behind it, as if it were of other layers.
+_ENCODER_LAYERS = (1, 2)
 
 
 def residencies_for(
@@ -46,11 +49,11 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
     submodels = {entry.id: spec.from_kinds(entry.values) for entry in manifest.submodels}
     predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies}
     named = [budget.submodel for budget in manifest.budgets]
-    before = {}
+    before = {ENCODER: _ENCODER_LAYERS}
     if manifest.exits:
         ends = [segment.layer for segment in manifest.exits.segments]
         names = [segment.name for segment in manifest.exits.segments]
-        before = dict(zip(names, zip((0, *ends), ends, strict=False), strict=True))
+        before |= dict(zip(names, zip((0, *ends), ends, strict=False), strict=True))
     needs = []
     for engine in engines:
         submodel = submodels[engine.submodel]
@@ -77,7 +80,7 @@ def _idle_segments(engines: Sequence[EngineEntry], admitted: Set[str]) -> set[st
     """Files of segments that no chain can use while these files are ``admitted``."""
     chains: dict[str, set[str]] = {}
     for engine in engines:
-        if engine.segment not in (None, CACHED):
+        if engine.segment not in (None, CACHED, ENCODER):
             chains.setdefault(engine.submodel, set()).add(engine.file)
     answering = {engine.submodel for engine in engines if engine.segment is None and engine.file in admitted}
     usable = [files for submodel, files in chains.items() if submodel in answering and files <= admitted]

@@ -9,22 +9,25 @@ import numpy as np
 
 from ..bundle.manifest import CachedLayer
 from ..inputs.arrays import Array
+from .source import Source
 
 
 @dataclass(frozen=True)
 class Cache:
-    """``tensors`` are keys and values of each layer in turn, ``[rows, heads, capacity, size]`` float32 each.
+    """``tensors`` are keys and values of each layer in turn, ``[rows, heads, capacity, size]`` float32 each. Behind an
+    encoder each row also has what that made of its prompt, in ``source``.
 
     Rows of it are caches too, on the same memory.
     """
 
     tensors: tuple[Array, ...]
+    source: Source | None = None
 
     @staticmethod
-    def empty(layers: Sequence[CachedLayer], rows: int, capacity: int) -> Cache:
+    def empty(layers: Sequence[CachedLayer], rows: int, capacity: int, source: Source | None = None) -> Cache:
         """Room for ``capacity`` tokens in each of ``rows`` rows; the system gives its pages as they are written."""
         shapes = [(rows, layer.heads, capacity, layer.size) for layer in layers for _ in ("key", "value")]
-        return Cache(tuple(np.zeros(shape, np.float32) for shape in shapes))
+        return Cache(tuple(np.zeros(shape, np.float32) for shape in shapes), source)
 
     @property
     def rows(self) -> int:
@@ -38,11 +41,12 @@ class Cache:
     @property
     def bytes(self) -> int:
         """What it takes once every token is written."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors) + (0 if self.source is None else self.source.bytes)
 
     def part(self, start: int, stop: int) -> Cache:
         """Rows ``start`` to ``stop``, which is left out."""
-        return Cache(tuple(tensor[start:stop] for tensor in self.tensors))
+        source = None if self.source is None else self.source.part(start, stop)
+        return Cache(tuple(tensor[start:stop] for tensor in self.tensors), source)
 
     def copy_row(self, source: int, target: int, tokens: int) -> None:
         """Makes the first ``tokens`` of row ``target`` those of row ``source``."""
@@ -55,6 +59,13 @@ class Cache:
             moved = tensor[one, :, :tokens].copy()
             tensor[one, :, :tokens] = tensor[other, :, :tokens]
             tensor[other, :, :tokens] = moved
+        if self.source is not None:
+            self.source.swap_rows(one, other)
+
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        """Everything that an engine reads of it, by name."""
+        return {**({} if self.source is None else self.source.named()), **self.named("past")}
 
     def named(self, prefix: str) -> Mapping[str, Array]:
         """The tensors by the names that engines have for them: ``past`` or ``present``."""

@@ -104,4 +104,4 @@ class CachedEngine:
         self, cache: Cache, ids: Array, positions: Array, logits_at: Sequence[int], logits: Array
     ) -> Callable[[], None]:
         feeds = {"input_ids": ids, "position_ids": positions, "logits_at": np.asarray(logits_at, np.int64)}
-        return self._runner.bind({**feeds, **cache.named("past")}, {"logits": logits, **cache.named("present")})
+        return self._runner.bind({**feeds, **cache.inputs}, {"logits": logits, **cache.named("present")})

@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ....elastic import Axis, ElasticSpec, PrefixSlice
-from ....runtime.bundle.manifest import TensorSpec, TextEntry
+from ....runtime.bundle.manifest import CachedLayer, TensorSpec, TextEntry
 from ...architecture import Architecture
+from ...cached_form import CachedForm, EncoderForm
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import read_nesting
 from ...family import Family
@@ -22,7 +23,7 @@ from ...parameter_groups import is_table
 from ...sentence_transformers.read_modules import read_modules
 from ...signature import Signature
 from .architecture import MOST_TOKENS, TABLE, T5Architecture, names_in_files, read_t5
-from .forward_ops import forward_ops
+from .forward_ops import encoding_ops, forward_ops, step_ops
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -48,6 +49,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         names_in_files=names_in_files(checkpoint, architecture),
         is_embedding=lambda name, shape: name == TABLE or is_table(name, shape),
         modules=modules,
+        cached=_cached(architecture) if architecture.decoder_layers else None,
     )
 
 
@@ -78,3 +80,25 @@ def _signature(checkpoint: Checkpoint, architecture: T5Architecture) -> Signatur
     follows = TensorSpec("decoder_input_ids", "int64", tokens, pad=architecture.pad, high=vocabulary)
     output = TensorSpec("logits", "float32", (*tokens, vocabulary), role="next_tokens")
     return Signature((ids, mask, follows), (output,), MOST_TOKENS, mask.name, text)
+
+
+def _cached(architecture: T5Architecture) -> CachedForm:
+    def encoder(module: torch.nn.Module) -> torch.nn.Module:
+        from .generating import SourceEncoder
+
+        return SourceEncoder(module.model).eval()
+
+    def cached(module: torch.nn.Module) -> torch.nn.Module:
+        from .generating import CachedT5
+
+        return CachedT5(module.model).eval()
+
+    def recorded(module: torch.nn.Module) -> torch.nn.Module:
+        from .generating import RecordedT5
+
+        return RecordedT5(module.model).eval()
+
+    layers = (CachedLayer(architecture.heads, architecture.head_dim),) * architecture.decoder_layers
+    encoding, step = partial(encoding_ops, architecture), partial(step_ops, architecture)
+    form = EncoderForm(architecture.start, MOST_TOKENS, encoder, encoding, step)
+    return CachedForm(architecture.vocabulary, MOST_TOKENS, layers, cached, recorded, encoder=form)

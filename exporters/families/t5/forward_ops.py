@@ -9,20 +9,36 @@ from ....workload import Op, elementwise, linear, lookup
 from .architecture import T5Architecture
 
 _FLOAT32_BYTES = 4
+# Behind which a step is counted.
+_PROMPT_TOKENS = 64
 
 
 def forward_ops(architecture: T5Architecture, submodel: Submodel, bucket: Bucket) -> list[Op]:
     """Encoder and decoder, each over as many tokens, and the head."""
-    ops = stack_ops(architecture, "encoder", submodel, bucket)
+    ops = _stack(architecture, "encoder", submodel, bucket)
     if architecture.decoder_layers:
-        ops += [
-            *stack_ops(architecture, "decoder", submodel, bucket, source=bucket.sequence),
-            head(architecture, bucket),
-        ]
+        ops += _stack(architecture, "decoder", submodel, bucket, source=bucket.sequence)
+        ops.append(_head(architecture, bucket))
     return ops
 
 
-def stack_ops(
+def encoding_ops(architecture: T5Architecture, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """The encoder, and the keys and values that every layer of the decoder makes of its answer."""
+    inner, ops = architecture.heads * architecture.head_dim, _stack(architecture, "encoder", submodel, bucket)
+    for layer in range(architecture.decoder_layers):
+        at = f"decoder.layers.{layer}.cross_attention"
+        ops += [linear(f"{at}.{p}", bucket.tokens, architecture.hidden, inner, bias=False) for p in ("key", "value")]
+    return ops
+
+
+def step_ops(architecture: T5Architecture, submodel: Submodel) -> list[Op]:
+    """One new token of the decoder, behind a short prompt."""
+    bucket = Bucket(1, 1)
+    ops = _stack(architecture, "decoder", submodel, bucket, source=_PROMPT_TOKENS, has_source_keys=True)
+    return [*ops, _head(architecture, bucket)]
+
+
+def _stack(
     a: T5Architecture, stack: str, submodel: Submodel, bucket: Bucket, source: int = 0, has_source_keys: bool = False
 ) -> list[Op]:
     """One side over ``bucket``. A decoder reads ``source`` tokens of the encoder, whose keys and values it makes too,
@@ -47,16 +63,7 @@ def stack_ops(
     return [*ops, elementwise(f"{stack}.norm", tokens * hidden, passes=4)]
 
 
-def source_keys(a: T5Architecture, bucket: Bucket) -> Iterator[Op]:
-    """The keys and values that every layer of the decoder makes of the encoder's answer."""
-    inner = a.heads * a.head_dim
-    for layer in range(a.decoder_layers):
-        for part in ("key", "value"):
-            at = f"decoder.layers.{layer}.cross_attention.{part}"
-            yield linear(at, bucket.tokens, a.hidden, inner, bias=False)
-
-
-def head(a: T5Architecture, bucket: Bucket) -> Op:
+def _head(a: T5Architecture, bucket: Bucket) -> Op:
     """The product with the vocabulary."""
     return linear("lm_head", bucket.tokens, a.hidden, a.vocabulary, bias=False)
 

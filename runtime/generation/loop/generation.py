@@ -152,7 +152,9 @@ class _Loop:
         session, rows = self._session, self._rows
         row, count = rows[place], len(rows)
         # Where nothing depends on it, it is not counted: of many rows that takes longer than a step.
-        tokens = sum(session.unknown(later.prompt) for later in rows[place:]) if self._pace.is_timed else 0
+        tokens = (
+            sum(session.unknown(later.prompt, later.source) for later in rows[place:]) if self._pace.is_timed else 0
+        )
         # Before the choice: a deadline counts the time that it takes to open them.
         for engine in self._pace.engines:
             session.bind(engine, count)
@@ -160,9 +162,9 @@ class _Loop:
             self._drafting.bind()
         writer = self._pace.for_prompts(tokens, count, row.tokens_left - 1)
         started = perf_counter()
-        logits, row.reused_tokens = session.prefill(place, row.prompt, writer.engine, count, self._own)
+        logits, row.reused_tokens = session.prefill(place, row.prompt, writer.engine, count, self._own, row.source)
         row.prompt_ms = 1e3 * (perf_counter() - started)
-        self._pace.read(writer.engine, len(row.prompt) - row.reused_tokens, row.prompt_ms)
+        self._pace.read(writer.engine, row.prompt_tokens - row.reused_tokens, row.prompt_ms)
         return row.pick(logits, writer)
 
     def _run(self, active: Sequence[Row]) -> list[Piece]:

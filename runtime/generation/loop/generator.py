@@ -104,7 +104,7 @@ class Generator:
         if session is not None and not session.is_of(entry):
             raise InputError("session: of another model; open one with the session() of this model")
         prompts = self._prompts(entry)
-        rows = prompts.tokens(prompt, messages)
+        rows, sources = prompts.behind_encoder(prompts.tokens(prompt, messages))
         tokenizer = prompts.tokenizer
         stops = asked.stops_beside(entry.end_ids)
         if beyond := [token for token in stops.ids if token >= entry.vocabulary]:
@@ -117,7 +117,8 @@ class Generator:
         tokens = asked.tokens_for(max(map(len, rows)), capacity, f"the capacity of {capacity}")
         with ExitStack() as own:  # closes a session of this call's, should it fail
             if session is None:
-                session = own.enter_context(self.session(len(rows), capacity))
+                longest = max((len(ids) for ids in sources if ids is not None), default=0)
+                session = own.enter_context(self._session(entry, len(rows), capacity, longest))
             elif len(rows) > session.rows:
                 raise InputError(f"session: {len(rows)} prompts, it has {session.rows} rows; open one with more")
             admitted = self._opened(entry, 0).residencies.keys()
@@ -136,7 +137,10 @@ class Generator:
                 reason += f"; {drafting.reason}"
             pace = Pace(engines, reason, asked.promise, self._times, started)
             options_of_rows = RowOptions(tokens, sampling, stops, frozenset(entry.end_ids), asked.logprobs)
-            each = [Row(number, ids, options_of_rows, tokenizer) for number, ids in enumerate(rows)]
+            each = [
+                Row(number, ids, options_of_rows, tokenizer, source)
+                for number, (ids, source) in enumerate(zip(rows, sources, strict=True))
+            ]
             is_named = asked.submodel is not None or asked.budget is not None
             generation = Generation(session, each, pace, own.pop_all().close, is_named, drafting)
         return generation if stream else generation.finish()
@@ -145,20 +149,30 @@ class Generator:
         """A cache of ``rows`` rows, with room for ``capacity`` tokens in each, by default 2048 or as many as the model
         takes. Raises InputError, or SelectionError where the memory cap does not allow it."""
         entry = self._entry()
+        if entry.encoder is not None:
+            raise InputError(
+                "session: this model reads a prompt whole, with an encoder, so that nothing of one could be kept for "
+                "the next; generate without a session"
+            )
         count = whole_number("rows", rows, 1)
+        given = min(_SESSION_CAPACITY, entry.positions) if capacity is None else whole_number("capacity", capacity, 2)
+        return self._session(entry, count, given, 0)
+
+    def _session(self, entry: GenerationEntry, count: int, given: int, prompt_tokens: int) -> Session:
+        """Of ``count`` rows with a capacity of ``given`` tokens, behind prompts of up to ``prompt_tokens`` that an
+        encoder reads. Raises as ``session``."""
         most = max(engine.bucket.batch for engine in entry.engines)
         if count > most:
             raise InputError(f"rows: expected at most {most}, which the engines take at once, got {count}")
-        given = min(_SESSION_CAPACITY, entry.positions) if capacity is None else whole_number("capacity", capacity, 2)
         _require_positions(entry, given)
-        kept = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * count * given
+        kept = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * count * (given + prompt_tokens)
         size = kept + 4 * entry.vocabulary * count * len(entry.engines)  # each that is bound has logits of its own
         pool = self._opened(entry, size)
         if self._memory is not None:
             self._memory.take_cache(size)
         given_back = _nothing if self._memory is None else partial(self._memory.give_cache, size)
         try:
-            return Session(entry, pool.get, count, given, given_back)
+            return Session(entry, pool.get, count, given, given_back, prompt_tokens)
         except MemoryError as failure:
             given_back()
             raise SelectionError(
@@ -231,7 +245,7 @@ class Generator:
                             f"memory_mb: a cache of {cache_bytes / 1e6:.1f} MB leaves nothing for engines; ask for "
                             "fewer rows, a smaller capacity or fewer tokens, or raise the cap"
                         )
-                residencies = residencies_for(self._bundle, entry.engines, left, self._residency)
+                residencies = residencies_for(self._bundle, entry.every_engine, left, self._residency)
                 self._pool = EnginePool(self._bundle, residencies, self._threads, None, self._affinity, self._memory)
                 if self._is_closed:
                     self._pool.close()

@@ -41,6 +41,19 @@ class Prompts:
             return [self._checked(0, self._require_encoder().ids(text, add_special_tokens=False))]
         return [self._checked(number, self._ids(number, one)) for number, one in enumerate(_several(prompt))]
 
+    def behind_encoder(self, rows: list[Ids]) -> tuple[list[Ids], list[Ids | None]]:
+        """What each row continues, and what its encoder reads: of an encoder-decoder the token that its decoder begins
+        with, and the prompt. Raises InputError for a prompt that is longer than the encoder takes."""
+        encoder = self._entry.encoder
+        if encoder is None:
+            return rows, [None] * len(rows)
+        for number, ids in enumerate(rows):
+            if len(ids) > encoder.positions:
+                raise InputError(
+                    f"prompt {number}: {len(ids)} tokens, the encoder takes {encoder.positions}; shorten it"
+                )
+        return [np.array([encoder.start_id], np.int64)] * len(rows), list(rows)
+
     def require_chats(self) -> None:
         """Raises InputError where there is no chat template, or none that can be read."""
         self._require_encoder()

@@ -29,10 +29,13 @@ class RowOptions:
 
 
 class Row:
-    """Row ``number`` of a call, behind ``prompt`` ``[T]``; ``tokenizer`` is None where the bundle has none."""
+    """Row ``number`` of a call, behind ``prompt`` ``[T]``; ``tokenizer`` is None where the bundle has none. Of an
+    encoder-decoder what was asked for is the ``source``, and ``prompt`` what its decoder begins with."""
 
-    def __init__(self, number: int, prompt: Ids, options: RowOptions, tokenizer: Any | None) -> None:
-        self.number, self.prompt = number, prompt
+    def __init__(
+        self, number: int, prompt: Ids, options: RowOptions, tokenizer: Any | None, source: Ids | None = None
+    ) -> None:
+        self.number, self.prompt, self.source = number, prompt, source
         self.finish: Finish | None = None
         self.reused_tokens, self.prompt_ms = 0, 0.0
         self.token_ms: list[float] = []
@@ -51,6 +54,11 @@ class Row:
     def tokens(self) -> Ids:
         """The prompt and what was picked, ``[T]``."""
         return self._history[: len(self.prompt) + self._count]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of what was asked for."""
+        return len(self.prompt if self.source is None else self.source)
 
     @property
     def last(self) -> int:
@@ -110,7 +118,7 @@ class Row:
                 for (writer, _), tokens in zip(self._runs, lengths, strict=True)
             ),
             log_probabilities=None if self._options.logprobs is None else tuple(self._log_probabilities),
-            prompt_tokens=len(self.prompt),
+            prompt_tokens=self.prompt_tokens,
             reused_tokens=self.reused_tokens,
             prompt_ms=self.prompt_ms,
             token_ms=tuple(self.token_ms),

@@ -24,6 +24,7 @@ from ...engines.runner import Runner
 from ...inputs.arrays import Array
 from ..cache import Cache
 from ..cached_engine import CachedEngine
+from ..source import Source, read_source
 
 Ids = npt.NDArray[np.int64]
 _MEND = "finish or close its generation, or open a session for each thread"
@@ -44,11 +45,14 @@ class Session:
         rows: int,
         capacity: int,
         given_back: Callable[[], None],
+        prompt_tokens: int = 0,
     ) -> None:
-        """``opened`` gives the open runner of an engine; ``rows`` and ``capacity`` are what its engines take.
+        """``opened`` gives the open runner of an engine; ``rows`` and ``capacity`` are what its engines take. Behind an
+        encoder there is room for prompts of ``prompt_tokens``.
         ``given_back`` is called once the session is closed, or collected."""
         self._entry, self._opened = entry, opened
-        self._cache = Cache.empty(entry.layers, rows, capacity)
+        source = Source.empty(entry, rows, prompt_tokens) if prompt_tokens else None
+        self._cache = Cache.empty(entry.layers, rows, capacity, source)
         self._tokens: Ids = np.zeros((rows, capacity), np.int64)  # by place
         self._written_by = np.zeros((rows, capacity), np.int16)  # which engine wrote the keys, by place
         self._numbers: dict[str, int] = {}  # of engines
@@ -139,15 +143,30 @@ class Session:
         for row in range(rows):
             self._swap(self._row_at.index(row), row)
 
-    def unknown(self, tokens: Ids) -> int:
-        """How many of ``tokens``, as all that a row has, would be computed."""
+    def unknown(self, tokens: Ids, source: Ids | None = None) -> int:
+        """How many of ``tokens``, as all that a row has, would be computed; of a ``source``, which an encoder reads,
+        all."""
+        if source is not None:
+            return len(source)
         return len(tokens) - min(max(self._common(tokens)), len(tokens) - 1)
 
-    def prefill(self, place: int, tokens: Ids, engine: EngineEntry, rows: int, own: bool = False) -> tuple[Array, int]:
+    def prefill(
+        self,
+        place: int,
+        tokens: Ids,
+        engine: EngineEntry,
+        rows: int,
+        own: bool = False,
+        source: Ids | None = None,
+    ) -> tuple[Array, int]:
         """The logits ``[V]`` behind ``tokens`` as all that the row at ``place`` has, of ``rows`` that are used, and how
         many of them were there already; with ``own`` none whose keys another engine wrote. At least one is computed,
-        which is what logits come from."""
-        kept = self._reuse(place, tokens, self._number(engine) if own else None)
+        which is what logits come from. Behind an encoder, which reads ``source``, all are."""
+        kept = 0
+        if source is not None:
+            self._read(place, source, engine)
+        else:
+            kept = self._reuse(place, tokens, self._number(engine) if own else None)
         self._lengths[place] = kept
         logits = self._engine(engine, rows).extend(place, tokens[kept:], kept, [len(tokens) - kept - 1])
         self._tokens[place, kept : len(tokens)] = tokens[kept:]
@@ -190,8 +209,11 @@ class Session:
         self._swap(place, rows - 1)
 
     def bind(self, engine: EngineEntry, rows: int) -> None:
-        """Opens ``engine`` for steps of ``rows`` rows, so that none of them waits for that."""
+        """Opens ``engine`` for steps of ``rows`` rows, and what reads its prompts, so that nothing waits for that."""
         self._engine(engine, rows)
+        encoder = self._entry.encoder_of(engine)
+        if encoder is not None:
+            self._opened(encoder)
 
     def _require_open(self) -> None:
         if not self._given_back.alive:
@@ -206,6 +228,14 @@ class Session:
             found = CachedEngine(self._opened(engine), engine, self._entry, self._cache.part(0, rows))
             self._engines[engine.id] = found
         return found
+
+    def _read(self, place: int, source: Ids, engine: EngineEntry) -> None:
+        """Gives the row at ``place`` what the encoder of ``engine`` makes of its prompt."""
+        encoder, room = self._entry.encoder_of(engine), self._cache.source
+        assert encoder is not None
+        assert room is not None
+        self._lengths[place] = 0
+        room.write(place, read_source(self._opened(encoder), self._entry, source))
 
     def _number(self, engine: EngineEntry) -> int:
         return self._numbers.setdefault(engine.id, len(self._numbers))

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from ....errors import SelectionError
 from ....strict import nearest
-from ...bundle.manifest import EngineEntry, Manifest
+from ...bundle.manifest import EngineEntry, GenerationEntry, Manifest
 from .options import Options
 
 
@@ -16,7 +16,12 @@ def writers(
     """The engines to choose from, the largest submodel's first: only it without a promise. ``admitted`` are the ids of
     engines that may be open here, ``rows`` generate at once, with ``cache_bytes``. Raises SelectionError."""
     assert manifest.generation is not None
-    by_submodel = {engine.submodel: engine for engine in manifest.generation.engines if engine.id in admitted}
+    generation = manifest.generation
+    by_submodel = {
+        engine.submodel: engine
+        for engine in generation.engines
+        if all(needed.id in admitted for needed in _needed(generation, engine))
+    }
     order = [entry.id for entry in manifest.largest_first if entry.id in by_submodel]
     engines = [by_submodel[submodel] for submodel in order if by_submodel[submodel].bucket.batch >= rows]
     asked, reason = options.submodel, f"submodel {options.submodel} asked for"
@@ -39,23 +44,32 @@ def writers(
         return engines, reason
     if options.memory_mb is not None:
         limit = options.memory_mb
-        small = [engine for engine in engines if _memory_mb(engine, cache_bytes) <= limit]
+        memory_mb = {
+            engine.id: (sum(map(_own_bytes, _needed(generation, engine))) + cache_bytes) / 1e6 for engine in engines
+        }
+        small = [engine for engine in engines if memory_mb[engine.id] <= limit]
         if not small:
-            least = min((_memory_mb(engine, cache_bytes) for engine in engines), default=0.0)
+            least = min(memory_mb.values(), default=0.0)
             raise SelectionError(
                 f"no submodel generates {rows} rows with memory_mb <= {limit:g}; the smallest takes {least:.1f} MB "
                 f"with its cache of {cache_bytes / 1e6:.1f} MB"
             )
-        engines, reason = small, f"{_memory_mb(small[0], cache_bytes):.1f} MB <= {limit:g} MB"
+        engines, reason = small, f"{memory_mb[small[0].id]:.1f} MB <= {limit:g} MB"
     else:
         reason = "the largest submodel" if options.promise else "no limit asked: the largest submodel"
-        if left_out := len(manifest.generation.engines) - len(by_submodel):
+        if left_out := len(generation.engines) - len(by_submodel):
             reason += f" that the memory cap admits, {left_out} left out"
     if not engines:
         raise SelectionError(f"no submodel has an engine that generates {rows} rows here")
     return (engines if options.promise else engines[:1]), reason
 
 
-def _memory_mb(engine: EngineEntry, cache_bytes: int) -> float:
-    """What the engine needs for itself, with the cache."""
-    return ((engine.weight_bytes or 0) + engine.private_bytes + engine.activation_bytes + cache_bytes) / 1e6
+def _needed(generation: GenerationEntry, engine: EngineEntry) -> list[EngineEntry]:
+    """The engines with which a submodel generates: its own, and what reads its prompts."""
+    encoder = generation.encoder_of(engine)
+    return [engine] if encoder is None else [engine, encoder]
+
+
+def _own_bytes(engine: EngineEntry) -> int:
+    """What the engine needs for itself."""
+    return (engine.weight_bytes or 0) + engine.private_bytes + engine.activation_bytes

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.check_generation import generation_problems
-from nestforge.runtime.bundle.manifest import CACHED, CachedLayer, EngineEntry, FileEntry, GenerationEntry, Manifest
+from nestforge.runtime.bundle.manifest import (
+    CACHED,
+    ENCODER,
+    CachedLayer,
+    EncoderEntry,
+    EngineEntry,
+    FileEntry,
+    GenerationEntry,
+    Manifest,
+)
 from nestforge.runtime.bundle.open_bundle import open_bundle
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-v1"
@@ -28,6 +37,13 @@ ENGINE = EngineEntry(
 )
 ENTRY = GenerationEntry(48, (CachedLayer(2, 8),), 40, (2,), (ENGINE,), begin_id=1, chat_template="chat.jinja")
 
+READER = replace(ENGINE, id="ffn8.encoder@b1-s1_40", segment=ENCODER, bucket=Bucket(1, 40, None, 1))
+ENCODERS = EncoderEntry(0, 40, (READER,))
+
+
+def behind(encoder: EncoderEntry) -> GenerationEntry:
+    return replace(ENTRY, encoder=encoder)
+
 
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
@@ -40,7 +56,7 @@ def problems(manifest: Manifest, entry: GenerationEntry) -> list[str]:
 
 
 def test_a_sound_entry_has_none(manifest: Manifest) -> None:
-    assert problems(manifest, ENTRY) == []
+    assert problems(manifest, ENTRY) == problems(manifest, behind(ENCODERS)) == []
     assert list(generation_problems(manifest)) == []
 
 
@@ -60,6 +76,25 @@ REFUSED = {
     "weights": (replace(ENTRY, engines=(replace(ENGINE, weight_bytes=None),)), "without weight_bytes"),
     "many numbers": (replace(ENTRY, layers=(CachedLayer(2**12, 2**9),) * 3), "more than 4194304"),
     "two": (replace(ENTRY, engines=(ENGINE, replace(ENGINE, id="other"))), "submodel ffn8 has several engines"),
+    "start beyond": (
+        behind(replace(ENCODERS, start_id=48)),
+        "start_id 48; expected a number below the vocabulary",
+    ),
+    "no encoder": (behind(replace(ENCODERS, engines=())), "expected an encoder for each submodel that generates"),
+    "encoder's segment": (
+        behind(replace(ENCODERS, engines=(replace(READER, segment=CACHED),))),
+        "engines that read a prompt have 'encoder'",
+    ),
+    "encoder's bucket": (
+        behind(replace(ENCODERS, engines=(replace(READER, bucket=Bucket(2, 40, None, 1)),))),
+        "bucket 2x1..40; expected one row that begins with 1 token",
+    ),
+    "encoder's positions": (behind(replace(ENCODERS, positions=41)), "takes 40 tokens; expected 41"),
+    "huge prompts": (behind(replace(ENCODERS, positions=2**30)), "an encoder returns more than 2147483648 numbers"),
+    "encoder's weights": (
+        behind(replace(ENCODERS, engines=(replace(READER, weight_bytes=None),))),
+        "ffn8.encoder@b1-s1_40: an engine that generates without weight_bytes",
+    ),
     "vocabulary": (replace(ENTRY, vocabulary=2**26), "logits of 64 rows have more than"),
 }
 

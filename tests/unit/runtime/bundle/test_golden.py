@@ -152,3 +152,23 @@ def test_engines_of_a_bundle_that_generates_continue_texts_as_its_whole_ones_ans
                 found = [*cached.extend(0, ids[0, :3], 0, [0, 1, 2])]
                 found += [cached.step([ids[0, at]], [at])[0].copy() for at in (3, 4)]
             np.testing.assert_allclose(np.stack(found), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_bundle_of_an_encoder_decoder_reads_a_prompt_once_and_answers_as_its_whole_engines() -> None:
+    with nestforge.load(GOLDEN / "bundle-v9") as model:
+        entry = model.bundle.manifest.generation
+        assert entry is not None
+        assert entry.encoder is not None
+        assert (entry.encoder.start_id, entry.encoder.positions, len(entry.layers)) == (0, 4096, 2)
+        prompt = model.generate.tokens(TEXT)
+        for engine in entry.engines:
+            row = model.generate(TEXT, submodel=engine.submodel, max_tokens=8).rows[0]
+            decoder = np.zeros((1, len(prompt)), np.int64)
+            decoder[0, 1 : len(row.tokens)] = row.tokens[:-1]
+            feeds = {
+                "input_ids": np.array([prompt]),
+                "attention_mask": np.ones((1, len(prompt)), np.int64),
+                "decoder_input_ids": decoder,
+            }
+            logits = model(feeds, submodel=engine.submodel).outputs["logits"][0]
+            assert logits.argmax(axis=-1)[: len(row.tokens)].tolist() == list(row.tokens)

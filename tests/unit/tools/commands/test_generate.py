@@ -144,3 +144,15 @@ def test_a_draft_is_said_and_changes_no_text(bundle: Path, model: ElasticModel) 
     assert data["rows"][0]["drafts"] == [
         {"draft": "ffn8", "runs": drafts.runs, "drafted": drafts.drafted, "accepted": drafts.accepted}
     ]
+
+
+def test_an_encoder_decoder_reads_the_prompt_and_has_no_chat() -> None:
+    golden = Path(__file__).parents[3] / "golden" / "bundle-v9"
+    found = generate(golden, "--prompt", "the quick brown fox", "--max-tokens", "4", "--json")
+    assert found.exit_code == 0
+    (row,) = json.loads(found.stdout)["rows"]
+    assert row["prompt_tokens"] == 6
+    assert len(row["tokens"]) <= 4
+    refused = generate(golden, "--chat")
+    assert refused.exit_code == 1
+    assert "its model has no chat template" in refused.stderr

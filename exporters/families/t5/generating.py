@@ -1,0 +1,119 @@
+"""T5 as it generates: an encoder that makes the decoder's keys and values of a text, and a decoder that keeps its own.
+
+Shapes: ``B`` rows, ``S`` new tokens, ``A`` heads of size ``D``, ``N`` tokens that the encoder read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...checkpoints.offline_transformers import offline_transformers
+from ...modules.cached_attention import Cache, CachePlaces, cache_places, cached_attention, caches_of
+
+
+class SourceEncoder(torch.nn.Module):
+    """``model`` up to what the decoder reads of a text, with the interface of ``EncoderEntry``."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``input_ids`` [1, N] to keys [1, A, D, N] and values [1, A, N, D] of each layer of the decoder in turn."""
+        hidden = self.model.encoder(input_ids=input_ids).last_hidden_state
+        found: list[torch.Tensor] = []
+        for block in self.model.decoder.block:
+            cross = block.layer[1].EncDecAttention
+            found += [_heads(cross, cross.k(hidden)).transpose(2, 3), _heads(cross, cross.v(hidden))]
+        return tuple(found)
+
+
+class CachedT5(torch.nn.Module):
+    """The decoder of ``model`` with the interface of ``GenerationEntry``; to be traced."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        logits_at: torch.Tensor,
+        source_lengths: torch.Tensor,
+        *kept: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        model, decoder = self.model, self.model.decoder
+        layers = len(decoder.block)
+        sources, past = kept[: 2 * layers], caches_of(kept[2 * layers :])
+        places = cache_places(position_ids)
+        bias = _position_bias(decoder.block[0].layer[0].SelfAttention, position_ids, places)
+        hidden_beyond = _hidden_beyond(source_lengths, sources[0].shape[3])
+        hidden, present = decoder.embed_tokens(input_ids), []
+        for number, block in enumerate(decoder.block):
+            own, cross, ffn = block.layer
+            found, after = _own_attention(own.SelfAttention, own.layer_norm(hidden), past[number], places, bias)
+            present += [*after]
+            hidden = hidden + found
+            keys, values = sources[2 * number : 2 * number + 2]
+            query = _heads(cross.EncDecAttention, cross.EncDecAttention.q(cross.layer_norm(hidden)))
+            seen = torch.softmax(torch.matmul(query, keys) + hidden_beyond, dim=-1)
+            hidden = hidden + cross.EncDecAttention.o(torch.matmul(seen, values).transpose(1, 2).flatten(2))
+            hidden = ffn(hidden)
+        hidden = decoder.final_layer_norm(hidden[:, logits_at])
+        if model.config.scale_decoder_outputs:
+            hidden = hidden * model.model_dim**-0.5
+        return (model.lm_head(hidden), *present)
+
+
+class RecordedT5(torch.nn.Module):
+    """One pass of ``model`` over whole texts, as transformers makes it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, source_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The decoder's ``input_ids`` [B, S] behind ``source_ids`` [B, N] to logits [B, S, V], and per layer the keys
+        and values [B, A, S, D] of these tokens."""
+        transformers = offline_transformers()
+        cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+        answer = self.model(input_ids=source_ids, decoder_input_ids=input_ids, past_key_values=cache, use_cache=True)
+        own = cache.self_attention_cache.layers
+        return (answer.logits, *(tensor for layer in own for tensor in (layer.keys, layer.values)))
+
+
+def _heads(attention: Any, x: torch.Tensor) -> torch.Tensor:
+    """``[B, S, A * D]`` as ``[B, A, S, D]``."""
+    return x.view(*x.shape[:2], attention.n_heads, attention.key_value_proj_dim).transpose(1, 2)
+
+
+def _own_attention(
+    attention: Any, hidden: torch.Tensor, past: Cache, places: CachePlaces, bias: torch.Tensor
+) -> tuple[torch.Tensor, Cache]:
+    query, key, value = (_heads(attention, part(hidden)) for part in (attention.q, attention.k, attention.v))
+    found, after = cached_attention(query, Cache(key, value), past, places, attention.scaling, bias=bias)
+    return attention.o(found.flatten(2)), after
+
+
+def _position_bias(attention: Any, position_ids: torch.Tensor, places: CachePlaces) -> torch.Tensor:
+    """What is added to every score for the distance of its tokens: [B, A, S, T], T the tokens of the longest row."""
+    total = places.total.item()
+    torch._check(total >= 1)  # type: ignore[no-untyped-call]
+    distance = torch.arange(total) - position_ids[:, :, None]  # [B, S, T]
+    buckets = attention._relative_position_bucket(
+        distance,
+        bidirectional=False,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    bias: torch.Tensor = attention.relative_attention_bias(buckets).permute(0, 3, 1, 2)
+    return bias
+
+
+def _hidden_beyond(lengths: torch.Tensor, most: int) -> torch.Tensor:
+    """0 where a row has a token of the encoder's, and the lowest number behind its end: [B, 1, 1, N]."""
+    is_seen = torch.arange(most) < lengths[:, None]
+    return torch.where(is_seen, 0.0, torch.finfo(torch.float32).min)[:, None, None, :]
