@@ -38,6 +38,7 @@ TESTED_ELSEWHERE = {
     "profiles.tensorrt_options": "profiles/test_device_profile.py",
     "exporters.families.cost_eff.entropy": "exporters/families/cost_eff/test_model.py",
     "exporters.families.cost_eff.sidecar": "exporters/families/cost_eff/test_folder.py",
+    "exporters.families.t5.generating": "compiler/generation/test_encoder_decoder.py",
     "exporters.families.t5.load": "exporters/families/t5/test_family.py",
     "exporters.families.cost_eff.tsvd": "exporters/families/cost_eff/test_model.py",
     "exporters.families.cost_eff.weights": "exporters/families/cost_eff/test_family.py",

@@ -73,6 +73,14 @@ def test_text_that_several_submodels_write(model: ElasticModel) -> None:
     assert "the promise is not kept" in fast.runs[0].reason
 
 
+@pytest.mark.parametrize("draft", ["ffn8x1_24x1_16x1", "n-gram"])
+def test_drafted_text_is_the_same(model: ElasticModel, draft: str) -> None:
+    plain = model.generate(PROMPTS[0], max_tokens=TOKENS).rows[0]
+    drafted = model.generate(PROMPTS[0], max_tokens=TOKENS, draft=draft).rows[0]
+    assert drafted.tokens == plain.tokens
+    assert sum(each.drafted for each in drafted.drafts) > 0
+
+
 def test_the_same_seed_samples_the_same_text(model: ElasticModel) -> None:
     sample = partial(model.generate, PROMPTS[0], max_tokens=TOKENS, temperature=0.9, top_k=40, logprobs=2)
     first, again, other = sample(seed=3).rows[0], sample(seed=3).rows[0], sample(seed=4).rows[0]
