@@ -11,7 +11,7 @@ from ....errors import NestforgeError, OutputError
 from ...console import print_table, working
 from ..stages import Record
 from .comparison import Training
-from .recipe import DIGITS_CONFIG, DIGITS_RECIPE, LANGUAGE_CONFIG, LANGUAGE_RECIPE
+from .recipe import DIGITS_CONFIG, DIGITS_RECIPE, LANGUAGE_CONFIG, LANGUAGE_RECIPE, WRITER_CONFIG, WRITER_RECIPE
 from .tasks import DigitsTask, LanguageTask, Task
 
 _KINDS = ("nested", "baseline")
@@ -19,6 +19,9 @@ _HELD_OUT = 256  # windows of each held-out part of the language task
 TASKS: tuple[Task, ...] = (
     DigitsTask(DIGITS_CONFIG, DIGITS_RECIPE),
     LanguageTask(LANGUAGE_CONFIG, LANGUAGE_RECIPE, _HELD_OUT),
+    LanguageTask(
+        WRITER_CONFIG, WRITER_RECIPE, _HELD_OUT, name="writer", most_seeds=1, published_levels=("S", "M")
+    ),
 )
 
 
@@ -34,7 +37,8 @@ TASKS: tuple[Task, ...] = (
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Repetitions of the comparison.")
 @click.option("--no-baselines", is_flag=True, help="Train the universal models alone, once, and compare nothing.")
 def main(task: str, output: Path, seeds: int, no_baselines: bool) -> None:
-    """Train MatFormer's universal models: `vit` on handwritten digits, `lm` on the bytes of Python's own sources.
+    """Train MatFormer's universal models: `vit` on handwritten digits, `lm` on the bytes of Python's own sources, and
+    `writer`, a larger one of the same kind that is there to generate (compared once).
 
     Beside each universal model, models of every level's size are trained alone on a quarter of its tokens each, with
     the same settings: the paper's comparison. No network, no GPU. Each run takes one core, as many side by side as

@@ -45,7 +45,7 @@ class Training:
         stages = ["data", *(run.name for run in self._runs), "ladder"]
         if self.baselines:
             stages.append("comparison")
-            key = {**made_from, "seeds": self.seeds}
+            key = {**made_from, "seeds": self._repetitions}
             self.stages.store(self._stage("comparison"), key, {"levels": self._comparison()})
         records = self.stages.records()
         return {name: records[self._stage(name)] for name in stages}
@@ -60,12 +60,20 @@ class Training:
         return self.output / self.task.name
 
     @property
+    def _repetitions(self) -> int:
+        return min(self.seeds, self.task.most_seeds or self.seeds)
+
+    @property
     def _runs(self) -> list[Run]:
         """The longest first, so that the last to finish are short."""
-        seeds = range(self.seeds if self.baselines else 1)
+        seeds = range(self._repetitions if self.baselines else 1)
         universal = [Run(seed, folder=None if seed else self.folder) for seed in seeds]
         levels = tuple(self.task.recipe.levels) if self.baselines else ()
-        return universal + [Run(seed, level) for level in reversed(levels) for seed in seeds]
+        return universal + [Run(seed, level, self._alone(level, seed)) for level in reversed(levels) for seed in seeds]
+
+    def _alone(self, level: str, seed: int) -> Path | None:
+        published = seed == 0 and level in self.task.published_levels
+        return self.output / f"{self.task.name}-{level}-alone" if published else None
 
     def _data(self) -> Record:
         data = self.task.data()
@@ -99,7 +107,7 @@ class Training:
 
     def _comparison(self) -> Record:
         records = self.stages.records()
-        seeds = range(self.seeds)
+        seeds = range(self._repetitions)
         rows: Record = {}
         for level in self.task.recipe.levels:
             nested = [records[self._stage(Run(seed).name)]["levels"][level] for seed in seeds]

@@ -39,6 +39,16 @@ class Task(Protocol):
     @property
     def recipe(self) -> Recipe: ...
 
+    @property
+    def most_seeds(self) -> int | None:
+        """How often its comparison is repeated at most."""
+        ...
+
+    @property
+    def published_levels(self) -> tuple[str, ...]:
+        """Levels whose model trained alone, of seed 0, is published beside the universal one."""
+        ...
+
     def data(self) -> Data:
         """Reads the data; the same on every call."""
         ...
@@ -68,8 +78,13 @@ class LanguageTask:
     recipe: Recipe
     held_out: int  # windows of each held-out part
     stdlib: Path | None = None
-    name: ClassVar[str] = "lm"
-    held_out_name: ClassVar[str] = "lm.txt"
+    name: str = "lm"
+    most_seeds: int | None = None
+    published_levels: tuple[str, ...] = ()
+
+    @property
+    def held_out_name(self) -> str:
+        return f"{self.name}.txt"
 
     def data(self) -> PythonBytes:
         return read_python_bytes(self.config.max_position_embeddings, self.held_out, self.stdlib)
@@ -99,6 +114,8 @@ class DigitsTask:
     recipe: Recipe
     name: ClassVar[str] = "vit"
     held_out_name: ClassVar[str] = "vit.npz"
+    most_seeds: ClassVar[int | None] = None
+    published_levels: ClassVar[tuple[str, ...]] = ()
 
     def data(self) -> Data:
         return read_digits()
