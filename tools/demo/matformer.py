@@ -1,4 +1,5 @@
-"""``make demo-matformer``: train two universal models, compile each for eight budgets, show quality over latency.
+"""``make demo-matformer``: train universal models, compile two for eight budgets, show quality over latency; and let
+a third write.
 
 Training is done once, and so is each compile.
 """
@@ -16,9 +17,12 @@ from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
 from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.consistency.report import check_consistency
+from ...runtime.model import load
+from ...runtime.summary.tables import Table
 from ..console import print_table, working
 from .budget_curve import BudgetPoint, budget_points, draw_curves, points_table
 from .steps import compile_once, demonstrate, run
+from .writing import PROMPTS, agreement, levels_of, ways_of_writing, ways_table
 
 FOLDER = Path("demo/matformer")
 PROFILE = FOLDER / "eight-budgets.yaml"
@@ -28,6 +32,10 @@ MODELS = {
     "vit": ("MatViT on handwritten digits", "1x1", ("--data", "vit.npz"), "accuracy"),
 }
 BUDGETS = 8
+WRITER = "writer"
+# Of its levels trained alone, as drafts beside its own.
+ALONE = ("S", "M")
+_TEXTS = 200  # for the agreement of drafts
 
 
 def steps() -> None:
@@ -49,10 +57,40 @@ def steps() -> None:
         print(f"\n{what}: budgets in FFN parameters, largest submodel within each\n", flush=True)
         print_table(table.columns, table.rows)
         sections += [f"## {what}", markdown(table)]
+    sections += ["# A nested model writes", *_write()]
     picture, report = FOLDER / "curve.png", FOLDER / "report.md"
     draw_curves(curves, picture)
     report.write_text("\n\n".join(sections) + "\n")
     print(f"\nThe curves: {picture.resolve()}\nThe tables as a page: {report.resolve()}")
+
+
+def _write() -> list[str]:
+    """Compiles the model that is there to generate, shows how it writes, and returns that as sections of a page."""
+    quiet = ("--profile", "host-cpu", "--no-measure", "--text", str(FOLDER / f"{WRITER}.txt"))
+    compile_once(FOLDER / WRITER, FOLDER / f"{WRITER}.bundle", *quiet, "--include", "levels", "--generate")
+    for level in ALONE:
+        name = f"{WRITER}-{level}-alone"
+        compile_once(FOLDER / name, FOLDER / f"{name}.bundle", *quiet)
+    texts = (FOLDER / f"{WRITER}.txt").read_text().splitlines()[:_TEXTS]
+    with load(FOLDER / f"{WRITER}.bundle") as model:
+        largest = levels_of(model.bundle.manifest)[0]
+        ways = ways_of_writing(model)
+        drafts = []
+        for level in ALONE:
+            with load(FOLDER / f"{WRITER}-{level}-alone.bundle") as other:
+                nested, alone = agreement(model, model, level, texts), agreement(model, other, None, texts)
+            drafts.append([level, f"{nested:.1%}", f"{alone:.1%}"])
+        drawn = model.generate(PROMPTS[1], max_tokens=200, temperature=0.7, seed=0).text
+    table = ways_table(ways, largest)
+    accepted = Table(["draft", f"next token of {largest}, nested", "of a model trained alone"], drafts)
+    greedy = next(way for way in ways if way.name == largest).texts[1]
+    shown = f"{PROMPTS[1]}{greedy}\n\nand drawn at temperature 0.7:\n\n{PROMPTS[1]}{drawn}"
+    print(f"\nMatLM that writes, {len(PROMPTS)} prompts, greedy, ways in turns\n", flush=True)
+    print_table(table.columns, table.rows)
+    print()
+    print_table(accepted.columns, accepted.rows)
+    print(f"\n{largest} writes:\n\n{shown}")
+    return [markdown(table), markdown(accepted), f"```\n{shown}\n```"]
 
 
 def _write_profile() -> None:

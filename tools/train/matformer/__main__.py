@@ -19,9 +19,7 @@ _HELD_OUT = 256  # windows of each held-out part of the language task
 TASKS: tuple[Task, ...] = (
     DigitsTask(DIGITS_CONFIG, DIGITS_RECIPE),
     LanguageTask(LANGUAGE_CONFIG, LANGUAGE_RECIPE, _HELD_OUT),
-    LanguageTask(
-        WRITER_CONFIG, WRITER_RECIPE, _HELD_OUT, name="writer", most_seeds=1, published_levels=("S", "M")
-    ),
+    LanguageTask(WRITER_CONFIG, WRITER_RECIPE, _HELD_OUT, name="writer", most_seeds=1, published_levels=("S", "M")),
 )
 
 

@@ -57,6 +57,16 @@ def test_models_held_out_data_and_figures(workshop: Workshop, task: Task) -> Non
         assert level["test"]["ratios"] == [mine / theirs for mine, theirs in zip(nested, alone, strict=True)]
 
 
+def test_a_task_may_be_compared_once_and_publish_what_was_trained_alone(
+    workshop: Workshop, language: LanguageTask
+) -> None:
+    records = workshop.run(replace(language, name="writer", most_seeds=1, published_levels=("S",)), seeds=3)
+    names = {path.name for path in workshop.output.iterdir()}
+    assert names == {"writer", "writer.txt", "writer-S-alone", "training.json"}
+    assert json.loads((workshop.output / "writer-S-alone" / "config.json").read_text())["nested"] is False
+    assert not any(name.startswith("seed 1") for name in records)
+
+
 def test_what_is_finished_is_kept(workshop: Workshop, language: LanguageTask) -> None:
     first = workshop.run(language, seeds=1)
     model = sha256_of(workshop.output / "lm" / "model.safetensors")
