@@ -15,8 +15,8 @@ from support.traces import traced_once
 
 
 @pytest.fixture(scope="session", autouse=True)
-def traces() -> Iterator[None]:
-    with traced_once():
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with traced_once(tmp_path_factory):
         yield
 
 

@@ -1,22 +1,24 @@
-"""Torch's export of one kind of module at one bucket, made once a process however many tests compile such a module.
+"""Torch's export of one kind of module at one bucket, made once a run however many tests compile such a module.
 
 Half of a tiny model's compile is this export, and most tests compile the same few models. torch.export sees shapes and
 types of parameters and never their values, so what is kept serves every module of the same classes, settings, shapes
-and buffers: a compile gets a copy of the graph, with its own module's parameters.
+and buffers: a compile gets a copy of the graph, with its own module's parameters. The processes of a run share a folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import io
+import json
+import os
 import pickle
-from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from nestforge.compiler.graph import template
@@ -25,42 +27,42 @@ from nestforge.exporters.tracing.trace import Interface, Trace, trace
 from torch.onnx._internal.exporter._core import TorchTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-_KEPT = 64  # the last traces: graphs of up to a thousand nodes
+_OUTPUTS_KEY = "nestforge.module_outputs"
+# Where the values of a parameter would lie in a file that has none: its name.
+_PARAMETER = "parameter:"
 
-
-@dataclass(frozen=True)
-class _Known:
-    trace: Trace
-    parameters: dict[str, str]  # initializer to the parameter it is
-
-
-_known: OrderedDict[str, _Known] = OrderedDict()
+folder: Path | None = None
 
 
 @contextlib.contextmanager
-def traced_once() -> Iterator[None]:
+def traced_once(factory: pytest.TempPathFactory) -> Iterator[None]:
     """Templates are made of known traces inside, where there are any."""
+    base = factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traces"
+    shared.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "folder", shared)
         patch.setattr(template, "trace", _known_trace)
         yield
 
 
 def _known_trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: int) -> Trace:
+    assert folder is not None
     try:
-        key = _key(module, interface.inputs, interface.outputs, bucket, opset)
+        file = folder / f"{_key(module, interface.inputs, interface.outputs, bucket, opset)}.onnx"
     except (pickle.PicklingError, AttributeError, TypeError):  # such as a class or function of one test alone
         return trace(module, interface, bucket, opset)
-    if key in _known:
-        _known.move_to_end(key)
-    else:
-        _known[key] = _named(trace(module, interface, bucket, opset), module)
-        if len(_known) > _KEPT:
-            _known.popitem(last=False)
-    return _copy(_known[key], module)
+    if not file.exists():
+        _save(trace(module, interface, bucket, opset), module, file)
+    return _load(file, module)
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles a parameter as its type and shape, another tensor with its values, and no folder of a checkpoint."""
+    """Pickles a parameter as its type and shape, another tensor with its values, and no folder of a checkpoint; a set
+    in an order that every process has."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        return ("set", sorted(map(repr, obj))) if isinstance(obj, set | frozenset) else None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, PreTrainedModel | PreTrainedConfig):
@@ -82,27 +84,27 @@ def _key(*parts: object) -> str:
     return hashlib.sha256(file.getbuffer()).hexdigest()
 
 
-def _named(traced: Trace, module: torch.nn.Module) -> _Known:
+def _save(traced: Trace, module: torch.nn.Module, file: Path) -> None:
+    """Parameters as their names; whole or not at all, since another process may read it."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    values = traced.model.graph.initializers.values()
-    tensors = {value.name or "": value.const_value for value in values}
-    return _Known(
-        traced,
-        {
-            name: names[id(tensor.raw)]
-            for name, tensor in tensors.items()
-            if isinstance(tensor, TorchTensor) and id(tensor.raw) in names
-        },
-    )
+    for name, value in traced.model.graph.initializers.items():
+        tensor = value.const_value
+        if isinstance(tensor, TorchTensor) and id(tensor.raw) in names:
+            place = _PARAMETER + names[id(tensor.raw)]
+            value.const_value = ir.ExternalTensor(
+                place, 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name, base_dir=""
+            )
+    traced.model.metadata_props[_OUTPUTS_KEY] = json.dumps(traced.module_outputs)
+    beside = file.with_suffix(f".{os.getpid()}")
+    beside.write_bytes(ir.to_proto(traced.model).SerializeToString())
+    beside.replace(file)
 
 
-def _copy(known: _Known, module: torch.nn.Module) -> Trace:
-    model, parameters = known.trace.model.clone(), dict(module.named_parameters())
+def _load(file: Path, module: torch.nn.Module) -> Trace:
+    model = ir.from_proto(onnx.ModelProto.FromString(file.read_bytes()))
+    parameters = dict(module.named_parameters())
     for name, value in model.graph.initializers.items():
-        # A tensor carries its value's name, which a compile changes.
-        value.const_value = (
-            TorchTensor(parameters[known.parameters[name]], name)
-            if name in known.parameters
-            else copy.copy(value.const_value)
-        )
-    return Trace(model, dict(known.trace.module_outputs))
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            value.const_value = TorchTensor(parameters[str(tensor.location).removeprefix(_PARAMETER)], name)
+    return Trace(model, json.loads(model.metadata_props.pop(_OUTPUTS_KEY)))
