@@ -49,7 +49,7 @@ Role = Literal["embedding", "classes", "tokens", "next_tokens"]
 # How an engine holds its weights, see residency.py.
 Residency = Literal["shared", "packed", "mapped"]
 # Of engines that keep keys and values in a cache: their ``segment``, and their dimensions that the caller chooses.
-CACHED, CAPACITY, LOGIT_COUNT = "cached", "capacity", "logit_count"
+CACHED, CAPACITY, LOGIT_COUNT = "cached", "capacity", "answers"
 # Of engines that read a prompt for a decoder, and the dimension of its tokens, which the caller chooses too.
 ENCODER, SOURCE = "encoder", "source"
 # Of one tensor, which no host holds.
@@ -321,8 +321,8 @@ class GenerationEntry:
     cache.
 
     An engine takes ``input_ids`` and ``position_ids`` (``[B, S]`` int64), the new tokens and their places in the text,
-    ``logits_at`` ``[logit_count]`` int64, the new tokens whose logits are wanted, and per layer ``past_key_0`` and
-    ``past_value_0`` (``[B, heads, capacity, size]``). It returns ``logits`` ``[B, logit_count, vocabulary]`` and per
+    ``logits_at`` ``[answers]`` int64, the new tokens whose logits are wanted, and per layer ``past_key_0`` and
+    ``past_value_0`` (``[B, heads, capacity, size]``). It returns ``logits`` ``[B, answers, vocabulary]`` and per
     layer ``present_key_0`` and ``present_value_0``: the cache, with the new tokens at their places. Callers bind both
     to one buffer, so that nothing is copied. Several rows take one new token each; several new tokens are of one row.
     Figures of an engine are those of one new token of one row, its activations those of the longest run. Behind an

@@ -83,6 +83,14 @@ TESTED_THROUGH = {
     "runtime.bundle.device_files": ("runtime/exits/test_calibration.py", "runtime.exits.calibration"),
     "compiler.generation.draft_entry": ("compiler/publish/test_write_bundle.py", "compiler.publish.write_bundle"),
     "compiler.generation.verify_cached": ("compiler/test_verify.py", "compiler.verify"),
+    "compiler.graph.passes.matching": (
+        "compiler/graph/passes/cached/test_fuse_norms.py",
+        "compiler.graph.passes.cached.fuse_norms",
+    ),
+    "runtime.generation.loop.drafts": (
+        "runtime/generation/loop/test_drafters.py",
+        "runtime.generation.loop.drafters",
+    ),
     "runtime.generation.loop.writers": (
         "runtime/generation/loop/test_generator.py",
         "runtime.generation.loop.generator",

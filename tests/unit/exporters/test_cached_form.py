@@ -32,8 +32,8 @@ def test_the_interface_has_two_tensors_a_layer_and_names_what_the_caller_chooses
         *("past_key_0", "past_value_0", "past_key_1", "past_value_1"),
     ]
     assert part.inputs[3].dims == ("batch", 2, "capacity", 8)
-    assert part.outputs[0].dims == ("batch", "logit_count", 48)
-    assert part.outputs[0].declared(Bucket(64, 40, 1, 1)) == ("batch", "logit_count", 48)
+    assert part.outputs[0].dims == ("batch", "answers", 48)
+    assert part.outputs[0].declared(Bucket(64, 40, 1, 1)) == ("batch", "answers", 48)
     assert [spec.name for spec in part.outputs[1:3]] == ["present_key_0", "present_value_0"]
 
 

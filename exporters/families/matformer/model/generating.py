@@ -48,7 +48,7 @@ class CachedLM(torch.nn.Module):
                 return found.transpose(1, 2)
 
             hidden = layer(hidden, places, attend=attend)
-        hidden = model.norm(hidden[:, logits_at])  # [B, logit_count, H]
+        hidden = model.norm(hidden[:, logits_at])  # [B, answers, H]
         return (model.lm_head(hidden, model.embed_tokens.weight), *present)
 
 
