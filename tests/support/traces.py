@@ -2,7 +2,7 @@
 
 Half of a tiny model's compile is this export, and most tests compile the same few models. torch.export sees shapes and
 types of parameters and never their values, so what is kept serves every module of the same classes, settings, shapes
-and buffers: a compile gets a copy of the graph, with its own module's parameters. The processes of a run share a folder.
+and buffers: a compile gets a copy of the graph, with its own parameters. The processes of a run share a folder.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def test_engines_take_rows_of_one_token_and_as_many_tokens_as_the_model_has_posi
 
 
 def test_the_interface_has_two_tensors_a_layer_and_names_what_the_caller_chooses() -> None:
-    part = form().part(lambda *_: [])
+    (part,) = form().parts(lambda *_: [])
     assert part.name == CACHED
     assert [spec.name for spec in part.inputs] == [
         *("input_ids", "position_ids", "logits_at"),
@@ -39,7 +39,8 @@ def test_the_interface_has_two_tensors_a_layer_and_names_what_the_caller_chooses
 
 def test_costs_are_those_of_one_new_token() -> None:
     asked: list[Bucket] = []
-    form().part(lambda _, bucket: asked.append(bucket) or []).workload(None, Bucket(64, 40, 1, 1))  # type: ignore[arg-type, func-returns-value]
+    (part,) = form().parts(lambda _, bucket: asked.append(bucket) or [])  # type: ignore[func-returns-value]
+    part.workload(None, Bucket(64, 40, 1, 1))  # type: ignore[arg-type]
     assert asked == [Bucket(1, 1)]
 
 
