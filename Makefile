@@ -29,7 +29,7 @@ demo: $(SETUP) $(CHECKPOINT)  ## compile the real all-MiniLM-L6-v2 for this mach
 demo-exits: $(SETUP) $(CHECKPOINT)  ## train a multi-exit model (about 10 minutes, once), compile it, calibrate it, compare
 	$(BIN)/python -m nestforge.tools.demo.exits
 
-demo-matformer: $(SETUP)  ## train nested models of text and of images, compile each for eight budgets, draw quality over latency
+demo-matformer: $(SETUP)  ## train nested models of text and of images, compile them for eight budgets, draw quality over latency; one of them writes, with drafts of its own
 	$(BIN)/python -m nestforge.tools.demo.matformer
 
 demo-nest: $(SETUP) $(CHECKPOINT)  ## teach the real all-MiniLM-L6-v2 to be nested (8 minutes, once), draw quality over latency
