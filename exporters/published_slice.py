@@ -25,6 +25,7 @@ _KEYS_THAT_MAY_DIFFER = frozenset(
     [
         "intermediate_size",
         "n_inner",
+        "d_ff",
         "num_hidden_layers",
         "nested",
         "granularities",

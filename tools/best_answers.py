@@ -9,7 +9,7 @@ import numpy as np
 
 from ..runtime.answer import Answer
 from ..runtime.bundle.open_bundle import Bundle
-from ..runtime.bundle.roles import compared_outputs
+from ..runtime.bundle.roles import compared_outputs, continued_input, ids_input
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.text import open_tokenizer
 
@@ -30,14 +30,15 @@ class Best:
 
 
 def best_answers(bundle: Bundle, answer: Answer, lengths: Sequence[int] | None) -> tuple[str, list[list[Best]]] | None:
-    """What the candidates are, and per row the best of them, the best first; None for a model without such logits.
+    """What the candidates are, and per row the best of them, the best first; None for a model without such logits, or
+    one whose decoder repeats the text that its encoder reads, so that nothing follows it.
 
     ``lengths`` are the tokens of each text; without them every step of an array counts.
     """
     roles = compared_outputs(bundle.manifest)
     if "classes" in roles and roles["classes"].dims[:-1] == ("batch",):
         return "class", [_best(row, None) for row in answer[roles["classes"].name]]
-    if "next_tokens" in roles:
+    if "next_tokens" in roles and continued_input(bundle.manifest) == ids_input(bundle.manifest):
         logits = answer[roles["next_tokens"].name]
         ends = [logits.shape[1]] * len(logits) if lengths is None else [min(n, logits.shape[1]) for n in lengths]
         token = _tokens(bundle)

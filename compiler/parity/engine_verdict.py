@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ...exporters.universal import UniversalModel
 from ...runtime.bundle.manifest import EngineEntry, Manifest, ParityOutput, ParityRouting
+from ...runtime.bundle.roles import continued_input, ids_input
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance, tolerance_for
@@ -46,7 +47,9 @@ def judge_engine(
 def judged_outputs(manifest: Manifest, universal: UniversalModel, segment: str | None) -> JudgedOutputs:
     """The outputs of engines of ``segment``, or of whole engines for None."""
     computed = manifest.exits.computed_from if manifest.exits else ()
-    return JudgedOutputs(manifest.interface(segment)[1], computed, universal.source.signature.mask)
+    # The mask of what an encoder reads says nothing of the positions that a decoder answers.
+    mask = universal.source.signature.mask if continued_input(manifest) == ids_input(manifest) else None
+    return JudgedOutputs(manifest.interface(segment)[1], computed, mask)
 
 
 def tolerance_of(engine: EngineEntry, universal: UniversalModel) -> Tolerance:

@@ -87,7 +87,8 @@ def read_decoder_start(checkpoint: Checkpoint, vocabulary: int) -> int:
     path = checkpoint.folder / _FILE
     stated = read_json(path) if path.is_file() else {}
     key = "decoder_start_token_id"
-    value: Any = stated.get(key, checkpoint.config.get(key))
+    value: Any = stated.get(key)
+    value = checkpoint.config.get(key) if value is None else value
     if type(value) is not int or not 0 <= value < vocabulary:
         raise CheckpointError(
             f"{checkpoint.folder / 'config.json'}: {key}: expected a token of the vocabulary, 0..{vocabulary - 1}, "

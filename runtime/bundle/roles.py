@@ -56,6 +56,14 @@ def ids_input(manifest: Manifest | Interface) -> TensorSpec | None:
     return max(tokens, key=lambda spec: spec.high or 0, default=None)
 
 
+def continued_input(manifest: Manifest | Interface) -> TensorSpec | None:
+    """The input whose tokens the logits of next tokens continue: the decoder's, which comes behind what an encoder
+    reads, where there are two, else ``ids_input``."""
+    ids = ids_input(manifest)
+    alike = [spec for spec in manifest.inputs if ids is not None and (spec.dims, spec.high) == (ids.dims, ids.high)]
+    return alike[-1] if alike else ids
+
+
 def mask_input(manifest: Manifest | Interface) -> str | None:
     """The input that says which positions count, if the manifest names one."""
     if manifest.text is not None and manifest.text.mask is not None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from ...elastic import Bucket
 from ..bundle.manifest import EngineEntry, Quality
 from ..bundle.open_bundle import Bundle
-from ..bundle.roles import compared_outputs, ids_input
+from ..bundle.roles import compared_outputs, continued_input
 from ..engines.runner import runner_for
 from ..inputs.check_inputs import cut_back
 from .samples import Batch, Samples
@@ -73,7 +73,7 @@ def _measure(
     outputs = bundle.manifest.outputs
     names = [spec.name for spec in outputs]
     compared = compared_outputs(bundle.manifest)
-    ids = ids_input(bundle.manifest)
+    ids = continued_input(bundle.manifest)
     bucket = engines[0].bucket
     tallies = [[tally_for(role, spec, ids) for role, spec in compared.items()] for _ in engines]
     places = [names.index(spec.name) for spec in compared.values()]

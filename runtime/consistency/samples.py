@@ -14,7 +14,7 @@ import numpy as np
 from ...elastic import Bucket
 from ...errors import InputError
 from ..bundle.manifest import Manifest, TensorSpec
-from ..bundle.roles import ids_input, mask_input
+from ..bundle.roles import continued_input, ids_input, mask_input
 from ..inputs.arrays import Array
 from ..inputs.check_inputs import InputChecker
 from ..inputs.text import Encoded, TextEncoder
@@ -181,8 +181,8 @@ def _counted(manifest: Manifest, feeds: Mapping[str, Array], given: Bucket, buck
     """Positions that count ``[batch, sequence]`` of rows that had ``given.sequence`` before they were padded."""
     if not any("sequence" in spec.dims for spec in manifest.inputs):
         return np.ones((bucket.batch, 1), bool)
-    mask, ids = mask_input(manifest), ids_input(manifest)
-    if mask is not None:
+    mask, ids = mask_input(manifest), continued_input(manifest)
+    if mask is not None and ids == ids_input(manifest):  # else it is of what an encoder reads
         kept: Array = feeds[mask] != 0
         return kept
     steps = np.arange(bucket.sequence)

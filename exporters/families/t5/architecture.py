@@ -18,6 +18,7 @@ from ...hugging_face.transformers_config import LEARNED, read_pad, refuse_unhono
 ENCODER, GENERATOR = "T5EncoderModel", "T5ForConditionalGeneration"
 # Positions are relative and have no end; what engines take has one.
 MOST_TOKENS = 4096
+_FARTHEST = 65_536  # distance, of which there is a table
 TABLE = "shared.weight"
 HEAD = "lm_head.weight"
 _GATED = "gated-"
@@ -111,6 +112,9 @@ def read_t5(checkpoint: Checkpoint) -> T5Architecture:
         raise _misfit(checkpoint, f"architectures: expected {GENERATOR} or {ENCODER}, got {name!r:.80}")
     vocabulary, layers = read_number(checkpoint, "vocab_size"), _layers(checkpoint, "num_layers", 6)
     generates, kind = name == GENERATOR, _ffn_kind(checkpoint)
+    buckets = read_number(checkpoint, "relative_attention_num_buckets", default=32, at_least=4)
+    # Half of a decoder's buckets are a distance each, and the others are those up to the farthest.
+    read_number(checkpoint, "relative_attention_max_distance", 128, at_least=buckets // 2 + 1, at_most=_FARTHEST)
     pad = read_pad(checkpoint, vocabulary, 0)
     architecture = T5Architecture(
         vocabulary=vocabulary,
@@ -120,7 +124,7 @@ def read_t5(checkpoint: Checkpoint) -> T5Architecture:
         ffn=read_number(checkpoint, "d_ff"),
         layers=layers,
         decoder_layers=_layers(checkpoint, "num_decoder_layers", layers) if generates else 0,
-        buckets=read_number(checkpoint, "relative_attention_num_buckets", default=32, at_least=4),
+        buckets=buckets,
         gated=kind.startswith(_GATED),
         tied=_is_tied(checkpoint),
         pad=pad or 0,
@@ -155,7 +159,11 @@ def _layers(checkpoint: Checkpoint, key: str, default: int) -> int:
 def _ffn_kind(checkpoint: Checkpoint) -> str:
     """``relu``, or ``gated-gelu`` and the like: an activation, perhaps with a gate."""
     kind = checkpoint.config.get("feed_forward_proj", "relu")
-    if not isinstance(kind, str) or kind.removeprefix(_GATED) in ("", *LEARNED) or "-" in kind.removeprefix(_GATED):
+    if (
+        not isinstance(kind, str)
+        or kind.removeprefix(_GATED) in ("", "gated", *LEARNED)
+        or "-" in kind.removeprefix(_GATED)
+    ):
         raise _misfit(
             checkpoint, f"feed_forward_proj: expected an activation, such as relu, or gated-gelu, got {kind!r:.80}"
         )

@@ -66,6 +66,9 @@ def _spec(checkpoint: Checkpoint, architecture: T5Architecture) -> ElasticSpec:
     return ElasticSpec(tuple(axes), tuple(slices), nesting.nested, depth=len(axes), granularities=nesting.granularities)
 
 
+_SHORTENED = "relative positions have no end; engines take so many"
+
+
 def _signature(checkpoint: Checkpoint, architecture: T5Architecture) -> Signature:
     tokens, vocabulary = ("batch", "sequence"), architecture.vocabulary
     ids = TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=vocabulary)
@@ -74,12 +77,12 @@ def _signature(checkpoint: Checkpoint, architecture: T5Architecture) -> Signatur
     text = TextEntry("tokenizer.json", ids.name, mask.name, None, None) if has_text else None
     if not architecture.decoder_layers:
         output = TensorSpec("last_hidden_state", "float32", (*tokens, architecture.hidden))
-        return Signature((ids, mask), (output,), MOST_TOKENS, mask.name, text)
+        return Signature((ids, mask), (output,), MOST_TOKENS, mask.name, text, shortened=_SHORTENED)
     if text is not None:
         text = replace(text, shifted="decoder_input_ids", start=architecture.start)
     follows = TensorSpec("decoder_input_ids", "int64", tokens, pad=architecture.pad, high=vocabulary)
     output = TensorSpec("logits", "float32", (*tokens, vocabulary), role="next_tokens")
-    return Signature((ids, mask, follows), (output,), MOST_TOKENS, mask.name, text)
+    return Signature((ids, mask, follows), (output,), MOST_TOKENS, mask.name, text, shortened=_SHORTENED)
 
 
 def _cached(architecture: T5Architecture) -> CachedForm:

@@ -71,9 +71,9 @@ class BestDraft:
     def __init__(self, drafts: Sequence[Draft], most: int, target: EngineEntry, gains: Gains) -> None:
         self._drafts, self._most, self._target, self._gains = drafts, most, target, gains
         self._said: tuple[str, Writer] | None = None  # which submodel drafts
-        gains.begin(target)
 
     def bind(self) -> None:
+        self._gains.begin(self._target)
         for draft in self._drafts:
             draft.bind()
 
@@ -89,7 +89,7 @@ class BestDraft:
             return Proposal(self._writer(writer), NGRAM, drafted)
         name = draft.name if pays else ""
         if self._said is None or self._said[0] != name:
-            who = draft.name if pays else f"no submodel, the best ({draft.name})"
+            who = draft.name if pays else f"nothing drafted, the best ({draft.name})"
             reason = f"{writer.reason}: {who} is expected to write {factor:.2f} times as fast as steps"
             self._said = name, Writer(writer.engine, reason)
         return Proposal(self._writer(writer), name, drafted)

@@ -45,10 +45,10 @@ class SubmodelDraft:
     which the check overwrites (MatFormer, appendix C.1)."""
 
     def __init__(self, engine: EngineEntry, session: Session, times: StepTimes) -> None:
-        self.name, self.engine, self._session, self._times = engine.submodel, engine, session, times
+        self.name, self._engine, self._session, self._times = engine.submodel, engine, session, times
 
     def bind(self) -> None:
-        self._session.bind(self.engine, 1)
+        self._session.bind(self._engine, 1, reads_prompts=False)
 
     def can_propose(self, row: Row) -> bool:
         return row.tokens_left > 1
@@ -58,14 +58,15 @@ class SubmodelDraft:
         token = row.last
         for ahead in range(count):
             started = perf_counter()
-            drafted.append(row.draft(self._session.draft(token, ahead, self.engine), ahead))
-            self._times.ran(self.engine, 1, 1e3 * (perf_counter() - started))
+            logits = self._session.draft(token, ahead, self._engine)
+            self._times.ran(self._engine, 1, 1e3 * (perf_counter() - started))
+            drafted.append(row.draft(logits, ahead))
             token = drafted[-1].token
         return drafted
 
     @property
     def expected_ms(self) -> float:
-        return self._times.expected_ms(self.engine, 1)
+        return self._times.expected_ms(self._engine, 1)
 
 
 class NgramDraft:

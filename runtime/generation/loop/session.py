@@ -208,11 +208,12 @@ class Session:
         """The row at ``place``, one of the first ``rows``, continues no more; the last of those takes its place."""
         self._swap(place, rows - 1)
 
-    def bind(self, engine: EngineEntry, rows: int) -> None:
-        """Opens ``engine`` for steps of ``rows`` rows, and what reads its prompts, so that nothing waits for that."""
+    def bind(self, engine: EngineEntry, rows: int, reads_prompts: bool = True) -> None:
+        """Opens ``engine`` for steps of ``rows`` rows, and what reads its prompts if it does, so that nothing waits for
+        that."""
         self._engine(engine, rows)
         encoder = self._entry.encoder_of(engine)
-        if encoder is not None:
+        if encoder is not None and reads_prompts:
             self._opened(encoder)
 
     def _require_open(self) -> None:

@@ -225,7 +225,10 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda d: d["axes"][0].update(choices=[1, 3, 4]),
         "submodel depth2: axis depth: expected one of 1, 3, 4, got 2",
     ),
-    "schema 9": (lambda d: d.update(schema_version=9), "schema_version '9', expected one of 1, 2, 3, 4, 5, 6, 7, 8"),
+    "schema 10": (
+        lambda d: d.update(schema_version=10),
+        "schema_version '10', expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9",
+    ),
 }
 
 

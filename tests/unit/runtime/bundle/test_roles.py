@@ -8,6 +8,7 @@ from nestforge.runtime.bundle.manifest import Manifest, Role, TensorSpec, TextEn
 from nestforge.runtime.bundle.roles import (
     Interface,
     compared_outputs,
+    continued_input,
     ids_input,
     label_classes,
     mask_input,
@@ -73,6 +74,14 @@ def test_token_ids_are_what_text_feeds_else_the_input_of_most_values() -> None:
     assert ids_input(Interface((IDS, MASK, many), (), TextEntry("t", "ids", None, None, None))) == IDS
     assert ids_input(Interface((IDS, many), ())) == many
     assert ids_input(Interface((PIXELS, MASK), ())) is None
+
+
+def test_a_decoder_continues_its_own_tokens_and_not_those_that_an_encoder_reads() -> None:
+    follows = replace(IDS, name="decoder_ids")
+    assert continued_input(Interface((IDS, MASK), ())) == IDS
+    assert continued_input(Interface((IDS, MASK, follows), ())) == follows
+    assert ids_input(Interface((IDS, MASK, follows), ())) == IDS
+    assert continued_input(Interface((PIXELS, MASK), ())) is None
 
 
 def test_labels_name_classes_of_rows_alone() -> None:

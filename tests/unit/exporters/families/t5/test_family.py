@@ -118,7 +118,7 @@ def test_neurons_of_both_sides_are_ranked_without_changing_the_function(tmp_path
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-@pytest.mark.parametrize(("buckets", "farthest"), [(8, 20), (32, 128), (32, 16)])
+@pytest.mark.parametrize(("buckets", "farthest"), [(8, 20), (32, 128), (32, 17)])
 def test_buckets_of_relative_positions_are_those_of_transformers(side: str, buckets: int, farthest: int) -> None:
     sizes = {"relative_attention_num_buckets": buckets, "relative_attention_max_distance": farthest}
     attention = getattr(make_t5(**sizes), side).block[0].layer[0].SelfAttention
@@ -185,6 +185,12 @@ def test_multiply_adds_by_hand(folder: Path) -> None:
         ({"feed_forward_proj": "gated-prelu"}, "feed_forward_proj: expected an activation, such as relu, or gated-"),
         ({"feed_forward_proj": "dense-relu"}, "feed_forward_proj: expected an activation, such as relu, or gated-"),
         ({"decoder_start_token_id": None}, "decoder_start_token_id: expected a token of the vocabulary, 0..511"),
+        ({"feed_forward_proj": "gated"}, "feed_forward_proj: expected an activation, such as relu, or gated-"),
+        (
+            {"relative_attention_max_distance": 4},
+            "relative_attention_max_distance: expected a whole number of at least",
+        ),
+        ({"relative_attention_max_distance": 2**31}, "relative_attention_max_distance: expected at most 65536"),
         ({"decoder_start_token_id": 512}, "decoder_start_token_id: expected a token of the vocabulary, 0..511"),
         ({"d_ff": [32, 32, 32]}, "d_ff: expected a whole number of at least 1"),
         ({"d_ff": 64}, "wi_0.weight has shape [32, 16]; expected [64, 16] as config.json says"),

@@ -117,7 +117,7 @@ def test_auto_is_off_where_nothing_pays_and_says_so(twins: ElasticModel, monkeyp
     row = twins.generate([5, 7], max_tokens=20, draft="auto", stop=[]).rows[0]
     assert row.drafts == ()
     assert row.runs[-1].reason == (
-        "no limit asked: the largest submodel; draft auto: no submodel, the best "
+        "no limit asked: the largest submodel; draft auto: nothing drafted, the best "
         f"(ffn{TWINS}) is expected to write 0.38 times as fast as steps"
     )
 
