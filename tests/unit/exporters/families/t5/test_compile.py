@@ -41,7 +41,7 @@ def test_both_sides_are_sliced_and_equal_pytorch(tmp_path: Path, changes: dict[s
 
 def test_a_bundle_of_a_range_answers_pairs_of_texts(tmp_path: Path) -> None:
     folder = save_t5(tmp_path / "m", **V1_1)
-    options: dict[str, Any] = {"include": "budgets", "buckets": [Bucket(2, 40, 1, 1)], "measure": False}
+    options: dict[str, Any] = {"include": "budgets", "buckets": [Bucket(20, 40, 1, 1)], "measure": False}
     path = nestforge.compile(
         folder, board(budgets={"full": {}}), tmp_path / "b", text=corpus(tmp_path / "texts"), **options
     )
