@@ -37,6 +37,7 @@ def cache_places(position_ids: torch.Tensor) -> CachePlaces:
 def tokens_so_far(places: CachePlaces) -> torch.Tensor:
     """The places ``[T]`` int64 of all tokens of the longest row, those of ``places`` included."""
     total: Any = places.total.item()
+    torch._check(total >= 1)  # type: ignore[no-untyped-call]
     return torch.arange(total, device=places.total.device)
 
 

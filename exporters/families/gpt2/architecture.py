@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from ....errors import CheckpointError
 from ...checkpoints.checkpoint import Checkpoint
@@ -26,11 +27,9 @@ CLASSES: dict[str, DecoderHead | None] = {
         "qa_outputs", ("start_logits", "end_logits"), bias=True, classes=2, prefix=_DECODER
     ),
 }
-# Masks that old files carry, heads of other classes, a copy of the tied one.
-_UNUSED_TENSOR = re.compile(
-    r"(?:transformer\.)?h\.\d+\.attn\.(?:bias|masked_bias)|"
-    r"(?:lm_head|score|classifier|qa_outputs|multiple_choice_head\.summary)\.(?:weight|bias)"
-)
+# Masks that old files carry.
+_UNUSED_TENSOR = re.compile(r"(?:transformer\.)?h\.\d+\.attn\.(?:bias|masked_bias)")
+_HEAD_TENSOR = re.compile(r"(lm_head|score|classifier|qa_outputs|multiple_choice_head\.summary)\.(?:weight|bias)")
 
 
 @dataclass(frozen=True)
@@ -106,14 +105,24 @@ def read_gpt2(checkpoint: Checkpoint) -> Gpt2Architecture:
         tied=checkpoint.config.get("tie_word_embeddings", True) is not False,
     )
     if checkpoint.has_weights:
-        names = names_in_files(checkpoint, architecture)
-        compare_with_headers(checkpoint, architecture.stored_shapes, names, _UNUSED_TENSOR.fullmatch)
+        names, unused = names_in_files(checkpoint, architecture), partial(_is_unused, architecture=architecture)
+        compare_with_headers(checkpoint, architecture.stored_shapes, names, unused)
     return architecture
 
 
 def names_in_files(checkpoint: Checkpoint, architecture: Gpt2Architecture) -> dict[str, str]:
     """Every tensor of the folder, by the name that the module gives the parameter."""
     return parameter_names(checkpoint, architecture.parameter_shapes, _DECODER)
+
+
+def _is_unused(name: str, architecture: Gpt2Architecture) -> bool:
+    """A head of another class, a copy of the tied one, or a mask of an old file."""
+    head = _HEAD_TENSOR.fullmatch(name)
+    if head is None:
+        return _UNUSED_TENSOR.fullmatch(name) is not None
+    behind = architecture.interface.head
+    own = behind is not None and behind.module == head[1]
+    return not own or (architecture.tied and name == "lm_head.weight")
 
 
 def _heads(checkpoint: Checkpoint) -> int:

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 
 from ...checkpoints.offline_transformers import offline_transformers
-from ...modules.cached_attention import Cache, CachePlaces, cache_places, cached_attention, caches_of
+from ...modules.cached_attention import (
+    Cache,
+    CachePlaces,
+    cache_places,
+    cached_attention,
+    caches_of,
+    tokens_so_far,
+)
 
 
 class SourceEncoder(torch.nn.Module):
@@ -100,9 +107,7 @@ def _own_attention(
 
 def _position_bias(attention: Any, position_ids: torch.Tensor, places: CachePlaces) -> torch.Tensor:
     """What is added to every score for the distance of its tokens: [B, A, S, T], T the tokens of the longest row."""
-    total = places.total.item()
-    torch._check(total >= 1)  # type: ignore[no-untyped-call]
-    distance = torch.arange(total) - position_ids[:, :, None]  # [B, S, T]
+    distance = tokens_so_far(places) - position_ids[:, :, None]  # [B, S, T]
     buckets = attention._relative_position_bucket(
         distance,
         bidirectional=False,

@@ -66,7 +66,7 @@ def _named(manifest: Manifest, draft: str, target: EngineEntry, smaller: Sequenc
     if found is None:
         raise SelectionError(
             f"draft {wanted}: expected a submodel that generates here and is smaller than {target.submodel}, which "
-            f"writes: {', '.join(engine.submodel for engine in smaller) or 'there is none'}; or {NGRAM}"
+            f"writes: {', '.join(engine.submodel for engine in smaller) or 'there is none'}; or {NGRAM}, or {AUTO}"
         )
     return found
 

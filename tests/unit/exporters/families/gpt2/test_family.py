@@ -135,6 +135,16 @@ def test_names_and_masks_of_old_files(folder: Path, tmp_path: Path) -> None:
     assert torch.equal(found.module(IDS)[0], expected.module(IDS)[0])
 
 
+def test_a_bias_of_its_own_head_has_no_place_and_is_not_dropped(tmp_path: Path) -> None:
+    folder = save_gpt2(tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "lm_head.bias": torch.ones(48)}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"'lm_head.bias' has no place in the model"):
+        open_source(folder)
+    save_file({**tensors, "score.weight": torch.ones(2, 16)}, folder / "model.safetensors", {"format": "pt"})
+    open_source(folder)  # a head of another class
+
+
 def test_parameters_and_multiply_adds_by_hand(folder: Path) -> None:
     published = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}  # the class's sizes are gpt2's
     checkpoint = Checkpoint(Path("m"), published, {}, missing="not trained")

@@ -25,14 +25,14 @@ from nestforge.runtime.model import ElasticModel
             {"draft": "XL"},
             SelectionError,
             "draft ffn32: expected a submodel that generates here and is smaller than ffn32, which writes: ffn24, "
-            "ffn16, ffn8; or n-gram",
+            "ffn16, ffn8; or n-gram, or auto",
         ),
         (
             [5],
             {"draft": "L", "submodel": "S"},
             SelectionError,
             "draft ffn24: expected a submodel that generates here and is smaller than ffn8, which writes: there is "
-            "none; or n-gram",
+            "none; or n-gram, or auto",
         ),
         ([5], {"draft": 8}, SelectionError, "draft: expected a name, got 8"),
         ([5], {"drafted": 3}, InputError, "drafted 3: by no draft; name one with draft"),
