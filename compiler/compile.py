@@ -17,7 +17,8 @@ from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.device_profile import DeviceProfile, recorded_profile
 from ..profiles.precision import TRACED
 from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
-from ..runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ..runtime.bundle.entries.engine_entry import EngineEntry
+from ..runtime.bundle.manifest import WEIGHTS_NAME
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.tensorrt.available import tensorrt_problem
 from ..strict import unstructure

@@ -15,7 +15,9 @@ from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.device_profile import profile_precisions
-from ..runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry, RoutingEntry, TensorSpec
+from ..runtime.bundle.entries.engine_entry import EngineEntry, RoutingEntry
+from ..runtime.bundle.entries.tensor_spec import TensorSpec
+from ..runtime.bundle.manifest import WEIGHTS_NAME
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.inputs.arrays import Arrays

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
-from ..runtime.bundle.manifest import CACHED, ENCODER, CachedLayer, EncoderEntry, GenerationEntry
+from ..runtime.bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer, EncoderEntry, GenerationEntry
 from ..workload import Op
 from .part import Part
 

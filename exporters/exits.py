@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
 from ..errors import PlanError
-from ..runtime.bundle.manifest import ExitsEntry
+from ..runtime.bundle.entries.exits_entry import ExitsEntry
 from ..workload import Op
 from .part import Part
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
-from ..runtime.bundle.manifest import TensorSpec
+from ..runtime.bundle.entries.tensor_spec import TensorSpec
 from ..workload import Op
 
 if TYPE_CHECKING:  # plans are made without torch

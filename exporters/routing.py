@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
-from ..runtime.bundle.manifest import RoutingEntry
+from ..runtime.bundle.entries.engine_entry import RoutingEntry
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from ..elastic import Bucket
 from ..errors import ExportError
-from ..runtime.bundle.manifest import TensorSpec, TextEntry
+from ..runtime.bundle.entries.tensor_spec import TensorSpec
+from ..runtime.bundle.manifest import TextEntry
 
 # Of static buckets in place of a range.
 _USUAL_SEQUENCES = (32, 128)

@@ -12,7 +12,7 @@ from ..elastic import BITS, DEPTH, Axis, Bucket, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
 from ..profiles.encodings import Encoding
 from ..profiles.precision import Precision, precision_of, widths_of
-from ..runtime.bundle.manifest import RoutingEntry
+from ..runtime.bundle.entries.engine_entry import RoutingEntry
 from ..workload import Op
 from .architecture import Architecture, Variants
 from .cached_form import CachedForm

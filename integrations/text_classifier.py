@@ -9,7 +9,8 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from ..errors import InputError
-from ..runtime.bundle.manifest import Manifest, TensorSpec
+from ..runtime.bundle.entries.tensor_spec import TensorSpec
+from ..runtime.bundle.manifest import Manifest
 from ..runtime.bundle.roles import compared_outputs
 from ..runtime.exits.choice import AskedExits
 from ..runtime.inputs.arrays import Array

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..elastic import Bucket
-from .bundle.manifest import EngineEntry, Latency
+from .bundle.build_record import Latency
+from .bundle.entries.engine_entry import EngineEntry
 from .engines.contract.residency import Residency
 from .engines.latency_at import RunTime, latency_at
 from .running_estimate import RunningEstimate, SizeEstimate

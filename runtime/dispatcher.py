@@ -14,7 +14,8 @@ import numpy as np
 from ..elastic import Bucket
 from ..errors import InputError, SelectionError
 from ..strict import nearest
-from .bundle.manifest import Latency, Manifest, SubmodelEntry
+from .bundle.build_record import Latency
+from .bundle.manifest import Manifest, SubmodelEntry
 from .candidates import Candidate, Choice, Engine, by_padding, listing, next_larger, noise_hint, stated_latency
 from .engines.contract.residency import Residency
 from .in_flight import LoadEstimate

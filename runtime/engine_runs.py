@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from ..elastic import Bucket
 from .answer import ExitRows
-from .bundle.manifest import EngineEntry, TensorSpec
+from .bundle.entries.engine_entry import EngineEntry
+from .bundle.entries.tensor_spec import TensorSpec
 from .engines.pool import EnginePool
 from .exits.choice import OpenExits
 from .inputs.arrays import Array

@@ -15,7 +15,8 @@ from typing import Literal
 from ..errors import InputError, SelectionError
 from ..profiles.probe_host import probe_host
 from .answer import Answer, Padding, Timings
-from .bundle.manifest import EngineEntry, TextEntry
+from .bundle.entries.engine_entry import EngineEntry
+from .bundle.manifest import TextEntry
 from .bundle.open_bundle import Bundle, Check, open_bundle
 from .candidates import Choice
 from .dispatcher import Dispatcher

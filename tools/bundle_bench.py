@@ -10,7 +10,7 @@ from ..elastic import Bucket
 from ..errors import SelectionError
 from ..profiles.device_profile import DeviceProfile, read_profile
 from ..profiles.probe_host import is_this_host
-from ..runtime.bundle.manifest import EngineEntry
+from ..runtime.bundle.entries.engine_entry import EngineEntry
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.engines.latency_at import predicted_at

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..runtime.bundle.manifest import BuildRecord
+from ..runtime.bundle.build_record import BuildRecord
 from ..runtime.bundle.measurements import read_measurements
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.bundle.plan_index import read_plans

@@ -16,7 +16,7 @@ from ...errors import BuildError, ParityError
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import PRECISIONS, TRACED, Precision
-from ...runtime.bundle.manifest import EngineEntry, ParityReceipt
+from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityReceipt
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Residency, Runner, runner_for

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ...elastic import Bucket, Submodel
 from ...errors import ParityError
 from ...exporters.exits import Exits
-from ...runtime.bundle.manifest import EngineEntry
+from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
 from ..parity.cases import Case

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...runtime.bundle.manifest import EngineEntry
+from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ..graph.template import Template
 
 

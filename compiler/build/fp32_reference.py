@@ -15,7 +15,8 @@ import onnx
 from ...elastic import Bucket
 from ...errors import BuildError
 from ...profiles.precision import PRECISIONS, Precision
-from ...runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ...runtime.bundle.entries.engine_entry import EngineEntry
+from ...runtime.bundle.manifest import WEIGHTS_NAME
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.consistency.samples import Batch, Samples, TextSamples
 from ...runtime.inputs.arrays import Arrays

@@ -9,7 +9,8 @@ from ...elastic import Bucket, Submodel
 from ...errors import BuildError
 from ...profiles.precision import PRECISIONS, Precision, precision_of
 from ...profiles.probe_host import is_this_host
-from ...runtime.bundle.manifest import EngineEntry, Latency, LatencyPoint
+from ...runtime.bundle.build_record import Latency, LatencyPoint
+from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.engines.measure_rounds import (
     Measured,
     Timed,

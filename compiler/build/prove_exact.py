@@ -11,7 +11,7 @@ import torch
 from ...elastic import Submodel
 from ...exporters.universal import UniversalModel
 from ...profiles.precision import TRACED
-from ...runtime.bundle.manifest import EngineEntry
+from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.inputs.arrays import Arrays
 from ..graph.precision.exact import exact, with_stored_weights
 from ..parity.cases import Case

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...runtime.bundle.manifest import EngineEntry, Quality
+from ...runtime.bundle.entries.engine_entry import EngineEntry
+from ...runtime.bundle.manifest import Quality
 from ...runtime.consistency.measure import measure
 from ...runtime.consistency.samples import Samples, TextSamples
 from ...runtime.engines.contract.threads import threads_or_default

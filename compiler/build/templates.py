@@ -14,7 +14,8 @@ from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.encodings import Encoding
 from ...profiles.precision import TRACED, Precision, precision_of
-from ...runtime.bundle.manifest import RoutingEntry, TensorSpec
+from ...runtime.bundle.entries.engine_entry import RoutingEntry
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ..graph.precision.derive import exit_heads, in_precision
 from ..graph.template import Template, load_template, save_template, traced_template
 from ..planning.variants import chosen_variants

@@ -11,7 +11,7 @@ from torch.nn import functional
 from ...elastic import Submodel
 from ...errors import CheckpointError
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.manifest import Role, TensorSpec
+from ...runtime.bundle.entries.tensor_spec import Role, TensorSpec
 from ...runtime.bundle.roles import Interface, compared_outputs
 from .rank_axes import text_encoder
 

@@ -15,7 +15,8 @@ from ...elastic import Bucket, Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
 from ...profiles.precision import PRECISIONS, TRACED, Precision
-from ...runtime.bundle.manifest import CACHED, ENCODER, EngineEntry
+from ...runtime.bundle.entries.engine_entry import EngineEntry
+from ...runtime.bundle.entries.generation_entry import CACHED, ENCODER
 from ...runtime.engines.runner import Residency, Runner
 from ...runtime.inputs.arrays import Array, Arrays
 from ...strict import structure, unstructure

@@ -9,7 +9,8 @@ from itertools import cycle, zip_longest
 import numpy as np
 
 from ...exporters.cached_form import MOST_NEW_TOKENS, CachedForm
-from ...runtime.bundle.manifest import EngineEntry, GenerationEntry
+from ...runtime.bundle.entries.engine_entry import EngineEntry
+from ...runtime.bundle.entries.generation_entry import GenerationEntry
 from ...runtime.engines.runner import Runner
 from ...runtime.generation.cache import Cache
 from ...runtime.generation.cached_engine import CachedEngine

@@ -16,7 +16,9 @@ from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
 from ...profiles.precision import Precision
-from ...runtime.bundle.manifest import EngineEntry, GenerationEntry, TensorSpec
+from ...runtime.bundle.entries.engine_entry import EngineEntry
+from ...runtime.bundle.entries.generation_entry import GenerationEntry
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.generation.source import Source
 from ...runtime.inputs.arrays import Array, Arrays
 from ..parity.cases import Case

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...runtime.bundle.manifest import ENCODER, EngineEntry
+from ...runtime.bundle.entries.engine_entry import EngineEntry
+from ...runtime.bundle.entries.generation_entry import ENCODER
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Runner, runner_for

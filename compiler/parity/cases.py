@@ -9,7 +9,7 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...exporters.signature import Signature
-from ...runtime.bundle.manifest import TensorSpec
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.consistency.samples import text_at_bucket
 from ...runtime.inputs.feeds import random_feeds
 from ...runtime.inputs.text import TextEncoder

@@ -38,7 +38,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...profiles.precision import PRECISIONS, Precision
-from ...runtime.bundle.manifest import ParityOutput, TensorSpec
+from ...runtime.bundle.entries.engine_entry import ParityOutput
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .rounding import ROUNDING_FACTOR, Rounding, Roundings, places, with_rounding
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.manifest import EngineEntry, Manifest, ParityOutput, ParityRouting
+from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityRouting
+from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.roles import continued_input, ids_input
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...profiles.precision import Precision
-from ...runtime.bundle.manifest import ParityOutput, ParityRouting, TensorSpec
+from ...runtime.bundle.entries.engine_entry import ParityOutput, ParityRouting
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Comparison, Tolerance, comparable, compare, judged

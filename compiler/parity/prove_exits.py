@@ -19,7 +19,9 @@ import numpy as np
 
 from ...elastic import Submodel
 from ...errors import ParityError
-from ...runtime.bundle.manifest import EngineEntry, ExitsEntry, ParityOutput, Proof
+from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput
+from ...runtime.bundle.entries.exits_entry import ExitsEntry
+from ...runtime.bundle.manifest import Proof
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.residency import Residency
 from ...runtime.engines.contract.threads import threads_or_default

@@ -24,7 +24,8 @@ import torch
 
 from ...errors import ParityError
 from ...exporters.routing import JudgedRoutes, Routing
-from ...runtime.bundle.manifest import ParityRouting, RoutingEntry, TensorSpec
+from ...runtime.bundle.entries.engine_entry import ParityRouting, RoutingEntry
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance

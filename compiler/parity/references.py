@@ -13,7 +13,7 @@ import numpy as np
 
 from ...elastic import Bucket, Submodel
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.manifest import RoutingEntry
+from ...runtime.bundle.entries.engine_entry import RoutingEntry
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .reference import Reference, replayed

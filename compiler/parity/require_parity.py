@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ParityError
-from ...runtime.bundle.manifest import RoutingEntry
+from ...runtime.bundle.entries.engine_entry import RoutingEntry
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...exporters.exits import Exits
-from ...runtime.bundle.manifest import SegmentEntry
+from ...runtime.bundle.entries.exits_entry import SegmentEntry
 from .reference import Reference
 from .replayed import Replayed
 

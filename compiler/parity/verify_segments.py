@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...elastic import Bucket, Submodel
-from ...runtime.bundle.manifest import ExitsEntry
+from ...runtime.bundle.entries.exits_entry import ExitsEntry
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.residency import Residency
 from ...runtime.engines.contract.threads import threads_or_default

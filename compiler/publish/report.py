@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...runtime.bundle.build_record import BuildRecord
 from ...runtime.bundle.figures import FIGURES, present
-from ...runtime.bundle.manifest import BuildRecord, Manifest
+from ...runtime.bundle.manifest import Manifest
 from ...runtime.summary.engine_details import common_details, detail_tables
 from ...runtime.summary.tables import Table, bundle_facts, engine_table, stage_table, submodel_table
 

@@ -18,6 +18,8 @@ from ...exporters.checkpoints.checkpoint import sha256_of
 from ...exporters.source import ModelSource
 from ...profiles.device_profile import DeviceProfile, recorded_profile
 from ...profiles.probe_host import probe_host
+from ...runtime.bundle.build_record import BuildRecord, Latency
+from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
@@ -25,10 +27,7 @@ from ...runtime.bundle.manifest import (
     SCHEMA_VERSION,
     UNLISTED,
     BudgetEntry,
-    BuildRecord,
-    EngineEntry,
     FileEntry,
-    Latency,
     Manifest,
     Proof,
     Provenance,

@@ -17,7 +17,7 @@ import onnx
 from ...errors import BuildError, BundleCorruptError
 from ...file_lock import alone
 from ...profiles.tensorrt_options import TensorRTOptions
-from ...runtime.bundle.manifest import EngineEntry
+from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.bundle.open_bundle import Bundle, open_bundle
 from ...runtime.bundle.plan_index import (
     PLAN_SUFFIX,

@@ -14,7 +14,7 @@ import tensorrt as trt
 
 from ...errors import BuildError
 from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
-from ...runtime.bundle.manifest import TensorSpec
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.bundle.plan_index import Gpu
 from ...runtime.bundle.shape_profile import ShapeProfile
 from ...runtime.engines.tensorrt.engine import Log

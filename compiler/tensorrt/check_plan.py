@@ -15,7 +15,8 @@ import numpy as np
 from ...elastic import Bucket
 from ...errors import BuildError, ParityError
 from ...profiles.precision import PRECISIONS
-from ...runtime.bundle.manifest import EngineEntry, ParityOutput, TensorSpec
+from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.bundle.plan_index import PlanParity
 from ...runtime.engines.contract.threads import threads_or_default

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...errors import BuildError
-from ...runtime.bundle.manifest import TensorSpec
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.bundle.shape_profile import Shape, ShapeProfile
 
 # How TensorRT writes a dimension that is not known.

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import CheckpointError
-from ...runtime.bundle.manifest import CachedLayer, TensorSpec, TextEntry
+from ...runtime.bundle.entries.generation_entry import CachedLayer
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
+from ...runtime.bundle.manifest import TextEntry
 from ..cached_form import CachedForm
 from ..checkpoints.checkpoint import Checkpoint
 from ..signature import Signature

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...runtime.bundle.manifest import TensorSpec
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ..checkpoints.checkpoint import Checkpoint
 from ..sentence_transformers.read_modules import SentenceModules
 from ..sentence_transformers.text_settings import with_text_settings

@@ -18,7 +18,8 @@ from torch.export import Dim
 
 from ...elastic import Bucket
 from ...errors import ExportError
-from ...runtime.bundle.manifest import CAPACITY, LOGIT_COUNT, SOURCE, TensorSpec
+from ...runtime.bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE
+from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ..universal import PREFIX
 from .onnx_translations import TRANSLATIONS
 from .torchlib import torchlib_read_once

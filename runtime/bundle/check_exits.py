@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...elastic import DEPTH
-from .manifest import EngineEntry, ExitsEntry, Manifest, SegmentEntry, TensorSpec
+from .entries.engine_entry import EngineEntry
+from .entries.exits_entry import ExitsEntry, SegmentEntry
+from .entries.tensor_spec import TensorSpec
+from .manifest import Manifest
 
 _BATCH_DIMS = ("batch",)
 _STEP_DIMS = ("batch", "sequence")

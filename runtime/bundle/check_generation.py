@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .manifest import CACHED, ENCODER, MAX_ELEMENTS, EncoderEntry, EngineEntry, GenerationEntry, Manifest
+from .entries.engine_entry import EngineEntry
+from .entries.generation_entry import CACHED, ENCODER, EncoderEntry, GenerationEntry
+from .entries.tensor_spec import MAX_ELEMENTS
+from .manifest import Manifest
 
 _MAX_LAYERS = 4096
 # Of one token, keys or values of all layers; models of hundreds of layers keep less than a tenth.

@@ -1,17 +1,18 @@
-"""The manifest and the build record of a bundle, as docs/bundle-format.md specifies them (read_manifest.py reads)."""
+"""The manifest of a bundle, as docs/bundle-format.md specifies it (read_manifest.py reads)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...elastic import SEQUENCE, Axis, Bucket, ElasticSpec
 from ...errors import InputError, PlanError, SelectionError
-from ...profiles.precision import Precision
 from ...strict import nearest
-from .noise import Noise
+from .entries.engine_entry import EngineEntry
+from .entries.exits_entry import ExitsEntry
+from .entries.generation_entry import CACHED, ENCODER, GenerationEntry
+from .entries.tensor_spec import TensorSpec
 
 # 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
 # 3 (2026-11): figures of quality by what an output means, roles of outputs; reads 1 and 2.
@@ -32,30 +33,6 @@ RANKING_NAME = "ranking.safetensors"
 PLANS_NAME = "plans.json"
 CALIBRATION_NAME = "calibration.json"
 MEASUREMENTS_NAME = "measurements.json"
-# The whole numbers that an array of each dtype holds.
-RANGES = {
-    "float32": (-(2**63), 2**63 - 1),
-    "float16": (-65504, 65504),
-    "int64": (-(2**63), 2**63 - 1),
-    "int32": (-(2**31), 2**31 - 1),
-    "int8": (-128, 127),
-    "uint8": (0, 255),
-    "bool": (0, 1),
-}
-DTYPES = tuple(RANGES)
-# What an output means: a vector of the input; logits of classes; logits of the token at each position (masked language
-# models); logits of the token that follows each position (causal ones).
-Role = Literal["embedding", "classes", "tokens", "next_tokens"]
-# How an engine holds its weights, see residency.py.
-Residency = Literal["shared", "packed", "mapped"]
-# Of engines that keep keys and values in a cache: their ``segment``, and their dimensions that the caller chooses.
-CACHED, CAPACITY, LOGIT_COUNT = "cached", "capacity", "answers"
-# Of engines that read a prompt for a decoder, and the dimension of its tokens, which the caller chooses too.
-ENCODER, SOURCE = "encoder", "source"
-# Of one tensor, which no host holds.
-MAX_ELEMENTS = 2**31
-# What a mask ``[B, S]`` must have in every row.
-RowNeed = Literal["token", "first_token"]
 # The hashes of these cannot be in the manifest: it is one of them, and the others name its hash or follow it.
 UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME, CALIBRATION_NAME, MEASUREMENTS_NAME)
 
@@ -67,102 +44,6 @@ class FileEntry:
     path: str
     bytes: int = field(metadata={"min": 0})
     sha256: str
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One input or output of an engine.
-
-    ``dims`` names each dimension: ``batch`` and ``sequence`` follow the bucket or, where it leaves them free, the
-    request; a number is fixed, and any other name is the caller's to choose. ``pad`` is the value that fills an input
-    up to its bucket; an input without one cannot be padded. ``high`` bounds a whole-number input to
-    ``0 <= value < high``: the vocabulary size for token ids, 2 for a mask. ``role`` says what an output means, and so
-    by what measure submodels are compared (runtime/bundle/roles.py); where no output has one, shapes decide.
-    ``row_needs`` is stated of the mask that says which positions count, and says what every row must have for its
-    answer to be defined: a ``token`` somewhere (attention over nothing is no number that implementations agree on), or
-    one at the start, ``first_token``, where positions see only those before them.
-    """
-
-    name: str
-    dtype: str = field(metadata={"choices": DTYPES})
-    dims: tuple[str | int, ...]
-    pad: int | None = None
-    high: int | None = field(default=None, metadata={"min": 1})
-    role: Role | None = None
-    row_needs: RowNeed | None = None
-
-    def shape(self, bucket: Bucket, others: Mapping[str, int] = MappingProxyType({})) -> tuple[int, ...]:
-        """Shape at ``bucket``, the largest where it is a range, with the sizes of ``others`` by name."""
-        sizes = {"batch": bucket.batch, "sequence": bucket.sequence, **others}
-        return tuple([sizes[dim] if isinstance(dim, str) else dim for dim in self.dims])
-
-    def declared(self, bucket: Bucket) -> tuple[str | int, ...]:
-        """What an engine at ``bucket`` declares: a free dimension by its name."""
-        sizes = {"batch": bucket.batch, "sequence": bucket.sequence}
-        fixed = {name: size for name, size in sizes.items() if name not in bucket.free}
-        return tuple(fixed.get(dim, dim) if isinstance(dim, str) else dim for dim in self.dims)
-
-
-@dataclass(frozen=True)
-class RoutingEntry:
-    """Routes that an engine chooses on the way, such as which tokens each expert took: whole numbers (int64) of
-    ``shape``, returned beside its outputs where they are asked for."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ParityOutput:
-    """Worst figures of one output over all parity cases.
-
-    ``float32_max_abs`` and ``float32_rms`` are what PyTorch's own float32 differs by from the reference, at most and as
-    the root of the mean square; ``max_rms`` is the latter of the engine. Receipts before schema 6 lack the three.
-    """
-
-    name: str
-    max_abs: float
-    max_rel: float
-    min_cosine: float
-    max_rms: float | None = None
-    float32_max_abs: float | None = None
-    float32_rms: float | None = None
-
-
-@dataclass(frozen=True)
-class ParityRouting:
-    """One tensor of routes over all parity cases, judged by the PyTorch submodel that was made to take them.
-
-    Of ``made`` single choices ``differing`` are not PyTorch's own; ``worst_score_gap`` is by how much the worst of them
-    is worse, in units of the score that decides. ``shares`` are means over the cases.
-    """
-
-    name: str
-    made: int = field(metadata={"min": 0})
-    differing: int = field(metadata={"min": 0})
-    worst_score_gap: float = field(metadata={"min": 0, "key": "worst_margin"})
-    shares: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class ParityReceipt:
-    """Proof that an engine equals the PyTorch submodel: the rule and its limits, the cases and the worst figures.
-
-    Of an engine with ``routing`` PyTorch took the engine's routes; their score gaps are at most ``atol``.
-    """
-
-    reference: str
-    rule: str
-    atol: float
-    rtol: float
-    min_cosine: float
-    cases: tuple[str, ...]
-    outputs: tuple[ParityOutput, ...]
-    graph_sha256: str
-    weights_sha256: str
-    difference_to_universal: float | None = None
-    routing: tuple[ParityRouting, ...] | None = field(default=None, metadata={"key": "decisions"})
-    rms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -203,194 +84,6 @@ class SubmodelEntry:
     def at(self, bucket: Bucket) -> Bucket:
         """The bucket that this submodel has in the place of ``bucket``."""
         return bucket if self.sequence is None else Bucket(bucket.batch, self.sequence, bucket.min_batch)
-
-
-@dataclass(frozen=True)
-class EngineEntry:
-    """One submodel at one bucket, or one ``segment`` of it, as a file that a backend runs, with its analytic costs.
-
-    Engines of one file are one engine: submodels that differ in depth alone share their segments. ``private_bytes`` are
-    the initializers inside the file, which no other engine shares; ``weight_bytes`` is what a segment reads of the
-    weight store, or a whole engine with tables there (any other reads its submodel's weights). ``activation_bytes``
-    estimates what a run takes beside the weights: eight times the operands of its largest product. ``slice_problem``
-    says why an engine was traced. Only an engine that is still being built has no ``parity``. ``routing`` are the
-    routes that it returns after its outputs, in order; ``metadata`` are static numbers and words that no shape of it
-    shows, such as the slots of an expert; ``variants`` say in which of several equal variants it computes what. Each of
-    the three is None where there is nothing to say. ``precision`` is that of its products; which values it holds in
-    others its graph says.
-    """
-
-    id: str
-    submodel: str
-    bucket: Bucket
-    backend: Literal["onnxruntime", "tensorrt"]
-    file: str
-    emitted: Literal["sliced", "traced"]
-    private_bytes: int = field(metadata={"min": 0})
-    flops: int = field(metadata={"min": 0})
-    moved_bytes: int = field(metadata={"min": 0})
-    activation_bytes: int = field(metadata={"min": 0})
-    slice_problem: str | None = None
-    parity: ParityReceipt | None = None
-    segment: str | None = None
-    weight_bytes: int | None = field(default=None, metadata={"min": 0})
-    routing: tuple[RoutingEntry, ...] | None = field(default=None, metadata={"key": "decisions"})
-    metadata: Mapping[str, int | str] | None = field(default=None, metadata={"key": "facts"})
-    variants: Mapping[str, str] | None = field(default=None, metadata={"key": "forms"})
-    precision: Precision = "fp32"
-
-    def row_flops(self, sequence: int) -> int:
-        """What a row of ``sequence`` steps costs: its share of the bucket, of a range also by its length. That counts
-        attention as the longest row has it, so that a shorter one takes a little less."""
-        length = self.bucket.nearest(Bucket(1, sequence)).sequence
-        return self.flops * length // (self.bucket.sequence * self.bucket.batch)
-
-
-@dataclass(frozen=True)
-class SegmentEntry:
-    """The layers between two exits, compiled as engines of their own; ``layer`` counts the layers that have run when
-    its exit answers. A segment but the first takes the state that the one before returned."""
-
-    name: str
-    layer: int = field(metadata={"min": 1})
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-
-@dataclass(frozen=True)
-class GateEntry:
-    """When a row leaves early: ``entropy compare threshold``, in nats; a threshold for every exit but the last, which
-    always answers. A negative one closes its exit."""
-
-    compare: Literal["<", "<="]
-    thresholds: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class ExitsEntry:
-    """The exits of a multi-exit model and the segments between them, in order; ``gate`` is the model's own, if any.
-
-    Every segment returns ``logits`` ``[B, classes]`` and ``entropy`` ``[B]`` (nats) of its exit, and all but the last
-    the state ``state_out`` ``[B, S, H]`` that the next takes as ``state_in``. ``mask`` is the input that says which
-    positions count. ``trims``: whether positions behind the longest row may be cut without changing an answer.
-    """
-
-    segments: tuple[SegmentEntry, ...]
-    classes: int = field(metadata={"min": 2})
-    logits: str
-    entropy: str
-    state_in: str
-    state_out: str
-    mask: str
-    trims: bool
-    gate: GateEntry | None = None
-
-    @property
-    def computed_from(self) -> dict[str, str]:
-        """Outputs that are computed from another one."""
-        return {self.entropy: self.logits}
-
-
-@dataclass(frozen=True)
-class CachedLayer:
-    """What a layer keeps of each token: keys and values of ``heads`` heads of ``size`` numbers."""
-
-    heads: int = field(metadata={"min": 1})
-    size: int = field(metadata={"min": 1})
-
-
-@dataclass(frozen=True)
-class EncoderEntry:
-    """The ``engines`` of an encoder-decoder that read a prompt, of up to ``positions`` tokens, once: one for each
-    submodel. Its decoder begins with ``start_id``.
-
-    An engine takes ``input_ids`` ``[1, S]`` int64 and returns what each layer of the decoder reads of them, with the
-    heads of its own cache: ``source_key_0`` ``[1, heads, size, S]`` and ``source_value_0`` ``[1, heads, S, size]``
-    float32. Figures of an engine are those of a prompt of 512 tokens, or of the longest.
-    """
-
-    start_id: int = field(metadata={"min": 0})
-    positions: int = field(metadata={"min": 1})
-    engines: tuple[EngineEntry, ...]
-
-
-@dataclass(frozen=True)
-class GenerationEntry:
-    """The ``engines`` of a causal language model, or of a decoder behind an ``encoder``, that keep keys and values in a
-    cache of the caller's, one for each submodel. Submodels that differ in no layer's heads can continue each other's
-    cache.
-
-    An engine takes ``input_ids`` and ``position_ids`` (``[B, S]`` int64), the new tokens and their places in the text,
-    ``logits_at`` ``[answers]`` int64, the new tokens whose logits are wanted, and per layer ``past_key_0`` and
-    ``past_value_0`` (``[B, heads, capacity, size]``). It returns ``logits`` ``[B, answers, vocabulary]`` and per
-    layer ``present_key_0`` and ``present_value_0``: the cache, with the new tokens at their places. Callers bind both
-    to one buffer, so that nothing is copied. Several rows take one new token each; several new tokens are of one row.
-    Figures of an engine are those of one new token of one row, its activations those of the longest run. Behind an
-    encoder an engine also takes, before the cache, ``source_lengths`` ``[B]`` int64 and per layer ``source_key_0`` and
-    ``source_value_0``, which have that many tokens of each row, and room for the longest.
-
-    ``positions`` is the largest capacity. A text ends with a token of ``end_ids``, and begins with ``begin_id`` where
-    the tokenizer adds one. ``sampling`` is how the model's folder picks tokens, by option, None for the likeliest.
-    ``chat_template`` is the file with the Jinja template of chats, ``special_tokens`` the ones that it may name.
-    """
-
-    vocabulary: int = field(metadata={"min": 2})
-    layers: tuple[CachedLayer, ...]
-    positions: int = field(metadata={"min": 2})
-    end_ids: tuple[int, ...]
-    engines: tuple[EngineEntry, ...]
-    begin_id: int | None = field(default=None, metadata={"min": 0})
-    sampling: Mapping[str, int | float] | None = None
-    chat_template: str | None = None
-    special_tokens: Mapping[str, str] | None = None
-    encoder: EncoderEntry | None = None
-
-    @property
-    def every_engine(self) -> tuple[EngineEntry, ...]:
-        """``engines``, and those of the encoder."""
-        return (*self.engines, *(self.encoder.engines if self.encoder else ()))
-
-    def encoder_of(self, engine: EngineEntry) -> EngineEntry | None:
-        """What reads the prompts of ``engine``, if the model has an encoder."""
-        others = self.encoder.engines if self.encoder else ()
-        return next((other for other in others if other.submodel == engine.submodel), None)
-
-    def with_engines(self, engines: Iterable[EngineEntry]) -> GenerationEntry:
-        """This with ``engines`` of both kinds in the place of its own."""
-        every, encoder = tuple(engines), self.encoder
-        if encoder is not None:
-            encoder = replace(encoder, engines=tuple(engine for engine in every if engine.segment == ENCODER))
-        return replace(self, engines=tuple(engine for engine in every if engine.segment != ENCODER), encoder=encoder)
-
-    @property
-    def interface(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """Inputs and outputs of its engines, by position."""
-        tokens = ("batch", "sequence")
-        inputs = [
-            TensorSpec("input_ids", "int64", tokens, high=self.vocabulary),
-            TensorSpec("position_ids", "int64", tokens, high=self.positions),
-            TensorSpec("logits_at", "int64", (LOGIT_COUNT,)),
-        ]
-        outputs = [TensorSpec("logits", "float32", ("batch", LOGIT_COUNT, self.vocabulary))]
-        if self.encoder is not None:
-            inputs += [TensorSpec("source_lengths", "int64", ("batch",)), *self._source("batch", SOURCE)]
-        for number, layer in enumerate(self.layers):
-            dims = ("batch", layer.heads, CAPACITY, layer.size)
-            for kind in ("key", "value"):
-                inputs.append(TensorSpec(f"past_{kind}_{number}", "float32", dims))
-                outputs.append(TensorSpec(f"present_{kind}_{number}", "float32", dims))
-        return tuple(inputs), tuple(outputs)
-
-    @property
-    def encoder_interface(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """Inputs and outputs of the engines of the encoder, by position."""
-        ids = TensorSpec("input_ids", "int64", ("batch", "sequence"), high=self.vocabulary)
-        return (ids,), tuple(self._source("batch", "sequence"))
-
-    def _source(self, rows: str, tokens: str) -> Iterator[TensorSpec]:
-        for number, layer in enumerate(self.layers):
-            yield TensorSpec(f"source_key_{number}", "float32", (rows, layer.heads, layer.size, tokens))
-            yield TensorSpec(f"source_value_{number}", "float32", (rows, layer.heads, tokens, layer.size))
 
 
 @dataclass(frozen=True)
@@ -577,60 +270,3 @@ class Manifest:
                     return entry
         known = ", ".join(f"{e.id} ({'/'.join(e.labels)})" if e.labels else e.id for e in self.submodels)
         raise SelectionError(f"no submodel {submodel_id!r:.80} in this bundle; it has {known}")
-
-
-@dataclass(frozen=True)
-class LatencyPoint:
-    """Predicted and measured time of an engine at one shape of its range, in milliseconds, and the ``noise`` of the
-    latter; see ``Latency``."""
-
-    batch: int = field(metadata={"min": 1})
-    sequence: int = field(metadata={"min": 1})
-    predicted_ms: float = field(metadata={"min": 0})
-    measured_p50_ms: float | None = field(default=None, metadata={"min": 0})
-    measured_p95_ms: float | None = field(default=None, metadata={"min": 0})
-    noise: Noise | None = None
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Predicted and measured time of one engine, in milliseconds, never mixed: the field name says which.
-
-    ``predicted_ms`` was stated before this engine was measured; for a profile of the compiling host itself it is
-    corrected by a few measured rungs. An engine of a range has ``points``, every batch of some at every sequence of
-    some; its other figures are those of its largest shape. ``noise`` says how far to trust the measured ones, and is
-    None where nothing was measured, or before schema 7.
-    """
-
-    engine: str
-    predicted_ms: float = field(metadata={"min": 0})
-    measured_p50_ms: float | None = field(default=None, metadata={"min": 0})
-    measured_p95_ms: float | None = field(default=None, metadata={"min": 0})
-    residency: Residency | None = None
-    points: tuple[LatencyPoint, ...] | None = None
-    noise: Noise | None = None
-
-    @property
-    def noises(self) -> tuple[Noise, ...]:
-        """Of every measured figure of this engine, as far as they are known."""
-        return tuple(one.noise for one in self.points or (self,) if one.noise is not None)
-
-
-@dataclass(frozen=True)
-class BuildRecord:
-    """What differs between two compiles of the same inputs: time, host, and everything measured.
-
-    ``build`` maps the graphs of engines for TensorRT to the ``trtexec`` command that makes a plan of each.
-    ``report_sha256`` is the hash of report.md. ``seconds`` and ``cpu_seconds``, those of all threads, are by stage.
-    """
-
-    schema_version: int
-    manifest_sha256: str
-    created: str
-    command: tuple[str, ...]
-    host: Mapping[str, Any]
-    seconds: Mapping[str, float] = field(metadata={"min": 0})
-    latencies: tuple[Latency, ...]
-    build: Mapping[str, str] | None = None
-    report_sha256: str | None = None
-    cpu_seconds: Mapping[str, float] | None = field(default=None, metadata={"min": 0})

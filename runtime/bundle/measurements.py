@@ -16,7 +16,8 @@ from ...file_lock import alone
 from ...profiles.probe_host import probe_host
 from ...strict import unstructure
 from .device_files import DEVICE_SCHEMA_VERSION, read_record, write_device_file
-from .manifest import MEASUREMENTS_NAME, Residency
+from .entries.engine_entry import Residency
+from .manifest import MEASUREMENTS_NAME
 from .noise import Noise
 from .open_bundle import Bundle
 

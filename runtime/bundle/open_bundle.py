@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import BundleCorruptError, BundleFormatError
-from .manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, BuildRecord, Manifest
+from .build_record import BuildRecord
+from .manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, Manifest
 from .read_manifest import MAX_JSON_BYTES, read_build_record, read_manifest
 from .regular_file import FETCH_AGAIN, FileIdentity, identity_at, regular_file, stream_sha256
 

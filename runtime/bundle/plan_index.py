@@ -19,7 +19,8 @@ from ...errors import BundleCorruptError, BundleFormatError, BundleIncompatibleE
 from ...profiles.tensorrt_options import TensorRTOptions
 from ...strict import structure, unstructure
 from .device_files import DEVICE_SCHEMA_VERSION, read_device_file, write_device_file
-from .manifest import PLANS_NAME, WEIGHTS_NAME, EngineEntry
+from .entries.engine_entry import EngineEntry
+from .manifest import PLANS_NAME, WEIGHTS_NAME
 from .open_bundle import Bundle
 from .private_files import KEY_VARIABLE, plan_key
 from .read_manifest import is_plain_name

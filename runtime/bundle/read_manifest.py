@@ -12,21 +12,12 @@ from typing import Any
 from ...elastic import MAX_TOKENS, Bucket, ElasticSpec
 from ...errors import BundleFormatError, PlanError
 from ...strict import parse_json, structure, unstructure
+from .build_record import BuildRecord, LatencyPoint
 from .check_exits import exit_problems
 from .check_generation import generation_problems
-from .manifest import (
-    MAX_ELEMENTS,
-    RANGES,
-    SCHEMA_VERSION,
-    SEALED_SINCE,
-    UNLISTED,
-    BuildRecord,
-    EngineEntry,
-    LatencyPoint,
-    Manifest,
-    Quality,
-    TensorSpec,
-)
+from .entries.engine_entry import EngineEntry
+from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec
+from .manifest import SCHEMA_VERSION, SEALED_SINCE, UNLISTED, Manifest, Quality
 from .roles import role_problems
 from .seal import unsealed
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .manifest import ExitsEntry, Manifest, Role, TensorSpec, TextEntry
+from .entries.exits_entry import ExitsEntry
+from .entries.tensor_spec import Role, TensorSpec
+from .manifest import Manifest, TextEntry
 
 # One of these at most: their figures share names.
 _DISTRIBUTIONS: tuple[Role, ...] = ("classes", "tokens", "next_tokens")

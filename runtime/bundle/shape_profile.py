@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ...elastic import Bucket
 from ...errors import BundleFormatError
-from .manifest import MANIFEST_NAME, Manifest, TensorSpec
+from .entries.tensor_spec import TensorSpec
+from .manifest import MANIFEST_NAME, Manifest
 
 Shape = tuple[int, ...]
 

@@ -12,7 +12,7 @@ import numpy as np
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
 from ...profiles.probe_host import probe_host
-from ..bundle.manifest import ExitsEntry
+from ..bundle.entries.exits_entry import ExitsEntry
 from ..bundle.open_bundle import Bundle
 from ..engines.contract.residency import Residency
 from ..engines.contract.threads import threads_or_default

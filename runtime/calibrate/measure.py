@@ -14,7 +14,7 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import InputError
-from ..bundle.manifest import EngineEntry
+from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..dispatcher import Dispatcher
 from ..engines.host_latencies import host_latencies

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from ...elastic import Bucket
-from ..bundle.manifest import EngineEntry, Quality
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.manifest import Quality
 from ..bundle.open_bundle import Bundle
 from ..bundle.roles import compared_outputs, continued_input
 from ..engines.runner import runner_for

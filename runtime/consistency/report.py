@@ -10,7 +10,8 @@ from pathlib import Path
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
 from ...profiles.precision import Precision
-from ..bundle.manifest import EngineEntry, SubmodelEntry
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.manifest import SubmodelEntry
 from ..bundle.open_bundle import Bundle
 from ..bundle.roles import compared_outputs
 from ..engines.contract.threads import threads_or_default

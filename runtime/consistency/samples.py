@@ -13,7 +13,8 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import InputError
-from ..bundle.manifest import Manifest, TensorSpec
+from ..bundle.entries.tensor_spec import TensorSpec
+from ..bundle.manifest import Manifest
 from ..bundle.roles import continued_input, ids_input, mask_input
 from ..inputs.arrays import Array
 from ..inputs.check_inputs import InputChecker

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from ...elastic import Bucket
-from ..bundle.manifest import TensorSpec
+from ..bundle.entries.tensor_spec import TensorSpec
 from ..inputs.arrays import Array
 from ..inputs.feeds import nearest_shape
 from .device import ALIGNMENT, DeviceArray

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...elastic import Bucket
 from ...profiles.probe_host import probe_host
-from ..bundle.manifest import BuildRecord, Latency, LatencyPoint
+from ..bundle.build_record import BuildRecord, Latency, LatencyPoint
 from ..bundle.measurements import HostMeasurement, MeasuredEngine, MeasuredHost, read_measurements, this_host
 from ..bundle.open_bundle import Bundle
 from .latency_at import latency_at

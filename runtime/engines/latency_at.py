@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import exp, log
 
 from ...elastic import Bucket
-from ..bundle.manifest import Latency, LatencyPoint
+from ..bundle.build_record import Latency, LatencyPoint
 from ..bundle.noise import is_noisy
 
 # Of what a file may say; a logarithm needs the one, and its inverse the other.

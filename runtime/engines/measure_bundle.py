@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from ...errors import MeasurementError
-from ..bundle.manifest import EngineEntry
+from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint
 from ..bundle.noise import MOST_OTHERS
 from ..bundle.open_bundle import Bundle

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...elastic import Bucket
-from ..bundle.manifest import EngineEntry, LatencyPoint
+from ..bundle.build_record import LatencyPoint
+from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.noise import Noise
 from ..inputs.arrays import Array
 from .host_load import OthersLoad

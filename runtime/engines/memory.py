@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from ...errors import SelectionError
-from ..bundle.manifest import EngineEntry
+from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle
 from .contract.residency import OpenEngines, Residency
 from .needs import engine_needs

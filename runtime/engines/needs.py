@@ -8,7 +8,8 @@ from typing import Literal
 
 from ...elastic import DEPTH, ElasticSpec, Submodel
 from ...profiles.precision import PRECISIONS
-from ..bundle.manifest import CACHED, ENCODER, EngineEntry
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.entries.generation_entry import CACHED, ENCODER
 from ..bundle.open_bundle import Bundle
 from .contract.residency import EngineNeed, Residency, assign_residencies
 

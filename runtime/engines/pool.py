@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from ...errors import BundleError
-from ..bundle.manifest import EngineEntry
+from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..device.device import Device
 from .contract.residency import Residency

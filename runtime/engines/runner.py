@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ...errors import BundleIncompatibleError
 from ...profiles.precision import PRECISIONS
-from ..bundle.manifest import EngineEntry
+from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..device.device import Device, DeviceArray
 from ..inputs.arrays import Array

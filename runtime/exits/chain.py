@@ -18,7 +18,8 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
-from ..bundle.manifest import EngineEntry, Latency
+from ..bundle.build_record import Latency
+from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..engines.pool import EnginePool
 from ..inputs.arrays import Array

@@ -10,7 +10,8 @@ from numbers import Real
 import numpy as np
 
 from ...errors import SelectionError
-from ..bundle.manifest import CALIBRATION_NAME, ExitsEntry
+from ..bundle.entries.exits_entry import ExitsEntry
+from ..bundle.manifest import CALIBRATION_NAME
 from ..bundle.open_bundle import Bundle
 from ..engines.host_latencies import host_latencies
 from ..engines.pool import EnginePool

@@ -8,7 +8,8 @@ from math import prod
 import numpy as np
 
 from ...elastic import Bucket
-from ..bundle.manifest import ExitsEntry, SegmentEntry, TensorSpec
+from ..bundle.entries.exits_entry import ExitsEntry, SegmentEntry
+from ..bundle.entries.tensor_spec import TensorSpec
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .batch_plan import BatchPlan

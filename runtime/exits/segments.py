@@ -6,7 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ...elastic import DEPTH, Bucket
 from ...errors import SelectionError
-from ..bundle.manifest import EngineEntry, ExitsEntry, Latency, SegmentEntry
+from ..bundle.build_record import Latency
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.entries.exits_entry import ExitsEntry, SegmentEntry
 from ..bundle.open_bundle import Bundle
 from ..engines.host_latencies import as_predicted
 from ..engines.latency_at import latency_at

@@ -13,7 +13,8 @@ from time import perf_counter
 
 from ...elastic import Bucket
 from ...errors import InputError
-from ..bundle.manifest import ExitsEntry, SegmentEntry, TensorSpec
+from ..bundle.entries.exits_entry import ExitsEntry, SegmentEntry
+from ..bundle.entries.tensor_spec import TensorSpec
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .batch_plan import BatchPlan

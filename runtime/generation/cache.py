@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..bundle.manifest import CachedLayer
+from ..bundle.entries.generation_entry import CachedLayer
 from ..inputs.arrays import Array
 from .source import Source
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import InputError
-from ..bundle.manifest import EngineEntry, GenerationEntry
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.entries.generation_entry import GenerationEntry
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .cache import Cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..bundle.manifest import GenerationEntry
+from ..bundle.entries.generation_entry import GenerationEntry
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
 

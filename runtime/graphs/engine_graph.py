@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 
 from ...errors import BundleCorruptError
-from ..bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle
 from ..bundle.regular_file import FETCH_AGAIN, identity_at, regular_file
 from .initializers import Initializer, external_initializers

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from ..bundle.manifest import TensorSpec
+from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.regular_file import stream_sha256
 from .arrays import Array
 from .check_inputs import InputChecker

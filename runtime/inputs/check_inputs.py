@@ -9,7 +9,7 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import InputError
-from ..bundle.manifest import RowNeed, TensorSpec
+from ..bundle.entries.tensor_spec import RowNeed, TensorSpec
 from .arrays import Array
 
 _MAX_REMEMBERED_SHAPES = 1024

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ...elastic import Bucket
-from ..bundle.manifest import RowNeed, TensorSpec
+from ..bundle.entries.tensor_spec import RowNeed, TensorSpec
 from .arrays import Array
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from ...errors import BundleCorruptError, InputError
 from ...outside import is_of_library, library_errors, said_by
-from ..bundle.manifest import RANGES, TensorSpec, TextEntry
+from ..bundle.entries.tensor_spec import RANGES, TensorSpec
+from ..bundle.manifest import TextEntry
 from .arrays import Array
 
 _POOLED_OUTPUT, _SHIFTED = "pooled", "shifted"

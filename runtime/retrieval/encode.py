@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import InputError
-from ..bundle.manifest import EngineEntry, TensorSpec
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.entries.tensor_spec import TensorSpec
 from ..exits.choice import OFF
 from ..inputs.arrays import Array
 from ..model import ElasticModel

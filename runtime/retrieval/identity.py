@@ -14,7 +14,9 @@ from typing import Literal
 
 from ...elastic import Bucket
 from ...errors import InputError, SelectionError
-from ..bundle.manifest import WEIGHTS_NAME, EngineEntry, FileEntry, Manifest, ParityReceipt, SubmodelEntry, TensorSpec
+from ..bundle.entries.engine_entry import EngineEntry, ParityReceipt
+from ..bundle.entries.tensor_spec import TensorSpec
+from ..bundle.manifest import WEIGHTS_NAME, FileEntry, Manifest, SubmodelEntry
 from ..bundle.open_bundle import Bundle
 
 # 1 (2026-11): first published schema. 2 (2026-11): the prompt; reads 1, which had none.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..bundle.manifest import EngineEntry, Manifest
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.manifest import Manifest
 from .tables import Table
 
 # Of metadata whose name does not say what it counts.

@@ -10,8 +10,10 @@ from math import log
 
 from ...elastic import Axis, Bucket
 from ...profiles.device_profile import budget_bucket_of, budget_shape_of
+from ..bundle.build_record import BuildRecord, Latency, LatencyPoint
+from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.figures import cell, heading, present
-from ..bundle.manifest import BuildRecord, EngineEntry, Latency, LatencyPoint, Manifest, Quality
+from ..bundle.manifest import Manifest, Quality
 from ..bundle.noise import is_noisy, noisy_figures
 
 # Of kinds of axes whose name does not say what they count.

@@ -14,26 +14,22 @@ import numpy as np
 import onnx
 from nestforge.elastic import Axis, Bucket
 from nestforge.profiles.probe_host import probe_host
+from nestforge.runtime.bundle.build_record import BuildRecord, Latency
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry, ParityReceipt
+from nestforge.runtime.bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
     SEALED_SINCE,
     WEIGHTS_NAME,
     BudgetEntry,
-    BuildRecord,
-    EngineEntry,
-    ExitsEntry,
     FileEntry,
-    GateEntry,
-    Latency,
     Limits,
     Manifest,
-    ParityReceipt,
     Provenance,
     Ranking,
-    SegmentEntry,
     SubmodelEntry,
-    TensorSpec,
 )
 from nestforge.runtime.bundle.seal import sealed_json, to_json
 from nestforge.strict import unstructure

@@ -23,6 +23,11 @@ MODULES = {
 FAMILIES = {module for module in MODULES if module.startswith("exporters.families.") and module.endswith("family")}
 TESTED_ELSEWHERE = {
     "runtime.answer": "runtime/test_model.py",
+    "runtime.bundle.build_record": "runtime/bundle/test_bundle_format.py",
+    "runtime.bundle.entries.engine_entry": "runtime/bundle/test_manifest.py",
+    "runtime.bundle.entries.exits_entry": "runtime/bundle/test_check_exits.py",
+    "runtime.bundle.entries.generation_entry": "runtime/bundle/test_check_generation.py",
+    "runtime.bundle.entries.tensor_spec": "runtime/bundle/test_manifest.py",
     "runtime.bundle.private_files": "runtime/engines/tensorrt/test_plans.py",
     "runtime.bundle.read_manifest": "runtime/bundle/test_bundle_format.py",
     "runtime.calibrate.fit": "runtime/calibrate/test_calibrate.py",

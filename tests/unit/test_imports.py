@@ -21,6 +21,7 @@ BASE = ("elastic", "errors", "file_lock", "optional", "outside", "strict", "whol
 # Each may import those above it.
 ROOMS = (
     "profiles",
+    "runtime.bundle.entries",
     "runtime.bundle",
     "runtime.summary",
     "runtime.inputs",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.bundle.figures import cell, heading
-from ...runtime.bundle.manifest import EngineEntry
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.calibrate.measure import time_in_turns
 from ...runtime.consistency.report import Consistency

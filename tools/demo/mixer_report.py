@@ -15,7 +15,7 @@ import numpy as np
 
 from ...elastic import Bucket
 from ...errors import InputError
-from ...runtime.bundle.manifest import EngineEntry
+from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.calibrate.measure import time_in_turns
 from ...runtime.consistency.distributions import log_softmax, negative_log_likelihood

@@ -16,7 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ....profiles.precision import PRECISIONS, Precision
-from ....runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ....runtime.bundle.entries.engine_entry import EngineEntry
+from ....runtime.bundle.manifest import WEIGHTS_NAME
 from ....runtime.bundle.open_bundle import Bundle
 from .emulation import emulated
 

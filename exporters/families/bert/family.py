@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
-from ....runtime.bundle.manifest import RowNeed, TensorSpec, TextEntry
+from ....runtime.bundle.entries.tensor_spec import RowNeed, TensorSpec
+from ....runtime.bundle.manifest import TextEntry
 from ....workload import Op, elementwise, linear, lookup, self_attention
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ....runtime.bundle.manifest import Role
+from ....runtime.bundle.entries.tensor_spec import Role
 
 Size = Literal["hidden", "embedding", "vocabulary", "classes"] | int
 Dims = tuple[Literal["batch", "sequence"] | Size, ...]

@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ....elastic import DEPTH, Axis, ElasticSpec, PrefixSlice, Submodel
-from ....runtime.bundle.manifest import Proof, TensorSpec, TextEntry
+from ....runtime.bundle.entries.tensor_spec import TensorSpec
+from ....runtime.bundle.manifest import Proof, TextEntry
 from ....runtime.inputs.arrays import Arrays
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint

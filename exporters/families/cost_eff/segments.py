@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ....elastic import Bucket, Submodel
-from ....runtime.bundle.manifest import ExitsEntry, GateEntry, SegmentEntry, TensorSpec
+from ....runtime.bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
+from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....workload import Op
 from ...exits import Exits
 from .architecture import CostEffArchitecture

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ....elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
-from ....runtime.bundle.manifest import CachedLayer
+from ....runtime.bundle.entries.generation_entry import CachedLayer
 from ....workload import Op, elementwise, linear, lookup, pre_norm_layer
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint

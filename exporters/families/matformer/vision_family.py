@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ....runtime.bundle.manifest import TensorSpec
+from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
 from ...family import Family

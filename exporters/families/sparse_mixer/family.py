@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ....elastic import SEQUENCE, Bucket, Submodel
-from ....runtime.bundle.manifest import Role, TensorSpec, TextEntry
+from ....runtime.bundle.entries.tensor_spec import Role, TensorSpec
+from ....runtime.bundle.manifest import TextEntry
 from ....workload import Op
 from ...architecture import Architecture, Variants
 from ...checkpoints.checkpoint import Checkpoint

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ....elastic import Bucket, Submodel
-from ....runtime.bundle.manifest import RoutingEntry
+from ....runtime.bundle.entries.engine_entry import RoutingEntry
 from ...routing import Replay, Routing
 from .architecture.capacity import routing
 from .architecture.config import EXPERTS, ROUTES, SparseMixerConfig

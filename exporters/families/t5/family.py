@@ -12,7 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ....elastic import Axis, ElasticSpec, PrefixSlice
-from ....runtime.bundle.manifest import CachedLayer, TensorSpec, TextEntry
+from ....runtime.bundle.entries.generation_entry import CachedLayer
+from ....runtime.bundle.entries.tensor_spec import TensorSpec
+from ....runtime.bundle.manifest import TextEntry
 from ...architecture import Architecture
 from ...cached_form import CachedForm, EncoderForm
 from ...checkpoints.checkpoint import Checkpoint

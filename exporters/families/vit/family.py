@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
-from ....runtime.bundle.manifest import TensorSpec
+from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....workload import Op, elementwise, linear, pre_norm_layer
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import SelectionError
-from ...bundle.manifest import Residency as Residency
+from ...bundle.entries.engine_entry import Residency as Residency
 from ...inputs.limits import positive_limit
 
 RESIDENCIES: tuple[Residency, ...] = get_args(Residency)

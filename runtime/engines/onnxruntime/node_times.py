@@ -12,7 +12,8 @@ from time import perf_counter
 from typing import Any
 
 from ....elastic import Bucket
-from ...bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...graphs.engine_graph import store_initializers
 from ...inputs.feeds import random_feeds

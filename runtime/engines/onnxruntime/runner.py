@@ -18,7 +18,9 @@ import onnxruntime
 from ....elastic import Bucket
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ....outside import is_of_library, library_errors, said_by
-from ...bundle.manifest import WEIGHTS_NAME, EngineEntry, TensorSpec
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...graphs.engine_graph import store_initializers
 from ...graphs.weight_store import MappedStore, mapped_store

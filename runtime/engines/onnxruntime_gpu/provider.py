@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import BundleIncompatibleError, InputError
-from ...bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...bundle.private_files import private_folder
 from ...bundle.shape_profile import shape_profile

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from ...bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...bundle.shape_profile import shape_profile
 from ...device.copying_runner import CopyingRunner

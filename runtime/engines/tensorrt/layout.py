@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ....elastic import Bucket
-from ...bundle.manifest import TensorSpec
+from ...bundle.entries.tensor_spec import TensorSpec
 
 # Names of TensorRT's data types, by those of the manifest. Its own table for numpy knows no narrow types and raises.
 DTYPES = {

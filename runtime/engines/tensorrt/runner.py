@@ -16,7 +16,8 @@ from types import TracebackType
 import tensorrt as trt
 
 from ....errors import BundleCorruptError, BundleIncompatibleError, InputError
-from ...bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...bundle.plan_index import PlanEntry, plan_for, read_plan
 from ...device.copying_runner import CopyingRunner

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ....errors import InputError, SelectionError
-from ...bundle.manifest import EngineEntry, Manifest
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import Manifest
 from ..sampling import Sampling
 from .drafting import AskedDraft, BestDraft, Drafting
 from .drafts import AUTO, NGRAM, Draft, NgramDraft, SubmodelDraft

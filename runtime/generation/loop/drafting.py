@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ...bundle.manifest import EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry
 from ..rejection import Drafted
 from .drafts import AUTO, NGRAM, Draft
 from .gains import Gains

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Protocol
 
-from ...bundle.manifest import EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry
 from ..lookup import look_up
 from ..rejection import Drafted
 from .row import Row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...bundle.manifest import EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry
 from .drafts import Draft
 from .step_times import StepTimes
 

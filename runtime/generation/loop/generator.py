@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, Literal, overload
 
 from ....errors import InputError, SelectionError
-from ...bundle.manifest import GenerationEntry
+from ...bundle.entries.generation_entry import GenerationEntry
 from ...bundle.open_bundle import Bundle
 from ...engines.contract.residency import Residency
 from ...engines.memory import MemoryCap

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from ....errors import SelectionError
-from ...bundle.manifest import EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry
 from ...inputs.limits import positive_limit
 from .step_times import StepTimes
 

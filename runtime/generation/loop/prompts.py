@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import InputError
-from ...bundle.manifest import GenerationEntry
+from ...bundle.entries.generation_entry import GenerationEntry
 from ...bundle.open_bundle import Bundle
 from ...inputs.text import TextEncoder
 from ..chat import ChatTemplate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...bundle.manifest import EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry
 
 # Of the runs that a mean is of: a further one then counts as the last of so many, so that old ones are forgotten.
 _RUNS = 8

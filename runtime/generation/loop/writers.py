@@ -6,7 +6,9 @@ from collections.abc import Collection
 
 from ....errors import SelectionError
 from ....strict import nearest
-from ...bundle.manifest import EngineEntry, GenerationEntry, Manifest
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import GenerationEntry
+from ...bundle.manifest import Manifest
 from .options import Options
 
 

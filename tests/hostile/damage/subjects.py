@@ -197,7 +197,8 @@ class TokenizerSubject(Subject):
         self.files = {"tokenizer.json": (folder / "tokenizer.json").read_bytes()}
 
     def use(self, folder: Path, way: str) -> object:
-        from nestforge.runtime.bundle.manifest import TensorSpec, TextEntry
+        from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
+        from nestforge.runtime.bundle.manifest import TextEntry
         from nestforge.runtime.inputs.text import TextEncoder
 
         tokens = ("batch", "sequence")
@@ -224,7 +225,7 @@ class ArraysSubject(Subject):
         self.files = {"rows.npz": target.getvalue()}
 
     def use(self, folder: Path, way: str) -> object:
-        from nestforge.runtime.bundle.manifest import TensorSpec
+        from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
         from nestforge.runtime.inputs.array_file import MAX_BYTES, checked_labels, read_array_file
         from nestforge.runtime.inputs.npz import read_npz
 

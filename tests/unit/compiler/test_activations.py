@@ -11,7 +11,7 @@ from nestforge.elastic import Axis, Bucket, ElasticSpec, PrefixSlice
 from nestforge.exporters.hugging_face.transformers_config import LEARNED
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.tracing.trace import trace
-from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from transformers.activations import ACT2CLS, ACT2FN
 
 NAMES = sorted(ACT2CLS.keys() - set(LEARNED))

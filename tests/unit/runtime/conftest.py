@@ -16,23 +16,21 @@ import onnx
 import pytest
 from nestforge.elastic import Axis, Bucket
 from nestforge.profiles.probe_host import probe_host
+from nestforge.runtime.bundle.build_record import BuildRecord, Latency
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry, ParityReceipt
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
     SEALED_SINCE,
     WEIGHTS_NAME,
     BudgetEntry,
-    BuildRecord,
-    EngineEntry,
     FileEntry,
-    Latency,
     Limits,
     Manifest,
-    ParityReceipt,
     Provenance,
     Ranking,
     SubmodelEntry,
-    TensorSpec,
     TextEntry,
 )
 from nestforge.runtime.bundle.seal import sealed_json, to_json

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle.manifest import Latency, LatencyPoint, Manifest
+from nestforge.runtime.bundle.build_record import Latency, LatencyPoint
+from nestforge.runtime.bundle.manifest import Manifest
 from nestforge.runtime.bundle.noise import Noise
 from nestforge.runtime.candidates import Candidate, Engine, noise_hint, stated_latency
 from nestforge.runtime.running_estimate import RunningEstimate

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from nestforge.elastic import SEQUENCE, Axis, Bucket
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle.manifest import BudgetEntry, EngineEntry, Latency, Limits, Manifest, SubmodelEntry
+from nestforge.runtime.bundle.build_record import Latency
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
+from nestforge.runtime.bundle.manifest import BudgetEntry, Limits, Manifest, SubmodelEntry
 from nestforge.runtime.dispatcher import Dispatcher
 from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.in_flight import InFlight, LoadEstimate

@@ -167,7 +167,7 @@ def test_steps_that_were_cut_are_said(exits_bundle: Path) -> None:
 
 
 def test_a_latency_limit_takes_the_whole_engine_unless_exits_are_asked_for(own: Path) -> None:
-    from nestforge.runtime.bundle.manifest import Latency
+    from nestforge.runtime.bundle.build_record import Latency
 
     bundle = open_bundle(own)
     latencies = [Latency(engine.id, 0.5) for engine in bundle.manifest.engines if engine.segment is None]

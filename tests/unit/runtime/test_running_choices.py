@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from nestforge.errors import SelectionError
-from nestforge.runtime.bundle.manifest import Latency, Manifest
+from nestforge.runtime.bundle.build_record import Latency
+from nestforge.runtime.bundle.manifest import Manifest
 from nestforge.runtime.bundle.noise import Noise
 from nestforge.runtime.in_flight import LoadEstimate
 from nestforge.runtime.request import Request

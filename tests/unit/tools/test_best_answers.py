@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.runtime.answer import Answer, Timings
-from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.tools.best_answers import Best, best_answers
 

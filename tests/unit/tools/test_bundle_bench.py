@@ -9,7 +9,7 @@ from nestforge.elastic import Bucket
 from nestforge.errors import SelectionError
 from nestforge.profiles.device_profile import profile_data
 from nestforge.profiles.load_profile import load_profile
-from nestforge.runtime.bundle.manifest import EngineEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.engines.measure import LatencyStats

@@ -14,7 +14,7 @@ from ....compiler.compile import compile_bundle
 from ....elastic import Bucket
 from ....errors import CheckpointError
 from ....profiles.load_profile import load_profile
-from ....runtime.bundle.manifest import EngineEntry
+from ....runtime.bundle.entries.engine_entry import EngineEntry
 from ....runtime.bundle.open_bundle import Bundle, open_bundle
 from ....runtime.calibrate.budget import parse_budget
 from ....runtime.calibrate.calibrate import calibrate

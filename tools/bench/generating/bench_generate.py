@@ -11,7 +11,7 @@ import numpy as np
 
 from .... import load
 from ....profiles.precision import Precision
-from ....runtime.bundle.manifest import GenerationEntry
+from ....runtime.bundle.entries.generation_entry import GenerationEntry
 from ....runtime.generation.cache import Cache
 from ....runtime.generation.cached_engine import CachedEngine
 from ....runtime.model import ElasticModel

@@ -9,7 +9,8 @@ import onnx
 
 from ....elastic import Bucket
 from ....exporters.families.sparse_mixer.folder import load_model
-from ....runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
+from ....runtime.bundle.entries.engine_entry import EngineEntry
+from ....runtime.bundle.manifest import WEIGHTS_NAME
 from ....runtime.bundle.open_bundle import Bundle, open_bundle
 from ..harness import Row, interleaved, ratio
 from ..subjects import CORES, eager_call, packed

@@ -22,7 +22,8 @@ from ....exporters.source import open_source
 from ....exporters.tracing.trace import trace
 from ....profiles.measure_rates import measure_host_rates
 from ....profiles.probe_host import host_profile
-from ....runtime.bundle.manifest import WEIGHTS_NAME, TensorSpec
+from ....runtime.bundle.entries.tensor_spec import TensorSpec
+from ....runtime.bundle.manifest import WEIGHTS_NAME
 from ..harness import Row, interleaved, ratio
 from ..subjects import CACHE, CORES, default_session
 

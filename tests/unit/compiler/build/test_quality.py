@@ -13,7 +13,7 @@ from nestforge.compiler.build.quality import measure_quality
 from nestforge.compiler.examples.corpus import ArrayCorpus, Corpus
 from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.work.clock import Clock, silent
-from nestforge.runtime.bundle.manifest import EngineEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.consistency.measure import measure
 from nestforge.runtime.consistency.samples import ArraySamples

@@ -23,7 +23,8 @@ from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError, InputError, ParityError, PlanError
 from nestforge.exporters.cached_form import CachedForm
 from nestforge.exporters.modules import cached_attention
-from nestforge.runtime.bundle.manifest import EngineEntry, GenerationEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
+from nestforge.runtime.bundle.entries.generation_entry import GenerationEntry
 from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.runner import Runner, runner_for
 from nestforge.runtime.generation.cache import Cache

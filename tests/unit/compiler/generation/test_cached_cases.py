@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from nestforge.compiler.generation.cached_cases import cached_batches, cases_of, unproven_window
 from nestforge.exporters.cached_form import MOST_NEW_TOKENS, CachedForm
-from nestforge.runtime.bundle.manifest import CachedLayer
+from nestforge.runtime.bundle.entries.generation_entry import CachedLayer
 
 
 def form(positions: int, window: int | None = None, vocabulary: int = 50) -> CachedForm:

@@ -19,7 +19,7 @@ from nestforge.errors import ParityError, PlanError
 from nestforge.exporters.families.t5 import generating
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.manifest import GenerationEntry
+from nestforge.runtime.bundle.entries.generation_entry import GenerationEntry
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.generation.cache import Cache

@@ -17,7 +17,7 @@ from nestforge.compiler.parity.compare import (
 )
 from nestforge.compiler.parity.rounding import Rounding, rounding
 from nestforge.profiles.precision import PRECISIONS, Precision
-from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from polygraphy.comparator import IterationResult, SimpleCompareFunc
 from polygraphy.logger import G_LOGGER
 

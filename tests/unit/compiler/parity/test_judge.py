@@ -11,7 +11,7 @@ from nestforge.compiler.parity.judge import JudgedOutputs, Verdict, judge
 from nestforge.compiler.parity.replayed import BrokenRoute, Replayed
 from nestforge.compiler.parity.rounding import Rounding
 from nestforge.profiles.precision import Precision
-from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 
 SPEC = TensorSpec("y", "float32", ("batch", "sequence", 4))
 MASK = np.array([[1, 1, 0]], np.int64)

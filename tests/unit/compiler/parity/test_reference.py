@@ -32,7 +32,8 @@ from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.routing import JudgedRoutes
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from onnx import helper, numpy_helper
 from support.sealing import reseal
 from support.tiny_compile import board, builder_in, write_levels

@@ -10,7 +10,7 @@ from nestforge.compiler.parity.judge import Verdict
 from nestforge.compiler.parity.replayed import BrokenRoute
 from nestforge.compiler.parity.require_parity import ProofRun, require_parity
 from nestforge.errors import ParityError
-from nestforge.runtime.bundle.manifest import ParityOutput
+from nestforge.runtime.bundle.entries.engine_entry import ParityOutput
 from support.tiny_compile import BUCKET
 
 FIGURES = ParityOutput("y", 0.5, 0.5, 0.9, 0.1, 0.0, 0.0)

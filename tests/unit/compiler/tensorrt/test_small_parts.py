@@ -16,7 +16,7 @@ from nestforge.compiler.tensorrt.trtexec import trtexec_command
 from nestforge.elastic import Bucket
 from nestforge.errors import BuildError
 from nestforge.profiles.tensorrt_options import TensorRTOptions
-from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.shape_profile import ShapeProfile
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"), high=50)

@@ -12,7 +12,7 @@ import torch
 from nestforge.elastic import Bucket
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.tracing.trace import trace
-from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from torch.nn import functional
 
 NAMES = ("query", "key", "value")

@@ -7,7 +7,7 @@ import torch
 from nestforge.elastic import Bucket
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.tracing.trace import trace
-from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 
 SIGNATURE = Signature(
     (TensorSpec("y", "float32", ("batch", 4001)),), (TensorSpec("x", "float32", ("batch", 4001)),), None

@@ -1,4 +1,4 @@
-"""docs/bundle-format.md says what runtime/bundle/manifest.py reads."""
+"""docs/bundle-format.md says what the dataclasses of the manifest and of the build record hold."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nestforge.runtime.bundle import manifest as schema
-from nestforge.runtime.bundle.manifest import DTYPES, SCHEMA_VERSION
+from nestforge.runtime.bundle.build_record import BuildRecord
+from nestforge.runtime.bundle.entries.tensor_spec import DTYPES
+from nestforge.runtime.bundle.manifest import SCHEMA_VERSION, Manifest
 from nestforge.runtime.bundle.read_manifest import _PLAIN_NAME, MAX_JSON_BYTES, read_manifest
 from nestforge.strict import unstructure
 
@@ -31,7 +32,7 @@ def dataclasses_below(cls: Any, found: set[Any]) -> set[Any]:
 
 
 CLASSES = sorted(
-    dataclasses_below(schema.Manifest, set()) | dataclasses_below(schema.BuildRecord, set()),
+    dataclasses_below(Manifest, set()) | dataclasses_below(BuildRecord, set()),
     key=lambda cls: cls.__name__,
 )
 

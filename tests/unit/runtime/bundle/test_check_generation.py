@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.check_generation import generation_problems
-from nestforge.runtime.bundle.manifest import (
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
+from nestforge.runtime.bundle.entries.generation_entry import (
     CACHED,
     ENCODER,
     CachedLayer,
     EncoderEntry,
-    EngineEntry,
-    FileEntry,
     GenerationEntry,
-    Manifest,
 )
+from nestforge.runtime.bundle.manifest import FileEntry, Manifest
 from nestforge.runtime.bundle.open_bundle import open_bundle
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-v1"

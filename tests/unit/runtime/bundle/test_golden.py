@@ -8,7 +8,8 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.elastic import Axis
-from nestforge.runtime.bundle.manifest import SCHEMA_VERSION, CachedLayer
+from nestforge.runtime.bundle.entries.generation_entry import CachedLayer
+from nestforge.runtime.bundle.manifest import SCHEMA_VERSION
 from nestforge.runtime.bundle.roles import compared_outputs
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.generation.cache import Cache

@@ -11,16 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.elastic import Axis, Bucket
 from nestforge.errors import BundleFormatError, SelectionError
-from nestforge.runtime.bundle.manifest import (
-    DTYPES,
-    FileEntry,
-    Manifest,
-    ParityRouting,
-    Quality,
-    Ranking,
-    RoutingEntry,
-    TensorSpec,
-)
+from nestforge.runtime.bundle.entries.engine_entry import ParityRouting, RoutingEntry
+from nestforge.runtime.bundle.entries.tensor_spec import DTYPES, TensorSpec
+from nestforge.runtime.bundle.manifest import FileEntry, Manifest, Quality, Ranking
 from nestforge.runtime.bundle.read_manifest import MAX_JSON_BYTES, is_plain_name, read_manifest
 from nestforge.strict import unstructure
 

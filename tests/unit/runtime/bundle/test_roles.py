@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from nestforge.runtime.bundle.manifest import Manifest, Role, TensorSpec, TextEntry
+from nestforge.runtime.bundle.entries.tensor_spec import Role, TensorSpec
+from nestforge.runtime.bundle.manifest import Manifest, TextEntry
 from nestforge.runtime.bundle.roles import (
     Interface,
     compared_outputs,

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleFormatError
-from nestforge.runtime.bundle.manifest import Manifest, Provenance, TensorSpec
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
+from nestforge.runtime.bundle.manifest import Manifest, Provenance
 from nestforge.runtime.bundle.shape_profile import ShapeProfile, shape_profile
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle.manifest import EngineEntry, Quality
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
+from nestforge.runtime.bundle.manifest import Quality
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.consistency import measure as module
 from nestforge.runtime.consistency.measure import measure

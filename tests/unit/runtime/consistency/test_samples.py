@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.manifest import Manifest, TensorSpec
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
+from nestforge.runtime.bundle.manifest import Manifest
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.bundle.roles import Interface
 from nestforge.runtime.consistency.array_samples import different_rows, read_array_samples

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle.manifest import DTYPES as IN_MANIFEST
-from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.bundle.entries.tensor_spec import DTYPES as IN_MANIFEST
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.device.device import ALIGNMENT, DeviceArray
 from nestforge.runtime.device.layout import Layout, Layouts, layout_of
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 from nestforge.profiles.probe_host import probe_host
-from nestforge.runtime.bundle.manifest import BuildRecord, Latency, LatencyPoint
+from nestforge.runtime.bundle.build_record import BuildRecord, Latency, LatencyPoint
 from nestforge.runtime.bundle.measurements import (
     HostMeasurement,
     MeasuredEngine,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle.manifest import Latency, LatencyPoint
+from nestforge.runtime.bundle.build_record import Latency, LatencyPoint
 from nestforge.runtime.bundle.noise import Noise
 from nestforge.runtime.engines.latency_at import RunTime, latency_at, predicted_at
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle.manifest import LatencyPoint, Manifest
+from nestforge.runtime.bundle.build_record import LatencyPoint
+from nestforge.runtime.bundle.manifest import Manifest
 from nestforge.runtime.bundle.noise import Noise
 from nestforge.runtime.engines import measure_rounds
 from nestforge.runtime.engines.measure_rounds import (

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from nestforge.elastic import BITS, Axis, Bucket
 from nestforge.errors import SelectionError
-from nestforge.runtime.bundle.manifest import BuildRecord, Manifest, SubmodelEntry
+from nestforge.runtime.bundle.build_record import BuildRecord
+from nestforge.runtime.bundle.manifest import Manifest, SubmodelEntry
 from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.needs import engine_needs, residencies_for
 from support.exit_bundles import exits_manifest

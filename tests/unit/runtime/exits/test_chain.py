@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleError, InputError, SelectionError
-from nestforge.runtime.bundle.manifest import Latency
+from nestforge.runtime.bundle.build_record import Latency
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits.chain import ChainRun, ExitChain, SegmentRun

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.elastic import Bucket
 from nestforge.errors import InputError, OutputError
-from nestforge.runtime.bundle.manifest import ParityReceipt
+from nestforge.runtime.bundle.entries.engine_entry import ParityReceipt
 from nestforge.runtime.retrieval import Index, index_file
 from nestforge.runtime.retrieval.identity import BuiltBy, IndexIdentity
 

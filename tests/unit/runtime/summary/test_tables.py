@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nestforge.elastic import Axis
-from nestforge.runtime.bundle.manifest import BuildRecord, Latency, LatencyPoint, Manifest, Quality
+from nestforge.runtime.bundle.build_record import BuildRecord, Latency, LatencyPoint
+from nestforge.runtime.bundle.manifest import Manifest, Quality
 from nestforge.runtime.bundle.noise import Noise
 from nestforge.runtime.summary.tables import (
     bundle_facts,

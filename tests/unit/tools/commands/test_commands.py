@@ -18,7 +18,8 @@ from nestforge.compiler.verify import EngineVerdict, VerifyReport
 from nestforge.elastic import Bucket
 from nestforge.profiles.device_profile import recorded_profile
 from nestforge.profiles.load_profile import load_profile
-from nestforge.runtime.bundle.manifest import SCHEMA_VERSION, ParityOutput
+from nestforge.runtime.bundle.entries.engine_entry import ParityOutput
+from nestforge.runtime.bundle.manifest import SCHEMA_VERSION
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.measure import LatencyStats, MemoryUse
 from nestforge.runtime.engines.onnxruntime.mapped_cache import is_mapped

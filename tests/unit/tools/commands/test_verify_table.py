@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from nestforge.compiler.parity.engine_verdict import EngineVerdict
-from nestforge.runtime.bundle.manifest import ParityOutput, ParityRouting
+from nestforge.runtime.bundle.entries.engine_entry import ParityOutput, ParityRouting
 from nestforge.tools.commands.verify import _row
 
 OUTPUTS = (ParityOutput("a", 1e-6, 2e-5, 0.9999999), ParityOutput("b", 3e-6, 1e-5, 1.0))

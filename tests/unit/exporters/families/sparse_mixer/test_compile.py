@@ -17,7 +17,8 @@ from nestforge.errors import ExportError, PlanError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from safetensors import safe_open
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_compile import board

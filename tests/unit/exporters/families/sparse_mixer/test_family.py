@@ -18,7 +18,8 @@ from nestforge.exporters.families.sparse_mixer.model.moe import MoE
 from nestforge.exporters.parameter_groups import ParameterGroups
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.manifest import RoutingEntry, TensorSpec
+from nestforge.runtime.bundle.entries.engine_entry import RoutingEntry
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from safetensors.numpy import load_file, save_file
 from support.tiny_compile import board
 from support.tiny_mixer import save_tiny_mixer

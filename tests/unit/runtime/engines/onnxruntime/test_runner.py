@@ -14,7 +14,8 @@ import onnx
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME, EngineEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.contract.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner

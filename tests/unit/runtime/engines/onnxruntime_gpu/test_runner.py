@@ -13,7 +13,7 @@ import onnx
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from nestforge.runtime.bundle.manifest import EngineEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.device.device import DeviceArray, HostDevice
 from nestforge.runtime.device.store import StoreUse

@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle.manifest import DTYPES as IN_MANIFEST
-from nestforge.runtime.bundle.manifest import TensorSpec
+from nestforge.runtime.bundle.entries.tensor_spec import DTYPES as IN_MANIFEST
+from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.engines.tensorrt.layout import DTYPES, PlanTensor, plan_problem
 
 INPUTS = (TensorSpec("ids", "int64", ("batch", "sequence")), TensorSpec("flag", "bool", ("batch",)))

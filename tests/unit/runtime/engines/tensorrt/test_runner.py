@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from nestforge.profiles.tensorrt_options import TensorRTOptions
-from nestforge.runtime.bundle.manifest import EngineEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.bundle.plan_index import Gpu, PlanEntry, PlanParity, build_key, read_plans, write_plans
 from nestforge.runtime.inputs.feeds import random_feeds

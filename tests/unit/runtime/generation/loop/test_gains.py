@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle.manifest import CACHED, EngineEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
+from nestforge.runtime.bundle.entries.generation_entry import CACHED
 from nestforge.runtime.generation.loop.drafts import Draft, NgramDraft
 from nestforge.runtime.generation.loop.gains import Gains
 from nestforge.runtime.generation.loop.step_times import StepTimes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from nestforge.errors import SelectionError
-from nestforge.runtime.bundle.manifest import EngineEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.generation.loop import pace as pace_module
 from nestforge.runtime.generation.loop.pace import Pace, Promise
 from nestforge.runtime.generation.loop.step_times import StepTimes

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle.manifest import EngineEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.generation.loop.generated import Run
 from nestforge.runtime.generation.loop.pace import Writer
 from nestforge.runtime.generation.loop.row import Row, RowOptions

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle.manifest import CACHED, EngineEntry
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
+from nestforge.runtime.bundle.entries.generation_entry import CACHED
 from nestforge.runtime.generation.loop.step_times import StepTimes
 
 

@@ -1,0 +1,1 @@
+"""Parts of the manifest: what it states of tensors, engines, exits and generation."""

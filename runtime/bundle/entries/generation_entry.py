@@ -1,0 +1,116 @@
+"""The engines of a bundle that generate: a decoder that keeps keys and values, perhaps behind an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from .engine_entry import EngineEntry
+from .tensor_spec import TensorSpec
+
+# Of engines that keep keys and values in a cache: their ``segment``, and their dimensions that the caller chooses.
+CACHED, CAPACITY, LOGIT_COUNT = "cached", "capacity", "answers"
+# Of engines that read a prompt for a decoder, and the dimension of its tokens, which the caller chooses too.
+ENCODER, SOURCE = "encoder", "source"
+
+
+@dataclass(frozen=True)
+class CachedLayer:
+    """What a layer keeps of each token: keys and values of ``heads`` heads of ``size`` numbers."""
+
+    heads: int = field(metadata={"min": 1})
+    size: int = field(metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class EncoderEntry:
+    """The ``engines`` of an encoder-decoder that read a prompt, of up to ``positions`` tokens, once: one for each
+    submodel. Its decoder begins with ``start_id``.
+
+    An engine takes ``input_ids`` ``[1, S]`` int64 and returns what each layer of the decoder reads of them, with the
+    heads of its own cache: ``source_key_0`` ``[1, heads, size, S]`` and ``source_value_0`` ``[1, heads, S, size]``
+    float32. Figures of an engine are those of a prompt of 512 tokens, or of the longest.
+    """
+
+    start_id: int = field(metadata={"min": 0})
+    positions: int = field(metadata={"min": 1})
+    engines: tuple[EngineEntry, ...]
+
+
+@dataclass(frozen=True)
+class GenerationEntry:
+    """The ``engines`` of a causal language model, or of a decoder behind an ``encoder``, that keep keys and values in a
+    cache of the caller's, one for each submodel. Submodels that differ in no layer's heads can continue each other's
+    cache.
+
+    An engine takes ``input_ids`` and ``position_ids`` (``[B, S]`` int64), the new tokens and their places in the text,
+    ``logits_at`` ``[answers]`` int64, the new tokens whose logits are wanted, and per layer ``past_key_0`` and
+    ``past_value_0`` (``[B, heads, capacity, size]``). It returns ``logits`` ``[B, answers, vocabulary]`` and per
+    layer ``present_key_0`` and ``present_value_0``: the cache, with the new tokens at their places. Callers bind both
+    to one buffer, so that nothing is copied. Several rows take one new token each; several new tokens are of one row.
+    Figures of an engine are those of one new token of one row, its activations those of the longest run. Behind an
+    encoder an engine also takes, before the cache, ``source_lengths`` ``[B]`` int64 and per layer ``source_key_0`` and
+    ``source_value_0``, which have that many tokens of each row, and room for the longest.
+
+    ``positions`` is the largest capacity. A text ends with a token of ``end_ids``, and begins with ``begin_id`` where
+    the tokenizer adds one. ``sampling`` is how the model's folder picks tokens, by option, None for the likeliest.
+    ``chat_template`` is the file with the Jinja template of chats, ``special_tokens`` the ones that it may name.
+    """
+
+    vocabulary: int = field(metadata={"min": 2})
+    layers: tuple[CachedLayer, ...]
+    positions: int = field(metadata={"min": 2})
+    end_ids: tuple[int, ...]
+    engines: tuple[EngineEntry, ...]
+    begin_id: int | None = field(default=None, metadata={"min": 0})
+    sampling: Mapping[str, int | float] | None = None
+    chat_template: str | None = None
+    special_tokens: Mapping[str, str] | None = None
+    encoder: EncoderEntry | None = None
+
+    @property
+    def every_engine(self) -> tuple[EngineEntry, ...]:
+        """``engines``, and those of the encoder."""
+        return (*self.engines, *(self.encoder.engines if self.encoder else ()))
+
+    def encoder_of(self, engine: EngineEntry) -> EngineEntry | None:
+        """What reads the prompts of ``engine``, if the model has an encoder."""
+        others = self.encoder.engines if self.encoder else ()
+        return next((other for other in others if other.submodel == engine.submodel), None)
+
+    def with_engines(self, engines: Iterable[EngineEntry]) -> GenerationEntry:
+        """This with ``engines`` of both kinds in the place of its own."""
+        every, encoder = tuple(engines), self.encoder
+        if encoder is not None:
+            encoder = replace(encoder, engines=tuple(engine for engine in every if engine.segment == ENCODER))
+        return replace(self, engines=tuple(engine for engine in every if engine.segment != ENCODER), encoder=encoder)
+
+    @property
+    def interface(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Inputs and outputs of its engines, by position."""
+        tokens = ("batch", "sequence")
+        inputs = [
+            TensorSpec("input_ids", "int64", tokens, high=self.vocabulary),
+            TensorSpec("position_ids", "int64", tokens, high=self.positions),
+            TensorSpec("logits_at", "int64", (LOGIT_COUNT,)),
+        ]
+        outputs = [TensorSpec("logits", "float32", ("batch", LOGIT_COUNT, self.vocabulary))]
+        if self.encoder is not None:
+            inputs += [TensorSpec("source_lengths", "int64", ("batch",)), *self._source("batch", SOURCE)]
+        for number, layer in enumerate(self.layers):
+            dims = ("batch", layer.heads, CAPACITY, layer.size)
+            for kind in ("key", "value"):
+                inputs.append(TensorSpec(f"past_{kind}_{number}", "float32", dims))
+                outputs.append(TensorSpec(f"present_{kind}_{number}", "float32", dims))
+        return tuple(inputs), tuple(outputs)
+
+    @property
+    def encoder_interface(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Inputs and outputs of the engines of the encoder, by position."""
+        ids = TensorSpec("input_ids", "int64", ("batch", "sequence"), high=self.vocabulary)
+        return (ids,), tuple(self._source("batch", "sequence"))
+
+    def _source(self, rows: str, tokens: str) -> Iterator[TensorSpec]:
+        for number, layer in enumerate(self.layers):
+            yield TensorSpec(f"source_key_{number}", "float32", (rows, layer.heads, layer.size, tokens))
+            yield TensorSpec(f"source_value_{number}", "float32", (rows, layer.heads, tokens, layer.size))
