@@ -25,7 +25,6 @@ TESTED_ELSEWHERE = {
     "runtime.answer": "runtime/test_model.py",
     "runtime.bundle.build_record": "runtime/bundle/test_bundle_format.py",
     "runtime.bundle.entries.engine_entry": "runtime/bundle/test_manifest.py",
-    "runtime.bundle.entries.exits_entry": "runtime/bundle/test_check_exits.py",
     "runtime.bundle.entries.generation_entry": "runtime/bundle/test_check_generation.py",
     "runtime.bundle.entries.tensor_spec": "runtime/bundle/test_manifest.py",
     "runtime.bundle.private_files": "runtime/engines/tensorrt/test_plans.py",
@@ -85,6 +84,7 @@ TESTED_ELSEWHERE = {
     "compiler.parity.segment_references": "compiler/parity/test_references.py",
 }
 TESTED_THROUGH = {
+    "runtime.bundle.entries.exits_entry": ("runtime/bundle/test_check_exits.py", "runtime.bundle.manifest"),
     "runtime.bundle.device_files": ("runtime/exits/test_calibration.py", "runtime.exits.calibration"),
     "compiler.generation.draft_entry": ("compiler/publish/test_write_bundle.py", "compiler.publish.write_bundle"),
     "compiler.generation.verify_cached": ("compiler/test_verify.py", "compiler.verify"),
