@@ -17,7 +17,7 @@ from ....runtime.generation.cached_engine import CachedEngine
 from ....runtime.model import ElasticModel
 from ..harness import Row, milliseconds
 from ..subjects import CORES
-from .peers import Generate, Timed, genai, transformers
+from .peers import Generate, Timed, genai, openvino, transformers
 from .subject import llama_bundle, llama_folder, tiny_llama_bundle
 
 _ROUNDS, _PAUSE = 7, 0.3
@@ -30,7 +30,11 @@ _BESIDE_US, _CHANGE_US = 60, 50
 
 
 def run() -> list[Row]:
-    rows = [*_against_others("fp32", {"transformers": transformers(llama_folder())})]
+    others = {"transformers": transformers(llama_folder())}
+    peer = openvino(llama_folder())
+    if peer is not None:
+        others["OpenVINO"] = peer
+    rows = [*_against_others("fp32", others)]
     rows += _against_others("int4", {})
     with load(llama_bundle(), threads=CORES) as model:
         return [*rows, _many_rows(model), _by_capacity(model), _changing(model), _beside()]
