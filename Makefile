@@ -40,8 +40,9 @@ demo-mixer: $(SETUP)  ## train masked-token models with experts and without, com
 
 test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
 
+# A process of tests for every core, so one thread in each.
 pytest: $(SETUP)  ## the tests alone
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 hostile: $(SETUP)  ## damaged files, kills and crowds of threads for HOSTILE_MINUTES=60; fails on a finding; RESULTS=FILE.json keeps the counts
 	cd tests && ../$(BIN)/python -m hostile.long_run --minutes $(HOSTILE_MINUTES) --seed $(HOSTILE_SEED) $(if $(RESULTS),--json $(abspath $(RESULTS)))

@@ -66,8 +66,8 @@ class BudgetSpec:
 
     Parameters and FLOPs may be written ``"94.4M"``, with K, M, or G or B for 10^9. Parameters are all, all but the
     tables of tokens and positions, or those of the feed-forward networks that shrink. Latency and FLOPs are judged at
-    the profile's ``budget_shape``. An ``optional`` budget is left out, and a note says so, where no
-    submodel keeps it.
+    the profile's ``budget_shape``. An ``optional`` budget is left out, and a note says so, for a
+    model of which no submodel keeps it.
     """
 
     latency_ms: float | str | None = None

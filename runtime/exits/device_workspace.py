@@ -134,7 +134,7 @@ class DeviceWorkspace(Workspace):
         with ExitStack() as stack:
             calls: list[DeviceCall] = []
             for engine, begin, end in self._engines(plan, runner):
-                call = cast(DeviceRunner, engine).bind_device(  # as the pool says
+                call = cast(DeviceRunner, engine).bind_device(  # the pool says of which engines it is one
                     {name: array.rows(begin, end) for name, array in feeds.items()},
                     {name: array.rows(begin, end) for name, array in outputs.items()},
                 )

@@ -116,8 +116,10 @@ def test_int8_for_tensorrt_is_standard_quantisation(tmp_path: Path, wide: Path, 
 
 
 def test_routes_of_a_mixer_in_half_precision_are_replayed(tmp_path: Path) -> None:
-    folder = save_tiny_mixer(tmp_path / "mixer")
-    path = compile_bundle(folder, board(precision="fp16", buckets=["2x16"], budgets={"full": {}}), tmp_path / "b")
+    two = {"num_hidden_layers": 2, "attention_layers": (1,), "moe_layers": (0,)}
+    folder = save_tiny_mixer(tmp_path / "mixer", **two)
+    profile = board(precision="fp16", buckets=["2x16"], budgets={"full": {}})
+    path = compile_bundle(folder, profile, tmp_path / "b", include="budgets")
     receipts = [engine.parity for engine in open_bundle(path).manifest.engines]
     assert all(receipt and receipt.routing for receipt in receipts)
     assert verify_bundle(path, folder)

@@ -69,7 +69,7 @@ def workplace(page: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.M
     return {
         "MODEL": str(tiny_model),
         "CLASSIFIER": str(save_tiny_encoder(tmp_path / "classifier", task="ForSequenceClassification")),
-        "LANGUAGE_MODEL": str(save_text_llama(tmp_path / "llama", chats=True)),
+        "LANGUAGE_MODEL": str(save_text_llama(tmp_path / "llama")),
         "path/to/checkpoint": str(tiny_model),
         "S": "50%",
         "host-cpu": "tiny.yaml",

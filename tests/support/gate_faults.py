@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +128,7 @@ def subject(folder: Path, model: Path, bucket: Bucket, edit: Callable[[Universal
     profile = board(buckets=[bucket.label], budgets={"full": {}})
     whole = universal.spec.universal()
     template = Templates(universal, Stage(folder / "trace", folder / "trace work"), profile).traced(whole, bucket, None)
-    builder = builder_in(folder / "stage", universal, template, profile)
+    builder = builder_in(folder / "stage", universal, template, profile, segments=False)
     engine, cases = builder.emit("engine", "engine.onnx", whole, bucket), list(builder.cases[bucket])
     found = builder.run(engine.entry, [case.feeds for case in cases])
     atol = tolerance_of(engine.entry, universal).atol
@@ -191,31 +192,30 @@ def subjects(folder: Path, only: Collection[str] | None = None) -> Iterator[tupl
     from support.tiny_vision import save_tiny_matvit, save_tiny_vit
 
     short, image = Bucket(2, 8), Bucket(2, 1)
-    bert = save_tiny_encoder(folder / "bert")
-    electra = save_tiny_encoder(folder / "electra", "electra")
+    electra, llama = partial(save_tiny_encoder, model_type="electra"), partial(save_decoder, model_type="llama")
     wide = {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 1024}
-    models: dict[str, tuple[Path, Bucket, Callable[[UniversalModel], object] | None]] = {
-        "bert": (bert, short, None),
-        "roberta": (save_tiny_encoder(folder / "roberta", "roberta"), short, None),
+    models: dict[str, tuple[Callable[[Path], Path], Bucket, Callable[[UniversalModel], object] | None]] = {
+        "bert": (save_tiny_encoder, short, None),
+        "roberta": (partial(save_tiny_encoder, model_type="roberta"), short, None),
         "electra": (electra, short, None),
-        "cost-eff": (save_tiny(folder / "cost_eff"), short, None),
-        **{kind: (save_decoder(folder / kind, kind), short, None) for kind in OWN},
-        "matformer LM": (save_tiny_matlm(folder / "matlm"), short, None),
-        "matformer ViT": (save_tiny_matvit(folder / "matvit"), image, None),
-        "vit": (save_tiny_vit(folder / "vit"), image, None),
-        "sparse mixer": (save_tiny_mixer(folder / "mixer"), Bucket(2, 16), None),
-        "bert, gains x3": (bert, short, gains(3)),
-        "bert, gains x10": (bert, short, gains(10)),
-        "bert, gains x30": (bert, short, gains(30)),
+        "cost-eff": (save_tiny, short, None),
+        **{kind: (partial(save_decoder, model_type=kind), short, None) for kind in OWN},
+        "matformer LM": (save_tiny_matlm, short, None),
+        "matformer ViT": (save_tiny_matvit, image, None),
+        "vit": (save_tiny_vit, image, None),
+        "sparse mixer": (save_tiny_mixer, Bucket(2, 16), None),
+        "bert, gains x3": (save_tiny_encoder, short, gains(3)),
+        "bert, gains x10": (save_tiny_encoder, short, gains(10)),
+        "bert, gains x30": (save_tiny_encoder, short, gains(30)),
         "electra, unit embeddings": (electra, short, unit_embeddings),
-        "bert 4x256, range 0.3": (save_tiny_encoder(folder / "wide", **wide), short, None),
-        "llama, gains x3": (folder / "llama", short, gains(3)),
-        "cost-eff, heads x1000": (folder / "cost_eff", short, unit_heads(1000)),
+        "bert 4x256, range 0.3": (partial(save_tiny_encoder, **wide), short, None),
+        "llama, gains x3": (llama, short, gains(3)),
+        "cost-eff, heads x1000": (save_tiny, short, unit_heads(1000)),
     }
-    for name, (model, bucket, edit) in models.items():
+    for name, (save, bucket, edit) in models.items():
         if only is None or name in only:
-            with tempfile.TemporaryDirectory() as scratch:
-                yield name, subject(Path(scratch), model, bucket, edit)
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                yield name, subject(Path(scratch), save(Path(scratch) / "model"), bucket, edit)
 
 
 @dataclass(frozen=True)

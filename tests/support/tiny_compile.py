@@ -61,14 +61,19 @@ def template_of(universal: UniversalModel, bucket: Bucket = BUCKET) -> Template:
     return traced_template(universal, universal.module, universal.source.signature, bucket, 20)
 
 
-def builder_in(folder: Path, universal: UniversalModel, template: Template, profile: DeviceProfile) -> EngineBuilder:
-    """A builder whose staging folder is ``folder``: what ``compile_bundle`` has before it builds the first engine."""
+def builder_in(
+    folder: Path, universal: UniversalModel, template: Template, profile: DeviceProfile, segments: bool = True
+) -> EngineBuilder:
+    """A builder whose staging folder is ``folder``: what ``compile_bundle`` has before it builds the first engine.
+
+    ``segments``: of a model with exits, those between them can be built too.
+    """
     stage = Stage(folder, folder / "work")
     stage.work.mkdir(parents=True)
     templates = Templates(universal, stage, profile)
     templates.known[TemplateKey(template.bucket, universal.spec.universal().structure)] = template
-    for key in templates.keys([universal.spec.universal()], [template.bucket]):
-        templates.get(key)  # those of segments, where there are any
+    for key in templates.keys([universal.spec.universal()], [template.bucket]) if segments else ():
+        templates.get(key)
     write_store(universal, templates.weights(), templates.tables(), folder / WEIGHTS_NAME)
     cases = parity_cases(universal.source.signature, template.bucket, text_encoder(universal))
     return EngineBuilder(

@@ -24,6 +24,8 @@ import torch
 from nestforge.compiler.graph import template
 from nestforge.elastic import Bucket
 from nestforge.exporters.tracing.trace import Interface, Trace, trace
+from support.operator_tables import tables_kept
+from support.shared_folder import shared_folder
 from torch.onnx._internal.exporter._core import TorchTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -37,11 +39,8 @@ folder: Path | None = None
 @contextlib.contextmanager
 def traced_once(factory: pytest.TempPathFactory) -> Iterator[None]:
     """Templates are made of known traces inside, where there are any."""
-    base = factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traces"
-    shared.mkdir(exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(globals(), "folder", shared)
+    with pytest.MonkeyPatch.context() as patch, tables_kept():
+        patch.setitem(globals(), "folder", shared_folder(factory, "traces"))
         patch.setattr(template, "trace", _known_trace)
         yield
 

@@ -40,7 +40,7 @@ class Drafting(Protocol):
         ...
 
     def checked(self, proposal: Proposal, judged: int, accepted: int, ms: float) -> None:
-        """Counts a run of ``ms`` that checked a proposal: ``judged`` of its tokens, and kept ``accepted`` of these."""
+        """Counts a run of ``ms`` that checked a proposal: ``judged`` of its tokens, of which ``accepted`` were kept."""
         ...
 
 

@@ -95,7 +95,7 @@ class Session:
         return tuple(self._tokens[place, : self._lengths[place]].tolist())
 
     def acquire(self, give_up: Callable[[], None]) -> None:
-        """Takes the session for one generation, whose method is ``give_up``: it is called where the thread that
+        """Takes the session for one generation, a method of which is ``give_up``: it is called where the thread that
         has the session, or another whose own has ended, takes it again, as after an interruption.
 
         Raises InputError while another thread has it, or once it is closed.

@@ -133,11 +133,12 @@ def test_a_budget_chooses_who_answers(bundle: Path) -> None:
 def test_rows_leave_a_model_with_exits_as_it_is_asked_to(tmp_path: Path) -> None:
     folder = save_exits(tmp_path / "m")
     word_tokenizer(64).save(str(folder / "tokenizer.json"))
-    with nestforge.load(compiled(folder)) as model:
+    profile = board(buckets=["4x8"], budgets={"full": {}})
+    with nestforge.load(nestforge.compile(folder, profile, tmp_path / "b", levels={"depth": (1.0,)})) as model:
         scores = {}
         for exits in ("off", 9.0):  # nats: more than any entropy, so every row leaves at once
-            found = TextClassifier(model, exits=exits)(TEXTS[2:4], top_k=None, function_to_apply="none")
-            answer = model(TEXTS[2:4], exits=exits)
+            found = TextClassifier(model, exits=exits)(TEXTS[:2], top_k=None, function_to_apply="none")
+            answer = model(TEXTS[:2], exits=exits)
             assert (answer.exits is None) == (exits == "off")
             scores[exits] = [sorted(each["score"] for each in row) for row in found]
             np.testing.assert_allclose(scores[exits], np.sort(answer["logits"], axis=1), rtol=1e-4, atol=1e-5)

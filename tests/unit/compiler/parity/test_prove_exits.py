@@ -62,13 +62,13 @@ def test_like_a_loop_over_rows(entropy: np.ndarray, thresholds: tuple[float, flo
 def test_a_wrong_decision_stops_the_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong, suite) -> None:
     true = module.expected_exits
     monkeypatch.setattr(module, "expected_exits", lambda *arguments: wrong(*true(*arguments)))
-    folder = save_tiny(tmp_path / "m", {"num_attention_heads": 2, "intermediate_size": 16})
+    folder, profile = save_tiny(tmp_path / "m"), board(buckets=["4x8"], budgets={"full": {}})
     if suite is None:  # near ties are listed, not counted
-        bundle = compile_bundle(folder, board(), tmp_path / "b", include="budgets")
+        bundle = compile_bundle(folder, profile, tmp_path / "b", include="budgets")
         assert (bundle / "manifest.json").read_text().count("case whole, row 0") >= 2
     else:
         with pytest.raises(ParityError, match=suite):
-            compile_bundle(folder, board(), tmp_path / "b", include="budgets")
+            compile_bundle(folder, profile, tmp_path / "b", include="budgets")
         assert not (tmp_path / "b").exists()
 
 

@@ -38,7 +38,7 @@ def test_onnx_runtime_takes_a_view_without_copying(
     assert tuple(value.shape()) == shape
     assert value.data_ptr() == address
     del value
-    gc.collect()  # its deleter is called, and the view is still there
+    gc.collect(0)  # its deleter is called, and the view is still there
     assert onnxruntime.OrtValue.from_dlpack(view).data_ptr() == address
 
 

@@ -11,15 +11,14 @@ from click.testing import CliRunner, Result
 from nestforge.outside import printable
 from nestforge.runtime.model import ElasticModel, load
 from nestforge.tools.cli import main
-from support.generating_bundle import compile_generating, save_text_llama
+from support.generating_bundle import llama_folder
 
 CHAT = [{"role": "user", "content": "class method"}]
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("chatting")
-    return compile_generating(save_text_llama(folder / "model", chats=True), folder / "b")
+    return llama_folder(tmp_path_factory) / "bundle"
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from nestforge.runtime.model import ElasticModel, load
 from nestforge.tools.demo.writing import agreement, levels_of, ways_of_writing, ways_table
-from support.generating_bundle import compile_generating, save_text_llama
+from support.generating_bundle import llama_folder
 
 PROMPTS = ("one two", "three")
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("writing")
-    return compile_generating(save_text_llama(folder / "llama"), folder / "llama.bundle")
+    return llama_folder(tmp_path_factory) / "bundle"
 
 
 @pytest.fixture

@@ -63,12 +63,14 @@ def test_signature(folder: Path) -> None:
 
 def test_one_type_of_tokens_is_no_input(tmp_path: Path) -> None:
     """Every token is of it: engines take ids alone, and answer as the module does with types of 0."""
-    folder = save_tiny_mixer(tmp_path / "m", type_vocab_size=1)
+    two = {"num_hidden_layers": 2, "attention_layers": (1,), "moe_layers": (0,)}
+    folder = save_tiny_mixer(tmp_path / "m", type_vocab_size=1, **two)
     source = open_source(folder)
     assert [spec.name for spec in source.signature.inputs] == ["input_ids"]
     assert source.signature.text is not None
     assert source.signature.text.type_ids is None
-    bundle = compile_bundle(folder, board(budgets={"full": {}}), tmp_path / "b", buckets=[Bucket(2, 16)])
+    profile = board(budgets={"full": {}}, buckets=["2x16"])
+    bundle = compile_bundle(folder, profile, tmp_path / "b", include="budgets")
     given = ids(16)[0]
     with nestforge.load(bundle) as model:
         found = model({"input_ids": given.numpy()})

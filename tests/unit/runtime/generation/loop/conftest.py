@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 from nestforge.runtime.model import ElasticModel, load
-from support.generating_bundle import compile_generating, save_text_llama
+from support.generating_bundle import llama_folder
 from support.greedy import greedy as transformers_greedy
 
 
 @pytest.fixture(scope="package")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_text_llama(tmp_path_factory.mktemp("llama"))
+    return llama_folder(tmp_path_factory) / "model"
 
 
 @pytest.fixture(scope="package")
-def llama_bundle(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_generating(llama, tmp_path_factory.mktemp("bundles") / "llama.bundle")
+def llama_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory) / "bundle"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from nestforge.runtime.generation.loop.options import Options
 from nestforge.runtime.generation.sampling import Sampling
 from nestforge.runtime.generation.stops import Stops
 from nestforge.runtime.model import ElasticModel, load
+from support.sealing import edit_manifest
 
 GOLDEN = Path(__file__).parents[4] / "golden"
 
@@ -134,12 +136,15 @@ def test_a_bundle_without_such_engines_says_what_to_do() -> None:
         model.generate("text")
 
 
-def test_a_model_without_a_template_cannot_chat(model: ElasticModel) -> None:
+def test_a_model_without_a_template_cannot_chat(llama_bundle: Path, tmp_path: Path) -> None:
+    silent = Path(copytree(llama_bundle, tmp_path / "silent"))
+    edit_manifest(silent, lambda data: data["generation"].update(chat_template=None))
     line = r"its model has no chat template; write the chat as a prompt"
-    with pytest.raises(InputError, match=line):
-        model.generate(messages=[{"role": "user", "content": "hello"}])
-    with pytest.raises(InputError, match=line):
-        model.generate.require_chats()
+    with load(silent, threads=1) as model:
+        with pytest.raises(InputError, match=line):
+            model.generate(messages=[{"role": "user", "content": "hello"}])
+        with pytest.raises(InputError, match=line):
+            model.generate.require_chats()
 
 
 def test_mapped_engines_do_not_generate(llama_bundle: Path) -> None:

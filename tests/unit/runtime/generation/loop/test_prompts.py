@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
-from shutil import copytree
 
 import pytest
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.manifest import FileEntry
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.generation.loop.prompts import Prompts
 from nestforge.runtime.inputs.text import TextEncoder
-from support.chat_templates import CHATML
 
 CHAT = [{"role": "user", "content": "class method"}]
 
 
 @pytest.fixture
-def chatting(llama_bundle: Path, tmp_path: Path) -> Bundle:
-    """The bundle with a chat template among its files."""
-    copy = copytree(llama_bundle, tmp_path / "copy")
-    (copy / "chat_template.jinja").write_text(CHATML)
-    bundle = open_bundle(copy)
-    raw = CHATML.encode()
-    file = FileEntry("chat_template.jinja", len(raw), sha256(raw).hexdigest())
-    assert bundle.manifest.generation
-    generation = replace(bundle.manifest.generation, chat_template=file.path)
-    manifest = replace(bundle.manifest, files=(*bundle.manifest.files, file), generation=generation)
-    return replace(bundle, manifest=manifest)
+def chatting(llama_bundle: Path) -> Bundle:
+    return open_bundle(llama_bundle)
 
 
 def prompts_of(bundle: Bundle) -> tuple[Prompts, TextEncoder]:
