@@ -178,9 +178,18 @@ def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is
 
 
 def _generation_notes(source: ModelSource) -> tuple[str, ...]:
-    """What the model's folder says of generation and engines do not follow."""
-    left_out = read_generation_defaults(source.checkpoint).left_out if source.generates else ()
-    return (f"generation does not follow {', '.join(left_out)}, which the model's folder states",) if left_out else ()
+    """What the model's folder says of generation and engines do not follow, and what it does not say."""
+    if not source.generates:
+        return ()
+    stated = read_generation_defaults(source.checkpoint)
+    notes = []
+    if stated.left_out:
+        notes.append(f"generation does not follow {', '.join(stated.left_out)}, which the model's folder states")
+    if not stated.end_ids:
+        notes.append(
+            "the model's folder states no eos_token_id: a text ends at a stop of the request's or at its max_tokens"
+        )
+    return tuple(notes)
 
 
 def _signature(source: ModelSource, device: DeviceProfile) -> Signature:

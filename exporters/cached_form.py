@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
-from ..runtime.bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer, EncoderEntry, GenerationEntry
+from ..runtime.bundle.entries.generation_entry import (
+    CACHED,
+    ENCODER,
+    PROMPT_TOKENS,
+    CachedLayer,
+    EncoderEntry,
+    GenerationEntry,
+)
 from ..workload import Op
 from .part import Part
 
@@ -94,7 +101,7 @@ class CachedForm:
                 CACHED, *entry.interface, lambda s, _: workload(s, Bucket(1, 1)), self.module, bucket=self.bucket
             )
             return
-        prompt = Bucket(1, min(MOST_NEW_TOKENS, encoder.positions))
+        prompt = Bucket(1, min(PROMPT_TOKENS, encoder.positions))
         yield Part(CACHED, *entry.interface, lambda s, _: encoder.step(s), self.module, bucket=self.bucket)
         yield Part(
             ENCODER,

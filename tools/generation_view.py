@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import click
 
 from ..errors import CapacityError
 from ..outside import printable
+from ..runtime.bundle.entries.generation_entry import GenerationEntry
 from ..runtime.generation.loop.generated import Generated, GeneratedRow
 from ..runtime.generation.loop.generation import Generation
 from .console import print_table, say
@@ -50,8 +51,9 @@ def print_log_probabilities(row: GeneratedRow, text_of: Callable[[int], str]) ->
     print_table(columns, rows)
 
 
-def say_speed(generated: Generated) -> None:
+def say_speed(generated: Generated, of_a_chat: bool = False) -> None:
     """What was written, by whom, and how fast, on stderr."""
+    hint = "" if of_a_chat else ", whose reasons --json shows"  # which is not for chats
     for number, row in enumerate(generated.rows):
         before = f"row {number}: " if len(generated.rows) > 1 else ""
         reused = f" ({row.reused_tokens} reused)" if row.reused_tokens else ""
@@ -67,11 +69,17 @@ def say_speed(generated: Generated) -> None:
             for run in more:
                 counted[run.submodel] += run.tokens
             written = ", ".join(f"{tokens} by {submodel}" for submodel, tokens in counted.items())
-            say(f"{before}{written}: in {len(more)} more runs, whose reasons --json shows", err=True)
+            say(f"{before}{written}: in {len(more)} more runs{hint}", err=True)
         for one in row.drafts:
             say(f"{before}{one.draft} drafted {one.drafted}, {one.accepted} accepted in {one.runs} runs", err=True)
     if generated.tokens_per_second is not None:
         say(f"{generated.tokens_per_second:.1f} tokens/s", err=True)
+
+
+def say_endless(entry: GenerationEntry | None, stops: Collection[str]) -> None:
+    """On stderr, of a model for which no token ends a text."""
+    if entry is not None and not entry.end_ids and not stops:
+        say("the model's folder states no token that ends a text: it ends after --max-tokens, or at --stop", err=True)
 
 
 def generated_data(generated: Generated) -> dict[str, Any]:
@@ -115,7 +123,7 @@ def converse(answer: Callable[[list[Message]], Generation], lines: Iterable[str]
             return
         with generation:
             generated = stream_text(generation)
-        say_speed(generated)
+        say_speed(generated, of_a_chat=True)
         messages.append({"role": "assistant", "content": generated.text or ""})
 
 

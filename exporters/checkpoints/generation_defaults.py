@@ -37,7 +37,8 @@ _OTHERS_OF_CHANCE: Mapping[str, Any] = {"typical_p": 1, "top_h": None, "epsilon_
 class GenerationDefaults:
     """``end_ids`` end a text, ``begin_id`` begins it where a tokenizer adds one. ``sampling`` is what the folder
     states, greedy unless it asks for chance. ``left_out`` names settings that transformers would follow too and
-    nestforge does not have."""
+    nestforge does not have. A folder that states no end has none: what its class has by default counts for models
+    that are made anew, not for those that transformers loads."""
 
     end_ids: tuple[int, ...]
     begin_id: int | None

@@ -22,10 +22,12 @@ def residencies_for(
     engines: Sequence[EngineEntry],
     memory_mb: float | None,
     requested: Residency | Literal["auto"] = "auto",
+    limit: str | None = None,
 ) -> dict[str, Residency]:
     """Residency per engine id, see ``assign_residencies``. Engines of one file are one, and get the same.
 
-    Segments get memory only where their chain can run, which takes all of them and a whole engine.
+    Segments get memory only where their chain can run, which takes all of them and a whole engine; a decoder and the
+    encoder that reads its prompts only together.
     """
     needs: dict[str, EngineNeed] = {}
     for engine, need in zip(engines, engine_needs(bundle, engines), strict=True):
@@ -33,7 +35,7 @@ def residencies_for(
         # Of submodels that share a file the one that matters most decides.
         needs[engine.file] = replace(first, importance=max(first.importance, need.importance))
     while True:
-        assigned = assign_residencies(list(needs.values()), memory_mb, requested)
+        assigned = assign_residencies(list(needs.values()), memory_mb, requested, limit)
         of_file = {file: assigned[need.engine] for file, need in needs.items() if need.engine in assigned}
         idle = _idle_segments(engines, of_file.keys())
         if len(of_file) == len(needs) or idle.isdisjoint(needs):
@@ -50,6 +52,7 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
     submodels = {entry.id: spec.from_kinds(entry.values) for entry in manifest.submodels}
     predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies}
     named = [budget.submodel for budget in manifest.budgets]
+    behind_encoder = manifest.generation is not None and manifest.generation.encoder is not None
     before = {ENCODER: _ENCODER_LAYERS}
     if manifest.exits:
         ends = [segment.layer for segment in manifest.exits.segments]
@@ -72,6 +75,7 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
                 importance=1.0 + named.count(engine.submodel),
                 layers=layers,
                 can_share=engine.backend == "onnxruntime" and not PRECISIONS[engine.precision].is_always_packed,
+                group=engine.submodel if behind_encoder and engine.segment in (CACHED, ENCODER) else None,
             )
         )
     return needs

@@ -39,8 +39,8 @@ class EnginePool:
         self.threads = threads
         self._affinity = affinity
         self._open: dict[str, Runner] = {}
-        every = bundle.manifest.every_engine
-        self._locks = {engine.file: threading.Lock() for engine in every if engine.id in residencies}
+        self._opened_as: dict[str, tuple[EngineEntry, Residency]] = {}  # by file
+        self._locks = {engine.file: threading.Lock() for engine in bundle.manifest.every_engine}
         self._closed = False
 
     def get(self, engine: EngineEntry) -> Runner:
@@ -60,6 +60,23 @@ class EnginePool:
         """Whether a request has opened ``engine``."""
         return engine.file in self._open
 
+    @property
+    def held(self) -> list[tuple[EngineEntry, Residency]]:
+        """The open engines, and how each holds its weights."""
+        return list(self._opened_as.values())
+
+    def reassign(self, residencies: Mapping[str, Residency]) -> None:
+        """Holds engines as ``residencies`` say from now on, where no run is under way. One that is open is closed where
+        it must give memory back, and stays as it is otherwise."""
+        decided = dict(residencies)
+        for engine, residency in self.held:
+            if engine.id in decided and residency == "shared":
+                decided[engine.id] = residency
+            elif decided.get(engine.id) != residency:
+                with self._locks[engine.file]:
+                    self._close(engine.file)
+        self.residencies = decided
+
     def runnable(self) -> tuple[EngineEntry, ...]:
         """The bundle's engines that can run here. Raises BundleIncompatibleError if there is none."""
         return runnable_engines(self._bundle, self._provider)
@@ -73,18 +90,27 @@ class EnginePool:
         self._closed = True
         for file, lock in self._locks.items():
             with lock:
-                runner = self._open.pop(file, None)
-                if runner is not None:
-                    runner.__exit__(None, None, None)
+                self._close(file)
+
+    def _close(self, file: str) -> None:
+        runner = self._open.pop(file, None)
+        if runner is None:
+            return
+        runner.__exit__(None, None, None)
+        held = self._opened_as.pop(file)
+        if self._memory is not None:
+            self._memory.close(*held)
 
     def _opened(self, engine: EngineEntry) -> Runner:
         residency = self.residencies[engine.id]
         runner = runner_for(self._bundle, engine, residency, self.threads, self._provider, self._affinity)
-        if self._memory is None:
-            return runner.__enter__()
-        self._memory.open(engine, residency)
+        if self._memory is not None:
+            self._memory.open(engine, residency)
         try:
-            return runner.__enter__()
+            opened = runner.__enter__()
         except BaseException:
-            self._memory.close(engine, residency)
+            if self._memory is not None:
+                self._memory.close(engine, residency)
             raise
+        self._opened_as[engine.file] = engine, residency
+        return opened

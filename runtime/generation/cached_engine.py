@@ -14,6 +14,9 @@ from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .cache import Cache
 
+# Numbers of drafted tokens whose checks stay bound; a draft that is asked for varies them at the end of a row alone.
+_CHECKS_BOUND = 16
+
 
 class _Check(NamedTuple):
     """A bound run of several new tokens of one row, and its arrays."""
@@ -27,8 +30,8 @@ class _Check(NamedTuple):
 class CachedEngine:
     """One engine on one cache. Its arrays are its own, so that one thread at a time may use it.
 
-    The call of one new token for each row is bound once, and a check of drafted tokens once for each number of them; a
-    chunk of a prompt is bound for its run.
+    The call of one new token for each row is bound once, and a check of drafted tokens once for each number of them,
+    all with the logits of the largest; a chunk of a prompt is bound for its run.
     """
 
     def __init__(self, runner: Runner, engine: EngineEntry, entry: GenerationEntry, cache: Cache) -> None:
@@ -41,6 +44,7 @@ class CachedEngine:
         self._step_logits = np.zeros((cache.rows, 1, entry.vocabulary), np.float32)
         self._step = self._bound(cache, self._step_ids, self._step_positions, [0], self._step_logits)
         self._checks: dict[int, _Check] = {}  # by number of tokens
+        self._check_logits = np.zeros((1, 0, entry.vocabulary), np.float32)
 
     def step(self, tokens: Sequence[int] | Array, positions: Sequence[int] | Array) -> Array:
         """One new token for each row at its position: ``[rows]`` each to logits ``[rows, vocabulary]`` float32.
@@ -75,7 +79,7 @@ class CachedEngine:
 
     def check(self, tokens: Sequence[int], position: int) -> Array:
         """New ``tokens`` ``[n]`` of the first row from ``position`` on, in one run, to the logits ``[n, vocabulary]``
-        behind each of them. The next check of as many overwrites them.
+        behind each of them. The next check overwrites them.
 
         Raises as ``step``.
         """
@@ -83,15 +87,23 @@ class CachedEngine:
         self._require_room(position + count)
         check = self._checks.get(count)
         if check is None:
-            ids, positions = np.zeros((1, count), np.int64), np.zeros((1, count), np.int64)
-            logits = np.zeros((1, count, self._entry.vocabulary), np.float32)
-            call = self._bound(self._cache.part(0, 1), ids, positions, range(count), logits)
-            check = self._checks[count] = _Check(ids, positions, logits, call)
+            check = self._checks[count] = self._bound_check(count)
         check.ids[0] = tokens
         check.positions[0] = np.arange(position, position + count)
         check.call()
         found: Array = check.logits[0]
         return found
+
+    def _bound_check(self, count: int) -> _Check:
+        """A run of ``count`` tokens, bound to the logits that all such runs have in common."""
+        if count > self._check_logits.shape[1]:
+            self._checks.clear()
+            self._check_logits = np.zeros((1, count, self._entry.vocabulary), np.float32)
+        elif len(self._checks) == _CHECKS_BOUND:
+            self._checks.clear()
+        ids, positions = np.zeros((1, count), np.int64), np.zeros((1, count), np.int64)
+        logits = self._check_logits[:, :count]
+        return _Check(ids, positions, logits, self._bound(self._cache.part(0, 1), ids, positions, range(count), logits))
 
     def _require_room(self, tokens: int) -> None:
         """The operator writes wherever a position says."""

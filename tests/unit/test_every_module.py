@@ -92,9 +92,9 @@ TESTED_THROUGH = {
         "compiler/graph/passes/cached/test_fuse_norms.py",
         "compiler.graph.passes.cached.fuse_norms",
     ),
-    "runtime.generation.loop.drafts": (
-        "runtime/generation/loop/test_drafters.py",
-        "runtime.generation.loop.drafters",
+    "runtime.generation.loop.asked_rows": (
+        "runtime/generation/loop/test_generator.py",
+        "runtime.generation.loop.generator",
     ),
     "runtime.generation.loop.writers": (
         "runtime/generation/loop/test_generator.py",

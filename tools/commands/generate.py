@@ -17,6 +17,7 @@ from ..generation_view import (
     generated_data,
     print_log_probabilities,
     print_texts,
+    say_endless,
     say_speed,
     stream_text,
 )
@@ -143,6 +144,7 @@ def command(
         "drafted": drafted,
     }
     with load(bundle, residency=residency, threads=threads) as model:
+        say_endless(model.bundle.manifest.generation, stops)
         if chat:
             model.generate.require_chats()
             with model.session(capacity=capacity) as session:

@@ -12,6 +12,8 @@ from .tensor_spec import TensorSpec
 CACHED, CAPACITY, LOGIT_COUNT = "cached", "capacity", "answers"
 # Of engines that read a prompt for a decoder, and the dimension of its tokens, which the caller chooses too.
 ENCODER, SOURCE = "encoder", "source"
+# Of a prompt for which the figures of engines that read one are stated.
+PROMPT_TOKENS = 512
 
 
 @dataclass(frozen=True)

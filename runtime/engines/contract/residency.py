@@ -29,7 +29,7 @@ class EngineNeed:
     ``widths`` are the submodel's axis values in one fixed order, 0 for those of layers that the engine has not;
     ``layers`` are the first and, exclusive, the last that it has. ``own_bytes`` are private initializers and
     activations. ``latency_ms`` times ``importance`` weighs who is packed first. One that cannot share its weights, as
-    on a GPU, is always packed.
+    on a GPU, is always packed. Engines of one ``group`` are of use together alone; None is an engine for itself.
     """
 
     engine: str
@@ -40,20 +40,25 @@ class EngineNeed:
     importance: float = 1.0
     layers: tuple[int, int] = (0, 1)
     can_share: bool = True
+    group: str | None = None
 
 
 def assign_residencies(
-    needs: Sequence[EngineNeed], memory_mb: float | None, requested: Residency | Literal["auto"] = "auto"
+    needs: Sequence[EngineNeed],
+    memory_mb: float | None,
+    requested: Residency | Literal["auto"] = "auto",
+    limit: str | None = None,
 ) -> dict[str, Residency]:
     """Residency per engine id, so that all of them open at once stay within ``memory_mb`` (10^6 bytes).
 
     ``auto`` without a cap packs every engine. With one, it admits engines as shared, the important and the large
-    first, then packs the ones that save the most time per byte; an engine that does not fit is left out. ``mapped`` is
-    never chosen by itself, since it spends disk. Raises SelectionError if a requested residency does not fit, or
-    nothing does, or the cap is no positive number.
+    first, those of a group together, then packs the ones that save the most time per byte; what does not fit is left
+    out. ``mapped`` is never chosen by itself, since it spends disk. Raises SelectionError if a requested residency does
+    not fit, or nothing does, or the cap is no positive number; ``limit`` is what its line calls the cap.
     """
     if memory_mb is not None:
         memory_mb = positive_limit("memory_mb", memory_mb)
+        limit = limit or f"memory_mb={memory_mb:g}"
     memory = OpenEngines(needs)
     if memory_mb is None or requested != "auto":
         residency: Residency = "packed" if requested == "auto" else requested
@@ -62,25 +67,28 @@ def assign_residencies(
             memory.add(need, assigned[need.engine])
         if memory_mb is not None and memory.bytes > memory_mb * 1e6:
             raise SelectionError(
-                f"memory_mb={memory_mb:g}: {len(needs)} engines as {residency} take {memory.bytes / 1e6:.1f} MB; "
-                "raise the cap, or let residency='auto' choose"
+                f"{limit}: {len(needs)} engines as {residency} take {memory.bytes / 1e6:.1f} MB; raise the cap, or let "
+                "residency='auto' choose"
             )
         return assigned
 
     cap = memory_mb * 1e6
     assigned = {}
-    for need in sorted(needs, key=lambda n: (-n.importance, -n.weight_bytes, n.own_bytes, n.engine)):
-        least: Residency = "shared" if need.can_share else "packed"
-        memory.add(need, least)
+    groups = _groups(needs)
+    for group in sorted(groups, key=_rank):
+        least: dict[str, Residency] = {need.engine: "shared" if need.can_share else "packed" for need in group}
+        for need in group:
+            memory.add(need, least[need.engine])
         if memory.bytes <= cap:
-            assigned[need.engine] = least
+            assigned |= least
         else:
-            memory.remove(need, least)
+            for need in group:
+                memory.remove(need, least[need.engine])
     if not assigned:
-        smallest = min(needs, key=lambda n: n.weight_bytes + n.own_bytes)
+        smallest = min(groups, key=_alone_bytes)
         raise SelectionError(
-            f"memory_mb={memory_mb:g}: no engine fits; the smallest, {smallest.engine}, takes "
-            f"{(smallest.weight_bytes + smallest.own_bytes) / 1e6:.1f} MB"
+            f"{limit}: no engine fits; the smallest, {' with '.join(need.engine for need in smallest)}, takes "
+            f"{_alone_bytes(smallest) / 1e6:.1f} MB; raise the cap"
         )
     for need in sorted(needs, key=lambda n: (-n.latency_ms * n.importance / max(1, n.weight_bytes), n.engine)):
         if assigned.get(need.engine) == "shared":
@@ -92,6 +100,29 @@ def assign_residencies(
                 memory.remove(need, "packed")
                 memory.add(need, "shared")
     return assigned
+
+
+def _groups(needs: Sequence[EngineNeed]) -> list[list[EngineNeed]]:
+    """What is admitted together."""
+    groups: dict[str, list[EngineNeed]] = {}
+    for need in needs:
+        groups.setdefault(need.engine if need.group is None else need.group, []).append(need)
+    return list(groups.values())
+
+
+def _rank(group: Sequence[EngineNeed]) -> tuple[float, int, int, str]:
+    """The important and the large first."""
+    return (
+        -max(need.importance for need in group),
+        -sum(need.weight_bytes for need in group),
+        sum(need.own_bytes for need in group),
+        min(need.engine for need in group),
+    )
+
+
+def _alone_bytes(group: Sequence[EngineNeed]) -> int:
+    """What its engines take where no other is open."""
+    return sum(need.weight_bytes + need.own_bytes for need in group)
 
 
 class OpenEngines:

@@ -18,6 +18,13 @@ from .session import Session
 _ASKED, _MOST = 4, 8
 
 
+def most_checked(asked: Options) -> int:
+    """How many tokens a run checks at most: the drafted ones and the last of the text; 0 without a draft."""
+    if asked.draft is None:
+        return 0
+    return 1 + (asked.drafted or (_MOST if asked.draft == AUTO else _ASKED))
+
+
 def drafting_for(
     manifest: Manifest,
     asked: Options,

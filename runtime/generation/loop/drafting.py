@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from ....errors import SelectionError
 from ...bundle.entries.engine_entry import EngineEntry
 from ..rejection import Drafted
 from .drafts import AUTO, NGRAM, Draft
-from .gains import Gains
+from .gains import Gain, Gains
 from .pace import Writer
 from .row import Row
 
@@ -69,33 +70,51 @@ class BestDraft:
     reason = f"draft {AUTO}"
 
     def __init__(self, drafts: Sequence[Draft], most: int, target: EngineEntry, gains: Gains) -> None:
-        self._drafts, self._most, self._target, self._gains = drafts, most, target, gains
-        self._said: tuple[str, Writer] | None = None  # which submodel drafts
+        self._drafts, self._most, self._target, self._gains = list(drafts), most, target, gains
+        self._left_out: list[str] = []  # by a memory cap
+        self._said: tuple[str | None, Writer] | None = None  # which submodel drafts, None until one was judged
 
     def bind(self) -> None:
         self._gains.begin(self._target)
-        for draft in self._drafts:
-            draft.bind()
+        for draft in list(self._drafts):
+            try:
+                draft.bind()
+            except SelectionError:
+                self._drafts.remove(draft)
+                self._left_out.append(draft.name)
 
     def propose(self, row: Row, writer: Writer) -> Proposal:
         able = [draft for draft in self._drafts if draft.can_propose(row)]
-        best = self._gains.best(self._target, able, min(self._most, row.tokens_left - 1))
-        if best is None:
-            return Proposal(self._writer(writer), "", [])
-        draft, count, factor = best
-        pays = factor >= _LEAST_GAIN
-        drafted = draft.propose(row, count) if pays else []
-        if draft.name == NGRAM and pays:  # which comes and goes with the text
-            return Proposal(self._writer(writer), NGRAM, drafted)
-        name = draft.name if pays else ""
-        if self._said is None or self._said[0] != name:
-            who = draft.name if pays else f"nothing drafted, the best ({draft.name})"
-            reason = f"{writer.reason}: {who} is expected to write {factor:.2f} times as fast as steps"
-            self._said = name, Writer(writer.engine, reason)
-        return Proposal(self._writer(writer), name, drafted)
-
-    def _writer(self, writer: Writer) -> Writer:
-        return writer if self._said is None else self._said[1]
+        ranked = self._gains.ranked(self._target, able, min(self._most, row.tokens_left - 1))
+        if not ranked:
+            return Proposal(self._said_writer(writer), "", [])
+        draft, count, factor = ranked[0]
+        if factor < _LEAST_GAIN:
+            self._say("", writer, ranked)
+            return Proposal(self._said_writer(writer), "", [])
+        if draft.name != NGRAM:  # which comes and goes with the text
+            self._say(draft.name, writer, ranked)
+        return Proposal(self._said_writer(writer), draft.name, draft.propose(row, count))
 
     def checked(self, proposal: Proposal, judged: int, accepted: int, ms: float) -> None:
         self._gains.checked(self._target, proposal.draft, len(proposal.drafted), judged, accepted, ms)
+
+    def _say(self, name: str, writer: Writer, ranked: Sequence[Gain]) -> None:
+        """Makes the reason of ``writer`` say that ``name`` drafts, or nothing does, where it said another."""
+        if self._said is not None and self._said[0] == name:
+            return
+        expected = ", ".join(f"{gain.draft.name} {gain.factor:.2f}" for gain in ranked)
+        who = f"{name} drafts" if name else "nothing drafted"
+        reason = f"{self._without(writer)}: {who}; expected times as fast as steps: {expected}"
+        self._said = name, Writer(writer.engine, reason)
+
+    def _said_writer(self, writer: Writer) -> Writer:
+        if self._said is None and self._left_out:
+            self._said = None, Writer(writer.engine, self._without(writer))
+        return writer if self._said is None else self._said[1]
+
+    def _without(self, writer: Writer) -> str:
+        """Its reason, and which drafts there are not."""
+        if not self._left_out:
+            return writer.reason
+        return f"{writer.reason} without {', '.join(self._left_out)}, for which the memory cap has no room"

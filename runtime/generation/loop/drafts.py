@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Protocol
 
+from ....errors import InputError
 from ...bundle.entries.engine_entry import EngineEntry
 from ..lookup import look_up
 from ..rejection import Drafted
@@ -23,7 +24,8 @@ class Draft(Protocol):
     def name(self) -> str: ...
 
     def bind(self) -> None:
-        """Opens what it needs, so that no token waits for that."""
+        """Opens what it needs, so that no token waits for that. Raises SelectionError where a memory cap does not allow
+        it."""
         ...
 
     def can_propose(self, row: Row) -> bool:
@@ -60,7 +62,10 @@ class SubmodelDraft:
             started = perf_counter()
             logits = self._session.draft(token, ahead, self._engine)
             self._times.ran(self._engine, 1, 1e3 * (perf_counter() - started))
-            drafted.append(row.draft(logits, ahead))
+            try:
+                drafted.append(row.draft(logits, ahead))
+            except InputError as failure:  # not of the submodel that writes
+                raise InputError(f"draft {self.name}: {failure}") from failure
             token = drafted[-1].token
         return drafted
 
@@ -70,7 +75,7 @@ class SubmodelDraft:
 
 
 class NgramDraft:
-    """What followed the last tokens where the row had them before."""
+    """What followed the last tokens where the row had them before, or the prompt that its encoder read."""
 
     name = NGRAM
     expected_ms = 0.0
@@ -82,4 +87,4 @@ class NgramDraft:
         return bool(self.propose(row, 1))
 
     def propose(self, row: Row, count: int) -> list[Drafted]:
-        return [Drafted(token) for token in look_up(row.tokens, count).tolist()]
+        return [Drafted(token) for token in look_up(row.seen, count).tolist()]

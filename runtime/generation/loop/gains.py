@@ -54,22 +54,26 @@ class Gains:
         accepted, judged = self._judged.get((target.id, draft), (0.0, 0.0))
         return (accepted + _HOPED_SHARE * _HOPED_TOKENS) / (judged + _HOPED_TOKENS)
 
-    def best(self, target: EngineEntry, drafts: Sequence[Draft], most: int) -> Gain | None:
-        """The largest gain of ``drafts`` with 1 to ``most`` tokens, also where it is a loss; None where there are none,
-        and until the time of ``target``'s steps is known."""
-        if not self.times.is_known(target, 1):
-            return None
+    def ranked(self, target: EngineEntry, drafts: Sequence[Draft], most: int) -> list[Gain]:
+        """Of each of ``drafts`` its largest gain with 1 to ``most`` tokens, also where it is a loss; the largest first.
+        None until the time of ``target``'s steps is known."""
+        if most < 1 or not self.times.is_known(target, 1):
+            return []
         step_ms = self.times.expected_ms(target, 1)
         checks_ms = self.times.expected_checks_ms(target, most + 1)
-        found: Gain | None = None
+        found = []
         for draft in drafts:
             share, drafted_ms = self.share(target, draft.name), draft.expected_ms
             # One token is picked behind those that are accepted (Leviathan et al. 2023, equation 1).
             tokens, likely = 1.0, 1.0
+            each = []
             for count in range(1, most + 1):
                 likely *= share
                 tokens += likely
-                factor = tokens * step_ms / (count * drafted_ms + checks_ms[count])
-                if found is None or factor > found.factor:
-                    found = Gain(draft, count, factor)
-        return found
+                each.append(Gain(draft, count, tokens * step_ms / (count * drafted_ms + checks_ms[count])))
+            found.append(max(each, key=_factor))
+        return sorted(found, key=_factor, reverse=True)
+
+
+def _factor(gain: Gain) -> float:
+    return gain.factor

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
-from functools import partial
 from time import perf_counter
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 from ....errors import InputError, SelectionError
+from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry
 from ...bundle.open_bundle import Bundle
 from ...engines.contract.residency import Residency
 from ...engines.memory import MemoryCap
-from ...engines.needs import residencies_for
 from ...engines.onnxruntime_gpu.provider import Provider
-from ...engines.pool import EnginePool
 from ...inputs.text import TextEncoder
-from ..sampling import Ids
-from .drafters import drafting_for, smaller_engines
+from ..sampling import Sampling
+from .admitted import AdmittedEngines, longer_prompt_bytes
+from .asked_rows import AskedRows, asked_rows, require_positions
+from .drafters import drafting_for, most_checked, smaller_engines
+from .drafting import Drafting
+from .drafts import AUTO
 from .gains import Gains
 from .generated import Generated
 from .generation import Generation
 from .options import Options, whole_number
 from .pace import Pace
 from .prompts import Prompt, Prompts
-from .row import Row, RowOptions
 from .session import Session
 from .step_times import StepTimes
 from .writers import writers
 
-# A capacity that nobody asked for is a multiple of this, and one of a session has room for so many.
-_ROUNDED_TO = 64
+# Of a session, where nobody asked for another.
 _SESSION_CAPACITY = 2048
 
 
@@ -51,14 +51,13 @@ class Generator:
         memory: MemoryCap | None = None,
     ) -> None:
         """``encoder`` gives the bundle's; ``memory`` also counts what else is open."""
-        self._bundle, self._encoder, self._threads, self._residency = bundle, encoder, threads, residency
-        self._provider, self._affinity, self._memory = provider, affinity, memory
+        self._bundle, self._encoder, self._residency = bundle, encoder, residency
+        self._provider = provider
+        self._engines = AdmittedEngines(bundle, threads, residency, affinity, memory)
         self._lock = threading.Lock()
-        self._pool: EnginePool | None = None
         self._times = StepTimes()
         self._gains = Gains(self._times)
         self._known_prompts: Prompts | None = None
-        self._is_closed = False
 
     @overload
     def __call__(
@@ -103,46 +102,22 @@ class Generator:
         asked, entry = Options.of(options), self._entry()
         if session is not None and not session.is_of(entry):
             raise InputError("session: of another model; open one with the session() of this model")
-        prompts = self._prompts(entry)
-        rows, sources = prompts.behind_encoder(prompts.tokens(prompt, messages))
-        tokenizer = prompts.tokenizer
-        stops = asked.stops_beside(entry.end_ids)
-        if beyond := [token for token in stops.ids if token >= entry.vocabulary]:
-            raise InputError(
-                f"stop: token id {min(beyond)}; expected one below {entry.vocabulary}, the vocabulary of this model"
-            )
-        if stops.strings and tokenizer is None:
-            raise InputError(f"bundle {self._bundle.path}: has no tokenizer; stop at token ids instead of texts")
-        capacity = self._capacity(entry, session, asked, rows)
-        tokens = asked.tokens_for(max(map(len, rows)), capacity, f"the capacity of {capacity}")
-        with ExitStack() as own:  # closes a session of this call's, should it fail
-            if session is None:
-                longest = max((len(ids) for ids in sources if ids is not None), default=0)
-                session = own.enter_context(self._session(entry, len(rows), capacity, longest))
-            elif len(rows) > session.rows:
-                raise InputError(f"session: {len(rows)} prompts, it has {session.rows} rows; open one with more")
-            admitted = self._opened(entry, 0).residencies.keys()
-            engines, reason = writers(self._bundle.manifest, asked, admitted, len(rows), session.bytes)
-            sampling = asked.sampling(entry.sampling or {})
+        rows = asked_rows(self._prompts(entry), entry, asked, session, prompt, messages)
+        with ExitStack() as own:  # gives back what this call took, should it fail
+            own.enter_context(self._engines.in_use())
+            room = self._room(own, entry, asked, session, rows)
+            engines, reason = writers(self._bundle.manifest, asked, room.admitted, len(rows.each), room.bytes)
             drafting = None
-            if asked.draft is not None:
-                if len(rows) > 1:
-                    raise InputError(
-                        f"draft: tokens are drafted for one row, got {len(rows)} prompts; call once for each"
-                    )
-                may_draft = smaller_engines(self._bundle.manifest, engines[0], admitted)
-                drafting = drafting_for(
-                    self._bundle.manifest, asked, sampling, engines[0], may_draft, session, self._gains
-                )
+            if asked.draft is not None and room.may_draft:
+                drafting = self._drafting(asked, rows.sampling, engines[0], room)
                 reason += f"; {drafting.reason}"
+            elif asked.draft is not None:
+                reason += f"; draft {AUTO}: nothing drafted, the memory cap has no room for the logits of checks"
             pace = Pace(engines, reason, asked.promise, self._times, started)
-            options_of_rows = RowOptions(tokens, sampling, stops, frozenset(entry.end_ids), asked.logprobs)
-            each = [
-                Row(number, ids, options_of_rows, tokenizer, source)
-                for number, (ids, source) in enumerate(zip(rows, sources, strict=True))
-            ]
             is_named = asked.submodel is not None or asked.budget is not None
-            generation = Generation(session, each, pace, own.pop_all().close, is_named, drafting)
+            ended = ExitStack()
+            generation = Generation(room.session, rows.each, pace, ended.close, is_named, drafting)
+            ended.push(own.pop_all())
         return generation if stream else generation.finish()
 
     def session(self, rows: int = 1, capacity: int | None = None) -> Session:
@@ -156,37 +131,18 @@ class Generator:
             )
         count = whole_number("rows", rows, 1)
         given = min(_SESSION_CAPACITY, entry.positions) if capacity is None else whole_number("capacity", capacity, 2)
-        return self._session(entry, count, given, 0)
-
-    def _session(self, entry: GenerationEntry, count: int, given: int, prompt_tokens: int) -> Session:
-        """Of ``count`` rows with a capacity of ``given`` tokens, behind prompts of up to ``prompt_tokens`` that an
-        encoder reads. Raises as ``session``."""
-        most = max(engine.bucket.batch for engine in entry.engines)
-        if count > most:
-            raise InputError(f"rows: expected at most {most}, which the engines take at once, got {count}")
-        _require_positions(entry, given)
-        kept = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * count * (given + prompt_tokens)
-        size = kept + 4 * entry.vocabulary * count * len(entry.engines)  # each that is bound has logits of its own
-        pool = self._opened(entry, size)
-        if self._memory is not None:
-            self._memory.take_cache(size)
-        given_back = _nothing if self._memory is None else partial(self._memory.give_cache, size)
-        try:
-            return Session(entry, pool.get, count, given, given_back, prompt_tokens)
-        except MemoryError as failure:
-            given_back()
-            raise SelectionError(
-                f"a cache of {size / 1e6:.1f} MB: this host has no memory for it; ask for fewer rows or a smaller "
-                "capacity"
-            ) from failure
+        size = _cache_bytes(entry, count, given)
+        with self._engines.in_use():
+            self._engines.admit(entry, size)
+            return self._session(entry, size, count, given)
 
     @property
     def open_submodels(self) -> tuple[str, ...]:
         """Of those that have an engine open, as large ones come first."""
-        entry, pool = self._bundle.manifest.generation, self._pool
-        if entry is None or pool is None:
+        entry = self._bundle.manifest.generation
+        if entry is None:
             return ()
-        open_ones = {engine.submodel for engine in entry.engines if pool.is_open(engine)}
+        open_ones = {engine.submodel for engine in entry.engines if self._engines.is_open(engine)}
         return tuple(one.id for one in self._bundle.manifest.largest_first if one.id in open_ones)
 
     def require_chats(self) -> None:
@@ -206,10 +162,7 @@ class Generator:
 
     def close(self) -> None:
         """Releases every engine."""
-        with self._lock:
-            self._is_closed = True
-            if self._pool is not None:
-                self._pool.close()
+        self._engines.close()
 
     def _entry(self) -> GenerationEntry:
         entry = self._bundle.manifest.generation
@@ -233,42 +186,64 @@ class Generator:
                 self._known_prompts = Prompts(self._bundle, entry, self._encoder)
             return self._known_prompts
 
-    def _opened(self, entry: GenerationEntry, cache_bytes: int) -> EnginePool:
-        """The engines that may be open, decided at the first call under what the cap leaves beside ``cache_bytes``."""
-        with self._lock:
-            if self._pool is None:
-                left = None
-                if self._memory is not None:
-                    left = self._memory.left_mb - cache_bytes / 1e6
-                    if left <= 0:
-                        raise SelectionError(
-                            f"memory_mb: a cache of {cache_bytes / 1e6:.1f} MB leaves nothing for engines; ask for "
-                            "fewer rows, a smaller capacity or fewer tokens, or raise the cap"
-                        )
-                residencies = residencies_for(self._bundle, entry.every_engine, left, self._residency)
-                self._pool = EnginePool(self._bundle, residencies, self._threads, None, self._affinity, self._memory)
-                if self._is_closed:
-                    self._pool.close()
-            return self._pool
+    def _room(
+        self, own: ExitStack, entry: GenerationEntry, asked: Options, session: Session | None, rows: AskedRows
+    ) -> _Room:
+        """Engines admitted, and memory counted, for a call that gives it back by ``own``. Raises as ``session``."""
+        size = 0 if session else _cache_bytes(entry, len(rows.each), rows.capacity, rows.prompt_tokens)
+        prompt_bytes = longer_prompt_bytes(entry, rows.prompt_tokens)
+        uncounted = max(0, prompt_bytes - self._engines.prompt_bytes)
+        check_bytes = 4 * entry.vocabulary * most_checked(asked)
+        may_draft = True
+        try:
+            admitted = self._engines.admit(entry, size + uncounted + check_bytes)
+            own.callback(self._engines.take(check_bytes, "logits of drafted tokens", "draft fewer tokens"))
+        except SelectionError:
+            if asked.draft != AUTO:
+                raise
+            may_draft = False
+            admitted = self._engines.admit(entry, size + uncounted)
+        own.enter_context(self._engines.longer_prompt(uncounted, rows.prompt_tokens))
+        if session is None:
+            session = self._session(entry, size, len(rows.each), rows.capacity, rows.prompt_tokens)
+            own.enter_context(session)
+        return _Room(session, admitted, session.bytes + prompt_bytes, may_draft)
 
-    def _capacity(self, entry: GenerationEntry, session: Session | None, asked: Options, rows: Sequence[Ids]) -> int:
-        """Tokens that every row has room for: the session's, what was asked for, or what is needed, rounded up."""
-        longest = max(map(len, rows))
-        if session is not None:
-            if asked.capacity is not None:
-                raise InputError("capacity: the session has one already; ask for it when you open the session")
-            return session.capacity
-        if asked.capacity is not None:
-            _require_positions(entry, asked.capacity)
-            return asked.capacity
-        wanted = longest + asked.tokens_for(longest, entry.positions, f"the {entry.positions} positions of this model")
-        return min(-(-wanted // _ROUNDED_TO) * _ROUNDED_TO, entry.positions)
+    def _session(self, entry: GenerationEntry, size: int, count: int, given: int, prompt_tokens: int = 0) -> Session:
+        """A cache of ``size`` bytes; ``count`` rows have a capacity of ``given`` tokens, behind prompts of up to
+        ``prompt_tokens`` that an encoder reads. Raises as ``session``."""
+        give = self._engines.take(size, "a cache", "ask for fewer rows, a smaller capacity or fewer tokens")
+        try:
+            return Session(entry, self._engines.get, count, given, give, prompt_tokens)
+        except MemoryError as failure:
+            give()
+            raise SelectionError(
+                f"a cache of {size / 1e6:.1f} MB: this host has no memory for it; ask for fewer rows or a smaller "
+                "capacity"
+            ) from failure
+
+    def _drafting(self, asked: Options, sampling: Sampling, target: EngineEntry, room: _Room) -> Drafting:
+        """Of a call that ``target`` writes. Raises InputError, SelectionError."""
+        manifest = self._bundle.manifest
+        may_draft = smaller_engines(manifest, target, room.admitted)
+        return drafting_for(manifest, asked, sampling, target, may_draft, room.session, self._gains)
 
 
-def _require_positions(entry: GenerationEntry, capacity: int) -> None:
-    if capacity > entry.positions:
-        raise InputError(f"capacity: expected at most {entry.positions}, the positions of this model, got {capacity}")
+class _Room(NamedTuple):
+    """What a call runs on: its session, the ids of engines that may be open, and the ``bytes`` of what its submodels
+    need beside themselves. Without ``may_draft`` no drafted tokens can be checked."""
+
+    session: Session
+    admitted: Set[str]
+    bytes: int
+    may_draft: bool
 
 
-def _nothing() -> None:
-    """Where nothing is to be given back."""
+def _cache_bytes(entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int = 0) -> int:
+    """What a session takes, with the logits of steps. Raises InputError for what its engines do not take."""
+    most = max(engine.bucket.batch for engine in entry.engines)
+    if rows > most:
+        raise InputError(f"rows: expected at most {most}, which the engines take at once, got {rows}")
+    require_positions(entry, capacity)
+    kept = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * rows * (capacity + prompt_tokens)
+    return kept + 4 * entry.vocabulary * rows * len(entry.engines)  # each that is bound has logits of its own

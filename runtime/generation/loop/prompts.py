@@ -54,6 +54,11 @@ class Prompts:
                 )
         return [np.array([encoder.start_id], np.int64)] * len(rows), list(rows)
 
+    def require_tokenizer(self) -> None:
+        """Raises InputError where there is none, so that no text can be found in what is generated."""
+        if self._bundle.manifest.text is None:
+            raise InputError(f"bundle {self._bundle.path}: has no tokenizer; stop at token ids instead of texts")
+
     def require_chats(self) -> None:
         """Raises InputError where there is no chat template, or none that can be read."""
         self._require_encoder()

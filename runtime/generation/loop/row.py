@@ -56,6 +56,11 @@ class Row:
         return self._history[: len(self.prompt) + self._count]
 
     @property
+    def seen(self) -> Ids:
+        """``tokens``, behind what an encoder read."""
+        return self.tokens if self.source is None else np.concatenate([self.source, self.tokens])
+
+    @property
     def prompt_tokens(self) -> int:
         """Of what was asked for."""
         return len(self.prompt if self.source is None else self.source)

@@ -38,6 +38,11 @@ def writers(
     if asked is not None:
         wanted = manifest.submodel(asked).id
         engines = [engine for engine in engines if engine.submodel == wanted]
+        if wanted not in by_submodel and any(engine.submodel == wanted for engine in generation.engines):
+            raise SelectionError(
+                f"submodel {wanted}: the memory_mb of this model leaves no room for it; there is room for "
+                f"{', '.join(order)}; ask for one of them, or raise the cap"
+            )
         if not engines:
             raise SelectionError(
                 f"submodel {wanted} has no engine that generates {rows} rows here; there is "

@@ -12,6 +12,7 @@ from nestforge.compiler.request import CompileRequest, plan, resolve
 from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
 from nestforge.profiles.device_profile import BudgetSpec
+from support.gated_decoders import save_decoder
 from support.tiny_compile import board
 
 
@@ -111,3 +112,12 @@ def test_without_measuring_this_host_is_as_any_other(tiny_folder: Path) -> None:
     device = replace(board(), host="a fingerprint")
     assert resolve(CompileRequest(tiny_folder, device)).profile.host == "a fingerprint"
     assert resolve(CompileRequest(tiny_folder, device, measure=False)).profile.host is None
+
+
+def test_a_folder_that_states_no_end_of_texts_is_noted(tmp_path: Path) -> None:
+    folder = save_decoder(tmp_path / "llama", head_dim=8)
+    line = "the model's folder states no eos_token_id: a text ends at a stop of the request's or at its max_tokens"
+    assert line not in resolve(CompileRequest(folder, board(), generate=True)).notes
+    (folder / "generation_config.json").write_text("{}")
+    assert line in resolve(CompileRequest(folder, board(), generate=True)).notes
+    assert line not in resolve(CompileRequest(folder, board())).notes

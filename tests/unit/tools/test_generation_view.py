@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from nestforge.runtime.bundle.entries.generation_entry import CachedLayer, GenerationEntry
 from nestforge.runtime.generation.loop.generated import Generated, GeneratedRow, Run
-from nestforge.tools.generation_view import say_speed
+from nestforge.tools.generation_view import say_endless, say_speed
 
 
 def row(*runs: Run) -> Generated:
@@ -27,3 +30,16 @@ def test_of_many_runs_the_last_are_counted(capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().err.splitlines()[1:]
     assert lines[:10] == [f"{turn.tokens} by {turn.submodel}: {turn.reason}" for turn in turns[:10]]
     assert lines[10:] == ["4 by ffn32, 1 by ffn8: in 3 more runs, whose reasons --json shows"]
+    say_speed(row(*turns), of_a_chat=True)  # whose answers --json is not for
+    assert capsys.readouterr().err.splitlines()[-1] == "4 by ffn32, 1 by ffn8: in 3 more runs"
+
+
+def test_a_text_that_no_token_ends_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = GenerationEntry(9, (CachedLayer(1, 8),), 16, (), ())
+    say_endless(entry, ())
+    line = "the model's folder states no token that ends a text: it ends after --max-tokens, or at --stop\n"
+    assert capsys.readouterr().err == line
+    say_endless(entry, ["end"])
+    say_endless(replace(entry, end_ids=(2,)), ())
+    say_endless(None, ())
+    assert capsys.readouterr().err == ""

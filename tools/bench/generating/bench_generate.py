@@ -162,9 +162,8 @@ def _engine(model: ElasticModel, capacity: int, submodel: str = "ffn2048", cache
     entry = _entry(model)
     model.generate(_ids(_PROMPT), max_tokens=2, submodel=submodel)
     engine = next(engine for engine in entry.engines if engine.submodel == submodel)
-    pool = model.generate._pool
-    assert pool is not None
-    cached = CachedEngine(pool.get(engine), engine, entry, cache or Cache.empty(entry.layers, 1, capacity))
+    runner = model.generate._engines.get(engine)
+    cached = CachedEngine(runner, engine, entry, cache or Cache.empty(entry.layers, 1, capacity))
     cached.extend(0, _ids(_VALID), 0, [])
     return cached
 

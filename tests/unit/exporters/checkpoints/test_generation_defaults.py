@@ -56,6 +56,20 @@ def test_it_is_what_transformers_finds(
     )
 
 
+@pytest.mark.parametrize("generation", [None, {}])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "t5"])
+def test_a_folder_that_states_no_end_has_none(
+    tmp_path: Path, model_type: str, generation: dict[str, Any] | None
+) -> None:
+    """As for a model that transformers loads from the folder, whatever its class has by default."""
+    checkpoint = checkpoint_of(tmp_path / "m", {"model_type": model_type}, generation)
+    assert AutoConfig.from_pretrained(tmp_path / "m").eos_token_id is not None
+    file, legacy = ("config.json", True) if generation is None else ("generation_config.json", None)
+    theirs = GenerationConfig.from_pretrained(tmp_path / "m", config_file_name=file, _from_model_config=legacy)
+    assert theirs.eos_token_id is None
+    assert read_generation_defaults(checkpoint).end_ids == ()
+
+
 def test_settings_without_a_counterpart_are_named(tmp_path: Path) -> None:
     stated = {"num_beams": 4, "no_repeat_ngram_size": 3, "typical_p": 0.9, "bad_words_ids": [[3]], "min_length": 0}
     stated |= {"guidance_scale": None, "encoder_repetition_penalty": 1.0}

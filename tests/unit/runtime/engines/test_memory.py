@@ -19,14 +19,17 @@ def test_engines_and_caches_count_together(tiny_bundle: Path) -> None:
     cap = MemoryCap(bundle, (sum(sizes) + 50) / 1e6)
     cap.open(first, "packed")
     assert cap.left_mb == pytest.approx((sizes[1] + 50) / 1e6)
-    cap.take_cache(50)
-    with pytest.raises(SelectionError, match=r"^memory_mb=\S+: a cache of 1\.0 MB, 0\.\d MB are left; ask for fewer"):
-        cap.take_cache(1_000_000)
+    cap.take(50, "a cache", "ask for fewer rows")
+    line = r"^memory_mb=\S+: a cache of 1\.0 MB, 0\.\d MB are left; ask for fewer rows, or raise the cap$"
+    with pytest.raises(SelectionError, match=line):
+        cap.take(1_000_000, "a cache", "ask for fewer rows")
     cap.open(second, "packed")
     assert cap.left_mb == pytest.approx(0)
+    assert cap.left_mb_without([(second, "packed")]) == pytest.approx(sizes[1] / 1e6)
+    assert cap.left_mb == pytest.approx(0)
     cap.close(second, "packed")
-    cap.take_cache(1)
+    cap.take(1, "a cache", "ask for fewer rows")
     with pytest.raises(SelectionError, match=rf"engine {second.id} as packed takes 0\.0 MB more than is left beside"):
         cap.open(second, "packed")
-    cap.give_cache(1)
+    cap.give(1)
     cap.open(second, "packed")

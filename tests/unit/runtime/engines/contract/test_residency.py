@@ -192,3 +192,22 @@ def test_what_is_asked_for_takes_what_the_rule_says(needs: list[EngineNeed], res
         assert assign_residencies(needs, takes / MB, residency) == assigned
         with pytest.raises(SelectionError, match=f"as {residency} take {takes / MB:.1f} MB"):
             assign_residencies(needs, (takes - 1) / MB, residency)
+
+
+def test_a_group_is_admitted_together_or_not_at_all() -> None:
+    """Alone the large half of each pair would leave no room for the other."""
+    pairs = [
+        EngineNeed(f"{name}.{part}", (width,), weight * MB, MB, 1.0, layers=layers, group=name)
+        for name, width, weight in (("large", 2, 20), ("small", 1, 10))
+        for part, layers in (("read", (1, 2)), ("write", (0, 1)))
+    ]
+    assert assign_residencies(pairs, 41) == {"small.read": "packed", "small.write": "packed"}
+    assert assign_residencies(pairs, 42) == dict.fromkeys(("large.read", "large.write"), "packed")
+    assert assign_residencies(pairs, 44).keys() == {need.engine for need in pairs}
+    line = r"^memory_mb=21: no engine fits; the smallest, small\.read with small\.write, takes 22\.0 MB; raise the cap$"
+    with pytest.raises(SelectionError, match=line):
+        assign_residencies(pairs, 21)
+    with pytest.raises(
+        SelectionError, match=r"^memory_mb=30, 5 MB left: no engine fits; the smallest, small\.read with"
+    ):
+        assign_residencies(pairs, 5, limit="memory_mb=30, 5 MB left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from nestforge.elastic import Bucket
+from nestforge.errors import SelectionError
 from nestforge.runtime.generation.cached_engine import CachedEngine
+from nestforge.runtime.generation.loop import drafters
 from nestforge.runtime.generation.loop.generated import GeneratedRow, Piece
 from nestforge.runtime.generation.loop.row import Row
 from nestforge.runtime.generation.loop.step_times import StepTimes
@@ -109,7 +112,7 @@ def test_auto_drafts_where_it_pays_and_says_so(twins: ElasticModel, monkeypatch:
     reasons = [run.reason for run in row.runs]
     before = "no limit asked: the largest submodel; draft auto"
     assert reasons[0] == before
-    assert reasons[-1].startswith(f"{before}: ffn{TWINS} is expected to write ")
+    assert reasons[-1].startswith(f"{before}: ffn{TWINS} drafts; expected times as fast as steps: ffn{TWINS} ")
 
 
 def test_auto_is_off_where_nothing_pays_and_says_so(twins: ElasticModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +120,69 @@ def test_auto_is_off_where_nothing_pays_and_says_so(twins: ElasticModel, monkeyp
     row = twins.generate([5, 7], max_tokens=20, draft="auto", stop=[]).rows[0]
     assert row.drafts == ()
     assert row.runs[-1].reason == (
-        "no limit asked: the largest submodel; draft auto: nothing drafted, the best "
-        f"(ffn{TWINS}) is expected to write 0.38 times as fast as steps"
+        "no limit asked: the largest submodel; draft auto: nothing drafted; expected times as fast as steps: "
+        f"ffn{TWINS} 0.38"
     )
+
+
+def test_auto_says_what_is_expected_of_every_draft(model: ElasticModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_times(monkeypatch, {"ffn32": 10.0, "ffn16": 8.0, "ffn8": 7.0}, check_ms=40.0)
+    monkeypatch.setattr(drafters, "_likely", lambda smaller, target: smaller[1:])
+    row = model.generate([5, 7], max_tokens=20, draft="auto", stop=[]).rows[0]
+    before, figures = row.runs[-1].reason.split("; expected times as fast as steps: ")
+    assert before == "no limit asked: the largest submodel; draft auto: nothing drafted"
+    named = dict(figure.split() for figure in figures.split(", "))
+    assert named.keys() - {"n-gram"} == {"ffn8", "ffn16"}
+    assert sorted(map(float, named.values()), reverse=True) == [float(factor) for factor in named.values()]
+
+
+def test_auto_writes_without_the_drafts_that_the_memory_cap_has_no_room_for(llama_bundle: Path) -> None:
+    """Beside a generation that is under way nothing is closed to make room."""
+    with load(llama_bundle, memory_mb=7, threads=1) as model:
+        small = model.session(capacity=128)
+        with model.generate([5, 7], max_tokens=8, stream=True) as other:
+            next(other)
+            kept = []
+            for rows, capacity in ((32, 256), (2, 256), (1, 2)):
+                with contextlib.suppress(SelectionError):
+                    while True:
+                        kept.append(model.session(rows, capacity))
+            few = [kept.pop() for _ in range(3)]
+            for session in few:
+                session.close()  # room for the logits of a check
+            assert model.generate.open_submodels == ("ffn32",)
+            with pytest.raises(SelectionError, match=r"^memory_mb=7: engine ffn8\.cached\S+ as \w+ takes \S+ MB more"):
+                model.generate([5, 7], session=small, max_tokens=20, draft="ffn8")
+            row = model.generate([5, 7], session=small, max_tokens=20, draft="auto", stop=[]).rows[0]
+            assert "; draft auto without ffn8, for which the memory cap has no room" in row.runs[-1].reason
+            assert {one.draft for one in row.drafts} <= {"n-gram"}
+            kept += [model.session(capacity=2) for _ in few]
+            row = model.generate([5, 7], session=small, max_tokens=20, draft="auto", stop=[]).rows[0]
+        assert len(row.tokens) == 20
+        assert row.drafts == ()
+        assert row.runs[-1].reason.endswith(
+            "; draft auto: nothing drafted, the memory cap has no room for the logits of checks"
+        )
+
+
+def test_checks_of_every_number_of_tokens_return_into_one_buffer(
+    model: ElasticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = []
+    real = CachedEngine.check
+
+    def check(self: CachedEngine, *arguments: Any) -> Array:
+        logits = real(self, *arguments)
+        engines.append(self)
+        assert logits.base is not None
+        assert np.shares_memory(logits, self._check_logits)
+        return logits
+
+    monkeypatch.setattr(CachedEngine, "check", check)
+    for most in (3, 40):
+        model.generate([5, 7], max_tokens=40, draft="S", drafted=most, stop=[])
+    assert len(engines[-1]._check_logits[0]) == 39  # the last of 40 tokens is not drafted
+    assert len(engines[-1]._checks) <= 16
 
 
 def test_the_answer_says_what_was_drafted(model: ElasticModel) -> None:

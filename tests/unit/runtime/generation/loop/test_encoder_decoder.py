@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.engines.memory import MemoryCap
+from nestforge.runtime.generation.loop.admitted import AdmittedEngines, longer_prompt_bytes
 from nestforge.runtime.generation.loop.generated import Run
 from nestforge.runtime.model import ElasticModel, load
 from support.generating_t5 import compile_t5, generated_by_transformers, save_generating_t5
 
 PROMPTS = ["Returns the file that a subprocess has opened.", "a", "path " * 30, "threads"]
 TOKENS = 40
+SMALL = "ffn8x1_24x1_16x1"
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +68,15 @@ def test_equal_prompts_are_rows_of_their_own(model: ElasticModel) -> None:
 def test_text_that_several_submodels_write(model: ElasticModel) -> None:
     """The smaller one continues behind the prompt as the larger one read it."""
     row = model.generate(PROMPTS[0], max_tokens=TOKENS, tokens_per_second=1e9).rows[0]
-    assert [run.submodel for run in row.runs] == ["ffn32", "ffn8x1_24x1_16x1"]
-    small = model.generate(PROMPTS[0], max_tokens=TOKENS, submodel="ffn8x1_24x1_16x1").rows[0]
-    assert [run.submodel for run in small.runs] == ["ffn8x1_24x1_16x1"]
+    assert [run.submodel for run in row.runs] == ["ffn32", SMALL]
+    small = model.generate(PROMPTS[0], max_tokens=TOKENS, submodel=SMALL).rows[0]
+    assert [run.submodel for run in small.runs] == [SMALL]
     fast = model.generate(PROMPTS[0], max_tokens=TOKENS, deadline_ms=1e-3).rows[0]
     assert fast.tokens == small.tokens
     assert "the promise is not kept" in fast.runs[0].reason
 
 
-@pytest.mark.parametrize("draft", ["ffn8x1_24x1_16x1", "n-gram"])
+@pytest.mark.parametrize("draft", [SMALL, "n-gram"])
 def test_drafted_text_is_the_same(model: ElasticModel, draft: str) -> None:
     plain = model.generate(PROMPTS[0], max_tokens=TOKENS).rows[0]
     drafted = model.generate(PROMPTS[0], max_tokens=TOKENS, draft=draft).rows[0]
@@ -121,3 +124,41 @@ def test_a_memory_cap_counts_encoder_and_decoder(bundle: Path) -> None:
         pytest.raises(SelectionError, match=r"no submodel generates 1 rows with memory_mb <= 1; the smallest takes"),
     ):
         model.generate([5], memory_mb=1, max_tokens=3)
+
+
+def test_a_memory_cap_admits_a_decoder_with_its_encoder(bundle: Path) -> None:
+    """Under every cap one pair writes, or the line says what the smallest takes."""
+    manifest = open_bundle(bundle).manifest
+    assert manifest.generation is not None
+    pairs = {name: [e for e in manifest.generation.every_engine if e.submodel == name] for name in ("ffn32", SMALL)}
+    takes = {
+        name: sum((e.weight_bytes or 0) + e.private_bytes + e.activation_bytes for e in pair) / 1e6
+        for name, pair in pairs.items()
+    }
+
+    def written(cap: float) -> str:
+        # Engines of whole inputs are not open, and a cap that they do not fit is another matter.
+        with load(bundle, threads=1) as model:
+            model.generate._engines = AdmittedEngines(model.bundle, 1, "auto", (), MemoryCap(model.bundle, cap))
+            return model.generate([5], max_tokens=3).rows[0].runs[0].submodel
+
+    small, large = takes[SMALL], takes["ffn32"]
+    assert [written(cap) for cap in ((small + large) / 2, large + 0.1, 2.5 * large)] == [SMALL, "ffn32", "ffn32"]
+    pair = rf"{SMALL}\.cached@\S+ with {SMALL}\.encoder@\S+"
+    line = rf"^memory_mb=\S+, \S+ MB left beside .*: no engine fits; the smallest, {pair} takes .*; raise the cap$"
+    with pytest.raises(SelectionError, match=line):
+        written(0.97 * small)
+
+
+def test_activations_of_a_long_prompt_count_under_the_cap(bundle: Path) -> None:
+    entry = open_bundle(bundle).manifest.generation
+    assert entry is not None
+    assert entry.encoder is not None
+    most = max(engine.activation_bytes for engine in entry.encoder.engines)
+    assert [longer_prompt_bytes(entry, tokens) for tokens in (3, 512, 1024, 4096)] == [0, 0, 3 * most, 63 * most]
+    with load(bundle, memory_mb=20 * most / 1e6, threads=1) as model:
+        assert model.generate([5] * 1024, max_tokens=3).rows[0].tokens
+        line = r"^memory_mb=\S+: (a cache and buffers|activations for a prompt of 4096 tokens) of \S+ MB"
+        with pytest.raises(SelectionError, match=line):
+            model.generate([5] * 4096, max_tokens=3)
+        assert model.generate([5] * 1024, max_tokens=3).rows[0].tokens

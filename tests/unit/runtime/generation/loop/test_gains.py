@@ -47,15 +47,16 @@ def gains(check_ms: float | None = None, tokens: int = 5) -> Gains:
 
 
 def test_nothing_is_drafted_until_a_step_is_known() -> None:
-    assert Gains(StepTimes()).best(TARGET, [NgramDraft()], 4) is None
-    assert gains().best(TARGET, [], 4) is None
+    assert Gains(StepTimes()).ranked(TARGET, [NgramDraft()], 4) == []
+    assert gains().ranked(TARGET, [], 4) == []
+    assert gains().ranked(TARGET, [NgramDraft()], 0) == []
 
 
 def test_a_draft_that_was_never_judged_is_tried() -> None:
     free: Draft = NgramDraft()
-    best = gains().best(TARGET, [free], 3)
+    (best,) = gains().ranked(TARGET, [free], 3)
     # No check has run: it is hoped to take what a step does, and 70 % of the tokens to be accepted.
-    assert tuple(best or ()) == (free, 3, pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3))
+    assert tuple(best) == (free, 3, pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3))
 
 
 def test_the_number_of_tokens_follows_times_and_acceptance() -> None:
@@ -64,8 +65,7 @@ def test_the_number_of_tokens_follows_times_and_acceptance() -> None:
     known.checked(TARGET, "half", drafted=40, judged=36, accepted=33, ms=14.0)
     share = (33 + 0.7 * 4) / (36 + 4)
     assert known.share(TARGET, "half") == pytest.approx(share)
-    best = known.best(TARGET, [half], 4)
-    assert best is not None
+    (best,) = known.ranked(TARGET, [half], 4)
     expected = {
         count: 10 * sum(share**power for power in range(count + 1)) / (5 * count + 10 + count) for count in range(1, 5)
     }
@@ -77,13 +77,10 @@ def test_a_draft_that_is_refused_loses() -> None:
     known, half = gains(check_ms=14.0), Costly("half", 5.0)
     for _ in range(6):
         known.checked(TARGET, "half", drafted=2, judged=1, accepted=0, ms=12.0)
-    best = known.best(TARGET, [half], 4)
-    assert best is not None
+    (best,) = known.ranked(TARGET, [half], 4)
     assert best.factor < 0.9
     free = Costly("free", 0.0)
-    found = known.best(TARGET, [half, free], 4)
-    assert found is not None
-    assert found.draft is free
+    assert [gain.draft for gain in known.ranked(TARGET, [half, free], 4)] == [free, half]
 
 
 def test_a_later_generation_tries_again() -> None:

@@ -1,0 +1,124 @@
+"""The engines of a bundle that generate: which may be open under the memory cap of its model, and what else counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal
+
+from ....errors import SelectionError
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
+from ...bundle.open_bundle import Bundle
+from ...engines.contract.residency import Residency
+from ...engines.memory import MemoryCap
+from ...engines.needs import residencies_for
+from ...engines.pool import EnginePool
+from ...engines.runner import Runner
+
+
+class AdmittedEngines:
+    """Of one bundle, opened by the first call that needs them. Thread-safe.
+
+    Residencies are decided by the first call, and under a cap by every call that no other generation runs beside: what
+    the cap leaves is another each time.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        threads: int,
+        residency: Residency | Literal["auto"],
+        affinity: Sequence[int],
+        memory: MemoryCap | None,
+    ) -> None:
+        """``memory`` also counts what else is open."""
+        self._bundle, self._residency, self._memory = bundle, residency, memory
+        self._pool = EnginePool(bundle, {}, threads, None, affinity, memory)
+        self._users = 0
+        self.prompt_bytes = 0  # counted for the longest prompt so far
+        # A generation that is collected while a call decides ends in the same thread.
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Within it no other call decides anew."""
+        with self._lock:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+
+    def admit(self, entry: GenerationEntry, needed_bytes: int) -> Set[str]:
+        """The ids of engines that may be open beside ``needed_bytes`` more, for a caller that is ``in_use``. Raises
+        SelectionError where that is none."""
+        with self._lock:
+            if not self._pool.residencies or (self._memory is not None and self._users == 1):
+                self._pool.reassign(self._decided(entry, needed_bytes))
+            return self._pool.residencies.keys()
+
+    def get(self, engine: EngineEntry) -> Runner:
+        """The open runner of an admitted engine. Raises BundleError, or SelectionError where the cap does not allow
+        it."""
+        return self._pool.get(engine)
+
+    def is_open(self, engine: EngineEntry) -> bool:
+        """Whether a call has opened it."""
+        return self._pool.is_open(engine)
+
+    def take(self, count: int, what: str, mend: str) -> Callable[[], None]:
+        """Counts ``count`` bytes beside the engines until what is returned is called. Raises SelectionError, see
+        MemoryCap."""
+        if self._memory is None:
+            return _nothing
+        self._memory.take(count, what, mend)
+        return partial(self._memory.give, count)
+
+    @contextmanager
+    def longer_prompt(self, count: int, tokens: int) -> Iterator[None]:
+        """Counts these bytes from now on, since the memory is kept for later runs, unless the call fails. Raises
+        SelectionError as ``take``."""
+        give = self.take(count, f"activations for a prompt of {tokens} tokens", "shorten the prompt")
+        self.prompt_bytes += count
+        try:
+            yield
+        except BaseException:
+            self.prompt_bytes -= count
+            give()
+            raise
+
+    def close(self) -> None:
+        """Releases every engine."""
+        self._pool.close()
+
+    def _decided(self, entry: GenerationEntry, needed_bytes: int) -> dict[str, Residency]:
+        """Under what the cap leaves beside ``needed_bytes``."""
+        memory = self._memory
+        if memory is None:
+            return residencies_for(self._bundle, entry.every_engine, None, self._residency)
+        left_mb = memory.left_mb_without(self._pool.held) - needed_bytes / 1e6
+        limit = f"memory_mb={memory.memory_mb:g}, {left_mb:.1f} MB left beside other engines, sessions and this request"
+        if left_mb <= 0:
+            raise SelectionError(
+                f"memory_mb={memory.memory_mb:g}: a cache and buffers of {needed_bytes / 1e6:.1f} MB leave nothing for "
+                "engines beside what is open; close a session, ask for fewer rows, a smaller capacity or fewer tokens, "
+                "or raise the cap"
+            )
+        return residencies_for(self._bundle, entry.every_engine, left_mb, self._residency, limit)
+
+
+def longer_prompt_bytes(entry: GenerationEntry, tokens: int) -> int:
+    """What activations of an encoder take for a prompt of ``tokens`` beside the figure of the manifest: at most by the
+    square of its length, which is how scores of attention grow."""
+    if entry.encoder is None or tokens <= PROMPT_TOKENS:
+        return 0
+    counted = max(engine.activation_bytes for engine in entry.encoder.engines)
+    return counted * (tokens**2 - PROMPT_TOKENS**2) // PROMPT_TOKENS**2
+
+
+def _nothing() -> None:
+    """Where nothing is to be given back."""
