@@ -55,6 +55,10 @@ class Checkpoint:
     def has_weights(self) -> bool:
         return self.missing is None
 
+    def misfit(self, problem: str) -> CheckpointError:
+        """What to raise for a ``problem`` of its configuration."""
+        return CheckpointError(f"{self.folder / 'config.json'}: {problem}")
+
     def require_weights(self) -> None:
         """Raises CheckpointError for a model that is not trained yet."""
         if self.missing is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ....errors import CheckpointError
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import MOST_LAYERS, read_number
 from ...checkpoints.stored_tensors import compare_with_headers
@@ -115,11 +114,11 @@ def read_bert(checkpoint: Checkpoint) -> BertArchitecture:
     head = _head(checkpoint, layout)
     hidden, heads = read_number(checkpoint, "hidden_size"), read_number(checkpoint, "num_attention_heads")
     if hidden % heads:
-        raise _misfit(checkpoint, f"num_attention_heads: {hidden} features cannot be split into {heads} heads")
+        raise checkpoint.misfit(f"num_attention_heads: {hidden} features cannot be split into {heads} heads")
     vocabulary = read_number(checkpoint, "vocab_size")
     pad = read_pad(checkpoint, vocabulary, layout.pad)
     if pad is None and layout.reserves:
-        raise _misfit(checkpoint, "pad_token_id: expected a token, after which positions are numbered, got null")
+        raise checkpoint.misfit("pad_token_id: expected a token, after which positions are numbered, got null")
     reserved = pad + 1 if pad is not None and layout.reserves else 0
     architecture = BertArchitecture(
         layout=layout,
@@ -140,7 +139,7 @@ def read_bert(checkpoint: Checkpoint) -> BertArchitecture:
         tied=config.get("tie_word_embeddings", True) is not False,
     )
     for problem in _head_problems(checkpoint, architecture):
-        raise _misfit(checkpoint, problem)
+        raise checkpoint.misfit(problem)
     _compare_with_headers(checkpoint, architecture)
     return architecture
 
@@ -166,8 +165,8 @@ def _head(checkpoint: Checkpoint, layout: Layout) -> Head | None:
     """The head of the class that config.json names; without a name it is the base model, as for transformers."""
     name = checkpoint.architecture or next(iter(layout.classes))
     if name not in layout.classes:
-        raise _misfit(
-            checkpoint, f"architecture {name!r:.80} is not supported; supported are {', '.join(layout.classes)}"
+        raise checkpoint.misfit(
+            f"architecture {name!r:.80} is not supported; supported are {', '.join(layout.classes)}"
         )
     return layout.classes[name]
 
@@ -190,7 +189,3 @@ def _head_problems(checkpoint: Checkpoint, architecture: BertArchitecture) -> It
         for key, only in stated.items():
             if config.get(key, only) != only:
                 yield f"{key}: expected {only!r} for {checkpoint.architecture}, got {config[key]!r:.80}"
-
-
-def _misfit(checkpoint: Checkpoint, problem: str) -> CheckpointError:
-    return CheckpointError(f"{checkpoint.folder / 'config.json'}: {problem}")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...hugging_face.layer_shapes import Shape, linear_shapes
 from .sidecar import ExitSpec
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -64,19 +63,15 @@ class CostEffArchitecture:
         for index, widths in enumerate(layers):
             at, inner = f"encoder.layer.{index}", widths.heads * self.head_size
             for part in ("query", "key", "value"):
-                shapes |= _linear(f"{at}.attention.self.{part}", h, inner)
-            shapes |= _linear(f"{at}.attention.output.dense", inner, h)
+                shapes |= linear_shapes(f"{at}.attention.self.{part}", h, inner)
+            shapes |= linear_shapes(f"{at}.attention.output.dense", inner, h)
             shapes |= _norm(f"{at}.attention.output", h)
-            shapes |= _linear(f"{at}.intermediate.dense", h, widths.ffn)
-            shapes |= _linear(f"{at}.output.dense", widths.ffn, h)
+            shapes |= linear_shapes(f"{at}.intermediate.dense", h, widths.ffn)
+            shapes |= linear_shapes(f"{at}.output.dense", widths.ffn, h)
             shapes |= _norm(f"{at}.output", h)
         for layer in self.exits.layers:
-            shapes |= _linear(f"exits.{layer}", h, self.exits.classes)
+            shapes |= linear_shapes(f"exits.{layer}", h, self.exits.classes)
         return shapes
-
-
-def _linear(name: str, inputs: int, outputs: int) -> dict[str, Shape]:
-    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
 
 
 def _norm(name: str, width: int) -> dict[str, Shape]:

@@ -34,12 +34,11 @@ def read_architecture(checkpoint: Checkpoint, sidecar: Sidecar) -> CostEffArchit
     where = checkpoint.folder / SIDECAR_NAME
     depth = _number(checkpoint, "num_hidden_layers")
     if depth > len(checkpoint.tensors):  # or an absurd number would be counted through
-        raise _misfit(checkpoint, f"num_hidden_layers {depth}, but the weights hold {len(checkpoint.tensors)} tensors")
+        raise checkpoint.misfit(f"num_hidden_layers {depth}, but the weights hold {len(checkpoint.tensors)} tensors")
     if checkpoint.config.get("is_decoder", False) is not False:
-        raise _misfit(checkpoint, f"is_decoder: expected False, got {checkpoint.config['is_decoder']!r:.80}")
+        raise checkpoint.misfit(f"is_decoder: expected False, got {checkpoint.config['is_decoder']!r:.80}")
     if checkpoint.config.keys() & {"num_labels", "id2label"} and read_classes(checkpoint) != sidecar.exits.classes:
-        raise _misfit(
-            checkpoint,
+        raise checkpoint.misfit(
             f"num_labels, id2label: {read_classes(checkpoint)} classes, but {SIDECAR_NAME} has exits of "
             f"{sidecar.exits.classes}",
         )
@@ -51,7 +50,7 @@ def read_architecture(checkpoint: Checkpoint, sidecar: Sidecar) -> CostEffArchit
     vocabulary = _number(checkpoint, "vocab_size")
     pad = read_pad(checkpoint, vocabulary, default=None)
     if pad is None:
-        raise _misfit(checkpoint, "pad_token_id: expected a token, which fills a row up to its bucket, got none")
+        raise checkpoint.misfit("pad_token_id: expected a token, which fills a row up to its bucket, got none")
     heads = _per_layer(checkpoint, "num_attention_heads", depth)
     ffn = _per_layer(checkpoint, "intermediate_size", depth)
     kept = {
@@ -134,7 +133,7 @@ def _kept(
 def _has_entropy(checkpoint: Checkpoint, sidecar: Sidecar) -> bool:
     problem = checkpoint.config.get("problem_type") or _PROBLEM_TYPES[0]
     if problem not in _PROBLEM_TYPES:
-        raise _misfit(checkpoint, f"problem_type: got {problem!r:.80}{nearest(str(problem)[:80], _PROBLEM_TYPES)}")
+        raise checkpoint.misfit(f"problem_type: got {problem!r:.80}{nearest(str(problem)[:80], _PROBLEM_TYPES)}")
     exclusive = problem == _PROBLEM_TYPES[0]
     if sidecar.gate and not exclusive:
         raise CheckpointError(
@@ -147,7 +146,7 @@ def _has_entropy(checkpoint: Checkpoint, sidecar: Sidecar) -> bool:
 def _number(checkpoint: Checkpoint, key: str, at_least: int = 1) -> int:
     value = checkpoint.config.get(key)
     if type(value) is not int or value < at_least:
-        raise _misfit(checkpoint, f"{key}: expected a whole number of at least {at_least}, got {value!r:.80}")
+        raise checkpoint.misfit(f"{key}: expected a whole number of at least {at_least}, got {value!r:.80}")
     return value
 
 
@@ -156,26 +155,22 @@ def _per_layer(checkpoint: Checkpoint, key: str, depth: int) -> list[int]:
     value: object = checkpoint.config.get(key)
     widths: list[Any] = value if isinstance(value, list) else [value] * depth
     if len(widths) != depth:
-        raise _misfit(checkpoint, f"{key}: expected {depth} numbers, one per layer, got {len(widths)}")
+        raise checkpoint.misfit(f"{key}: expected {depth} numbers, one per layer, got {len(widths)}")
     for width in widths:
         if type(width) is not int or width < 0:
-            raise _misfit(checkpoint, f"{key}: expected whole numbers of at least 0, got {width!r:.80}")
+            raise checkpoint.misfit(f"{key}: expected whole numbers of at least 0, got {width!r:.80}")
     return widths
 
 
 def _activation(checkpoint: Checkpoint) -> str:
     value = checkpoint.config.get("hidden_act")
     if value not in ACTIVATIONS:
-        raise _misfit(checkpoint, f"hidden_act: got {value!r:.80}{nearest(str(value)[:80], ACTIVATIONS)}")
+        raise checkpoint.misfit(f"hidden_act: got {value!r:.80}{nearest(str(value)[:80], ACTIVATIONS)}")
     return str(value)
 
 
 def _norm_eps(checkpoint: Checkpoint) -> float:
     value: Any = checkpoint.config.get("layer_norm_eps")
     if type(value) not in (int, float) or not isfinite(value) or value <= 0:
-        raise _misfit(checkpoint, f"layer_norm_eps: expected a number above 0, got {value!r:.80}")
+        raise checkpoint.misfit(f"layer_norm_eps: expected a number above 0, got {value!r:.80}")
     return float(value)
-
-
-def _misfit(checkpoint: Checkpoint, problem: str) -> CheckpointError:
-    return CheckpointError(f"{checkpoint.folder / 'config.json'}: {problem}")

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from ....elastic import Bucket
 from ....workload import Op, elementwise, linear, lookup
-
-Shape = tuple[int, ...]
+from ...hugging_face.layer_shapes import Shape
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
-from ....errors import CheckpointError
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import MOST_LAYERS, read_number, read_widths
 from ...checkpoints.stored_tensors import compare_with_headers
@@ -93,9 +92,7 @@ def read_gpt2(checkpoint: Checkpoint) -> Gpt2Architecture:
     refuse_unhonoured(checkpoint)
     hidden, heads = _number(checkpoint, "n_embd", "hidden_size", 768), _heads(checkpoint)
     if hidden % heads:
-        raise CheckpointError(
-            f"{checkpoint.folder / 'config.json'}: n_head: {hidden} features cannot be split into {heads} heads"
-        )
+        raise checkpoint.misfit(f"n_head: {hidden} features cannot be split into {heads} heads")
     layers = _number(checkpoint, "n_layer", "num_hidden_layers", 12, at_most=MOST_LAYERS)
     architecture = Gpt2Architecture(
         interface=read_interface(checkpoint, CLASSES, read_number(checkpoint, "vocab_size", default=50_257), hidden),

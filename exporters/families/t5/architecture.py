@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from ....errors import CheckpointError
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import MOST_LAYERS, read_number
 from ...checkpoints.generation_defaults import read_decoder_start
@@ -109,7 +108,7 @@ def read_t5(checkpoint: Checkpoint) -> T5Architecture:
     refuse_unhonoured(checkpoint, encoder_decoder=True)
     name = class_name(checkpoint)
     if name not in (ENCODER, GENERATOR):
-        raise _misfit(checkpoint, f"architectures: expected {GENERATOR} or {ENCODER}, got {name!r:.80}")
+        raise checkpoint.misfit(f"architectures: expected {GENERATOR} or {ENCODER}, got {name!r:.80}")
     vocabulary, layers = read_number(checkpoint, "vocab_size"), _layers(checkpoint, "num_layers", 6)
     generates, kind = name == GENERATOR, _ffn_kind(checkpoint)
     buckets = read_number(checkpoint, "relative_attention_num_buckets", default=32, at_least=4)
@@ -164,8 +163,8 @@ def _ffn_kind(checkpoint: Checkpoint) -> str:
         or kind.removeprefix(_GATED) in ("", "gated", *LEARNED)
         or "-" in kind.removeprefix(_GATED)
     ):
-        raise _misfit(
-            checkpoint, f"feed_forward_proj: expected an activation, such as relu, or gated-gelu, got {kind!r:.80}"
+        raise checkpoint.misfit(
+            f"feed_forward_proj: expected an activation, such as relu, or gated-gelu, got {kind!r:.80}"
         )
     return kind
 
@@ -181,7 +180,3 @@ def _is_tied(checkpoint: Checkpoint) -> bool:
 def _ffn_place(stack: str) -> int:
     """Its place among the parts of a layer, behind one attention or two."""
     return 2 if stack == "decoder" else 1
-
-
-def _misfit(checkpoint: Checkpoint, problem: str) -> CheckpointError:
-    return CheckpointError(f"{checkpoint.folder / 'config.json'}: {problem}")

@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ....errors import CheckpointError
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import MOST_LAYERS, read_number, read_widths
 from ...checkpoints.stored_tensors import compare_with_headers
@@ -145,7 +144,7 @@ def read_vit(checkpoint: Checkpoint) -> VitArchitecture:
     )
     image, patch = _pair(checkpoint, "image_size"), _pair(checkpoint, "patch_size")
     if patch[0] > image[0] or patch[1] > image[1]:
-        raise _misfit(checkpoint, f"patch_size: expected at most image_size {list(image)}, got {list(patch)}")
+        raise checkpoint.misfit(f"patch_size: expected at most image_size {list(image)}, got {list(patch)}")
     architecture = VitArchitecture(
         model_type=model_type,
         prefix="" if head is None else f"{model_type}.",
@@ -179,7 +178,7 @@ def _head(checkpoint: Checkpoint) -> str | None:
     classes = _HEADS_BY_CLASS[checkpoint.config["model_type"]]
     name = checkpoint.architecture or next(iter(classes))
     if name not in classes:
-        raise _misfit(checkpoint, f"architecture {name!r:.80} is not supported; supported are {', '.join(classes)}")
+        raise checkpoint.misfit(f"architecture {name!r:.80} is not supported; supported are {', '.join(classes)}")
     return classes[name]
 
 
@@ -188,8 +187,7 @@ def _check_masked(checkpoint: Checkpoint) -> None:
     image, patch = checkpoint.config.get("image_size"), checkpoint.config.get("patch_size")
     stride = read_number(checkpoint, "encoder_stride", default=16)
     if stride != patch or type(image) is not int or image % stride:
-        raise _misfit(
-            checkpoint,
+        raise checkpoint.misfit(
             f"encoder_stride: expected patch_size, and image_size a multiple of it, each one number; got {stride}, "
             f"{patch!r:.80} and {image!r:.80}",
         )
@@ -199,9 +197,5 @@ def _pair(checkpoint: Checkpoint, key: str) -> tuple[int, int]:
     value: Any = checkpoint.config.get(key)
     sides = value if isinstance(value, list) else [value, value]
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
-        raise _misfit(checkpoint, f"{key}: expected a number of pixels or [height, width], got {value!r:.80}")
+        raise checkpoint.misfit(f"{key}: expected a number of pixels or [height, width], got {value!r:.80}")
     return sides[0], sides[1]
-
-
-def _misfit(checkpoint: Checkpoint, problem: str) -> CheckpointError:
-    return CheckpointError(f"{checkpoint.folder / 'config.json'}: {problem}")

@@ -11,9 +11,8 @@ from .....elastic import Axis, ElasticSpec, PrefixSlice
 from .....errors import CheckpointError
 from ....checkpoints.checkpoint import Checkpoint
 from ....checkpoints.stored_tensors import compare_with_headers
+from ....hugging_face.layer_shapes import Shape, linear_shapes, norm_shapes
 from .config import RELATIVE_BUCKETS, MatformerConfig, MatformerVitConfig, NestedConfig
-
-Shape = tuple[int, ...]
 
 
 def language_model_shapes(config: MatformerConfig) -> dict[str, Shape]:
@@ -25,11 +24,11 @@ def language_model_shapes(config: MatformerConfig) -> dict[str, Shape]:
         if config.position == "relative_bias":
             shapes[_relative_bias(at)] = (config.num_attention_heads, RELATIVE_BUCKETS)
         if config.norm_weights:
-            shapes |= _norm(f"{at}.attention_norm", d) | _norm(f"{at}.ffn_norm", d)
+            shapes |= norm_shapes(f"{at}.attention_norm", d) | norm_shapes(f"{at}.ffn_norm", d)
         shapes |= _layer(config, layer, config.bias)
     if config.norm_weights:
-        shapes |= _norm("norm", d)
-    head = _linear("lm_head", d, config.vocab_size, config.bias)
+        shapes |= norm_shapes("norm", d)
+    head = linear_shapes("lm_head", d, config.vocab_size, config.bias)
     if config.tie_word_embeddings:
         del head["lm_head.weight"]
     return shapes | head
@@ -46,8 +45,10 @@ def vision_model_shapes(config: MatformerVitConfig) -> dict[str, Shape]:
     }
     for layer in range(config.num_hidden_layers):
         at = f"layers.{layer}"
-        shapes |= _norm(f"{at}.attention_norm", d) | _norm(f"{at}.ffn_norm", d) | _layer(config, layer, bias=True)
-    return shapes | _norm("norm", d) | _linear("head", d, config.num_labels, bias=True)
+        shapes |= (
+            norm_shapes(f"{at}.attention_norm", d) | norm_shapes(f"{at}.ffn_norm", d) | _layer(config, layer, bias=True)
+        )
+    return shapes | norm_shapes("norm", d) | linear_shapes("head", d, config.num_labels, bias=True)
 
 
 def elastic_spec(config: NestedConfig, shapes: Mapping[str, Shape]) -> ElasticSpec:
@@ -95,18 +96,10 @@ def _layer(config: NestedConfig, layer: int, bias: bool) -> dict[str, Shape]:
     d, at = config.hidden_size, f"layers.{layer}"
     shapes: dict[str, Shape] = {}
     for part in ("query", "key", "value", "output"):
-        shapes |= _linear(f"{at}.attention.{part}", d, d, bias)
+        shapes |= linear_shapes(f"{at}.attention.{part}", d, d, bias)
     width = config.widths[layer]
-    return shapes | _linear(f"{at}.ffn.up", d, width, bias) | _linear(f"{at}.ffn.down", width, d, bias)
+    return shapes | linear_shapes(f"{at}.ffn.up", d, width, bias) | linear_shapes(f"{at}.ffn.down", width, d, bias)
 
 
 def _relative_bias(layer: str) -> str:
     return f"{layer}.relative_bias.weight"
-
-
-def _linear(name: str, inputs: int, outputs: int, bias: bool) -> dict[str, Shape]:
-    return {f"{name}.weight": (outputs, inputs)} | ({f"{name}.bias": (outputs,)} if bias else {})
-
-
-def _norm(name: str, width: int) -> dict[str, Shape]:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}

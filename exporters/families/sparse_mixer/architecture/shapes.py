@@ -12,9 +12,8 @@ from .....elastic import Axis, ElasticSpec, PrefixSlice
 from .....errors import CheckpointError
 from ....checkpoints.checkpoint import Checkpoint
 from ....checkpoints.stored_tensors import compare_with_headers
+from ....hugging_face.layer_shapes import Shape, linear_shapes, norm_shapes
 from .config import CAPACITY, EXPERTS, SparseMixerConfig
-
-Shape = tuple[int, ...]
 
 TABLES = ("embeddings.word.weight", "embeddings.position.weight", "embeddings.token_type.weight")
 _EXPERT_PARTS = ("up_weight", "up_bias", "down_weight", "down_bias")
@@ -26,28 +25,28 @@ def parameter_shapes(config: SparseMixerConfig) -> dict[str, Shape]:
     d, width = config.hidden_size, config.embedding_width
     rows = (config.vocab_size, config.max_position_embeddings, config.type_vocab_size)
     shapes: dict[str, Shape] = {name: (count, width) for name, count in zip(TABLES, rows, strict=True)}
-    shapes |= _norm("embeddings.norm", width) | _linear("embeddings.projection", width, d)
+    shapes |= norm_shapes("embeddings.norm", width) | linear_shapes("embeddings.projection", width, d)
     for layer in range(config.num_hidden_layers):
         at = f"layers.{layer}"
         if config.mixes(layer):
             shapes |= _mixing(config, f"{at}.mixing")
         else:
             for part in ("query", "key", "value", "output"):
-                shapes |= _linear(f"{at}.attention.{part}", d, d)
-        shapes |= _norm(f"{at}.mixing_norm", d)
+                shapes |= linear_shapes(f"{at}.attention.{part}", d, d)
+        shapes |= norm_shapes(f"{at}.mixing_norm", d)
         if config.routes(layer):
             shapes |= _experts(config, f"{at}.moe")
         else:
-            shapes |= _linear(f"{at}.ffn.up", d, config.intermediate_size)
-            shapes |= _linear(f"{at}.ffn.down", config.intermediate_size, d)
-        shapes |= _norm(f"{at}.ffn_norm", d)
+            shapes |= linear_shapes(f"{at}.ffn.up", d, config.intermediate_size)
+            shapes |= linear_shapes(f"{at}.ffn.down", config.intermediate_size, d)
+        shapes |= norm_shapes(f"{at}.ffn_norm", d)
     if config.predicts_tokens:
-        shapes |= _linear("head.transform", d, width) | _norm("head.norm", width)
+        shapes |= linear_shapes("head.transform", d, width) | norm_shapes("head.norm", width)
         shapes["head.bias"] = (config.vocab_size,)
     if config.pools:
-        shapes |= _linear("pooler", d, d)
+        shapes |= linear_shapes("pooler", d, d)
     if config.num_labels is not None:
-        shapes |= _linear("classifier", d, config.num_labels)
+        shapes |= linear_shapes("classifier", d, config.num_labels)
     return shapes
 
 
@@ -119,18 +118,10 @@ def _experts(config: SparseMixerConfig, at: str) -> dict[str, Shape]:
     count, d, f = config.num_experts, config.hidden_size, config.expert_width
     shapes = ((count, d, f), (count, f), (count, f, d), (count, d))
     stacked = {f"{at}.experts.{part}": shape for part, shape in zip(_EXPERT_PARTS, shapes, strict=True)}
-    return _linear(f"{at}.router", d, count) | stacked
+    return linear_shapes(f"{at}.router", d, count) | stacked
 
 
 def _extent(checkpoint: Checkpoint, name: str) -> int | None:
     """The first extent of a stored tensor, or None where there is no such tensor or it is a single number."""
     header = checkpoint.tensors.get(name)
     return header.shape[0] if header is not None and header.shape else None
-
-
-def _linear(name: str, inputs: int, outputs: int) -> dict[str, Shape]:
-    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
-
-
-def _norm(name: str, width: int) -> dict[str, Shape]:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
