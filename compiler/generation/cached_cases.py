@@ -85,8 +85,9 @@ def cached_batches(form: CachedForm, long: bool) -> list[Batch]:
     ]
     longest = max((n for n in (_LONGEST, _beyond_window(form)) if n + _SPARE <= form.positions), default=0)
     if long and longest > most:
-        name = "longer than a run" if longest == _LONGEST else "longer than the window"
-        batches.append((row(name, [longest - 2, 1, 1]),))
+        than = ["a run"] if longest > MOST_NEW_TOKENS else []
+        than += ["the window"] if form.window is not None and longest > form.window else []
+        batches.append((row(f"longer than {' and '.join(than)}", [longest - 2, 1, 1]),))
     return batches
 
 

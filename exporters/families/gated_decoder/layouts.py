@@ -6,6 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...hugging_face.decoder_interface import NEXT_TOKEN, QUESTION, SEQUENCE, TOKEN, DecoderHead
+from .windows import (
+    Window,
+    of_a_pattern,
+    of_every_layer,
+    of_every_second_layer,
+    of_four_in_five,
+    of_later_layers,
+)
 
 
 @dataclass(frozen=True)
@@ -17,6 +25,7 @@ class Layout:
     ``caps``: whether the class heeds ``attention_bias``, ``mlp_bias`` and the soft caps of its config. ``packed``: one
     layer makes queries, keys and values, and one gate and up. ``pad`` is its padding token. ``original_positions`` are
     those that its model type has where ``config.json`` is silent, before rotary positions turn to other frequencies.
+    ``window``: how its class reads sliding windows, None where it has none.
     """
 
     classes: Mapping[str, DecoderHead | None]
@@ -30,6 +39,7 @@ class Layout:
     packed: bool = False
     pad: int | None = None
     original_positions: int | None = None
+    window: Window | None = None
     defaults: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -53,27 +63,38 @@ _GEMMA2: dict[str, object] = {
     "final_logit_softcapping": 30.0,
 }
 
-# A window that is stated counts where it is switched on.
-_QWEN_WINDOW: dict[str, object] = {"sliding_window": 4096, "use_sliding_window": False}
-
 LAYOUTS: dict[str, Layout] = {
     "llama": Layout(_classes("Llama", "transformer"), reads_attention_bias=True, reads_mlp_bias=True),
-    "mistral": Layout(_classes("Mistral", "model"), defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "mistral": Layout(
+        _classes("Mistral", "model"),
+        window=of_every_layer,
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    ),
     "qwen2": Layout(
-        _classes("Qwen2", "transformer"), qkv_bias=True, defaults={**_QWEN_WINDOW, "num_key_value_heads": 32}
+        _classes("Qwen2", "transformer"),
+        qkv_bias=True,
+        window=of_later_layers,
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096},
     ),
     "qwen3": Layout(
         _classes("Qwen3", "transformer"),
         reads_attention_bias=True,
         head_norms=True,
-        defaults={**_QWEN_WINDOW, "num_key_value_heads": 32, "head_dim": 128},
+        window=of_later_layers,
+        defaults={"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
     ),
-    "phi3": Layout(_classes("Phi3"), packed=True, pad=32_000, original_positions=4096),
+    "phi3": Layout(_classes("Phi3"), packed=True, pad=32_000, original_positions=4096, window=of_every_layer),
     "gemma": Layout(
         _classes("Gemma"), reads_attention_bias=True, pad=0, defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 16}
     ),
     "gemma2": Layout(
-        _classes("Gemma2"), reads_attention_bias=True, norms_around=True, caps=True, pad=0, defaults=_GEMMA2
+        _classes("Gemma2"),
+        reads_attention_bias=True,
+        norms_around=True,
+        caps=True,
+        pad=0,
+        window=of_every_second_layer,
+        defaults=_GEMMA2,
     ),
     "gemma3_text": Layout(
         {
@@ -86,6 +107,7 @@ LAYOUTS: dict[str, Layout] = {
         norms_around=True,
         caps=True,
         pad=0,
+        window=of_a_pattern,
         defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 4, "sliding_window": 4096},
     ),
     "gemma3n_text": Layout(
@@ -96,6 +118,7 @@ LAYOUTS: dict[str, Layout] = {
         caps=True,
         gemma3n=True,
         pad=0,
+        window=of_four_in_five,
         defaults={
             **_GEMMA_DEFAULTS,
             "num_key_value_heads": 2,

@@ -11,7 +11,7 @@ from typing import Any
 from ....errors import CheckpointError
 from ....strict import structure
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import read_widths
+from ...checkpoints.elastic_config import MOST_LAYERS, read_widths
 from ...checkpoints.stored_tensors import compare_with_headers
 from ...hugging_face.decoder_interface import TOKEN, DecoderInterface, read_interface
 from ...hugging_face.rotary_positions import constant_positions
@@ -20,6 +20,7 @@ from ...hugging_face.transformers_config import refuse_unhonoured
 from .architecture import DecoderArchitecture
 from .gemma3n import Gemma3nParts
 from .layouts import LAYOUTS, Layout
+from .windows import read_window
 
 # Tensors that published folders carry and no module has.
 _UNUSED_TENSOR = re.compile(r".*\.rotary_emb\.inv_freq")
@@ -28,8 +29,6 @@ _HEAD_TENSOR = re.compile(r"(lm_head|score|qa_outputs)\.(?:weight|bias)")
 _SHARED_KEY_TENSOR = re.compile(r"(?:\w+\.)?layers\.(\d{1,9})\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
 # Under these names transformers keeps the text part of a multimodal Gemma 3n, and saves it again.
 _TEXT_PREFIX = "model.language_model."
-# The per-layer widths are counted through before any tensor is looked at.
-_MAX_LAYERS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +47,6 @@ class _Stated:
     mlp_bias: bool = False
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
-    sliding_window: int | None = field(default=None, metadata={"min": 1})
-    use_sliding_window: bool | None = True
     use_bidirectional_attention: bool | None = None
     is_causal: bool = True
 
@@ -76,7 +73,7 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
     refuse_unhonoured(checkpoint)
     stated = structure(_Stated, _keys(_Stated, {**layout.defaults, **config}), _where(checkpoint), CheckpointError)
     for problem in _refusals(stated, masked=checkpoint.has_modules):
-        raise _misfit(checkpoint, problem)
+        raise checkpoint.misfit(problem)
     heads = stated.num_attention_heads
     architecture = DecoderArchitecture(
         interface=_interface(checkpoint, layout, stated),
@@ -95,7 +92,7 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
         score_cap=layout.caps and stated.attn_logit_softcapping is not None,
         logit_cap=layout.caps and stated.final_logit_softcapping is not None,
         packed=layout.packed,
-        window=stated.sliding_window if stated.use_sliding_window else None,
+        window=read_window(layout.window, {**layout.defaults, **config}, _where(checkpoint)),
         gemma3n=_gemma3n(checkpoint, stated.num_hidden_layers) if layout.gemma3n else None,
     )
     if checkpoint.has_weights:
@@ -112,8 +109,8 @@ def _keys(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
 def _refusals(stated: _Stated, masked: bool) -> Iterator[str]:
     """``masked``: the model takes a mask, which hides padding from positions that see later ones."""
     heads, pairs = stated.num_attention_heads, stated.num_key_value_heads or stated.num_attention_heads
-    if stated.num_hidden_layers > _MAX_LAYERS:
-        yield f"num_hidden_layers: expected at most {_MAX_LAYERS}, got {stated.num_hidden_layers}"
+    if stated.num_hidden_layers > MOST_LAYERS:
+        yield f"num_hidden_layers: expected at most {MOST_LAYERS}, got {stated.num_hidden_layers}"
     if heads % pairs:
         yield f"num_key_value_heads: {heads} heads cannot share {pairs} pairs of keys and values"
     if (stated.use_bidirectional_attention or not stated.is_causal) and not masked:
@@ -128,13 +125,13 @@ def _gemma3n(checkpoint: Checkpoint, layers: int) -> Gemma3nParts:
     stated = structure(_Gemma3nStated, _keys(_Gemma3nStated, checkpoint.config), _where(checkpoint), CheckpointError)
     if stated.num_kv_shared_layers >= layers:
         shared = stated.num_kv_shared_layers
-        raise _misfit(checkpoint, f"num_kv_shared_layers: expected fewer than the {layers} layers, got {shared}")
+        raise checkpoint.misfit(f"num_kv_shared_layers: expected fewer than the {layers} layers, got {shared}")
     pattern = stated.activation_sparsity_pattern
     if pattern is None:  # the class's own default
         pattern = tuple(0.95 if layers > 10 and layer < 10 else 0.0 for layer in range(layers))
     if len(pattern) != layers:
         problem = f"activation_sparsity_pattern: expected {layers} numbers, one per layer, got {len(pattern)}"
-        raise _misfit(checkpoint, problem)
+        raise checkpoint.misfit(problem)
     return Gemma3nParts(
         streams=stated.altup_num_inputs,
         layer_vocabulary=stated.vocab_size_per_layer_input,
@@ -177,7 +174,3 @@ def _is_unused(name: str, architecture: DecoderArchitecture) -> bool:
 
 def _where(checkpoint: Checkpoint) -> str:
     return str(checkpoint.folder / "config.json")
-
-
-def _misfit(checkpoint: Checkpoint, problem: str) -> CheckpointError:
-    return CheckpointError(f"{_where(checkpoint)}: {problem}")

@@ -53,7 +53,7 @@ def test_every_submodel_has_an_engine_and_its_receipt(bundle: Bundle) -> None:
         assert engine.emitted == "sliced"
         assert engine.parity is not None
         assert engine.parity.cases[:2] == ("whole", "in pieces")
-        assert ("longer than a run" in engine.parity.cases) == (engine.submodel == "ffn32")
+        assert ("longer than a run and the window" in engine.parity.cases) == (engine.submodel == "ffn32")
         assert [output.name for output in engine.parity.outputs][:3] == ["logits", "key_0", "value_0"]
     assert not any(engine.segment for engine in bundle.manifest.engines), "other engines are as they were"
 
@@ -235,6 +235,7 @@ def test_a_bundle_says_how_its_folder_generates(bundle: Bundle) -> None:
     assert bundle.file(entry.chat_template).read_text().startswith("{{ bos_token }}")
     assert entry.special_tokens == {"bos_token": "<s>"}
     assert "generation does not follow num_beams, which the model's folder states" in bundle.manifest.notes
+    assert not any("eos_token_id" in note for note in bundle.manifest.notes)
 
 
 def test_verify_compares_how_the_folder_generates(bundle: Bundle, folder: Path, tmp_path: Path) -> None:

@@ -28,24 +28,30 @@ def test_texts_are_given_whole_in_pieces_token_by_token_and_in_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "longest", "unproven"),
+    ("made", "longest", "name", "unproven"),
     [
-        (form(4096), 521, None),
-        (form(4096, window=3), 521, None),
-        (form(4096, window=512), 521, None),
-        (form(4096, window=1024), 1033, None),
-        (form(4096, window=4095), 521, "no text was longer than its window of 4095 tokens"),
-        (form(4096, window=1024, vocabulary=300_000), 521, "no text was longer than its window of 1024 tokens"),
-        (form(100, window=60), 69, None),
-        (form(100, window=90), 48, "no text was longer than its window of 90 tokens"),
-        (form(100, window=100), 48, None),
+        (form(4096), 521, "longer than a run", None),
+        (form(4096, window=3), 521, "longer than a run and the window", None),
+        (form(4096, window=512), 521, "longer than a run and the window", None),
+        (form(4096, window=1024), 1033, "longer than a run and the window", None),
+        (form(4096, window=4095), 521, "longer than a run", "no text was longer than its window of 4095 tokens"),
+        (
+            form(4096, window=1024, vocabulary=300_000),
+            521,
+            "longer than a run",
+            "no text was longer than its window of 1024 tokens",
+        ),
+        (form(100, window=60), 69, "longer than the window", None),
+        (form(100, window=90), 48, "whole", "no text was longer than its window of 90 tokens"),
+        (form(100, window=100), 48, "whole", None),
     ],
 )
 def test_a_text_is_longer_than_the_window_where_that_is_affordable(
-    made: CachedForm, longest: int, unproven: str | None
+    made: CachedForm, longest: int, name: str, unproven: str | None
 ) -> None:
     batches = cached_batches(made, long=True)
-    assert max(case.feeds["input_ids"].shape[1] for case in cases_of(batches)) == longest
+    case = max(cases_of(batches), key=lambda case: case.feeds["input_ids"].shape[1])
+    assert (case.name, case.feeds["input_ids"].shape[1]) == (name, longest)
     assert unproven_window(made, batches) == unproven
 
 
