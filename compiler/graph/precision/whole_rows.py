@@ -5,26 +5,34 @@ one token each of those costs what a small operator does, and products of blocks
 scaled at run time need neither.
 
 Requires: rows flattened from product to product (passes/cached/flatten_rows.py). Ensures: the same numbers; a graph in
-which something wants ``[B * S, H]`` stays as it is.
+which something wants ``[B * S, H]`` stays as it is, and so does one in which rows may not come back as they went in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from ..passes.elementwise import ELEMENTWISE
 from .edit import MICROSOFT, Edit
 
-_ANY_RANK = ELEMENTWISE | {"MatMulNBits", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
+_NORMS = {"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
+_ANY_RANK = ELEMENTWISE | _NORMS | {"MatMulNBits"}
+_KEEP_ROWS = _ANY_RANK | {"GroupQueryAttention", "RotaryEmbedding"}
+# Of QGemm: activations, their scale and zero, weights, their scales and zeros.
+_QGEMM_INPUTS = 6
+# An entry of a Reshape's target: a number, or a dimension of an input by its name.
+_Dim = int | str
 
 
 def in_whole_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto`` without Flatten and Reshape around its products, or as it is."""
     edit, whole, renamed = Edit(proto), dict[str, str](), dict[str, str]()
     integers: dict[str, str] = {}  # what was quantised, by the integers
-    lengths = _target_lengths(proto)
-    if all(node.op_type != "GroupQueryAttention" for node in edit.source):
+    targets = _targets(proto)
+    if all(node.op_type != "GroupQueryAttention" for node in edit.source) or not _come_back(proto, targets):
         return proto
     for node in edit.source:
         flat = [name for name in node.input if name in whole]
@@ -32,7 +40,7 @@ def in_whole_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
         if node.op_type == "Flatten" and not flat and _attribute(node, "axis", 1) == 2:
             whole[node.output[0]] = node.input[0]
             edit.nodes.append(node)  # for angles
-        elif node.op_type == "QGemm" and node.input[0] in integers and not _attribute(node, "transB", 0):
+        elif node.op_type == "QGemm" and node.input[0] in integers and _is_plain(node):
             edit.add("DynamicQuantizeMatMul", [integers[node.input[0]], *node.input[3:6]], node.output, MICROSOFT)
             whole[node.output[0]] = node.output[0]
         elif any(name in integers for name in node.input):
@@ -41,7 +49,7 @@ def in_whole_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
             edit.nodes.append(node)
         elif node.op_type == "DynamicQuantizeLinear":
             integers |= dict.fromkeys(node.output, whole[node.input[0]])
-        elif node.op_type == "Reshape" and lengths.get(node.input[1]) == 3:
+        elif node.op_type == "Reshape" and len(targets.get(node.input[1], ())) == 3:
             renamed[node.output[0]] = whole[node.input[0]]
         elif node.op_type == "Reshape" or node.op_type in _ANY_RANK:
             node.input[:] = [whole.get(name, name) for name in node.input]
@@ -55,15 +63,120 @@ def in_whole_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
     return edit.done()
 
 
-def _target_lengths(proto: onnx.ModelProto) -> dict[str, int]:
-    """Of the vectors that Reshapes take: how many dimensions they give, where the graph says it."""
-    found = {tensor.name: tensor.dims[0] for tensor in proto.graph.initializer if len(tensor.dims) == 1}
+def _is_plain(product: onnx.NodeProto) -> bool:
+    """Whether a QGemm is a product of integers and no more: weights as they are, no sum behind it, floats out of it."""
+    return not _attribute(product, "transB", 0) and not any(product.input[_QGEMM_INPUTS:])
+
+
+class _Flat:
+    """What is known of the values that are made of flattened rows: their width, and which have their rows in common."""
+
+    def __init__(self) -> None:
+        self.group: dict[str, int] = {}
+        self.width: dict[str, int | None] = {}
+        self._shapes: dict[int, tuple[_Dim, ...]] = {}  # of a group: its rows and tokens
+
+    def begin(self, name: str, group: int, shape: tuple[_Dim, ...] | None) -> None:
+        """``name`` is flattened from rows and tokens of ``shape``, if that is known."""
+        self.add([name], group, None)
+        if shape is not None:
+            self._shapes[group] = shape
+
+    def add(self, names: Iterable[str], group: int, width: int | None) -> None:
+        for name in names:
+            self.group[name], self.width[name] = group, width
+
+    def comes_back(self, name: str, target: tuple[_Dim, ...]) -> bool:
+        """Whether ``target`` gives ``name`` back with the rows and tokens that all of its group had."""
+        shape = self._shapes.setdefault(self.group[name], target[:2])
+        return shape == target[:2] and target[2] in (-1, self.width[name])
+
+    def join(self, names: Sequence[str]) -> bool:
+        """Makes the groups of ``names`` one; whether they can be."""
+        first, *others = dict.fromkeys(self.group[name] for name in names)
+        for other in others:
+            shape = self._shapes.pop(other, None)
+            if shape is not None and self._shapes.setdefault(first, shape) != shape:
+                return False
+            self.group |= {name: first for name, group in self.group.items() if group == other}
+        return True
+
+
+def _come_back(proto: onnx.ModelProto, targets: Mapping[str, tuple[_Dim, ...]]) -> bool:
+    """Whether what is made of flattened rows is given back with the rows and tokens that it had, and meets nothing that
+    has others."""
+    weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
+    rows = {value.name: dims[:2] for value in proto.graph.input if len(dims := _dims(value)) > 1}
+    lengths: dict[str, int] = {}  # dimensions of what Reshapes give
+    known = _Flat()
+    for number, node in enumerate(proto.graph.node):
+        flat = [name for name in node.input if name in known.group]
+        if node.op_type == "Flatten" and not flat and _attribute(node, "axis", 1) == 2:
+            if lengths.get(node.input[0], 3) != 3:
+                return False
+            known.begin(node.output[0], number, rows.get(node.input[0]))
+        elif node.op_type == "RotaryEmbedding":
+            if node.input[0] in flat:  # angles alone are flat
+                return False
+        elif node.op_type == "Reshape":
+            target = targets.get(node.input[1], ())
+            lengths |= {node.output[0]: len(target)} if target else {}
+            if flat and len(target) == 3 and not known.comes_back(flat[0], target):
+                return False
+        elif flat:
+            others = [name for name in node.input if name and name not in flat]
+            is_vector = all(len(weights.get(name, ("unknown",) * 2)) < 2 for name in others)
+            if not known.join(flat) or (node.op_type in ELEMENTWISE and not is_vector):
+                return False
+            made = node.output[:1] if node.op_type == "DynamicQuantizeLinear" else node.output
+            known.add(made, known.group[flat[0]], _width(node, weights) or known.width[flat[0]])
+        if (found := _rows(node, rows, targets)) is not None:
+            rows |= dict.fromkeys(node.output, found)
+    return True
+
+
+def _rows(
+    node: onnx.NodeProto, rows: Mapping[str, tuple[_Dim, ...]], targets: Mapping[str, tuple[_Dim, ...]]
+) -> tuple[_Dim, ...] | None:
+    """The first two dimensions of what ``node`` returns, where its inputs say them."""
+    if node.op_type == "Reshape":
+        target = targets.get(node.input[1], ())
+        return target[:2] if len(target) > 2 else None
+    if node.op_type == "Gather" and _attribute(node, "axis", 0) == 0:  # a token's row of a table
+        return rows.get(node.input[1])
+    if node.op_type in _KEEP_ROWS:
+        return next((rows[name] for name in node.input if name in rows), None)
+    return None
+
+
+def _width(node: onnx.NodeProto, weights: Mapping[str, tuple[int, ...]]) -> int | None:
+    """Numbers of a token behind a product or a norm."""
+    if node.op_type == "MatMulNBits":
+        return _attribute(node, "N", 0)
+    if node.op_type == "QGemm":
+        return weights[node.input[3]][1 - _attribute(node, "transB", 0)]
+    return None
+
+
+def _dims(value: onnx.ValueInfoProto) -> tuple[_Dim, ...]:
+    return tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+def _targets(proto: onnx.ModelProto) -> dict[str, tuple[_Dim, ...]]:
+    """The vectors that Reshapes take, where the graph says how many dimensions they give."""
+    dims = {(value.name, axis): dim for value in proto.graph.input for axis, dim in enumerate(_dims(value))}
+    found: dict[str, tuple[_Dim, ...]] = {
+        tensor.name: tuple(numpy_helper.to_array(tensor).tolist())
+        for tensor in proto.graph.initializer
+        if len(tensor.dims) == 1 and tensor.data_type == onnx.TensorProto.INT64 and not tensor.external_data
+    }
     for node in proto.graph.node:
         if node.op_type == "Shape":
             start, end = _attribute(node, "start", 0), _attribute(node, "end", 0)
-            found |= {node.output[0]: end - start} if end > start else {}
+            read = node.input[0]
+            found[node.output[0]] = tuple(dims.get((read, axis), f"{read}[{axis}]") for axis in range(start, end))
         elif node.op_type == "Concat" and all(name in found for name in node.input):
-            found[node.output[0]] = sum(found[name] for name in node.input)
+            found[node.output[0]] = tuple(dim for name in node.input for dim in found[name])
     return found
 
 

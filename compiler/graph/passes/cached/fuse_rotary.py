@@ -4,8 +4,8 @@
 between two transposes, is the operator on ``[B, S, heads * D]``. It looks angles up by position; here they are those of
 the new tokens, ``[B * S, D / 2]``, in their order, so that every kind of positions stays what the model computes.
 
-Requires: shapes known. Ensures: the same function; queries and keys whose positions are made in another way are left.
-Nodes left unused stay for the caller's dead-code removal.
+Requires: shapes known. Ensures: the same function; queries and keys whose positions are made in another way, or whose
+angles are not those of every row and token, are left. Nodes left unused stay for the caller's dead-code removal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from ..extents import extents, int64_constant
+from ..extents import extents, int64_constant, product
 from ..matching import producer, replace, scalar
 
 _MICROSOFT = "com.microsoft"
@@ -31,7 +31,7 @@ def fuse_rotary(model: ir.Model) -> bool:
     for node in list(model.graph):
         for index in (0, 1) if node.op_type == _ATTENTION else ():
             found = _turned(node, index)
-            if found is None:
+            if found is None or not _fits(found, model.graph.inputs[0]):
                 continue
             if places is None:
                 places = _places(model.graph, found.cos)
@@ -62,6 +62,16 @@ def _turned(attention: ir.Node, index: int) -> _Turned | None:
         return None
     heads = swapped.inputs[0]
     return None if heads is None else _Turned(flat, heads, cos, sin)
+
+
+def _fits(found: _Turned, ids: ir.Value) -> bool:
+    """Whether there are angles for each of the tokens ``ids`` ``[B, S]``: the operator reads them by their numbers."""
+    tokens, dims = extents(ids), extents(found.x)
+    if tokens is None or dims is None or len(tokens) != 2 or dims[:2] != tokens:
+        return False
+    angles = (*tokens, dims[3])
+    flat = (*tokens, product(dims[2:]))
+    return extents(found.cos) == extents(found.sin) == angles and extents(found.flat.outputs[0]) == flat
 
 
 def _heads_swapped(node: ir.Node | None) -> ir.Node | None:

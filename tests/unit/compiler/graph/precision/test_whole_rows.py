@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from nestforge.compiler.graph.precision.exact import exact
 from nestforge.compiler.graph.precision.whole_rows import in_whole_rows
 
@@ -29,6 +30,7 @@ TENSORS = {
     "w": RNG.integers(-63, 64, (32, 16)).astype(np.int8),
     "scale": RNG.random(16, np.float32),
     "zero": np.zeros(16, np.int8),
+    "bias": np.zeros(16, np.float32),
 }
 
 
@@ -74,6 +76,47 @@ def test_a_graph_with_what_wants_rows_alone_stays_as_it_is() -> None:
     assert in_whole_rows(parsed(gathered)) == parsed(gathered)
     transposed = ENGINE.replace("transB = 0", "transB = 1")
     assert in_whole_rows(parsed(transposed)) == parsed(transposed)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Concat <axis = 0> (two, three, last)", "Concat <axis = 0> (three, two, last)\n  first = Identity (two)"),
+        ("int64[1] last = {16}", "int64[1] last = {8}"),
+        ("Flatten <axis = 2> (x)", "Flatten <axis = 2> (apart)"),
+        ("Add (sums, half)", "Add (sums, each)"),
+        ("(q, s, z, w, scale, zero)", "(q, s, z, w, scale, zero, bias)"),
+    ],
+    ids=["rows and tokens exchanged", "another width", "four dimensions", "a number for each row", "a bias"],
+)
+def test_a_graph_whose_rows_come_back_in_another_way_stays_as_it_is(old: str, new: str) -> None:
+    text = ENGINE.replace(old, new)
+    assert text != ENGINE
+    text = text.replace("{\n  flat", "{\n  apart = Reshape (x, four)\n  flat")
+    text = text.replace(
+        "<int64[1] two", "<int64[4] four = {2, 3, 4, 8}, float[6, 1] each = {1, 2, 3, 4, 5, 6}, int64[1] two"
+    )
+    assert in_whole_rows(parsed(text)) == parsed(text)
+
+
+def test_rows_of_one_text_and_answers_of_another_are_told_apart() -> None:
+    """The head answers at fewer places than there are tokens; both come back as they went in, or nothing is changed."""
+    two = """
+<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+agraph (float[2, 3, 32] x, float[2, 1, 32] last) => (float[2, 3, 32] y, float[2, 1, 32] z)
+<int64[3] tokens = {2, 3, 32}, int64[3] answers = {2, 1, 32}, float half = {0.5}>
+{
+  flat = Flatten <axis = 2> (x)
+  bent = com.microsoft.MatMulNBits <K = 32, N = 32> (flat, w)
+  y = Reshape (bent, tokens)
+  picked = Flatten <axis = 2> (last)
+  answered = com.microsoft.MatMulNBits <K = 32, N = 32> (picked, w)
+  z = Reshape (answered, answers)
+}
+"""
+    assert kinds(in_whole_rows(parsed(two))) == {"MatMulNBits": 2}
+    mixed = two.replace("z = Reshape (answered", "sum = Add (bent, answered)\n  z = Reshape (sum")
+    assert in_whole_rows(parsed(mixed)) == parsed(mixed)
 
 
 def test_a_graph_without_a_cache_stays_as_it_is() -> None:

@@ -63,12 +63,12 @@ def fused(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto, Counter[str]]:
     return before, ir.to_proto(model), Counter(node.op_type for node in model.graph)
 
 
-def run(model: onnx.ModelProto) -> np.ndarray:
-    """What the queries are minus what the keys are."""
+def run(model: onnx.ModelProto, positions: int = 2) -> np.ndarray:
+    """What the queries are minus what the keys are, at the positions of so many rows."""
     model.graph.node[-1].op_type, model.graph.node[-1].domain = "Sub", ""
     rng = np.random.default_rng(0)
     feeds = {name: rng.standard_normal((2, 3, 2, 8)).astype(np.float32) for name in ("q", "k")}
-    feeds |= {"ids": np.zeros((2, 3), np.int64), "positions": np.array([[0, 1, 2], [4, 7, 5]])}
+    feeds |= {"ids": np.zeros((2, 3), np.int64), "positions": np.array([[0, 1, 2], [4, 7, 5]])[:positions]}
     left = {value.name for value in model.graph.input}
     session = onnxruntime.InferenceSession(model.SerializeToString())
     found: np.ndarray = session.run(None, {name: array for name, array in feeds.items() if name in left})[0]
@@ -100,3 +100,17 @@ def test_what_is_turned_in_another_way_keeps_its_function(old: str, new: str) ->
     before, after, kinds = fused(text)
     assert kinds["RotaryEmbedding"] < 2 or old == "Mul (qr, su)"
     np.testing.assert_allclose(run(after), run(before), atol=1e-6)
+
+
+def test_angles_that_all_rows_have_in_common_are_left() -> None:
+    """The operator would read those of the second row behind the end."""
+    text = ROTARY.replace("int64[2, 3] positions", "int64[1, 3] positions")
+    before, after, kinds = fused(text)
+    assert not kinds["RotaryEmbedding"]
+    np.testing.assert_allclose(run(after, positions=1), run(before, positions=1), atol=1e-6)
+
+
+def test_tokens_that_are_not_those_of_the_first_input_are_left() -> None:
+    before, after, kinds = fused(ROTARY.replace("int64[2, 3] ids", "int64[6, 1] ids"))
+    assert not kinds["RotaryEmbedding"]
+    assert after.graph.node[-1].input == before.graph.node[-1].input
