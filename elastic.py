@@ -160,7 +160,9 @@ class ElasticSpec:
     where they are not known. ``jointly_normalised`` names the axes whose steps are measured against each other, by a
     mean over them: there a step that is cut is not a step of zeros. ``order_followers`` are parameters that follow an
     axis's order and keep every step, such as the scores of experts. ``per_layer_order`` names axes of the whole model
-    whose steps in one layer have nothing to do with those in another, so that each layer has its own order.
+    whose steps in one layer have nothing to do with those in another, so that each layer has its own order. ``folded``
+    are tensors that some engines read in place of parameters, made of those, to how they shrink, None where they do
+    not; they are neither counted nor ranked.
     """
 
     axes: tuple[Axis, ...]
@@ -173,6 +175,7 @@ class ElasticSpec:
     jointly_normalised: frozenset[str] = frozenset()
     order_followers: tuple[PrefixSlice, ...] = ()
     per_layer_order: frozenset[str] = frozenset()
+    folded: Mapping[str, PrefixSlice | None] = field(default_factory=dict, hash=False)
 
     @property
     def kinds(self) -> list[str]:
@@ -261,13 +264,18 @@ class ElasticSpec:
             shape[cut.dim] = submodel[cut.axis] * cut.unit
         return tuple(shape)
 
+    @property
+    def stored_slices(self) -> tuple[PrefixSlice, ...]:
+        """The slices of everything that the weight store may have: parameters, and tensors made of them."""
+        return (*self.slices, *(cut for cut in self.folded.values() if cut is not None))
+
     def slices_of(self, parameter: str) -> tuple[PrefixSlice, ...]:
         return self._by_parameter.get(parameter, ())
 
     @cached_property
     def _by_parameter(self) -> dict[str, tuple[PrefixSlice, ...]]:
         table: dict[str, tuple[PrefixSlice, ...]] = {}
-        for cut in self.slices:
+        for cut in self.stored_slices:
             table[cut.parameter] = (*table.get(cut.parameter, ()), cut)
         return table
 

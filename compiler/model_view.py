@@ -18,7 +18,7 @@ class LevelView:
     of each on any device.
 
     ``non_embedding`` are the parameters outside the tables of tokens and positions, ``ffn`` the ones that FFN axes
-    slice.
+    slice; ``groups`` others that the family counts, by name.
     """
 
     label: str
@@ -26,6 +26,7 @@ class LevelView:
     parameters: int
     non_embedding: int
     ffn: int
+    groups: dict[str, int]
     weight_bytes: int
     flops: dict[str, int]
     macs: dict[str, int]
@@ -63,6 +64,7 @@ def view_model(request: CompileRequest) -> ModelView:
             parameters=groups.total,
             non_embedding=groups.non_embedding,
             ffn=groups.ffn,
+            groups=source.named_groups(level.submodel),
             weight_bytes=source.weight_bytes(level.submodel, device.backend).stored,
             flops={
                 b.label: sum(op.flops for op in variant_workload(source, level.submodel, level.submodel.at(b), device))

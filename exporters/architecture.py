@@ -13,6 +13,7 @@ from ..runtime.inputs.arrays import Arrays
 from ..workload import Op
 from .cached_form import CachedForm
 from .exits import Exits
+from .folded import Folded
 from .parameter_groups import is_table
 from .routing import Routing
 from .sentence_transformers.read_modules import SentenceModules
@@ -67,8 +68,12 @@ class Architecture:
     - ``exits``: where the model can answer early, cut at all of them; ``spec`` then has an axis ``depth``.
     - ``routing``: what the model decides on the way.
     - ``variants(submodel, bucket)``: equal computations; the compiler takes the cheapest on the device.
+    - ``variant_problems``: what is computed, to variants that other models of the family have and this one has not, to
+      why.
     - ``lower(module, variants)``: what is traced in place of ``module``: the same function on the same parameters, in
       the variants chosen, with its routes after its outputs.
+    - ``folded``: tensors that variants read in place of parameters, made of them once.
+    - ``group_of(parameter)``: the group that ``inspect`` counts a parameter in beside its own, if any.
     - ``prove_load(feeds)``: what ``load`` did to the stored weights, proven against them.
     """
 
@@ -87,7 +92,10 @@ class Architecture:
     cached: CachedForm | None = None
     routing: Routing | None = None
     variants: Callable[[Submodel, Bucket], Variants] | None = None
+    variant_problems: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     lower: Callable[[torch.nn.Module, Mapping[str, str]], torch.nn.Module] | None = None
+    folded: Folded | None = None
+    group_of: Callable[[str], str | None] | None = None
     prove_load: Callable[[Arrays], Iterator[Proof]] | None = None
 
     def place_in_files(self, parameter: str, shape: tuple[int, ...]) -> Place:

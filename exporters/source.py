@@ -82,7 +82,7 @@ class ModelSource:
         """What gets engines of its own beside the whole model, by name."""
         parts = list(self.exits.parts) if self.exits else []
         if self.cached is not None:
-            parts += self.cached.parts(self.architecture.workload)
+            parts += self.cached.parts(self.workload)
         return {part.name: part for part in parts}
 
     @property
@@ -129,6 +129,16 @@ class ModelSource:
         """Parameters of ``submodel``: in all, embedding tables, feed-forward."""
         return parameter_groups(self.spec, self.shapes, submodel, self.architecture.is_embedding)
 
+    def named_groups(self, submodel: Submodel) -> dict[str, int]:
+        """Parameters of ``submodel`` in the groups that its family names; none of most."""
+        counts: dict[str, int] = {}
+        group_of = self.architecture.group_of or (lambda _: None)
+        for name, shape in self.shapes.items():
+            group = group_of(name)
+            if group is not None and self.spec.has(name, submodel):
+                counts[group] = counts.get(group, 0) + prod(self.spec.shape_of(name, shape, submodel))
+        return counts
+
     def precision(self, submodel: Submodel) -> Precision:
         """The precision of engines of ``submodel``."""
         return precision_of(submodel, self.precisions)
@@ -138,7 +148,9 @@ class ModelSource:
         known, else an estimate."""
         read = None if self.encodings is None else self.encodings(submodel)
         total = WeightBytes(0, 0)
-        for name, full in self.shapes.items():
+        folded = self.architecture.folded
+        shapes = self.shapes if read is None or folded is None else {**self.shapes, **folded.shapes}
+        for name, full in shapes.items():
             if self.spec.has(name, submodel):
                 found = self._expected(name, full, submodel, backend) if read is None else read.get(name, ())
                 total += weight_bytes(self.spec.shape_of(name, full, submodel), found, backend)
@@ -163,6 +175,11 @@ class ModelSource:
     def variants(self, submodel: Submodel, bucket: Bucket) -> Variants:
         """What an engine may compute in several equal ways, to variant, to its operations."""
         return self.architecture.variants(submodel, bucket) if self.architecture.variants is not None else {}
+
+    @property
+    def variant_problems(self) -> Mapping[str, Mapping[str, str]]:
+        """What this model cannot compute in a variant that others of its family have, to variant, to why."""
+        return self.architecture.variant_problems
 
     def routes(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
         """The routes that an engine of the whole ``submodel`` returns after its outputs; none of most models."""

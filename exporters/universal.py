@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,21 @@ class UniversalModel:
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Parameters by the names that the spec uses; a tied parameter appears once."""
         return {name.removeprefix(PREFIX): value for name, value in self.module.named_parameters()}
+
+    def stored_names(self) -> set[str]:
+        """Names of what the weight store may have: parameters, and tensors made of them."""
+        return self.parameters().keys() | self.spec.folded.keys()
+
+    def stored(self) -> Callable[[str], torch.Tensor]:
+        """What gives a parameter, or a tensor made of them, by its name."""
+        parameters, folded = self.parameters(), self.source.architecture.folded
+
+        def tensor(name: str) -> torch.Tensor:
+            if folded is not None and name in folded.shapes:
+                return folded.make(self.module, name).detach()
+            return parameters[name].detach()
+
+        return tensor
 
     def with_parameters(self, values: Mapping[str, torch.Tensor]) -> UniversalModel:
         """A copy whose parameters are ``values``, and where those lack one, this model's own."""

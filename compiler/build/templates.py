@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from ...elastic import Bucket, Submodel
+from ...errors import PlanError
 from ...exporters.tracing.trace import Interface
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.encodings import Encoding
-from ...profiles.precision import TRACED, Precision, precision_of
+from ...profiles.precision import PRECISIONS, TRACED, Precision, precision_of
 from ...runtime.bundle.entries.engine_entry import RoutingEntry
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ..graph.precision.derive import exit_heads, in_precision
@@ -117,7 +118,14 @@ class Templates:
         return self.derived(self._traced(submodel, bucket, part), self._precision(submodel), part)
 
     def derived(self, template: Template, precision: Precision, part: str | None) -> Template:
-        """``template``, which is in fp32, in ``precision``."""
+        """``template``, which is in fp32, in ``precision``. Raises PlanError for integers of folded tensors."""
+        folded = sorted(set(template.encodings) & self.universal.spec.folded.keys())
+        if folded and PRECISIONS[precision].is_integer:
+            raise PlanError(
+                f"precision {precision}: engines in the variants chosen read {folded[0]}, which is made of several "
+                "weights, and no proof covers integers of such; ask for a variant that reads the weights as they are, "
+                "or for another precision"
+            )
         heads = exit_heads(self.universal.source, part)
         return in_precision(template, precision, self.profile.backend, self.scales, heads)
 

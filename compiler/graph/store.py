@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -62,12 +62,13 @@ Store = Mapping[str, StoredTensor]
 @cache
 def transposed_parameters(spec: ElasticSpec) -> frozenset[str]:
     """Parameters stored as their transpose: those whose only slice is along dimension 1."""
-    return frozenset(cut.parameter for cut in spec.slices if cut.dim == 1 and len(spec.slices_of(cut.parameter)) == 1)
+    cuts = spec.stored_slices
+    return frozenset(cut.parameter for cut in cuts if cut.dim == 1 and len(spec.slices_of(cut.parameter)) == 1)
 
 
 def unshared_parameters(spec: ElasticSpec) -> set[str]:
     """Parameters with no prefix layout (sliced in two dimensions): no view exists for them."""
-    return {cut.parameter for cut in spec.slices if len(spec.slices_of(cut.parameter)) > 1}
+    return {cut.parameter for cut in spec.stored_slices if len(spec.slices_of(cut.parameter)) > 1}
 
 
 def stored_name(parameter: str, spec: ElasticSpec) -> str:
@@ -78,14 +79,14 @@ def stored_name(parameter: str, spec: ElasticSpec) -> str:
 def write_store(model: UniversalModel, names: Collection[str], tables: Mapping[str, np.ndarray], path: Path) -> None:
     """Writes the tensors ``names`` of the universal model (a parameter, or that with ``.T``, encoded or not), and
     ``tables``."""
-    parameters = model.parameters()
-    save_tensors({**{name: _laid_out(parameters, name) for name in sorted(names)}, **tables}, path)
+    stored = model.stored()
+    save_tensors({**{name: _laid_out(stored, name) for name in sorted(names)}, **tables}, path)
 
 
-def _laid_out(parameters: Mapping[str, torch.nn.Parameter], name: str) -> np.ndarray:
-    """The tensor ``name`` of the store, made from the parameter."""
+def _laid_out(stored: Callable[[str], torch.Tensor], name: str) -> np.ndarray:
+    """The tensor ``name`` of the store, made from what is ``stored`` under its plain name."""
     plain, _ = split_encoding(name)
-    data = parameters[plain.removesuffix(TRANSPOSED)].detach().numpy()
+    data = stored(plain.removesuffix(TRANSPOSED)).numpy()
     return encode(np.ascontiguousarray(data.T if plain.endswith(TRANSPOSED) else data), name)
 
 
@@ -139,18 +140,21 @@ def _cut(name: str, spec: ElasticSpec) -> PrefixSlice | None:
 def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
     """The permutation of every order that turns ``model``'s weights into the store's, found by their bytes.
 
-    Raises CheckpointError if a step of the store is not a step of the model: it was made from other weights.
+    A tensor that no engine reads is not in the store: what was made of it says the order then. Raises CheckpointError
+    if a step of the store is not a step of the model: it was made from other weights.
     """
-    parameters, orders, unshared = model.parameters(), {}, unshared_parameters(model.spec)
+    of_model, orders, unshared = model.stored(), {}, unshared_parameters(model.spec)
+    folded = [cut for cut in model.spec.folded.values() if cut is not None]
     with safe_open(path, framework="np") as file:
         names = frozenset(file.keys())
         for order in model.spec.orders:
             cuts = [cut for cut in (*order.slices, *order.followers) if cut.parameter not in unshared]
-            try:
-                stored = [(_name_in(names, cut.parameter, model.spec), cut) for cut in cuts]
-            except StopIteration:
-                raise _other_model(model, f"weights of {order.name} have other names in {path}") from None
-            ours = _step_keys((_laid_out(parameters, name), name, cut) for name, cut in stored)
+            made = [cut for cut in folded if cut.axis == order.axis.name]
+            found = [(_name_in(names, cut.parameter, model.spec), cut) for cut in (*cuts, *made)]
+            stored = [(name, cut) for name, cut in found if name is not None]
+            if not stored or (len(stored) < len(cuts) and not made):
+                raise _other_model(model, f"weights of {order.name} have other names in {path}")
+            ours = _step_keys((_laid_out(of_model, name), name, cut) for name, cut in stored)
             theirs = _step_keys((file.get_tensor(name), name, cut) for name, cut in stored)
             places: dict[bytes, list[int]] = {}
             for place, key in enumerate(ours):
@@ -166,10 +170,10 @@ def _other_model(model: UniversalModel, problem: str) -> CheckpointError:
     return CheckpointError(f"{model.source.checkpoint.folder}: {problem}; the bundle was made from another model")
 
 
-def _name_in(names: Collection[str], parameter: str, spec: ElasticSpec) -> str:
-    """The stored tensor that holds the weights of ``parameter``. Raises StopIteration if there is none."""
+def _name_in(names: Collection[str], parameter: str, spec: ElasticSpec) -> str | None:
+    """The stored tensor that holds the weights of ``parameter``, if there is one."""
     stored = stored_name(parameter, spec)
-    return next(stored + held for held in ("", FP16, BF16, INT8, INT4) if stored + held in names)
+    return next((stored + held for held in ("", FP16, BF16, INT8, INT4) if stored + held in names), None)
 
 
 def _step_keys(tensors: Iterable[tuple[np.ndarray, str, PrefixSlice]]) -> list[bytes]:

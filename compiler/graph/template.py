@@ -134,7 +134,7 @@ def traced_template(
 ) -> Template:
     """Traces ``module`` (the universal model's, one narrowed from it, or a segment) and makes a template of it."""
     traced = trace(module, interface, bucket, opset)
-    return make_template(traced, model.spec, bucket, set(model.parameters()))
+    return make_template(traced, model.spec, bucket, model.stored_names())
 
 
 def save_template(template: Template, path: Path) -> None:
@@ -231,7 +231,7 @@ def _seeds(spec: ElasticSpec) -> dict[str, Dim]:
     axes = {axis.name: axis for axis in spec.axes}
     return {
         stored_name(cut.parameter, spec): (Elastic(axes[cut.axis]), *((cut.unit,) if cut.unit != 1 else ()))
-        for cut in spec.slices
+        for cut in spec.stored_slices
         if axes[cut.axis].choices is None
     }
 

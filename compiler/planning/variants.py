@@ -28,17 +28,19 @@ class HasVariants(Protocol):
         self, submodel: Submodel, bucket: Bucket, variants: Mapping[str, str] | None = None
     ) -> Sequence[Op]: ...
     def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]: ...
+    @property
+    def variant_problems(self) -> Mapping[str, Mapping[str, str]]: ...
 
 
 def chosen_variants(source: HasVariants, submodel: Submodel, bucket: Bucket, profile: DeviceProfile) -> dict[str, str]:
     """What is computed, to the variant that engines of ``submodel`` at ``bucket`` get on the device of ``profile``.
 
     Of equal costs the first listed wins. Raises PlanError for a variant that the profile asks for and that does not
-    exist.
+    exist, or does not hold for this model.
     """
     widest = source.spec.submodel(dict(submodel.structure))
     offered, wanted = source.variants(widest, bucket), profile.variants or {}
-    _refuse_unknown(offered, wanted)
+    _refuse_unknown(offered, wanted, source.variant_problems)
     return {
         computed: wanted.get(computed) or min(costs, key=lambda variant: predict(costs[variant], profile).predicted_ms)
         for computed, costs in offered.items()
@@ -75,8 +77,14 @@ def variant_views(source: HasVariants, submodels: Iterable[Submodel], device: De
     )
 
 
-def _refuse_unknown(offered: Mapping[str, Mapping[str, Sequence[Op]]], wanted: Mapping[str, str]) -> None:
+def _refuse_unknown(
+    offered: Mapping[str, Mapping[str, Sequence[Op]]],
+    wanted: Mapping[str, str],
+    problems: Mapping[str, Mapping[str, str]],
+) -> None:
     for computed, variant in wanted.items():
+        if problem := problems.get(computed, {}).get(variant):
+            raise PlanError(f"variant {computed}={variant}: {problem}")
         if not offered:
             raise PlanError(f"variant {computed}={variant}: this model computes nothing in more than one variant")
         if computed not in offered:

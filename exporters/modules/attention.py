@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-# What is done to queries and keys [B, A, S, D] for their positions.
-Positions = Callable[[torch.Tensor], torch.Tensor]
+from .positions import Positions
+
 # What queries read of keys and values, all [B, A, S, D], given what is added to scores.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 

@@ -46,6 +46,14 @@ TESTED_ELSEWHERE = {
     "exporters.families.t5.load": "exporters/families/t5/test_family.py",
     "exporters.families.cost_eff.tsvd": "exporters/families/cost_eff/test_model.py",
     "exporters.families.cost_eff.weights": "exporters/families/cost_eff/test_family.py",
+    "exporters.families.mhe.architecture.folded_shapes": "exporters/families/mhe/architecture/test_shapes.py",
+    "exporters.families.mhe.architecture.forward_ops": "exporters/families/mhe/architecture/test_attention_ops.py",
+    "exporters.families.mhe.folder": "exporters/families/mhe/test_encoder_family.py",
+    "exporters.families.mhe.model.answering": "exporters/families/mhe/model/test_forms.py",
+    "exporters.families.mhe.model.folds": "exporters/families/mhe/model/test_forms.py",
+    "exporters.families.mhe.model.lower": "exporters/families/mhe/model/test_forms.py",
+    "exporters.families.mhe.model.generating": "exporters/families/mhe/test_decoder_family.py",
+    "exporters.folded": "exporters/families/mhe/test_encoder_family.py",
     "exporters.families.matformer.architecture.language_presets": (
         "exporters/families/matformer/architecture/test_config.py"
     ),
@@ -191,6 +199,18 @@ TESTED_THROUGH = {
     "exporters.families.matformer.model.per_layer": (
         "exporters/families/matformer/model/test_language_model.py",
         "exporters.families.matformer.model.language_model",
+    ),
+    "exporters.families.mhe.read": (
+        "exporters/families/mhe/test_encoder_family.py",
+        "exporters.families.mhe.encoder_family",
+    ),
+    "exporters.families.mhe.model.encoder": (
+        "exporters/families/mhe/test_encoder_family.py",
+        "exporters.families.mhe.folder",
+    ),
+    "exporters.families.mhe.model.decoder": (
+        "exporters/families/mhe/test_decoder_family.py",
+        "exporters.families.mhe.folder",
     ),
     "exporters.families.sparse_mixer.routes": (
         "exporters/families/sparse_mixer/test_family.py",

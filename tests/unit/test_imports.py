@@ -53,6 +53,9 @@ ROOMS = (
     "exporters.families.matformer.architecture",
     "exporters.families.matformer.model",
     "exporters.families.matformer",
+    "exporters.families.mhe.architecture",
+    "exporters.families.mhe.model",
+    "exporters.families.mhe",
     "exporters.families.sparse_mixer.architecture",
     "exporters.families.sparse_mixer.model",
     "exporters.families.sparse_mixer",
@@ -98,6 +101,7 @@ IN_ONNX_RUNTIME = {
 TORCH_FREE = {
     *("exporters.family", "exporters.source", "exporters.exits", "exporters.presets"),
     *("exporters.families.matformer.architecture", "exporters.families.sparse_mixer.architecture"),
+    "exporters.families.mhe.architecture",
 }
 # Run from a checkout and not shipped, so they may use whatever a developer has.
 DEVELOPER = {"bench", "demo", "train"}

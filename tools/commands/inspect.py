@@ -107,6 +107,7 @@ def _print_model(view: ModelView) -> None:
             f"{level.parameters / 1e6:.2f}",
             f"{level.non_embedding / 1e6:.2f}",
             *([f"{level.ffn / 1e6:.2f}"] if has_ffn else []),
+            *(f"{count / 1e6:.2f}" for count in level.groups.values()),
             f"{level.weight_bytes / 1e6:.1f}",
             *(f"{level.flops[label] / 1e9:.3f}" for label in labels),
             *(f"{level.macs[label] / 1e9:.3f}" for label in labels),
@@ -114,7 +115,8 @@ def _print_model(view: ModelView) -> None:
         for level in view.levels
     ]
     heads = [f"{unit} {label}" for unit in ("GFLOPs", "GMACs") for label in labels]
-    sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), "weights MB"]
+    groups = [f"M {name}" for name in view.levels[0].groups]
+    sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), *groups, "weights MB"]
     print_table(["level", "submodel", *sizes, *heads], rows)
     print_variants(view.variants)
     for remark in (remark for level in view.levels for remark in level.rounding):

@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional
 
 from ....modules.cached_attention import Cache, cache_places, cached_attention, caches_of, tokens_so_far
-from .language_model import Places, places_of, rotary
+from ....modules.positions import rotary
+from .language_model import Places, places_of
 from .relative_bias import buckets_between
 
 

@@ -6,19 +6,18 @@ Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden, ``A`` heads of size ``D``, ``V``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
-from ....modules.attention import Attend, NestedAttention, Positions
+from ....modules.attention import Attend, NestedAttention
+from ....modules.positions import Positions, causal_mask, rotary
 from ..architecture.config import MatformerConfig
 from .nested_ffn import NestedFFN
 from .per_layer import one_per_layer
 from .relative_bias import RelativeBias, distance_buckets
 
-ROTARY_BASE = 10_000.0
 # Of every LayerNorm: torch's own.
 NORM_EPS = 1e-5
 
@@ -125,27 +124,3 @@ def places_of(config: MatformerConfig, length: int, like: torch.Tensor) -> Place
     if config.position == "rotary":
         return Places(mask, rotary(torch.arange(length, device=like.device), config.head_dim), None)
     return Places(mask, None, distance_buckets(length, like.device))
-
-
-def causal_mask(length: int, like: torch.Tensor) -> torch.Tensor:
-    """``[S, S]``, added to scores: 0 where a query may see a key.
-
-    The lowest finite number and not minus infinity elsewhere, so that no graph needs a guard against NaN.
-    """
-    place = torch.arange(length, device=like.device)
-    return torch.where(place[:, None] >= place[None, :], 0.0, torch.finfo(like.dtype).min).to(like.dtype)
-
-
-def rotary(places: torch.Tensor, head_dim: int) -> Positions:
-    """Rotary positions at ``places`` [S], or [B, 1, S]: the first half of each head is turned against the second."""
-    half = head_dim // 2
-    rates = ROTARY_BASE ** -(torch.arange(half, device=places.device, dtype=torch.float32) / half)  # [D / 2]
-    angles = places.to(torch.float32)[..., None] * rates  # [S, D / 2]
-    cos, sin = angles.cos(), angles.sin()
-    return partial(_turn, cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))
-
-
-def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """``x`` [B, A, S, D], turned by the angles of its positions: ``cos`` and signed ``sin`` [S, D] or [B, 1, S, D]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos.to(x.dtype) + torch.cat((second, first), dim=-1) * sin.to(x.dtype)

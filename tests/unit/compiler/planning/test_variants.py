@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ class HasVariants:
 
     spec: ElasticSpec = SPEC
     few: float = 1.0
+    variant_problems: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
         many = [product(f"small.{index}", 0.001) for index in range(submodel["layers.0.ffn"] * 10)]
@@ -46,6 +47,13 @@ def test_the_cheapest_on_the_device() -> None:
     """80 small operations take 80 us beside their 8 us of products; a large one takes 100 us per million FLOPs."""
     assert chosen(few=0.05) == {"sum": "few"}
     assert chosen(few=1.0) == {"sum": "many"}
+
+
+def test_a_variant_that_does_not_hold_is_refused_with_the_reason() -> None:
+    source = HasVariants(variant_problems={"sum": {"tree": "this model's terms do not commute"}})
+    for wanted, problem in (("tree", "this model's terms do not commute"), ("pairs", "expected one of many, few")):
+        with pytest.raises(PlanError, match=f"^variant sum={wanted}: {problem}$"):
+            chosen_variants(source, SPEC.universal(), BUCKET, board(variants={"sum": wanted}))
 
 
 def test_of_equal_forms_the_first() -> None:
@@ -110,6 +118,7 @@ class ByShape:
     """``sum`` is cheapest in ``few`` products up to 4 tokens, ``copy`` always ``by_index``."""
 
     spec = ElasticSpec((Axis("capacity", 100, (50, 100)), Axis("sequence", 8, (4, 8))), ())
+    variant_problems: Mapping[str, Mapping[str, str]] = {}
 
     def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
         few, many = product("few", bucket.tokens), product("many", 6)

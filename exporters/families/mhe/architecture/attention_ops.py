@@ -1,0 +1,144 @@
+"""What attention of an MHE model costs, operation by operation, in each of its forms (no torch here).
+
+Shapes: ``B`` rows, ``S`` tokens, ``T = B * S``, ``H`` hidden, ``n`` heads of size ``d``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from .....elastic import Bucket
+from .....workload import Op, elementwise, linear, self_attention
+from .config import MheConfig
+
+_FLOAT32_BYTES = 4
+
+
+class Sublayer(NamedTuple):
+    """One attention sublayer, called ``at``, of a submodel that keeps ``heads``."""
+
+    config: MheConfig
+    at: str
+    bucket: Bucket
+    heads: int
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.config.head_size
+
+    @property
+    def scores(self) -> int:
+        """Numbers of all heads' scores."""
+        return self.heads * self.bucket.batch * self.bucket.sequence**2
+
+    def linear(self, part: str, outputs: int, bias: bool | None = None) -> Op:
+        """A projection of the hidden state."""
+        has_bias = self.config.attention_bias if bias is None else bias
+        return linear(f"{self.at}.{part}", self.bucket.tokens, self.config.hidden_size, outputs, has_bias)
+
+    def output(self) -> Op:
+        tokens, bias = self.bucket.tokens, self.config.attention_bias
+        return linear(f"{self.at}.output", tokens, self.inner, self.config.hidden_size, bias)
+
+    def elementwise(self, part: str, elements: int, passes: int) -> Op:
+        return elementwise(f"{self.at}.{part}", elements, passes)
+
+    def product(self, part: str, heads: int) -> Op:
+        """Scores of ``heads`` queries for each token, or what they mix."""
+        size, pairs = self.config.head_size, heads * self.bucket.batch * self.bucket.sequence**2
+        moved = (heads * self.bucket.tokens * size + self.bucket.tokens * size + pairs) * _FLOAT32_BYTES
+        return Op(f"{self.at}.{part}", "batched_gemm", 2 * pairs * size, 0, moved)
+
+
+def plain_ops(of: Sublayer) -> list[Op]:
+    """One sublayer of a kind without head embeddings (section 2.4)."""
+    size, kind = of.config.head_size, of.config.attention
+    widths = {
+        "mha": (of.inner,) * 3,
+        "sha": (size,) * 3,
+        "mqa": (of.inner, size, size),
+        "skv": (of.inner,) * 2,
+        "el_att": (of.inner,),
+    }[kind]
+    heads = 1 if kind == "sha" else of.heads
+    return [
+        *(of.linear(f"projection.{number}", width) for number, width in enumerate(widths)),
+        of.elementwise("split", of.bucket.tokens * sum(widths), passes=4),
+        of.product("scores", heads),
+        of.elementwise("softmax", heads * of.scores // of.heads, passes=8),
+        of.product("context", heads),
+        of.output(),
+    ]
+
+
+def form_ops(of: Sublayer) -> Mapping[str, list[Op]]:
+    """The operations of one sublayer with head embeddings, by form."""
+    return {form: ops(of) for form, ops in _OPS_BY_FORM.items()}
+
+
+def _literal(of: Sublayer) -> list[Op]:
+    """Every head's queries, keys and values are made, then turned around as an MHA's are."""
+    size, every = of.config.head_size, of.bucket.tokens * of.inner
+    return [
+        *(of.linear(part, size) for part in ("query", "key", "value")),
+        of.elementwise("embeddings", 3 * every, passes=2),
+        of.elementwise("split", 3 * every, passes=2),
+        of.product("scores", of.heads),
+        of.elementwise("softmax", of.scores, passes=8),
+        of.product("context", of.heads),
+        of.output(),
+    ]
+
+
+def _expanded(of: Sublayer) -> list[Op]:
+    """An MHA of as many heads; what mhe_add adds is its biases."""
+    config, has_bias = of.config, of.config.attention_bias or of.config.attention == "mhe_add"
+    return self_attention(of.at, of.bucket, config.hidden_size, of.heads, config.head_size, has_bias)
+
+
+def _expanded_queries(of: Sublayer) -> list[Op]:
+    has_bias = of.config.attention_bias or of.config.attention == "mhe_add"
+    return [of.linear("query", of.inner, has_bias), *_over_shared_keys(of)]
+
+
+def _normal(of: Sublayer) -> list[Op]:
+    fold = of.elementwise("embeddings", of.bucket.tokens * of.inner, passes=2)
+    return [of.linear("query", of.config.head_size), fold, *_over_shared_keys(of)]
+
+
+def _shared_scores(of: Sublayer) -> list[Op]:
+    size, pairs = of.config.head_size, of.bucket.batch * of.bucket.sequence**2
+    return [
+        *(of.linear(part, size) for part in ("query", "key", "value")),
+        of.product("scores", 1),
+        of.elementwise("mask", pairs, passes=2),
+        linear(f"{of.at}.key_bias", of.bucket.tokens, size, of.heads, bias=False),
+        of.elementwise("softmax", of.scores, passes=8),
+        *_mixed(of),
+    ]
+
+
+def _over_shared_keys(of: Sublayer) -> list[Op]:
+    return [
+        *(of.linear(part, of.config.head_size) for part in ("key", "value")),
+        of.product("scores", of.heads),
+        of.elementwise("softmax", of.scores, passes=8),
+        *_mixed(of),
+    ]
+
+
+def _mixed(of: Sublayer) -> list[Op]:
+    """Values are the same for all heads; what mhe_add adds to them is added to what each head read."""
+    shifts = of.config.attention == "mhe_add"
+    shift = [of.elementwise("value_shift", of.bucket.tokens * of.inner, passes=2)] if shifts else []
+    return [of.product("context", of.heads), *shift, of.output()]
+
+
+_OPS_BY_FORM: Mapping[str, Callable[[Sublayer], list[Op]]] = {
+    "normal": _normal,
+    "shared_scores": _shared_scores,
+    "expanded_queries": _expanded_queries,
+    "expanded": _expanded,
+    "literal": _literal,
+}

@@ -1,0 +1,164 @@
+"""``config.json`` of MHE models and of the attentions that the paper compares with, read strictly (no torch here).
+
+See docs/mhe.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from .....errors import CheckpointError
+from .....strict import structure, unstructure
+from ....checkpoints.checkpoint import Checkpoint
+from ....checkpoints.elastic_config import MOST_LAYERS, granularity_problem
+
+# Sections 2.1 to 2.4: which projections a head has of its own, and which it shares.
+AttentionKind = Literal["mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul"]
+MHE: frozenset[str] = frozenset({"mhe_add", "mhe_mul"})
+# Of these a head can be left out: it is rows of queries or of tables, and columns of the output projection.
+WITH_HEADS_TO_LEAVE_OUT: frozenset[str] = frozenset({"mha", "mqa", "skv", *MHE})
+# How the tables of mhe_mul are stored: as what 1 is added to, or with that 1.
+Factors = Literal["e", "1+e"]
+Position = Literal["learned", "rotary"]
+Head = Literal["none", "masked_lm", "classifier"]
+C = TypeVar("C", bound="MheConfig")
+
+# Said by many tools in a config.json, and nothing about the graph.
+_IGNORED_KEYS = ("architectures", "_name_or_path")
+_DEFAULT_GRANULARITIES = {"ffn": (0.25, 0.5, 0.75, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MheConfig:
+    """What encoders and decoders share.
+
+    ``attention`` is the kind of every sublayer; ``head_dim`` the size of a head, by default ``hidden_size`` over the
+    heads; ``softmax_scale`` what scores are multiplied by, by default ``1 / sqrt(head_dim)``. ``factors`` says how the
+    tables of ``mhe_mul`` are stored. ``attention_bias`` gives the projections of attention a bias each. ``position``:
+    a learned vector for each place, or queries and keys turned after their head embeddings. ``elastic_heads`` makes the
+    heads an axis, where the kind allows it. ``nested`` says that every prefix was trained as a model, ``granularities``
+    at which levels.
+    """
+
+    attention: AttentionKind
+    hidden_size: int = field(metadata={"min": 1})
+    num_hidden_layers: int = field(metadata={"min": 1})
+    num_attention_heads: int = field(metadata={"min": 1})
+    intermediate_size: int = field(metadata={"min": 1})
+    vocab_size: int = field(metadata={"min": 1})
+    max_position_embeddings: int = field(metadata={"min": 1})
+    head_dim: int | None = field(default=None, metadata={"min": 1})
+    softmax_scale: float | None = None
+    factors: Factors | None = None
+    attention_bias: bool = False
+    position: Position = "learned"
+    elastic_heads: bool = True
+    nested: bool = False
+    granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of one head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def inner(self) -> int:
+        """Numbers of all heads."""
+        return self.num_attention_heads * self.head_size
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by, which no slice changes."""
+        return self.head_size**-0.5 if self.softmax_scale is None else self.softmax_scale
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether heads are told apart by head embeddings."""
+        return self.attention in MHE
+
+    @property
+    def heads_shrink(self) -> bool:
+        """Whether heads are an axis."""
+        return self.elastic_heads and self.attention in WITH_HEADS_TO_LEAVE_OUT
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Axis kinds of the model."""
+        return ("ffn", "heads") if self.heads_shrink else ("ffn",)
+
+    @property
+    def levels(self) -> Mapping[str, tuple[float, ...]] | None:
+        """The levels that training sampled: those stated, else four even steps; None where it was not nested."""
+        if self.granularities is not None or not self.nested:
+            return self.granularities
+        return {kind: _DEFAULT_GRANULARITIES[kind] for kind in self.kinds}
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``config.json`` holds, which reads back as this configuration."""
+        data: dict[str, Any] = unstructure(self)
+        return data
+
+    def problem(self) -> str | None:
+        """What makes no sense among the values, as ``key: problem``, or None."""
+        if self.num_hidden_layers > MOST_LAYERS:
+            return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            return (
+                f"num_attention_heads: {self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}; "
+                "state head_dim where heads have another size"
+            )
+        if self.attention == "el_att" and self.inner != self.hidden_size:
+            return (
+                f"head_dim: el_att reads keys and values from slices of the hidden state, so that "
+                f"{self.num_attention_heads} heads need size {self.hidden_size / self.num_attention_heads:g}, "
+                f"got {self.head_size}"
+            )
+        if (self.factors is None) == (self.attention == "mhe_mul"):
+            needed = 'expected "e" or "1+e"' if self.attention == "mhe_mul" else "expected with mhe_mul alone"
+            return f"factors: {needed}, got {self.factors!r} with {self.attention}"
+        if self.softmax_scale is not None and not 0 < self.softmax_scale < float("inf"):
+            return f"softmax_scale: expected a number above 0, got {self.softmax_scale:g}"
+        if self.position == "rotary" and self.head_size % 2:
+            return f"position: rotary positions need heads of even size, got {self.head_size}"
+        return None if self.granularities is None else granularity_problem(self.granularities, self.kinds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MheEncoderConfig(MheConfig):
+    """An encoder of BERT's shape, whose norms follow what they normalise. ``head`` is what it answers with."""
+
+    head: Head = "none"
+    num_labels: int | None = field(default=None, metadata={"min": 2})
+    model_type: Literal["mhe_encoder"] = "mhe_encoder"
+
+    def problem(self) -> str | None:
+        if (self.head == "classifier") != (self.num_labels is not None):
+            return f"num_labels: expected with head classifier alone, got {self.num_labels} with {self.head}"
+        return super().problem()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MheDecoderConfig(MheConfig):
+    """A causal language model of GPT-2's shape, whose norms come before what they feed."""
+
+    tie_word_embeddings: bool = True
+    model_type: Literal["mhe_decoder"] = "mhe_decoder"
+
+
+def config_from_json(cls: type[C], data: Mapping[str, Any], where: str) -> C:
+    """Reads ``data`` as ``cls``; ``where`` names the document.
+
+    Raises CheckpointError for an unknown or missing key, and for values that make no model.
+    """
+    stated = {key: value for key, value in data.items() if key not in _IGNORED_KEYS}
+    config = structure(cls, stated, where, CheckpointError)
+    if problem := config.problem():
+        raise CheckpointError(f"{where}: {problem}")
+    return config
+
+
+def read_config(checkpoint: Checkpoint, cls: type[C]) -> C:
+    """The configuration of the model in ``checkpoint``. Raises CheckpointError as ``config_from_json`` does."""
+    return config_from_json(cls, checkpoint.config, str(checkpoint.folder / "config.json"))

@@ -1,0 +1,159 @@
+"""Every parameter of an MHE model, and which of them shrink with what: known from its configuration alone.
+
+Linear weights are ``[out, in]``, as torch stores them. Tables of head embeddings are ``[heads, head size]``; their name
+says how those of ``mhe_mul`` are stored: ``embedding`` holds what 1 is added to, ``factor`` has that 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .....elastic import Axis, ElasticSpec, PrefixSlice
+from .....errors import CheckpointError
+from ....checkpoints.checkpoint import Checkpoint
+from ....checkpoints.stored_tensors import compare_with_headers
+from .config import MheConfig, MheDecoderConfig, MheEncoderConfig
+from .folded_shapes import folded_slices
+
+Shape = tuple[int, ...]
+
+ROLES = ("query", "key", "value")
+
+
+def encoder_shapes(config: MheEncoderConfig) -> dict[str, Shape]:
+    """Parameters of ``MheEncoder``."""
+    d = config.hidden_size
+    shapes = _embeddings(config) | _norm("embeddings.norm", d) | _layers(config)
+    if config.head == "masked_lm":
+        shapes |= _linear("head.transform", d, d) | _norm("head.norm", d) | {"head.bias": (config.vocab_size,)}
+    if config.num_labels is not None:
+        shapes |= _linear("pooler", d, d) | _linear("classifier", d, config.num_labels)
+    return shapes
+
+
+def decoder_shapes(config: MheDecoderConfig) -> dict[str, Shape]:
+    """Parameters of ``MheDecoder``; ``lm_head.weight`` only where it is not the table of tokens."""
+    d = config.hidden_size
+    shapes = _embeddings(config) | _layers(config) | _norm("norm", d)
+    return shapes if config.tie_word_embeddings else {**shapes, "lm_head.weight": (config.vocab_size, d)}
+
+
+def attention_shapes(config: MheConfig, at: str) -> dict[str, Shape]:
+    """Parameters of one attention sublayer."""
+    d, one, every, bias = config.hidden_size, config.head_size, config.inner, config.attention_bias
+    match config.attention:
+        case "mha":
+            outputs = dict.fromkeys(ROLES, every)
+        case "mqa":
+            outputs = {"query": every, "key": one, "value": one}
+        case "skv":
+            outputs = {"query": every, "key_value": every}
+        case "el_att":
+            outputs = {"query": every}
+        case _:
+            outputs = dict.fromkeys(ROLES, one)
+    shapes: dict[str, Shape] = {}
+    for part, width in outputs.items():
+        shapes |= _linear(f"{at}.{part}", d, width, bias)
+    if config.has_tables:
+        shapes |= {f"{at}.{table(config)}.{role}": (config.num_attention_heads, one) for role in ROLES}
+    return shapes | _linear(f"{at}.output", every, d, bias)
+
+
+def table(config: MheConfig) -> str:
+    """What the tables of head embeddings are called, by how they are stored."""
+    return "factor" if config.factors == "1+e" else "embedding"
+
+
+def elastic_spec(config: MheConfig, shapes: Mapping[str, Shape]) -> ElasticSpec:
+    """The axes ``layers.N.ffn`` and, where heads shrink, ``layers.N.heads``, and the slices of ``shapes``."""
+    axes: list[Axis] = []
+    slices: list[PrefixSlice] = []
+    folded: dict[str, PrefixSlice | None] = {}
+    size = config.head_size
+    for layer in range(config.num_hidden_layers):
+        at = f"layers.{layer}"
+        ffn = Axis(f"{at}.ffn", config.intermediate_size)
+        axes.append(ffn)
+        slices += [PrefixSlice(f"{at}.ffn.up.{kind}", 0, ffn.name) for kind in ("weight", "bias")]
+        slices.append(PrefixSlice(f"{at}.ffn.down.weight", 1, ffn.name))
+        heads = Axis(f"{at}.heads", config.num_attention_heads) if config.heads_shrink else None
+        folded |= folded_slices(config, f"{at}.attention", None if heads is None else heads.name)
+        if heads is None:
+            continue
+        axes.append(heads)
+        every = ("query", "key", "value", "key_value") if config.attention in ("mha", "skv") else ("query",)
+        if config.has_tables:
+            slices += [PrefixSlice(f"{at}.attention.{table(config)}.{role}", 0, heads.name) for role in ROLES]
+        else:
+            slices += [
+                PrefixSlice(f"{at}.attention.{part}.{kind}", 0, heads.name, size)
+                for part in every
+                for kind in ("weight", "bias")
+            ]
+        slices.append(PrefixSlice(f"{at}.attention.output.weight", 1, heads.name, size))
+    return ElasticSpec(
+        tuple(axes),
+        tuple(cut for cut in slices if cut.parameter in shapes),
+        config.nested,
+        depth=config.num_hidden_layers,
+        granularities=config.levels,
+        folded=folded,
+    )
+
+
+def parameter_group(parameter: str) -> str | None:
+    """The group that ``inspect`` counts ``parameter`` in: the paper's tables have attention with its output projection
+    and without. Biases, which its counts omit, are in none."""
+    if ".attention." not in parameter or parameter.endswith(".bias"):
+        return None
+    return "attention output" if parameter.endswith("attention.output.weight") else "attention q/k/v"
+
+
+def compare_weights(checkpoint: Checkpoint, config: MheConfig, shapes: Mapping[str, Shape]) -> None:
+    """Raises CheckpointError unless the weights hold exactly ``shapes``, with their tables stored as stated."""
+    stated = table(config)
+    other = {"factor": "embedding", "embedding": "factor"}[stated]
+    for name in checkpoint.tensors:
+        if f".attention.{other}." in name and config.has_tables:
+            held, means = ("1+e", "1 would be added twice") if other == "factor" else ("e", "1 would be missing")
+            if config.attention == "mhe_add":
+                held, means = "1+e", "these are factors of mhe_mul"
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {name} holds {held}, but config.json says factors {config.factors!r} of "
+                f"{config.attention}; {means}"
+            )
+    for name in shapes:
+        found = checkpoint.tensors.get(name)
+        if found is not None and f".attention.{stated}." in name and found.shape != shapes[name]:
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {name} has shape {list(found.shape)}; expected {list(shapes[name])}, "
+                "a row for each head in the order of the blocks of attention.output"
+            )
+    compare_with_headers(checkpoint, shapes)
+
+
+def _embeddings(config: MheConfig) -> dict[str, Shape]:
+    d = config.hidden_size
+    shapes: dict[str, Shape] = {"embeddings.word.weight": (config.vocab_size, d)}
+    if config.position == "learned":
+        shapes["embeddings.position.weight"] = (config.max_position_embeddings, d)
+    return shapes
+
+
+def _layers(config: MheConfig) -> dict[str, Shape]:
+    d, f = config.hidden_size, config.intermediate_size
+    shapes: dict[str, Shape] = {}
+    for layer in range(config.num_hidden_layers):
+        at = f"layers.{layer}"
+        shapes |= attention_shapes(config, f"{at}.attention") | _norm(f"{at}.attention_norm", d)
+        shapes |= _linear(f"{at}.ffn.up", d, f) | _linear(f"{at}.ffn.down", f, d) | _norm(f"{at}.ffn_norm", d)
+    return shapes
+
+
+def _linear(name: str, inputs: int, outputs: int, bias: bool = True) -> dict[str, Shape]:
+    return {f"{name}.weight": (outputs, inputs)} | ({f"{name}.bias": (outputs,)} if bias else {})
+
+
+def _norm(name: str, width: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}

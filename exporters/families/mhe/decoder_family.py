@@ -1,0 +1,88 @@
+"""Causal language models with MHE attention, or one that its paper compares with. See docs/mhe.md.
+
+Axes as of encoders (encoder_family.py).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ....runtime.bundle.entries.generation_entry import CachedLayer
+from ....runtime.bundle.entries.tensor_spec import TensorSpec
+from ...architecture import Architecture
+from ...cached_form import CachedForm
+from ...checkpoints.checkpoint import Checkpoint
+from ...family import Family
+from ...signature import Signature
+from .architecture.config import MheDecoderConfig, read_config
+from .architecture.forms import cached_heads
+from .architecture.forward_ops import decoder_ops
+from .architecture.presets import PRESETS
+from .architecture.shapes import compare_weights, decoder_shapes
+from .read import attention_facts, text_entry
+
+if TYPE_CHECKING:  # plans are made without torch
+    import torch
+
+
+def read(checkpoint: Checkpoint) -> Architecture:
+    """The model in ``checkpoint``, whose weights may be absent altogether."""
+    config = read_config(checkpoint, MheDecoderConfig)
+    shapes = decoder_shapes(config)
+    if checkpoint.has_weights:
+        compare_weights(checkpoint, config, shapes)
+
+    def load() -> torch.nn.Module:
+        from .folder import model_of
+        from .model.answering import Answering
+
+        return Answering(model_of(checkpoint, config))
+
+    return Architecture(
+        signature=_signature(checkpoint, config),
+        workload=partial(decoder_ops, config),
+        load=load,
+        cached=_cached(config),
+        **attention_facts(config, shapes),
+    )
+
+
+FAMILY = Family(
+    "mhe_decoder",
+    ("mhe_decoder",),
+    read,
+    reads_config_alone=True,
+    presets={name: config.to_json() for name, config in PRESETS.items() if isinstance(config, MheDecoderConfig)},
+)
+
+
+def _cached(config: MheDecoderConfig) -> CachedForm:
+    def cached(module: torch.nn.Module) -> torch.nn.Module:
+        from .model.generating import CachedLM
+
+        return CachedLM(module.model).eval()
+
+    def recorded(module: torch.nn.Module) -> torch.nn.Module:
+        from .model.generating import RecordedLM
+
+        return RecordedLM(module.model).eval()
+
+    heads, problem = cached_heads(config), None
+    if heads > 1 and config.heads_shrink:
+        problem = (
+            "every head has keys of its own and heads are elastic, so that submodels keep caches of different shapes; "
+            "elastic_heads false in config.json keeps them all"
+        )
+    layers = (CachedLayer(heads, config.head_size),) * config.num_hidden_layers
+    return CachedForm(
+        config.vocab_size, config.max_position_embeddings, layers, cached, recorded, family_problem=problem
+    )
+
+
+def _signature(checkpoint: Checkpoint, config: MheDecoderConfig) -> Signature:
+    tokens = ("batch", "sequence")
+    # No mask: attention is causal, so padding on the right changes nothing before it.
+    ids = TensorSpec("input_ids", "int64", tokens, pad=0, high=config.vocab_size)
+    logits = TensorSpec("logits", "float32", (*tokens, config.vocab_size), role="next_tokens")
+    return Signature((ids,), (logits,), config.max_position_embeddings, text=text_entry(checkpoint, None))

@@ -1,0 +1,1 @@
+"""MHE models in PyTorch, and their attention in other forms."""

@@ -1,0 +1,102 @@
+"""Attention as the paper writes it (sections 2.1 to 2.4), for every kind that it compares.
+
+The number of heads is read off the weights, so that a narrowed copy needs no attribute mended.
+
+Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden, ``n`` heads of size ``d``; ``K`` heads of keys and values, ``n`` or one
+that all share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ....modules.positions import Positions
+from ..architecture.config import MheConfig
+from ..architecture.shapes import ROLES, attention_shapes, table
+
+# What queries [B, n, S, d] read of keys and values [B, K, S, d], given what is added to scores, [1 or B, 1, 1 or S, S]
+# or nothing, and what scores are multiplied by: [B, n, S, d].
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor]
+
+
+class Attention(torch.nn.Module):
+    """One sublayer of the configured kind; every projection and table under the name that ``attention_shapes`` has."""
+
+    def __init__(self, config: MheConfig) -> None:
+        super().__init__()
+        self.config = config
+        shapes = attention_shapes(config, "")
+        for name, shape in shapes.items():
+            part, _, kind = name.removeprefix(".").rpartition(".")
+            if kind == "weight":
+                setattr(self, part, torch.nn.Linear(shape[1], shape[0], bias=f".{part}.bias" in shapes))
+        if config.has_tables:
+            tables = {role: torch.nn.Parameter(torch.zeros(shapes[f".{table(config)}.{role}"])) for role in ROLES}
+            setattr(self, table(config), torch.nn.ParameterDict(tables))
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        turn: Positions | None = None,
+        attend: Attend | None = None,
+    ) -> torch.Tensor:
+        """``hidden`` [B, S, H] to [B, S, H]. ``turn`` turns queries and keys by their positions, after their head
+        embeddings; ``attend`` takes the place of attention over these tokens alone."""
+        query, key, value = self.heads(hidden)
+        if turn is not None:
+            query, key = turn(query), turn(key)
+        context = (attend or attend_to_all)(query, key, value, mask, self.config.scale)
+        if self.config.attention == "sha":  # one head, which the output projection reads as often as it has blocks
+            context = context.expand(-1, self.output.weight.shape[1] // self.config.head_size, -1, -1)
+        updated: torch.Tensor = self.output(context.transpose(1, 2).flatten(2))
+        return updated
+
+    def kept(self, hidden: torch.Tensor, turn: Positions | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values [B, K, S, d] that a cache has of ``hidden`` [B, S, H]."""
+        _, key, value = self.heads(hidden)
+        return (key if turn is None else turn(key)), value
+
+    def heads(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``hidden`` [B, S, H] to queries [B, n, S, d], and keys and values [B, K, S, d]."""
+        kind = self.config.attention
+        query = self._split(self.query(hidden))
+        if kind == "skv":
+            both = self._split(self.key_value(hidden))
+            return query, both, both
+        if kind == "el_att":
+            slices = self._split(hidden)
+            return query, slices, slices
+        key, value = self._split(self.key(hidden)), self._split(self.value(hidden))
+        if not self.config.has_tables:
+            return query, key, value
+        return self._told_apart(query, "query"), self._told_apart(key, "key"), self._told_apart(value, "value")
+
+    def factors(self, role: str) -> torch.Tensor:
+        """``s = 1 + e`` of every head of mhe_mul, [n, d], however it is stored."""
+        tables = getattr(self, table(self.config))
+        factors: torch.Tensor = tables[role] if self.config.factors == "1+e" else tables[role] + 1
+        return factors
+
+    def _split(self, projected: torch.Tensor) -> torch.Tensor:
+        """[B, S, K * d] to [B, K, S, d]."""
+        return projected.view(*projected.shape[:2], -1, self.config.head_size).transpose(1, 2)
+
+    def _told_apart(self, seed: torch.Tensor, role: str) -> torch.Tensor:
+        """Section 2.2: ``seed`` [B, 1, S, d] with the head embeddings, [B, n, S, d]."""
+        if self.config.attention == "mhe_mul":
+            return seed * self.factors(role)[:, None]
+        embeddings: torch.Tensor = self.embedding[role]
+        return seed + embeddings[:, None]
+
+
+def attend_to_all(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Scaled dot-product attention over these tokens: see ``Attend``."""
+    scores = (query * scale) @ key.transpose(-1, -2)  # [B, n, S, S]
+    if mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1) @ value

@@ -1,0 +1,146 @@
+"""Attention with head embeddings in the forms that engines may compute: the same function on folded weights.
+
+Forms whose heads share keys and values keep tokens in front of heads, ``[B, S, n, d]``: as rows ``[B, S * n, d]`` the
+queries of all heads are one product with the keys, and what they read is what the output projection takes, so that
+nothing is transposed but the keys. Shapes as in attention.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from ....modules.positions import Positions
+from ..architecture.folded_shapes import folded_shapes
+from .attention import Attend, Attention, attend_to_all
+from .folds import fold
+
+
+class Folded(torch.nn.Module):
+    """Tensors of ``folded_shapes.py`` as parameters under their names, those below ``prefix``."""
+
+    def __init__(self, literal: Attention, prefix: str, parts: tuple[str, ...]) -> None:
+        super().__init__()
+        known = folded_shapes(literal.config, "")
+        for part in parts:
+            for name in (f"{prefix}.{part}", f"{prefix}.{part}.weight", f"{prefix}.{part}.bias"):
+                if f".{name}" in known:
+                    _set(self, name.removeprefix(f"{prefix}."), torch.nn.Parameter(fold(literal, name), False))
+
+
+class SharedKeys(torch.nn.Module):
+    """Forms C, D and E: ``normal``, ``expanded_queries`` or ``shared_scores`` of ``literal``, on its parameters."""
+
+    def __init__(self, literal: Attention, form: str) -> None:
+        super().__init__()
+        self.config, self.form = literal.config, form
+        self.is_mul = literal.config.attention == "mhe_mul"
+        self.query, self.key, self.value, self.output = literal.query, literal.key, literal.value, literal.output
+        parts = ("output",) if self.is_mul else ("key",)
+        parts = (*parts, "queries") if form == "expanded_queries" else (*parts, "query")
+        self.folded = Folded(literal, "folded", parts)
+        if not self.is_mul:
+            self.embedding = literal.embedding
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        turn: Positions | None = None,
+        attend: Attend | None = None,
+    ) -> torch.Tensor:
+        """As ``Attention.forward``; positions turn nothing in these forms."""
+        if attend is not None:
+            query = self._queries(hidden).transpose(1, 2)
+            return self._output(attend(query, *self.kept(hidden, turn), mask, 1.0).transpose(1, 2))
+        assert turn is None
+        key, value = self._key(hidden), self.value(hidden)  # [B, S, d]
+        scores = self._shared_scores(hidden, key, mask) if self.form == "shared_scores" else None
+        if scores is None:
+            query = self._queries(hidden)  # [B, S, n, d]
+            scores = (query.flatten(1, 2) @ key.transpose(1, 2)).unflatten(1, query.shape[1:3])  # [B, S, n, S]
+            if mask is not None:
+                scores = scores + mask.transpose(1, 2)
+        context = scores.softmax(-1).flatten(1, 2) @ value
+        return self._output(context.unflatten(1, scores.shape[1:3]))
+
+    def kept(self, hidden: torch.Tensor, turn: Positions | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values [B, 1, S, d] that a cache has of ``hidden`` [B, S, H]."""
+        assert turn is None
+        return self._key(hidden)[:, None], self.value(hidden)[:, None]
+
+    def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, S, n, d], with the softmax scale in them or in the keys."""
+        if self.form == "expanded_queries":
+            queries = self.folded.queries
+            return _projected(hidden, queries).unflatten(-1, (-1, self.config.head_size))
+        seed = self.query(hidden)[:, :, None]
+        told_apart: torch.Tensor = seed * self.folded.query if self.is_mul else seed + self.embedding["query"]
+        return told_apart
+
+    def _key(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, S, d]. A bias of keys, as what mhe_add adds to them, is the same for all keys of a query (6.4)."""
+        return functional.linear(hidden, self.key.weight if self.is_mul else self.folded.key)
+
+    def _shared_scores(self, hidden: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Section 6.4: one score matrix and, for each head and key, one number, to [B, S, n, S]."""
+        scores = self.query(hidden) @ key.transpose(1, 2)  # [B, S, S]
+        if mask is not None:
+            scores = scores + mask[:, 0]
+        by_key = functional.linear(key, self.embedding["query"]).transpose(1, 2)  # [B, n, S]
+        return scores[:, :, None] + by_key[:, None]
+
+    def _output(self, context: torch.Tensor) -> torch.Tensor:
+        """What heads read [B, S, n, d] to [B, S, H]. What mhe_add adds to values is added here: rows of probabilities
+        sum to 1 (6.5)."""
+        if self.is_mul:
+            return functional.linear(context.flatten(2), self.folded.output, self.output.bias)
+        shifted = context + self.embedding["value"]
+        updated: torch.Tensor = self.output(shifted.flatten(2))
+        return updated
+
+
+class Expanded(torch.nn.Module):
+    """Form B of ``literal``: an ordinary MHA, with a projection of each role for each head."""
+
+    def __init__(self, literal: Attention) -> None:
+        super().__init__()
+        self.config, self.output = literal.config, literal.output
+        self.expanded = Folded(literal, "expanded", ("query", "key", "value"))
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        turn: Positions | None = None,
+        attend: Attend | None = None,
+    ) -> torch.Tensor:
+        """As ``Attention.forward``."""
+        query, key, value = (
+            _projected(hidden, part).unflatten(-1, (-1, self.config.head_size)).transpose(1, 2)  # [B, n, S, d]
+            for part in (self.expanded.query, self.expanded.key, self.expanded.value)
+        )
+        if turn is not None:
+            query, key = turn(query), turn(key)
+        context = (attend or attend_to_all)(query, key, value, mask, self.config.scale)
+        updated: torch.Tensor = self.output(context.transpose(1, 2).flatten(2))
+        return updated
+
+
+def in_form(literal: Attention, form: str) -> torch.nn.Module:
+    """``literal`` in one of the forms that hold for its configuration."""
+    if form == "literal":
+        return literal
+    return Expanded(literal) if form == "expanded" else SharedKeys(literal, form)
+
+
+def _projected(hidden: torch.Tensor, part: torch.nn.Module) -> torch.Tensor:
+    return functional.linear(hidden, part.weight, getattr(part, "bias", None))
+
+
+def _set(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+    """``parameter`` as ``name`` below ``module``, where the first part of a dotted name is a module of its own."""
+    inside, _, own = name.rpartition(".")
+    if inside and inside not in dict(module.named_children()):
+        module.add_module(inside, torch.nn.Module())
+    module.get_submodule(inside).register_parameter(own, parameter)

@@ -1,0 +1,80 @@
+"""A decoder as it generates, and as it shows the keys and values that a cache has of it.
+
+Where the normal form holds, heads share keys and values, and so a cache has one head of each: the engine that keeps it
+attends in that form. Shapes as in decoder.py, and ``K`` heads of size ``d`` in a cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ....modules.cached_attention import Cache, cache_places, cached_attention, caches_of
+from ....modules.positions import Positions
+from ..architecture.forms import cached_form
+from .attention import Attention
+from .forms import in_form
+from .lower import copied, in_one_form
+
+
+class CachedLM(torch.nn.Module):
+    """``model`` with the interface of ``GenerationEntry``; to be traced."""
+
+    def __init__(self, model: Any) -> None:  # MheDecoder
+        super().__init__()
+        self.model = in_one_form(model, cached_form(model.config))
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *past: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        model, new = self.model, cache_places(position_ids)
+        present: list[torch.Tensor] = []
+        hidden, turn = model.embeddings(input_ids, position_ids), model.turn(position_ids[:, None])
+        for layer, before in zip(model.layers, caches_of(past), strict=True):
+
+            def attend(
+                query: torch.Tensor,
+                key: torch.Tensor,
+                value: torch.Tensor,
+                _mask: torch.Tensor | None,
+                scale: float,
+                before: Cache = before,
+            ) -> torch.Tensor:
+                found, after = cached_attention(query, Cache(key, value), before, new, scale)
+                present.extend(after)
+                return found.transpose(1, 2)
+
+            hidden = layer(hidden, None, turn, attend)
+        return (model.logits(hidden[:, logits_at]), *present)
+
+
+class RecordedLM(torch.nn.Module):
+    """One pass of ``model``, as it is written, over whole texts."""
+
+    def __init__(self, model: Any) -> None:  # MheDecoder
+        super().__init__()
+        self.model = copied(model)
+        for layer in self.model.layers:
+            layer.attention = _Recording(layer.attention)
+
+    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``input_ids`` [B, S] to logits [B, S, V], and per layer keys and values [B, K, S, d]."""
+        logits = self.model(input_ids)
+        return (logits, *(tensor for layer in self.model.layers for tensor in layer.attention.last))
+
+
+class _Recording(torch.nn.Module):
+    """``attention``, which keeps in ``last`` the keys and values that a cache would get of its last pass."""
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.attention, self.cached = attention, in_form(attention, cached_form(attention.config))
+        self.last: tuple[torch.Tensor, ...] = ()
+
+    def forward(
+        self, hidden: torch.Tensor, mask: torch.Tensor | None, turn: Positions | None, attend: None
+    ) -> torch.Tensor:
+        self.last = self.cached.kept(hidden, turn)
+        updated: torch.Tensor = self.attention(hidden, mask, turn, attend)
+        return updated

@@ -1,0 +1,60 @@
+"""Small MHE folders with random weights: 2 layers, 4 heads of 8, FFN 48, hidden 32, 24 tokens of vocabulary 40."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from nestforge.exporters.families.mhe.architecture.config import MheConfig, MheDecoderConfig, MheEncoderConfig
+from nestforge.exporters.families.mhe.folder import save_model
+from nestforge.exporters.families.mhe.model.decoder import MheDecoder
+from nestforge.exporters.families.mhe.model.encoder import MheEncoder
+
+torch.set_num_threads(1)  # several threads on products this small only wait for each other
+
+TINY_MHE: dict[str, Any] = {
+    "attention": "mhe_mul",
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 24,
+}
+
+
+def encoder_config(**overrides: Any) -> MheEncoderConfig:
+    return MheEncoderConfig(**_settings(overrides))
+
+
+def decoder_config(**overrides: Any) -> MheDecoderConfig:
+    return MheDecoderConfig(**_settings(overrides))
+
+
+def tiny_mhe(config: MheConfig) -> Any:  # MheEncoder or MheDecoder
+    """The model, with weights so large that every part of it shows in the outputs; a factor of each head is 0, one is
+    below 0."""
+    torch.manual_seed(0)
+    model = MheDecoder(config) if isinstance(config, MheDecoderConfig) else MheEncoder(config)
+    for name, parameter in model.named_parameters():
+        scale = 1.0 if name == "embeddings.word.weight" else 0.3
+        ones = name.endswith("norm.weight") or ".attention.factor." in name
+        parameter.data = torch.randn_like(parameter) * scale + ones
+        if ".attention.factor." in name or ".attention.embedding." in name:
+            shift = 0.0 if ".attention.factor." in name else 1.0
+            parameter.data[:, 0], parameter.data[:, 1] = 0 - shift, -0.5 - shift
+    return model.eval().requires_grad_(False)
+
+
+def save_tiny_mhe(folder: Path, decoder: bool = False, **overrides: Any) -> Path:
+    """``tiny_mhe`` as a user's folder would hold it."""
+    config = decoder_config(**overrides) if decoder else encoder_config(**overrides)
+    return save_model(tiny_mhe(config), config, folder)
+
+
+def _settings(overrides: dict[str, Any]) -> dict[str, Any]:
+    settings = {**TINY_MHE, **overrides}
+    if settings["attention"] == "mhe_mul":
+        settings.setdefault("factors", "e")
+    return settings

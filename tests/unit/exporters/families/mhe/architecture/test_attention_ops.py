@@ -1,0 +1,70 @@
+"""FLOPs of the forms as section 7 of the reference has them: d_m = 768, n = 12, d = 64, L = 512."""
+
+from __future__ import annotations
+
+import pytest
+from nestforge.elastic import Bucket
+from nestforge.exporters.families.mhe.architecture.attention_ops import Sublayer, form_ops, plain_ops
+from nestforge.exporters.families.mhe.architecture.forward_ops import decoder_ops, encoder_ops, variant_ops
+from nestforge.exporters.families.mhe.architecture.presets import PRESETS
+from nestforge.exporters.families.mhe.architecture.shapes import elastic_spec, encoder_shapes
+from nestforge.workload import macs
+from support.tiny_mhe import decoder_config, encoder_config
+
+L512 = Bucket(1, 512)
+# Form: projections of queries, keys and values, and scores, in MFLOPs.
+SECTION_7 = {
+    "literal": (151.0, 402.7),
+    "expanded": (1811.9, 402.7),
+    "expanded_queries": (704.6, 402.7),
+    "normal": (151.0, 402.7),
+    "shared_scores": (151.8, 33.6),
+}
+
+
+@pytest.mark.parametrize(("form", "figures"), SECTION_7.items())
+def test_flops_of_a_form(form: str, figures: tuple[float, float]) -> None:
+    kind = "mhe-add" if form == "shared_scores" else "mhe-mul"
+    ops = {op.name: op for op in form_ops(Sublayer(PRESETS[f"{kind}-encoder-base"], "a", L512, 12))[form]}
+    products = [op for op in ops.values() if op.kind == "gemm" and op.name != "a.output"]
+    assert round(sum(op.flops for op in products) / 1e6, 1) == figures[0]
+    assert round(ops["a.scores"].flops / 1e6, 1) == figures[1]
+    assert round(ops["a.context"].flops / 1e6, 1) == 402.7
+    assert round(ops["a.output"].flops / 1e6, 1) == 604.0
+
+
+def test_weights_that_a_form_reads() -> None:
+    """Section 7: the normal form reads the seeds, the expanded one a projection for each head and role."""
+    of = Sublayer(PRESETS["mhe-mul-encoder-base"], "a", Bucket(1, 1), 12)
+    read = {form: sum(op.weight_bytes for op in ops) // 4 - 768 * 768 for form, ops in form_ops(of).items()}
+    assert read["normal"] == 147_456
+    assert read["expanded_queries"] == 688_128
+    assert read["expanded"] == 1_769_472
+
+
+@pytest.mark.parametrize(("kind", "widths"), [("mha", 36), ("sha", 3), ("mqa", 14), ("skv", 24), ("el_att", 12)])
+def test_kinds_without_head_embeddings(kind: str, widths: int) -> None:
+    config = PRESETS[f"{kind.replace('_', '-')}-encoder-base"]
+    scores = 1 if kind == "sha" else 12
+    expected = 512 * 768 * 64 * widths + 2 * scores * 512**2 * 64 + 512 * 768 * 768
+    assert macs(plain_ops(Sublayer(config, "a", L512, 12))) == expected
+
+
+def test_a_pass_leaves_out_what_has_forms() -> None:
+    config = encoder_config()
+    whole = elastic_spec(config, encoder_shapes(config)).universal()
+    assert not any(".attention." in op.name for op in encoder_ops(config, whole, Bucket(1, 8)))
+    (forms,) = variant_ops(config, whole, Bucket(1, 8)).values()
+    assert list(forms) == ["normal", "expanded_queries", "expanded", "literal"]
+    plain = decoder_config(attention="mha")
+    assert variant_ops(plain, whole, Bucket(1, 8)) == {}
+    assert any(op.name == "layers.1.attention.scores" for op in decoder_ops(plain, whole, Bucket(1, 8)))
+
+
+def test_fewer_heads_cost_less() -> None:
+    config = encoder_config()
+    spec = elastic_spec(config, encoder_shapes(config))
+    whole, half = spec.universal(), spec.from_kinds({"heads": [2]})
+    for form in ("normal", "literal"):
+        flops = [sum(op.flops for op in variant_ops(config, s, Bucket(1, 8))["attention"][form]) for s in (half, whole)]
+        assert flops[0] < flops[1]

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from nestforge.errors import CheckpointError
+from nestforge.exporters.families.mhe.architecture.config import (
+    MheDecoderConfig,
+    MheEncoderConfig,
+    config_from_json,
+)
+from nestforge.exporters.families.mhe.architecture.presets import PRESETS
+from support.tiny_mhe import TINY_MHE
+
+ENCODER: dict[str, Any] = {**TINY_MHE, "factors": "e", "model_type": "mhe_encoder"}
+
+
+def read(**changes: Any) -> MheEncoderConfig:
+    data = {key: value for key, value in {**ENCODER, **changes}.items() if value is not ...}
+    return config_from_json(MheEncoderConfig, data, "config.json")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_is_written_reads_back(name: str) -> None:
+    config = PRESETS[name]
+    assert config_from_json(type(config), json.loads(json.dumps(config.to_json())), "here") == config
+
+
+def test_what_follows_from_others() -> None:
+    config = read()
+    assert (config.head_size, config.inner, config.scale) == (8, 32, 8**-0.5)
+    other = read(head_dim=16, softmax_scale=0.5)
+    assert (other.head_size, other.inner, other.scale) == (16, 64, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("attention", "kinds"),
+    [
+        ("mha", ("ffn", "heads")),
+        ("sha", ("ffn",)),
+        ("mqa", ("ffn", "heads")),
+        ("skv", ("ffn", "heads")),
+        ("el_att", ("ffn",)),
+        ("mhe_add", ("ffn", "heads")),
+    ],
+)
+def test_where_a_head_can_be_left_out(attention: str, kinds: tuple[str, ...]) -> None:
+    assert read(attention=attention, factors=...).kinds == kinds
+    assert read(attention=attention, factors=..., elastic_heads=False).kinds == ("ffn",)
+
+
+def test_levels_of_a_nested_model() -> None:
+    assert read().levels is None
+    assert read(nested=True).levels == {"ffn": (0.25, 0.5, 0.75, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}
+    assert read(nested=True, granularities={"ffn": [0.5, 1.0]}).levels == {"ffn": (0.5, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"num_attention_heads": 5},
+            "num_attention_heads: 5 heads do not divide hidden_size 32; state head_dim where heads have another size",
+        ),
+        ({"factors": ...}, 'factors: expected "e" or "1+e", got None with mhe_mul'),
+        ({"factors": "e", "attention": "mhe_add"}, "factors: expected with mhe_mul alone, got 'e' with mhe_add"),
+        ({"softmax_scale": 0.0}, "softmax_scale: expected a number above 0, got 0"),
+        ({"position": "rotary", "head_dim": 7}, "position: rotary positions need heads of even size, got 7"),
+        (
+            {"attention": "el_att", "factors": ..., "head_dim": 4},
+            "head_dim: el_att reads keys and values from slices of the hidden state, so that 4 heads need size 8, ",
+        ),
+        ({"head": "classifier"}, "num_labels: expected with head classifier alone, got None with classifier"),
+        ({"num_labels": 3}, "num_labels: expected with head classifier alone, got 3 with none"),
+        ({"granularities": {"experts": [1.0]}}, "granularities: this model has no axis kind 'experts'"),
+        ({"num_hidden_layers": 1025}, "num_hidden_layers: expected at most 1024, got 1025"),
+    ],
+)
+def test_what_makes_no_model_is_one_line(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^config.json: {re.escape(problem)}"):
+        read(**changes)
+
+
+def test_an_unknown_key_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"config.json: .*rope_theta"):
+        read(rope_theta=1e4)
+
+
+def test_a_decoder_has_keys_of_its_own() -> None:
+    data = {**ENCODER, "model_type": "mhe_decoder", "tie_word_embeddings": False}
+    assert not config_from_json(MheDecoderConfig, data, "config.json").tie_word_embeddings
+    with pytest.raises(CheckpointError, match=r"config.json: .*head"):
+        config_from_json(MheDecoderConfig, {**data, "head": "none"}, "config.json")

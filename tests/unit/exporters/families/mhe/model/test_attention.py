@@ -1,0 +1,92 @@
+"""Attention of every kind against sections 2.1 to 2.4, written out head by head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from nestforge.exporters.families.mhe.architecture.config import MheConfig
+from nestforge.exporters.families.mhe.model.attention import Attention
+from support.tiny_mhe import encoder_config
+
+KINDS = ("mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul")
+
+
+def drawn(config: MheConfig) -> Attention:
+    torch.manual_seed(3)
+    attention = Attention(config).double().requires_grad_(False)
+    for parameter in attention.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.4
+    return attention
+
+
+def head(attention: Attention, x: torch.Tensor, i: int) -> torch.Tensor:
+    """``H_i = softmax(Q_i K_i^T / sqrt(d)) V_i`` [L, d] of ``x`` [L, H]."""
+    config, d = attention.config, attention.config.head_size
+    own = slice(i * d, (i + 1) * d)
+
+    def projected(part: str, rows: slice | None) -> torch.Tensor:
+        layer = getattr(attention, part)
+        rows = slice(None) if rows is None else rows
+        y = x @ layer.weight[rows].T
+        return y if layer.bias is None else y + layer.bias[rows]
+
+    match config.attention:
+        case "mha":
+            q, k, v = (projected(part, own) for part in ("query", "key", "value"))
+        case "sha":
+            q, k, v = (projected(part, None) for part in ("query", "key", "value"))
+        case "mqa":
+            q, k, v = projected("query", own), projected("key", None), projected("value", None)
+        case "skv":
+            q, k = projected("query", own), projected("key_value", own)
+            v = k
+        case "el_att":
+            q, k, v = projected("query", own), x[:, own], x[:, own]
+        case "mhe_add":
+            q, k, v = (projected(p, None) + attention.embedding[p][i] for p in ("query", "key", "value"))
+        case "mhe_mul":
+            q, k, v = (projected(p, None) * (attention.embedding[p][i] + 1) for p in ("query", "key", "value"))
+    return (q @ k.T / d**0.5).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_kind(kind: str, bias: bool) -> None:
+    attention = drawn(encoder_config(attention=kind, attention_bias=bias))
+    x = torch.randn(2, 6, 32, dtype=torch.float64)
+    for row, found in zip(x, attention(x), strict=True):
+        heads = torch.cat([head(attention, row, i) for i in range(4)], -1)
+        expected = heads @ attention.output.weight.T
+        if bias:
+            expected = expected + attention.output.bias
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+
+
+def test_factors_are_stored_with_or_without_their_one() -> None:
+    without, with_it = (drawn(encoder_config(factors=factors)) for factors in ("e", "1+e"))
+    with_it.load_state_dict(
+        {
+            name.replace("embedding", "factor"): value + 1 if "embedding" in name else value
+            for name, value in without.state_dict().items()
+        }
+    )
+    x = torch.randn(1, 5, 32, dtype=torch.float64)
+    torch.testing.assert_close(with_it(x), without(x), rtol=0, atol=1e-14)
+
+
+def test_one_head_without_embeddings_is_sha() -> None:
+    """Section 8: n = 1 and zero embeddings."""
+    one = {"num_attention_heads": 1, "head_dim": 8}
+    mhe, sha = (drawn(encoder_config(attention=kind, **one)) for kind in ("mhe_add", "sha"))
+    for table in mhe.embedding.values():
+        table.zero_()
+    sha.load_state_dict({name: value for name, value in mhe.state_dict().items() if "embedding" not in name})
+    x = torch.randn(1, 5, 32, dtype=torch.float64)
+    assert torch.equal(mhe(x), sha(x))
+
+
+def test_a_scale_that_is_stated() -> None:
+    attention, other = drawn(encoder_config()), drawn(encoder_config(softmax_scale=2 * 8**-0.5))
+    x = torch.randn(1, 5, 32, dtype=torch.float64)
+    attention.query.weight.mul_(2)
+    torch.testing.assert_close(attention(x), other(x), rtol=0, atol=1e-13)
