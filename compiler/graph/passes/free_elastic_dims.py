@@ -193,6 +193,15 @@ def _mean(node: ir.Node, inputs: list[Dims]) -> Dims:
     return tuple(dim for index, dim in enumerate(inputs[0]) if index not in reduced)
 
 
+def _unsqueeze(node: ir.Node, inputs: list[Dims]) -> Dims:
+    axes = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+    if axes is None:
+        raise _error(node, "the axes of an Unsqueeze are not constant")
+    rank = len(inputs[0]) + axes.size
+    added, rest = {int(axis) % rank for axis in axes.numpy().flatten()}, iter(inputs[0])
+    return tuple((1,) if index in added else next(rest) for index in range(rank))
+
+
 def _reshape(node: ir.Node, inputs: list[Dims]) -> Dims:
     """Regroups the factors into the output's extents."""
     found = extents(node.outputs[0])
@@ -251,4 +260,5 @@ _DIMS_BY_OPERATOR: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     "Slice": _slice,
     "Gather": _gather,
     "Concat": _concat,
+    "Unsqueeze": _unsqueeze,
 }

@@ -113,6 +113,23 @@ def test_numbers_of_elastic_heads_are_looked_up() -> None:
     assert _targets(model) == [[-1, 3, 3], [2, 3, -1]]
 
 
+def test_a_table_of_heads_is_spread_over_positions() -> None:
+    model = _model("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    spread (float[2, 3, 1, 8] x) => (float[2, 3, 8] y)
+    <float[4, 8] e, float[32, 8] o, int64[1] at = {1}, int64[3] join = {2, 3, 32}>
+    {
+      u = Unsqueeze (e, at)
+      a = Transpose <perm=[1, 0, 2]> (u)
+      h = Add (x, a)
+      j = Reshape (h, join)
+      y = MatMul (j, o)
+    }
+    """)
+    assert free_elastic_dims(model, {"e": (Elastic(HEADS),), "o": (Elastic(HEADS), 8)})
+    assert _targets(model) == [[2, 3, -1]]
+
+
 def test_nothing_elastic_nothing_changed() -> None:
     model = _model(SPLIT_HEADS)
     assert not free_elastic_dims(model, {})

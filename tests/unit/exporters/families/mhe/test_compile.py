@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
+from nestforge.exporters.families.mhe.folder import load_model
 from nestforge.exporters.source import open_source
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
@@ -24,87 +27,104 @@ FORMS = {
     "mhe_add": ("normal", "shared_scores", "expanded_queries", "expanded", "literal"),
     "mhe_mul": ("normal", "expanded_queries", "expanded", "literal"),
 }
-ONE_LAYER = {"num_hidden_layers": 1, "attention_bias": True}
-# One static shape and a range, and a submodel that keeps three heads.
-BUCKETS, NARROW = (Bucket(2, 8), Bucket(2, 24, 1, 1)), "ffn24-heads3"
+EVERY_FORM = [(kind, form) for kind, forms in FORMS.items() for form in forms]
+# A range, and a submodel that keeps three heads beside the universal one.
+BUCKET, WHOLE, NARROW = Bucket(2, 8, 1, 1), "ffn48-heads4", "ffn24-heads3"
+Compiled = Callable[[str, str], Bundle]
 
 
-def compiled(folder: Path, form: str, decoder: bool = False, **settings: Any) -> Bundle:
-    model = save_tiny_mhe(folder / "m", decoder, **settings)
-    profile = board(budgets={"full": {}}, buckets=[str(bucket) for bucket in BUCKETS])
-    return open_bundle(
-        compile_bundle(model, profile, folder / "b", submodels=[NARROW], variants={"attention": form}, measure=False)
-    )
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """The bundle of a kind in a form, of one layer with biases: decoders of mhe_add, encoders of mhe_mul. The model's
+    folder lies beside it."""
+
+    @cache
+    def of(kind: str, form: str) -> Bundle:
+        folder = tmp_path_factory.mktemp("mhe")
+        save_tiny_mhe(folder / "m", kind == "mhe_add", attention=kind, num_hidden_layers=1, attention_bias=True)
+        profile = board(budgets={"full": {}}, buckets=[str(BUCKET)], variants={"attention": form})
+        options: dict[str, Any] = {"submodels": [NARROW], "levels": {"ffn": (1.0,), "heads": (1.0,)}}
+        return open_bundle(compile_bundle(folder / "m", profile, folder / "b", **options))
+
+    return of
 
 
-def stored(bundle: Bundle) -> dict[str, tuple[int, ...]]:
-    with safe_open(bundle.file(WEIGHTS_NAME), framework="numpy") as store:
-        names = store.keys()
-        return {name: tuple(store.get_slice(name).get_shape()) for name in names if not name.startswith("table.")}
-
-
-@pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind, forms in FORMS.items() for form in forms])
-def test_every_form_passes_the_gate_and_slices(tmp_path: Path, kind: str, form: str) -> None:
-    bundle = compiled(tmp_path, form, decoder=kind == "mhe_add", attention=kind, **ONE_LAYER)
-    engines = bundle.manifest.engines
-    assert {engine.submodel for engine in engines} == {"ffn48-heads4", NARROW}
-    for engine in engines:
+@pytest.mark.parametrize(("kind", "form"), EVERY_FORM)
+def test_every_form_passes_the_gate_and_slices(compiled: Compiled, kind: str, form: str) -> None:
+    bundle = compiled(kind, form)
+    assert {engine.submodel for engine in bundle.manifest.engines} == {WHOLE, NARROW}
+    for engine in bundle.manifest.engines:
         assert (engine.variants, engine.emitted, engine.slice_problem) == ({"attention": form}, "sliced", None)
         assert engine.parity is not None
-        assert engine.private_bytes < 3000
-    assert verify_bundle(bundle.path, against=tmp_path / "m")
+        assert engine.private_bytes < 512, "no table of heads outside the store"
+    assert [(proof.suite, proof.subject) for proof in bundle.manifest.proofs] == [("slice", NARROW)]
     assert_tensorrt_takes(bundle.path)
 
 
-def names_below_attention(bundle: Bundle) -> set[str]:
-    return {name.partition(".attention.")[2] for name in stored(bundle) if ".attention." in name}
+# Below the attention of a layer.
+SEEDS, EXPANDED = ("query.weight", "query.bias", "value.weight", "value.bias"), ("query", "key", "value")
+READ = {
+    ("mhe_mul", "normal"): {*SEEDS, "key.weight", "folded.query", "folded.output.T"},
+    ("mhe_mul", "expanded"): {f"expanded.{role}.{kind}" for role in EXPANDED for kind in ("weight", "bias")}
+    | {"output.weight.T"},
+    ("mhe_mul", "expanded_queries"): {
+        *SEEDS[2:],
+        "key.weight",
+        "folded.queries.weight",
+        "folded.queries.bias",
+        "folded.output.T",
+    },
+    ("mhe_add", "normal"): {*SEEDS, "folded.key", "embedding.query", "embedding.value", "output.weight.T"},
+    ("mhe_add", "shared_scores"): {*SEEDS, "folded.key", "embedding.query", "embedding.value", "output.weight.T"},
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        ("mhe_mul", {"query.weight", "key.weight", "value.weight", "folded.query", "folded.output.T"}),
-        (
-            "mhe_add",
-            {"query.weight", "folded.key", "value.weight", "embedding.query", "embedding.value", "output.weight.T"},
-        ),
-    ],
-)
-def test_the_store_has_what_the_normal_form_reads_and_no_more(tmp_path: Path, kind: str, names: set[str]) -> None:
-    """Neither keys' head embeddings nor what was folded away, and never more than the literal engine reads."""
-    normal = compiled(tmp_path / "n", "normal", attention=kind, num_hidden_layers=1)
-    assert names_below_attention(normal) == names
-    literal = compiled(tmp_path / "l", "literal", attention=kind, num_hidden_layers=1)
-    for one, other in zip(normal.manifest.engines, literal.manifest.engines, strict=True):
-        assert one.submodel == other.submodel
+@pytest.mark.parametrize(("kind", "form"), READ)
+def test_the_store_has_what_a_form_reads_and_no_more(compiled: Compiled, kind: str, form: str) -> None:
+    """Neither head embeddings of keys, nor a bias of theirs, nor what was folded away."""
+    with safe_open(compiled(kind, form).file(WEIGHTS_NAME), framework="numpy") as store:
+        below = {name.partition(".attention.")[2] for name in store.keys() if ".attention." in name}  # noqa: SIM118
+    assert below == READ[kind, form] | {"output.bias"}
+
+
+@pytest.mark.parametrize(("kind", "form"), [("mhe_mul", "normal"), ("mhe_add", "normal"), ("mhe_add", "shared_scores")])
+def test_the_chosen_forms_weigh_no_more_than_the_literal_one(compiled: Compiled, kind: str, form: str) -> None:
+    ours, literal = (compiled(kind, one).manifest.submodels for one in (form, "literal"))
+    assert [submodel.id for submodel in ours] == [submodel.id for submodel in literal]
+    for one, other in zip(ours, literal, strict=True):
         assert one.weight_bytes <= other.weight_bytes
 
 
-def test_engines_answer_as_the_model_does(tmp_path: Path) -> None:
-    bundle = compiled(tmp_path, "normal", attention="mhe_mul")
-    universal = nestforge_model(tmp_path / "m")
+@pytest.mark.parametrize(("kind", "form"), [("mhe_mul", "normal"), ("mhe_add", "shared_scores")])
+def test_it_is_still_the_model_that_it_came_from(compiled: Compiled, kind: str, form: str) -> None:
+    """Heads are ranked; their order is found again by what the store has of them."""
+    bundle = compiled(kind, form)
+    assert bundle.manifest.ranking.method == "magnitude"
+    assert verify_bundle(bundle.path, against=bundle.path.with_name("m"))
+
+
+def test_engines_answer_as_the_model_does(compiled: Compiled) -> None:
+    path = compiled("mhe_mul", "normal").path
     ids, mask = torch.randint(0, 40, (2, 8)), torch.ones(2, 8, dtype=torch.int64)
     mask[0, 5:] = 0
-    with nestforge.load(bundle.path) as model:
-        answer = model({"input_ids": ids.numpy(), "attention_mask": mask.numpy()}, submodel="ffn48-heads4")
-    expected = universal(ids, mask)
-    torch.testing.assert_close(torch.from_numpy(answer.outputs["last_hidden_state"]), expected, rtol=0, atol=1e-4)
+    with nestforge.load(path) as model:
+        answer = model({"input_ids": ids.numpy(), "attention_mask": mask.numpy()}, submodel=WHOLE)
+    expected = load_model(path.with_name("m"))(ids, mask)
+    found = torch.from_numpy(answer.outputs["last_hidden_state"])
+    torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(found[0, :5], expected[0, :5], rtol=0, atol=1e-4)
 
 
-def nestforge_model(folder: Path) -> torch.nn.Module:
-    from nestforge.exporters.families.mhe.folder import load_model
-
-    return load_model(folder)
-
-
-@pytest.mark.parametrize("kind", ["mha", "sha", "mqa", "skv", "el_att"])
+@pytest.mark.parametrize("kind", ["sha", "mqa", "el_att"])
 def test_the_other_kinds(tmp_path: Path, kind: str) -> None:
     folder = save_tiny_mhe(tmp_path / "m", attention=kind, num_hidden_layers=1)
-    kept = "ffn24-heads3" if "heads" in open_source(folder).spec.kinds else "ffn24"
+    heads = "heads" in open_source(folder).spec.kinds
+    levels = {"ffn": (1.0,), "heads": (1.0,)} if heads else {"ffn": (1.0,)}
     profile = board(budgets={"full": {}}, buckets=["2x8"])
-    bundle = open_bundle(compile_bundle(folder, profile, tmp_path / "b", submodels=[kept], measure=False))
+    options: dict[str, Any] = {"submodels": [NARROW if heads else "ffn24"], "levels": levels}
+    bundle = open_bundle(compile_bundle(folder, profile, tmp_path / "b", **options))
     for engine in bundle.manifest.engines:
-        assert (engine.variants, engine.slice_problem) == (None, None)
+        assert (engine.variants, engine.emitted, engine.slice_problem) == (None, "sliced", None)
         assert engine.parity is not None
 
 
@@ -117,8 +137,7 @@ def test_a_form_that_does_not_hold_stops_before_any_work(tmp_path: Path) -> None
 
 def test_integers_of_folded_weights_are_refused(tmp_path: Path) -> None:
     folder = save_tiny_mhe(tmp_path / "m", num_hidden_layers=1)
-    problem = (
-        r"^precision int8: engines in the variants chosen read layers.0.attention.folded.output, which is made of "
-    )
+    problem = "^precision int8-dynamic: engines in the variants chosen read layers.0.attention.folded.output, which "
     with pytest.raises(PlanError, match=problem):
-        compile_bundle(folder, board(precision=["int8"], variants={"attention": "normal"}), tmp_path / "b")
+        compile_bundle(folder, board(precision=["int8-dynamic"], buckets=["2x8"]), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
