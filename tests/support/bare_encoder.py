@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nestforge.elastic import Axis, Bucket, ElasticSpec, Submodel
 from nestforge.exporters.parameter_groups import ParameterGroups
@@ -21,6 +21,7 @@ class Encoder:
     name: str = "encoder"
     fixed: int = 0
     tables: int = 0
+    variant_problems: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def parameters(self, submodel: Submodel) -> int:
         return self.parameter_groups(submodel).total

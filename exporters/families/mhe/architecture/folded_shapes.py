@@ -41,7 +41,9 @@ def folded_shapes(config: MheConfig, at: str) -> dict[str, Shape]:
 def folded_slices(config: MheConfig, at: str, heads: str | None) -> dict[str, PrefixSlice | None]:
     """Tensor to its slice along the axis ``heads``, if there is one."""
     slices: dict[str, PrefixSlice | None] = dict.fromkeys(folded_shapes(config, at))
-    for name in slices if heads is not None else ():
+    if heads is None:
+        return slices
+    for name in slices:
         if name.endswith("folded.query"):
             slices[name] = PrefixSlice(name, 0, heads)
         elif not name.endswith("folded.key"):

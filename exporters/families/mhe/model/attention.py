@@ -24,6 +24,15 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None
 class Attention(torch.nn.Module):
     """One sublayer of the configured kind; every projection and table under the name that ``attention_shapes`` has."""
 
+    # What the kind has of these.
+    query: torch.nn.Linear
+    key: torch.nn.Linear
+    value: torch.nn.Linear
+    key_value: torch.nn.Linear
+    output: torch.nn.Linear
+    embedding: torch.nn.ParameterDict
+    factor: torch.nn.ParameterDict
+
     def __init__(self, config: MheConfig) -> None:
         super().__init__()
         self.config = config

@@ -37,7 +37,7 @@ class MheEncoder(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """``input_ids`` and ``attention_mask`` [B, S] int64, 1 where a token counts, to the head's output."""
-        hidden = self.embeddings(input_ids)
+        hidden: torch.Tensor = self.embeddings(input_ids)
         mask = padding_mask(attention_mask, hidden)
         turn = None
         if self.config.position == "rotary":

@@ -37,17 +37,18 @@ def _expanded(attention: Attention, role: str, kind: str) -> torch.Tensor:
     """Sections 6.1 and 6.2: the projection of ``role`` for each head, [n * d, H], or its bias [n * d]."""
     if attention.config.attention == "mhe_mul":
         return _spread(attention, role, kind, _factors(attention, role))
-    added = attention.embedding[role].detach().double()  # [n, d]
+    added: torch.Tensor = attention.embedding[role].detach().double()  # [n, d]
     if kind == "weight":
         return _weight(attention, role).repeat(added.shape[0], 1)
-    bias = getattr(attention, role).bias
+    bias: torch.Tensor | None = getattr(attention, role).bias
     return (added if bias is None else added + bias.detach().double()).flatten()
 
 
 def _spread(attention: Attention, role: str, kind: str, factors: torch.Tensor) -> torch.Tensor:
     """The projection's weight [n * d, H] or bias [n * d] with each head's ``factors`` [n, d] on its rows."""
     if kind == "bias":
-        return (getattr(attention, role).bias.detach().double() * factors).flatten()
+        bias: torch.Tensor = getattr(attention, role).bias
+        return (bias.detach().double() * factors).flatten()
     return (_weight(attention, role) * factors[..., None]).flatten(0, 1)
 
 

@@ -7,6 +7,8 @@ nothing is transposed but the keys. Shapes as in attention.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -36,9 +38,8 @@ class SharedKeys(torch.nn.Module):
         self.config, self.form = literal.config, form
         self.is_mul = literal.config.attention == "mhe_mul"
         self.query, self.key, self.value, self.output = literal.query, literal.key, literal.value, literal.output
-        parts = ("output",) if self.is_mul else ("key",)
-        parts = (*parts, "queries") if form == "expanded_queries" else (*parts, "query")
-        self.folded = Folded(literal, "folded", parts)
+        queries = "queries" if form == "expanded_queries" else "query"
+        self.folded: Any = Folded(literal, "folded", (queries, "output" if self.is_mul else "key"))
         if not self.is_mul:
             self.embedding = literal.embedding
 
@@ -58,22 +59,21 @@ class SharedKeys(torch.nn.Module):
         scores = self._shared_scores(hidden, key, mask) if self.form == "shared_scores" else None
         if scores is None:
             query = self._queries(hidden)  # [B, S, n, d]
-            scores = (query.flatten(1, 2) @ key.transpose(1, 2)).unflatten(1, query.shape[1:3])  # [B, S, n, S]
+            scores = (query.flatten(1, 2) @ key.transpose(1, 2)).view(*query.shape[:3], -1)  # [B, S, n, S]
             if mask is not None:
                 scores = scores + mask.transpose(1, 2)
         context = scores.softmax(-1).flatten(1, 2) @ value
-        return self._output(context.unflatten(1, scores.shape[1:3]))
+        return self._output(context.view(*scores.shape[:3], -1))
 
     def kept(self, hidden: torch.Tensor, turn: Positions | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values [B, 1, S, d] that a cache has of ``hidden`` [B, S, H]."""
         assert turn is None
-        return self._key(hidden)[:, None], self.value(hidden)[:, None]
+        return self._key(hidden)[:, :, None].transpose(1, 2), self.value(hidden)[:, :, None].transpose(1, 2)
 
     def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
         """[B, S, n, d], with the softmax scale in them or in the keys."""
         if self.form == "expanded_queries":
-            queries = self.folded.queries
-            return _projected(hidden, queries).unflatten(-1, (-1, self.config.head_size))
+            return _projected(hidden, self.folded.queries, self.config.head_size)
         seed = self.query(hidden)[:, :, None]
         told_apart: torch.Tensor = seed * self.folded.query if self.is_mul else seed + self.embedding["query"]
         return told_apart
@@ -88,7 +88,8 @@ class SharedKeys(torch.nn.Module):
         if mask is not None:
             scores = scores + mask[:, 0]
         by_key = functional.linear(key, self.embedding["query"]).transpose(1, 2)  # [B, n, S]
-        return scores[:, :, None] + by_key[:, None]
+        told_apart: torch.Tensor = scores[:, :, None] + by_key[:, None]
+        return told_apart
 
     def _output(self, context: torch.Tensor) -> torch.Tensor:
         """What heads read [B, S, n, d] to [B, S, H]. What mhe_add adds to values is added here: rows of probabilities
@@ -106,7 +107,7 @@ class Expanded(torch.nn.Module):
     def __init__(self, literal: Attention) -> None:
         super().__init__()
         self.config, self.output = literal.config, literal.output
-        self.expanded = Folded(literal, "expanded", ("query", "key", "value"))
+        self.expanded: Any = Folded(literal, "expanded", ("query", "key", "value"))
 
     def forward(
         self,
@@ -117,7 +118,7 @@ class Expanded(torch.nn.Module):
     ) -> torch.Tensor:
         """As ``Attention.forward``."""
         query, key, value = (
-            _projected(hidden, part).unflatten(-1, (-1, self.config.head_size)).transpose(1, 2)  # [B, n, S, d]
+            _projected(hidden, part, self.config.head_size).transpose(1, 2)  # [B, n, S, d]
             for part in (self.expanded.query, self.expanded.key, self.expanded.value)
         )
         if turn is not None:
@@ -134,8 +135,10 @@ def in_form(literal: Attention, form: str) -> torch.nn.Module:
     return Expanded(literal) if form == "expanded" else SharedKeys(literal, form)
 
 
-def _projected(hidden: torch.Tensor, part: torch.nn.Module) -> torch.Tensor:
-    return functional.linear(hidden, part.weight, getattr(part, "bias", None))
+def _projected(hidden: torch.Tensor, part: Any, size: int) -> torch.Tensor:
+    """``hidden`` [B, S, H] to a vector of ``size`` d of each head, [B, S, n, d]."""
+    projected = functional.linear(hidden, part.weight, getattr(part, "bias", None))
+    return projected.view(*hidden.shape[:2], -1, size)
 
 
 def _set(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:

@@ -69,7 +69,8 @@ class _Recording(torch.nn.Module):
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
-        self.attention, self.cached = attention, in_form(attention, cached_form(attention.config))
+        self.attention = attention
+        self.cached: Any = in_form(attention, cached_form(attention.config))
         self.last: tuple[torch.Tensor, ...] = ()
 
     def forward(
