@@ -59,11 +59,11 @@ class SharedKeys(torch.nn.Module):
         scores = self._shared_scores(hidden, key, mask) if self.form == "shared_scores" else None
         if scores is None:
             query = self._queries(hidden)  # [B, S, n, d]
-            scores = (query.flatten(1, 2) @ key.transpose(1, 2)).view(*query.shape[:3], -1)  # [B, S, n, S]
+            scores = (query.flatten(1, 2) @ key.transpose(1, 2)).view(*query.shape[:3], key.shape[1])  # [B, S, n, S]
             if mask is not None:
                 scores = scores + mask.transpose(1, 2)
         context = scores.softmax(-1).flatten(1, 2) @ value
-        return self._output(context.view(*scores.shape[:3], -1))
+        return self._output(context.view(*scores.shape[:3], value.shape[2]))
 
     def kept(self, hidden: torch.Tensor, turn: Positions | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values [B, 1, S, d] that a cache has of ``hidden`` [B, S, H]."""
