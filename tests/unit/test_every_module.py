@@ -79,7 +79,6 @@ TESTED_ELSEWHERE = {
     "compiler.generation.cached_gate": "compiler/generation/test_build_cached.py",
     "compiler.compile": "compiler/test_choice_axes.py",
     "compiler.graph.node_extents": "compiler/graph/precision/test_cpu_kernels.py",
-    "compiler.graph.passes.general_optimizer": "compiler/graph/passes/test_slices_to_split.py",
     "compiler.parity.engine_verdict": "compiler/parity/test_reference.py",
     "compiler.parity.replayed": "compiler/parity/test_judge.py",
     "compiler.tensorrt.build_plan": "compiler/tensorrt/test_build_bundle.py",

@@ -1,10 +1,14 @@
-"""onnxscript's optimiser, without the rule that searches the whole graph at every node.
+"""onnxscript's optimiser, without the rule that searches the whole graph at every node, and with every other rule tried
+only at nodes of the operator that it rewrites.
 
 The sequence is that of ``onnxscript.optimizer.optimize_ir``, which takes no rules: constants folded and rewritten until
 nothing changes, twice at most, then equal things merged. slices_to_split.py stands for the rule that is left out.
 """
 
 from __future__ import annotations
+
+import copy
+from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -14,8 +18,27 @@ from onnxscript.optimizer import fold_constants
 from .slices_to_split import slices_to_split
 
 _MAX_ROUNDS = 2
+
+
+def _at_its_operator(rule: Any) -> Any:
+    """``rule``, which matches nowhere else, without asking its matcher at nodes of other operators: to learn from it
+    that 40 rules do not match at each node took two fifths of the time of a template."""
+    operator = rule._target_pattern.output_nodes[0].op_identifier()  # None where several match
+    if operator is None:
+        return rule
+    _, op_type, _ = operator
+    same, try_rewrite = copy.copy(rule), rule.try_rewrite
+
+    def try_at_operator(model: ir.Model, graph: Any, node: ir.Node, **options: Any) -> Any:
+        return try_rewrite(model, graph, node, **options) if node.op_type == op_type else None
+
+    same.try_rewrite = try_at_operator
+    return same
+
+
 _REWRITE_RULES = rewriter.RewritePass(
-    [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule.name != "SlicesSplit"]  # no public list of them
+    # no public list of them
+    [_at_its_operator(rule) for rule in rewriter._DEFAULT_REWRITE_RULES if rule.name != "SlicesSplit"]
 )
 _REMOVE_UNUSED = ir.passes.Sequential(common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass())
 _MERGE_DUPLICATES = ir.passes.Sequential(
