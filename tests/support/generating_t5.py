@@ -7,21 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import nestforge
+import pytest
 import torch
 from nestforge.elastic import Bucket
+from support.shared_folder import made_once
 from support.tiny_t5 import V1_1, save_t5
 
 
-def save_generating_t5(folder: Path) -> Path:
-    """With a head of its own and a gate. The order of its neurons is kept."""
+def t5_folder(factory: pytest.TempPathFactory) -> Path:
+    """The folder ``t5``, of a model with a head of its own and a gate, and what is compiled of it, ``t5.bundle``: the
+    order of its neurons is kept. Only to be read."""
     from support.gated_decoders import edit_config
 
-    return edit_config(save_t5(folder, **V1_1), nested=True)
+    def make(folder: Path) -> None:
+        compile_t5(edit_config(save_t5(folder / "t5", **V1_1), nested=True), folder / "t5.bundle")
+
+    return made_once(factory, "t5", make)
 
 
 def compile_t5(model: Path, output: Path, **options: Any) -> Path:
     """The bundle of ``model``: ffn32, and a submodel whose layers have widths of their own."""
-    common = {"buckets": [Bucket(1, 16, None, 1)], "include": "budgets", "measure": False}
+    common = {"buckets": [Bucket(1, 16)], "include": "budgets", "measure": False}
     submodels = ["ffn8x1_24x1_16x1"]
     return nestforge.compile(
         model, "raspberry-pi-5", output, generate=True, **{**common, "submodels": submodels, **options}

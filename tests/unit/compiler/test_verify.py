@@ -7,19 +7,29 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.compiler.graph.template import Template
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, CheckpointError
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
 from support.sealing import reseal
-from support.tiny_compile import save_tiniest, write_levels
+from support.tiny_compile import board, builder_in, save_tiniest, write_levels
 from support.tiny_models import add_pooling
 
 
-@pytest.fixture
-def bundle(builder: EngineBuilder) -> Path:
+@pytest.fixture(scope="module")
+def written(tiniest: Path, template: Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    universal = load_universal(open_source(tiniest))
+    builder = builder_in(tmp_path_factory.mktemp("verified") / "bundle", universal, template, board())
     folder = write_levels(builder)
     shutil.rmtree(builder.stage.work)
     return folder
+
+
+@pytest.fixture
+def bundle(written: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(written, tmp_path / "bundle"))
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ TEXTS = [" ".join(WORDS[(n * 7 + i) % len(WORDS)] for i in range(1 + n * 5 % 9))
 TASK = "ForSequenceClassification"
 
 
-def compiled(folder: Path) -> Path:
-    profile = board(buckets=["2x8", "3x16"], budgets={"full": {}, "half": {"flops": "70 %"}})
+def compiled(folder: Path, *buckets: str) -> Path:
+    profile = board(buckets=list(buckets), budgets={"full": {}, "half": {"flops": "70 %"}})
     return nestforge.compile(folder, profile=profile, output=folder.with_suffix(".bundle"), include="budgets")
 
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(folder: Path) -> Path:
-    return compiled(folder)
+    return compiled(folder, "2x8", "3x16")
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_rows_leave_a_model_with_exits_as_it_is_asked_to(tmp_path: Path) -> None
 def test_one_class_is_a_score(tmp_path: Path, problem: str | None) -> None:
     folder = save_tiniest(tmp_path / "m", task=TASK, num_labels=1, **({"problem_type": problem} if problem else {}))
     save_tokenizer(folder)
-    with TextClassifier(compiled(folder), function_to_apply="none" if problem else None) as classify:
+    with TextClassifier(compiled(folder, "3x16"), function_to_apply="none" if problem else None) as classify:
         same(classify(TEXTS), pipeline_of(folder)(TEXTS))
 
 

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def bundle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     path = tmp_path_factory.mktemp("bundles") / "gemma2.bundle"
-    options = {"buckets": [Bucket(1, 16, None, 1)], "submodels": ["ffn8_24"], "include": "budgets", "measure": False}
+    options = {"buckets": [Bucket(1, 16)], "submodels": ["ffn8_24"], "include": "budgets", "measure": False}
     return open_bundle(nestforge.compile(folder, "raspberry-pi-5", path, generate=True, **options))
 
 

@@ -162,7 +162,7 @@ def test_attention_of_another_scale_stops_the_compile(tmp_path: Path, monkeypatc
         return cached_attention.cached_attention(query, new, past, places, 1.02 * scale, *rest)
 
     monkeypatch.setattr(cached_decoder, "cached_attention", wrong)
-    folder = save_decoder(tmp_path / "llama", head_dim=8, max_position_embeddings=38)
+    folder = save_decoder(tmp_path / "llama", num_hidden_layers=1, head_dim=8, max_position_embeddings=38)
     with pytest.raises(ParityError, match=r"cached@b1_64-s1_38: .*first to diverge: model.layers.0.self_attn"):
         compiled(folder)
     assert not (tmp_path / "llama.bundle").exists()
@@ -177,7 +177,8 @@ def test_a_window_of_one_token_more_stops_the_compile(tmp_path: Path, monkeypatc
         return cached_attention.cached_attention(*others, window + 1)
 
     monkeypatch.setattr(cached_decoder, "cached_attention", wrong)
-    folder = save_decoder(tmp_path / "mistral", "mistral", head_dim=8, sliding_window=60, max_position_embeddings=90)
+    short = {"num_hidden_layers": 1, "head_dim": 8, "sliding_window": 60, "max_position_embeddings": 90}
+    folder = save_decoder(tmp_path / "mistral", "mistral", **short)
     with pytest.raises(ParityError, match=r"case longer than the window: .*first to diverge: model.layers.0.self_attn"):
         compiled(folder)
 

@@ -25,18 +25,18 @@ from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.generation.source import Source, read_source
-from support.generating_t5 import compile_t5, save_generating_t5
+from support.generating_t5 import compile_t5, t5_folder
 from support.tiny_t5 import save_t5
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_generating_t5(tmp_path_factory.mktemp("t5") / "t5")
+    return t5_folder(tmp_path_factory) / "t5"
 
 
 @pytest.fixture(scope="module")
-def bundle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return open_bundle(compile_t5(folder, tmp_path_factory.mktemp("bundles") / "t5.bundle"))
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return open_bundle(t5_folder(tmp_path_factory) / "t5.bundle")
 
 
 def entry_of(bundle: Bundle) -> GenerationEntry:
@@ -116,7 +116,7 @@ def test_the_gate_finds_a_row_that_reads_another_prompt(bundle: Bundle, folder: 
 def test_room_behind_a_prompt_that_is_read_stops_the_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generating, "_hidden_beyond", lambda lengths, _most: 0.0 * lengths[:, None, None, None])
     with pytest.raises(ParityError, match=r"cached@b1_64-s1_512: .*no module in one run over the text"):
-        compile_t5(save_t5(tmp_path / "t5", d_ff=16, text=False), tmp_path / "b", submodels=[])
+        compile_t5(save_t5(tmp_path / "t5", d_ff=16, text=False, num_decoder_layers=1), tmp_path / "b", submodels=[])
 
 
 def test_distances_that_are_off_by_one_stop_the_compile_at_their_module(
@@ -125,7 +125,7 @@ def test_distances_that_are_off_by_one_stop_the_compile_at_their_module(
     bias = generating._position_bias
     monkeypatch.setattr(generating, "_position_bias", lambda own, places, *rest: bias(own, places + 1, *rest))
     with pytest.raises(ParityError, match=r"first to diverge: decoder.block.0.layer.0.SelfAttention.rel"):
-        compile_t5(save_t5(tmp_path / "t5", d_ff=24, text=False), tmp_path / "b", submodels=[])
+        compile_t5(save_t5(tmp_path / "t5", d_ff=24, text=False, num_decoder_layers=1), tmp_path / "b", submodels=[])
 
 
 def test_integers_are_proven_with_and_without_the_rounding_of_activations(tmp_path: Path) -> None:

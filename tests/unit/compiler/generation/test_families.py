@@ -28,6 +28,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, longrope": (
         "phi3",
         {
+            "num_hidden_layers": 1,
             "hidden_size": 32,
             "max_position_embeddings": 300,
             "original_max_position_embeddings": 140,
@@ -38,14 +39,17 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3n": (
         "gemma3n_text",
         {
-            "num_hidden_layers": 4,
-            "intermediate_size": [32, 16, 32, 16],
-            "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-            "num_kv_shared_layers": 2,
+            "num_hidden_layers": 3,
+            "intermediate_size": [32, 16, 32],
+            "activation_sparsity_pattern": [0.5, 0.0, 0.0],
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_kv_shared_layers": 1,
         },
     ),
-    "llama, dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 4.0}}),
+    "llama, dynamic": (
+        "llama",
+        {"num_hidden_layers": 1, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 4.0}},
+    ),
 }
 
 

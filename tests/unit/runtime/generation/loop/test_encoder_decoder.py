@@ -13,7 +13,7 @@ from nestforge.runtime.engines.memory import MemoryCap
 from nestforge.runtime.generation.loop.admitted import AdmittedEngines, longer_prompt_bytes
 from nestforge.runtime.generation.loop.generated import Run
 from nestforge.runtime.model import ElasticModel, load
-from support.generating_t5 import compile_t5, generated_by_transformers, save_generating_t5
+from support.generating_t5 import generated_by_transformers, t5_folder
 
 PROMPTS = ["Returns the file that a subprocess has opened.", "a", "path " * 30, "threads"]
 TOKENS = 40
@@ -22,12 +22,12 @@ SMALL = "ffn8x1_24x1_16x1"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_generating_t5(tmp_path_factory.mktemp("t5") / "t5")
+    return t5_folder(tmp_path_factory) / "t5"
 
 
 @pytest.fixture(scope="module")
-def bundle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_t5(folder, tmp_path_factory.mktemp("bundles") / "t5.bundle")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return t5_folder(tmp_path_factory) / "t5.bundle"
 
 
 @pytest.fixture
