@@ -69,7 +69,7 @@ class CompileRequest:
 class Resolved:
     """A request with its model opened (headers alone) and its profile as this request has it.
 
-    ``submodels`` are those that were asked for by id or as published slices; ``published`` are the latter. ``notes``
+    ``submodels`` were asked for by id or as published slices; ``published`` are the slices. ``notes``
     state what of the profile this model cannot have.
     """
 

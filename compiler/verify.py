@@ -175,7 +175,7 @@ def _verdict(
     """One whole engine on ``cases``, answered as a request for its submodel at exactly its bucket.
 
     Packed, as users run it while memory lasts; the gate of the build ran it shared, so that both forms are proven.
-    ``replay`` is the reference, given routes, those that the engine took, and by how much they may be worse. ``orders``
+    ``replay`` is the reference, given the routes that the engine took, and by how much they may be worse. ``orders``
     are the bundle's where the reference does not have them.
     """
     decides = bool(engine.routing)

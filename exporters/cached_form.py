@@ -55,7 +55,7 @@ class EncoderForm:
 
 @dataclass(frozen=True, eq=False)
 class CachedForm:
-    """How a family's model generates; ``layers`` are those that have keys and values of their own, in order.
+    """How a family's model generates; ``layers`` are the ones that have keys and values of their own, in order.
 
     ``module(module)`` is what ``Architecture.load`` returned with the interface of ``GenerationEntry``; it is traced
     and never run. ``recorded(module)`` takes ``input_ids`` ``[B, S]`` and makes the model's own pass over all of them;

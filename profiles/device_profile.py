@@ -67,7 +67,7 @@ class BudgetSpec:
     Parameters and FLOPs may be written ``"94.4M"``, with K, M, or G or B for 10^9. Parameters are all, all but the
     tables of tokens and positions, or those of the feed-forward networks that shrink. Latency and FLOPs are judged at
     the profile's ``budget_shape``. An ``optional`` budget is left out, and a note says so, for a
-    model of which no submodel keeps it.
+    model without a submodel that keeps it.
     """
 
     latency_ms: float | str | None = None

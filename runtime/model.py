@@ -63,7 +63,7 @@ def load(
     (Linux alone); by default the system places them. None of them spins. ``provider`` is where ONNX Runtime runs the
     engines: ``cpu``, where TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or
     ``tensorrt``, where ONNX Runtime builds an engine of its own from each. Never does another one answer than was asked
-    for. Raises a BundleError, InputError for an unknown name, for threads and CPUs beyond those that this process may
+    for. Raises a BundleError, InputError for an unknown name, for threads and CPUs beyond what this process may
     use, or SelectionError if the cap cannot be met.
     """
     if residency not in (*RESIDENCIES, "auto"):

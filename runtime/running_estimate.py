@@ -2,7 +2,7 @@
 
 A run gives the ratio of its time over the figure that the bundle states for it. Its logarithm is followed as the sum of
 three running means: of the bundle (this host is slower, or busy), of the engine, and of the engine at sizes like the
-run's. So what one engine showed is carried over to those that have not run yet, and refined once they do.
+run's. So what one engine showed is carried over to engines that have not run yet, and refined once they do.
 """
 
 from __future__ import annotations

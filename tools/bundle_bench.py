@@ -161,7 +161,7 @@ def _shapes(bundle: Bundle, engines: Sequence[EngineEntry], at: Bucket | None) -
 
 
 def _residencies(bundle: Bundle, engine: EngineEntry, provider: Provider | None) -> Sequence[Residency]:
-    """Those that the runtime gives such an engine: a plan owns its weights on the GPU, and one of int4 a packed copy,
+    """What the runtime gives such an engine: a plan owns its weights on the GPU, and one of int4 a packed copy,
     however they were asked for."""
     if provider is not None:
         return ("shared",) if provider.shares else ("packed",)

@@ -41,7 +41,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of the texts that were sent, those that the tokenizer adds and the default prompt included: ``texts`` of
+    """Tokens of the texts that were sent, special tokens and the default prompt included: ``texts`` of
     the ``found`` ones."""
 
     texts: int

@@ -102,7 +102,7 @@ def complete(
     latencies: Sequence[Latency],
     cached: Sequence[EngineEntry] = (),
 ) -> Bundle:
-    """The draft with its submodels, engines, those that keep a cache, and budgets: everything but the files, so that
+    """The draft with its submodels, engines, engines that keep a cache, and budgets: everything but the files, so that
     it can answer."""
     candidates = {candidate.id: candidate for candidate in plan.candidates}
     submodels = tuple(

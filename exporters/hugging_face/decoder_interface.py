@@ -87,7 +87,7 @@ class DecoderInterface:
     def cached_form(
         self, positions: int, layers: tuple[CachedLayer, ...], window: int | None = None
     ) -> CachedForm | None:
-        """How the model generates; ``layers`` are those that have keys and values of their own, in order, and
+        """How the model generates; ``layers`` are the ones that have keys and values of their own, in order, and
         ``window`` what a sliding one lets a token see. None where there is no head over the vocabulary."""
         if self.head is None or self.head.to != "tokens":
             return None

@@ -225,7 +225,7 @@ class Manifest:
 
     @property
     def every_engine(self) -> tuple[EngineEntry, ...]:
-        """``engines``, and those that generate."""
+        """``engines``, and the engines that generate."""
         return (*self.engines, *(self.generation.every_engine if self.generation else ()))
 
     @property
@@ -240,8 +240,8 @@ class Manifest:
         return tuple(sorted(self.submodels, key=smallness))
 
     def interface(self, segment: str | None) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """Inputs and outputs of the engines of ``segment``, which is ``CACHED`` for those that generate, ``ENCODER``
-        for those that read a prompt, and None for whole ones."""
+        """Inputs and outputs of the engines of ``segment``, which is ``CACHED`` for engines that generate, ``ENCODER``
+        for engines that read a prompt, and None for whole ones."""
         if segment == CACHED and self.generation is not None:
             return self.generation.interface
         if segment == ENCODER and self.generation is not None:

@@ -80,7 +80,7 @@ def _build_problems(build: BuildRecord, manifest: Manifest) -> Iterable[str]:
 
 
 def is_grid(points: Sequence[LatencyPoint]) -> bool:
-    """Whether ``points`` have every batch at every sequence once: all of them, and those that were measured."""
+    """Whether ``points`` have every batch at every sequence once: all of them, and the measured ones."""
     measured = [point for point in points if point.measured_p50_ms is not None]
     for some in (points, measured):
         sizes = {(point.batch, point.sequence) for point in some}

@@ -17,7 +17,7 @@ FETCH_AGAIN = "fetch the bundle again, or compile it again"
 
 
 class FileIdentity(NamedTuple):
-    """Which file it is, and of which state: another file at the same path has another number, and one that was
+    """Which file it is, and in what state: another file at the same path has another number, and one that was
     written to another time (ns) or size.
 
     Who writes may set the time of writing back. ``changed_ns`` nobody sets; but it moves with the file's rights, owner

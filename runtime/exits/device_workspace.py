@@ -134,7 +134,7 @@ class DeviceWorkspace(Workspace):
         with ExitStack() as stack:
             calls: list[DeviceCall] = []
             for engine, begin, end in self._engines(plan, runner):
-                call = cast(DeviceRunner, engine).bind_device(  # the pool says of which engines it is one
+                call = cast(DeviceRunner, engine).bind_device(  # what the pool gives for engines on a device
                     {name: array.rows(begin, end) for name, array in feeds.items()},
                     {name: array.rows(begin, end) for name, array in outputs.items()},
                 )

@@ -34,7 +34,7 @@ class Sampling:
     """How tokens are picked.
 
     ``temperature`` divides the logits; 0 is greedy: the most likely token, of equal ones the lowest id, whatever
-    ``top_k``, ``top_p`` and ``min_p``, all of which keep it. ``top_k`` keeps the k most likely tokens and those as
+    ``top_k``, ``top_p`` and ``min_p``, which all keep it. ``top_k`` keeps the k most likely tokens and those as
     likely as the last of them, 0 all; ``top_p`` the fewest most likely that have this probability together (Holtzman et
     al. 2020, section 3.1; of equal ones the lowest ids); ``min_p`` those at least this likely in proportion to the most
     likely (Nguyen et al. 2024). ``repetition_penalty`` divides the positive logits of every token that the row already
@@ -194,7 +194,7 @@ def _nucleus(weights: Probabilities, top_p: float) -> Ids:
     # The smallest have together at most what is left out if each has less than its N-th part: they need no sorting.
     likely = weights[weights >= (whole - wanted) / len(weights)]
     falling = np.sort(likely)[::-1]  # values alone: sorting places takes twenty times as long
-    before = np.concatenate(([0.0], falling.cumsum()[:-1]))  # sum of those that are larger
+    before = np.concatenate(([0.0], falling.cumsum()[:-1]))  # sum of the larger ones
     count = int(before.searchsorted(wanted))
     least = falling[count - 1]
     kept = weights > least

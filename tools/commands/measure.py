@@ -30,7 +30,7 @@ Examples:
 @click.option(
     "--memory-mb",
     type=click.FloatRange(min=0, min_open=True),
-    help="Measure engines as they are held under this cap; those that it leaves out are named.",
+    help="Measure engines as they are held under this cap; the ones that it leaves out are named.",
 )
 @click.option("--force", is_flag=True, help="Also while other programs are busy; such figures are marked as noisy.")
 @json_option
@@ -45,7 +45,7 @@ def command(bundle: Path, threads: int | None, memory_mb: float | None, force: b
     from ...runtime.engines.measure_bundle import measure_bundle
 
     opened = open_bundle(bundle)
-    read_measurements(opened)  # those that cannot be read are refused before any work
+    read_measurements(opened)  # unreadable ones are refused before any work
     if not os.access(opened.path, os.W_OK):
         raise OutputError(f"{opened.path}: cannot be written, so measurements could not be kept; make it writable")
     with working() as progress:

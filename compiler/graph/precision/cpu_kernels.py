@@ -138,7 +138,7 @@ def _rows_in_blocks(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
 
 
 def _scaled_at_run_time(proto: onnx.ModelProto, kept: Collection[str], blocked: Collection[str]) -> onnx.ModelProto:
-    """Every product but ``kept``: those that make ``blocked`` in 4 bits, the others by DynamicQuantizeLinear."""
+    """Every product but ``kept``: the ones that make ``blocked`` in 4 bits, the others by DynamicQuantizeLinear."""
     edit, changed = Edit(proto), products(proto.graph, kept)
     done: dict[str, list[str]] = {}
     for node in edit.source:

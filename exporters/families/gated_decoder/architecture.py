@@ -17,7 +17,7 @@ class DecoderArchitecture:
     are normalised per head. ``norms_around``: attention and FFN have a norm behind them as well as before.
     ``score_cap`` and ``logit_cap``: attention scores or logits are bent by a tanh. ``packed``: one layer makes queries,
     keys and values, and files hold gate above up in one tensor; the module has them apart. ``gemma3n`` is what only
-    that model has, or None. ``positions`` are the tokens of the longest text, ``stated_positions`` those that the
+    that model has, or None. ``positions`` are the tokens of the longest text, ``stated_positions`` the ones that the
     configuration states. ``window``: how many tokens those layers see that do not see all.
     """
 

@@ -24,7 +24,7 @@ class Layout:
     ``qkv_bias``: queries, keys and values always have a bias. ``reads_attention_bias``, ``reads_mlp_bias`` and
     ``caps``: whether the class heeds ``attention_bias``, ``mlp_bias`` and the soft caps of its config. ``packed``: one
     layer makes queries, keys and values, and one gate and up. ``pad`` is its padding token. ``original_positions`` are
-    those that its model type has where ``config.json`` is silent, before rotary positions turn to other frequencies.
+    the ones that its model type has where ``config.json`` is silent, before rotary positions turn to other frequencies.
     ``window``: how its class reads sliding windows, None where it has none.
     """
 

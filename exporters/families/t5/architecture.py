@@ -17,7 +17,7 @@ from ...hugging_face.transformers_config import LEARNED, read_pad, refuse_unhono
 ENCODER, GENERATOR = "T5EncoderModel", "T5ForConditionalGeneration"
 # Positions are relative and have no end; what engines take has one.
 MOST_TOKENS = 4096
-_FARTHEST = 65_536  # distance, of which there is a table
+_FARTHEST = 65_536  # the largest distance in the table
 TABLE = "shared.weight"
 HEAD = "lm_head.weight"
 _GATED = "gated-"

@@ -84,7 +84,7 @@ class ExecutionContext:
             blocks.close()
 
     def _place(self, context: trt.IExecutionContext, blocks: Blocks, layout: Layout) -> None:
-        """Tells TensorRT where tensors lie from now on and, in a range, of which shapes they are."""
+        """Sets where TensorRT finds tensors from now on and, in a range, their shapes."""
         if self._is_range:
             self._set_shapes(context, layout)
         for name, slot in (*layout.inputs.items(), *layout.outputs.items()):

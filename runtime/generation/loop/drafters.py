@@ -57,7 +57,7 @@ def drafting_for(
 
 
 def smaller_engines(manifest: Manifest, target: EngineEntry, admitted: Collection[str]) -> list[EngineEntry]:
-    """Those that may draft for ``target``, the largest submodel's first, of the ids that are ``admitted``."""
+    """The ``admitted`` ids that may draft for ``target``, the largest submodel's first."""
     assert manifest.generation is not None
     order = [entry.id for entry in manifest.largest_first]
     by_submodel = {engine.submodel: engine for engine in manifest.generation.engines if engine.id in admitted}

@@ -41,7 +41,7 @@ class Drafting(Protocol):
         ...
 
     def checked(self, proposal: Proposal, judged: int, accepted: int, ms: float) -> None:
-        """Counts a run of ``ms`` that checked a proposal: ``judged`` of its tokens, of which ``accepted`` were kept."""
+        """Counts a run of ``ms`` that checked a proposal: ``judged`` of its tokens, ``accepted`` of them kept."""
         ...
 
 

@@ -64,7 +64,7 @@ class Gains:
         found = []
         for draft in drafts:
             share, drafted_ms = self.share(target, draft.name), draft.expected_ms
-            # One token is picked behind those that are accepted (Leviathan et al. 2023, equation 1).
+            # One token is picked behind the accepted ones (Leviathan et al. 2023, equation 1).
             tokens, likely = 1.0, 1.0
             each = []
             for count in range(1, most + 1):

@@ -138,7 +138,7 @@ class Generator:
 
     @property
     def open_submodels(self) -> tuple[str, ...]:
-        """Of those that have an engine open, as large ones come first."""
+        """Submodels that have an engine open, the largest first."""
         entry = self._bundle.manifest.generation
         if entry is None:
             return ()
@@ -150,7 +150,7 @@ class Generator:
         self._prompts(self._entry()).require_chats()
 
     def tokens(self, text: str) -> list[int]:
-        """The tokens of a prompt, with those that the tokenizer adds. Raises InputError."""
+        """The tokens of a prompt, with the ones that the tokenizer adds. Raises InputError."""
         (ids,) = self._prompts(self._entry()).tokens(text, None)
         return [int(token) for token in ids]
 

@@ -29,7 +29,7 @@ class Options:
     needs for itself with the cache, and ``tokens_per_second`` or ``deadline_ms``, see Promise). Without any, the
     largest submodel. ``capacity``: tokens that a row has room for, by default what the request needs.
 
-    ``draft``: who proposes tokens of one row, several of which the submodel that writes checks in one run: a smaller
+    ``draft``: who proposes tokens of one row, which the submodel that writes checks several at a time: a smaller
     submodel, by id or label, or "n-gram", the text itself where it repeats what it had; or "auto", in every run what
     is expected to write fastest, none where nothing is faster than steps. The text is the same as without, and where
     tokens are drawn their distribution is. ``drafted``: so many a run, by default 4; with "auto" the most, by default

@@ -98,7 +98,7 @@ class Pace:
         self._spent_ms += all_ms
 
     def read(self, engine: EngineEntry, tokens: int, ms: float) -> None:
-        """Counts a prompt of which ``tokens`` were computed."""
+        """Counts a prompt; ``tokens`` of it were computed."""
         self._times.ran_prompt(engine, tokens, ms)
 
     def _left_ms(self) -> float:

@@ -103,7 +103,7 @@ class Row:
         return Piece(self.number, token, text, writer.engine.submodel, found, self.finish)
 
     def checked(self, draft: str, drafted: int, accepted: int) -> None:
-        """Counts a run that checked ``drafted`` tokens of ``draft``'s, of which ``accepted`` were kept."""
+        """Counts a run that checked ``drafted`` tokens of ``draft``'s and kept ``accepted``."""
         before = self._drafts.get(draft, DraftedTokens(draft, 0, 0, 0))
         self._drafts[draft] = DraftedTokens(
             draft, before.runs + 1, before.drafted + drafted, before.accepted + accepted

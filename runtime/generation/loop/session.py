@@ -35,7 +35,7 @@ class Session:
     """Rows of one cache. One generation at a time uses it: that of another thread is refused, and a later one of the
     same thread ends it, which it then says.
 
-    Within a generation a row lies at a place of the cache: those that still continue at the first ones, so that they
+    Within a generation a row lies at a place of the cache: rows that still continue at the first ones, so that they
     step together. A caller sees rows alone.
     """
 
@@ -95,7 +95,7 @@ class Session:
         return tuple(self._tokens[place, : self._lengths[place]].tolist())
 
     def acquire(self, give_up: Callable[[], None]) -> None:
-        """Takes the session for one generation, a method of which is ``give_up``: it is called where the thread that
+        """Takes the session for one generation. Its method ``give_up`` is called where the thread that
         has the session, or another whose own has ended, takes it again, as after an interruption.
 
         Raises InputError while another thread has it, or once it is closed.

@@ -61,7 +61,7 @@ class StepTimes:
         self._checks.ran(engine, tokens, ms)
 
     def ran_prompt(self, engine: EngineEntry, tokens: int, ms: float) -> None:
-        """Counts a prompt of which ``tokens`` were computed."""
+        """Counts a prompt; ``tokens`` of it were computed."""
         if tokens < _FEWEST_PROMPT_TOKENS and self._prompts:
             return  # mostly what any run takes
         mean, _ = self._prompts.get(engine.id, (ms / tokens, 0))

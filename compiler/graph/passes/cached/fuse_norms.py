@@ -51,7 +51,7 @@ def _fuse_norm(node: ir.Node) -> bool:
 
 
 def _norm(node: ir.Node, side: int) -> _Norm | None:
-    """The norm of which ``node`` is the last product, with the normalised value on ``side``."""
+    """The norm whose last product is ``node``, with the normalised value on ``side``."""
     normalised = producer(node, side, "Mul") if node.op_type == "Mul" else None
     if normalised is None:
         return None
