@@ -9,12 +9,13 @@ from .bundle.measurements import read_measurements
 from .bundle.open_bundle import Bundle, open_bundle
 from .bundle.plan_index import read_plan, read_plans
 from .exits.calibration import read_calibration
+from .generation.draft_calibration import read_drafts
 
 
 @dataclass(frozen=True)
 class CheckedBytes:
-    """A bundle whose every byte is right: its listed ``files`` and their ``bytes``, calibrated ``policies``, ``plans``
-    and ``measurements`` of hosts."""
+    """A bundle whose every byte is right: its listed ``files`` and their ``bytes``, calibrated ``policies``, ``plans``,
+    and ``measurements`` and ``drafts`` of hosts."""
 
     bundle: Bundle
     files: int
@@ -22,12 +23,14 @@ class CheckedBytes:
     policies: int
     plans: int
     measurements: int
+    drafts: int = 0
 
     def __str__(self) -> str:
         added = (
             (self.policies, "calibrated policies"),
             (self.plans, "plans"),
             (self.measurements, "measurements of hosts"),
+            (self.drafts, "calibrations of drafts"),
         )
         also = "".join(f", {count} {what}" for count, what in added if count)
         return f"{self.files} files, {self.bytes / 1e6:.1f} MB{also}, every hash and seal as written"
@@ -42,4 +45,7 @@ def verify_bytes(path: str | os.PathLike[str]) -> CheckedBytes:
     files = bundle.manifest.files
     policies = len(calibration.policies) if calibration else 0
     hosts = len(measurements.hosts) if measurements else 0
-    return CheckedBytes(bundle, len(files), sum(entry.bytes for entry in files), policies, len(plans), hosts)
+    drafts = read_drafts(bundle)
+    calibrated = len(drafts.hosts) if drafts else 0
+    size = sum(entry.bytes for entry in files)
+    return CheckedBytes(bundle, len(files), size, policies, len(plans), hosts, calibrated)

@@ -33,8 +33,9 @@ RANKING_NAME = "ranking.safetensors"
 PLANS_NAME = "plans.json"
 CALIBRATION_NAME = "calibration.json"
 MEASUREMENTS_NAME = "measurements.json"
+DRAFTS_NAME = "drafts.json"
 # The hashes of these cannot be in the manifest: it is one of them, and the others name its hash or follow it.
-UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME, CALIBRATION_NAME, MEASUREMENTS_NAME)
+UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME, CALIBRATION_NAME, MEASUREMENTS_NAME, DRAFTS_NAME)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import numpy as np
 
 from .sampling import Ids
 
+# What answers call it, beside drafts that are submodels.
+NGRAM = "n-gram"
 # Tokens at the end of the text that must be alike: one alone says too little of what follows.
 _FEWEST_ALIKE, _MOST_ALIKE = 2, 3
 

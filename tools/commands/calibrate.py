@@ -1,4 +1,4 @@
-"""``nestforge calibrate``: exit thresholds for a budget, found on the deployed engines and kept in the bundle."""
+"""``nestforge calibrate``: exit thresholds for a budget, or what drafts are worth, found on the deployed engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ..console import print_facts, print_json, print_table, say, working
 from ..options import bundle_argument, json_option
 
 if TYPE_CHECKING:
+    from ...runtime.bundle.open_bundle import Bundle
     from ...runtime.exits.calibration import CalibratedPolicy, Figures
+    from ...runtime.generation.draft_calibration import HostDrafts
 
 EXAMPLES = """\b
 Examples:
@@ -24,6 +26,7 @@ Examples:
   nestforge calibrate my.bundle --data texts.jsonl --budget "mean_latency_ms<=50 %"
   nestforge calibrate my.bundle --data arrays.npz --budget "mean_flops<=6e8" --name lean --plot lean.svg
   nestforge calibrate my.bundle --data texts.jsonl --budget "p95_latency_ms<=20" --batch 8 --no-default --json
+  nestforge calibrate lm.bundle --text prompts.txt
 """
 
 
@@ -32,15 +35,18 @@ Examples:
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    required=True,
     help="Rows like those to be answered: .npz (an array per input, perhaps 'labels') or .jsonl (text, perhaps label).",
 )
 @click.option(
     "--budget",
-    required=True,
     metavar="METRIC<=X",
     help="mean_, p50_, p95_ or p99_latency_ms per request, or mean_flops per row; or a share of the whole engine's "
     "own, such as 'mean_latency_ms<=50 %'.",
+)
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    help="Of a bundle that generates: a text a line, which drafts continue. Default: a few short texts.",
 )
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Rows per request.")
 @click.option("--submodel", metavar="ID", help="This submodel, by id or level. Default: the largest.")
@@ -59,8 +65,9 @@ Examples:
 @json_option
 def command(
     bundle: Path,
-    data: Path,
-    budget: str,
+    data: Path | None,
+    budget: str | None,
+    text: Path | None,
     batch: int,
     submodel: str | None,
     name: str | None,
@@ -71,10 +78,13 @@ def command(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Find the exit thresholds that answer best within a budget, as the engines run on this host.
+    """Find what a bundle is best run with on this host: exit thresholds for a budget, or what drafts are worth.
 
-    About one row in three is held out and only checks the result. Without labels, quality is agreement with the last
-    exit. The policy is kept in the bundle's calibration.json.
+    Of a model with exits, with --data and --budget: about one row in three is held out and only checks the result.
+    Without labels, quality is agreement with the last exit. The policy is kept in the bundle's calibration.json.
+
+    Of a bundle that generates: texts are continued with each draft, and the tokens that were accepted and the times are
+    kept in the bundle's drafts.json, by host. There --draft auto starts from them.
     """
     from ...runtime.bundle.manifest import CALIBRATION_NAME
     from ...runtime.bundle.open_bundle import open_bundle
@@ -83,6 +93,14 @@ def command(
     from ...runtime.exits.calibration import keep_policy, read_calibration
     from ..exit_plot import FORMATS, plot_exits
 
+    if data is None and budget is None:
+        opened = open_bundle(bundle)
+        if opened.manifest.generation is None:
+            raise click.UsageError("expected --data and --budget: this bundle has no engines that generate")
+        _calibrate_drafts(opened, text, submodel, as_json)
+        return
+    if data is None or budget is None or text is not None:
+        raise click.UsageError("expected --data with --budget, or of a bundle that generates --text or neither")
     if plot is not None and plot.suffix.lower() not in FORMATS:
         raise click.UsageError(f"--plot: expected a file that ends in {' or '.join(FORMATS)}")
     if plot is not None:
@@ -114,6 +132,39 @@ def command(
         print_json({"path": str(path), "default": is_default, "policy": unstructure(policy)})
     else:
         _print(policy, path, is_default)
+
+
+def _calibrate_drafts(bundle: Bundle, text: Path | None, submodel: str | None, as_json: bool) -> None:
+    from ...runtime.calibrate.drafts import DEFAULT_TEXTS, calibrate_drafts
+    from ...runtime.generation.draft_calibration import keep_drafts, read_drafts
+    from ..text_lines import read_text_lines
+
+    read_drafts(bundle)  # those that cannot be read are refused before any work
+    if not os.access(bundle.path, os.W_OK):
+        raise OutputError(f"{bundle.path}: cannot be written, so a calibration could not be kept")
+    texts = DEFAULT_TEXTS if text is None else read_text_lines(text).texts
+    with working() as progress:
+        found = calibrate_drafts(bundle, texts, submodel=submodel, progress=progress)
+    path = keep_drafts(bundle, found)
+    if as_json:
+        print_json({"path": str(path), "calibration": unstructure(found)})
+    else:
+        _print_drafts(found, path)
+
+
+def _print_drafts(found: HostDrafts, path: Path) -> None:
+    host = f"{found.host}, {found.threads} threads"
+    print_facts([("host", host), ("texts", str(found.texts)), ("kept in", str(path))])
+    click.echo()
+    rows = [
+        [draft.target, draft.draft, f"{draft.judged:.0f}", f"{draft.accepted / draft.judged:.0%}"]
+        for draft in found.drafts
+        if draft.judged
+    ]
+    print_table(["checked by", "draft", "tokens judged", "accepted"], rows)
+    click.echo()
+    times = [[time.engine, str(time.tokens), f"{time.ms:.3f}"] for time in found.times]
+    print_table(["engine", "tokens of a run", "ms"], times)
 
 
 def _print(policy: CalibratedPolicy, path: Path, is_default: bool) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Collection, Sequence
 from ....errors import InputError, SelectionError
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import Manifest
+from ..lookup import NGRAM
 from ..sampling import Sampling
 from .drafting import AskedDraft, BestDraft, Drafting
-from .drafts import AUTO, NGRAM, Draft, NgramDraft, SubmodelDraft
+from .drafts import AUTO, Draft, NgramDraft, SubmodelDraft
 from .gains import Gains
 from .options import Options
 from .session import Session
@@ -53,7 +54,7 @@ def drafting_for(
     draft: Draft = NgramDraft()
     if asked.draft != NGRAM:
         draft = SubmodelDraft(_named(manifest, asked.draft, target, smaller), session, gains.times)
-    return AskedDraft(draft, asked.drafted or min(_ASKED, limit))
+    return AskedDraft(draft, asked.drafted or min(_ASKED, limit), target, gains)
 
 
 def smaller_engines(manifest: Manifest, target: EngineEntry, admitted: Collection[str]) -> list[EngineEntry]:

@@ -7,8 +7,9 @@ from typing import NamedTuple, Protocol
 
 from ....errors import SelectionError
 from ...bundle.entries.engine_entry import EngineEntry
+from ..lookup import NGRAM
 from ..rejection import Drafted
-from .drafts import AUTO, NGRAM, Draft
+from .drafts import AUTO, Draft
 from .gains import Gain, Gains
 from .pace import Writer
 from .row import Row
@@ -46,10 +47,10 @@ class Drafting(Protocol):
 
 
 class AskedDraft:
-    """One draft in every run, with at most ``most`` tokens."""
+    """One draft in every run, with at most ``most`` tokens that ``target`` checks; ``gains`` learns from it."""
 
-    def __init__(self, draft: Draft, most: int) -> None:
-        self._draft, self._most = draft, most
+    def __init__(self, draft: Draft, most: int, target: EngineEntry, gains: Gains) -> None:
+        self._draft, self._most, self._target, self._gains = draft, most, target, gains
         self.reason = f"drafted by {draft.name}, at most {most} a run"
 
     def bind(self) -> None:
@@ -60,7 +61,7 @@ class AskedDraft:
         return Proposal(writer, self._draft.name, self._draft.propose(row, min(self._most, row.tokens_left - 1)))
 
     def checked(self, proposal: Proposal, judged: int, accepted: int, ms: float) -> None:
-        """What is drafted does not depend on it."""
+        self._gains.checked(self._target, proposal.draft, len(proposal.drafted), judged, accepted, ms)
 
 
 class BestDraft:

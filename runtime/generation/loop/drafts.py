@@ -7,14 +7,14 @@ from typing import Protocol
 
 from ....errors import InputError
 from ...bundle.entries.engine_entry import EngineEntry
-from ..lookup import look_up
+from ..lookup import NGRAM, look_up
 from ..rejection import Drafted
 from .row import Row
 from .session import Session
 from .step_times import StepTimes
 
-# What may be asked for beside submodels; the second is any of them that pays.
-NGRAM, AUTO = "n-gram", "auto"
+# What may be asked for beside submodels and n-gram: any of them that pays.
+AUTO = "auto"
 
 
 class Draft(Protocol):

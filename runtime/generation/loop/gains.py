@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...bundle.entries.engine_entry import EngineEntry
+from ..draft_calibration import HostDrafts, JudgedDraft, RunTime
 from .drafts import Draft
 from .step_times import StepTimes
 
@@ -40,6 +41,19 @@ class Gains:
         for key, (accepted, judged) in list(self._judged.items()):
             if key[0] == target.id:
                 self._judged[key] = _KEPT * accepted, _KEPT * judged
+
+    def found(self, engines: Sequence[EngineEntry]) -> tuple[list[RunTime], list[JudgedDraft]]:
+        """What was learned of ``engines``."""
+        judged = [JudgedDraft(*key, accepted, judged) for key, (accepted, judged) in list(self._judged.items())]
+        return self.times.known(engines), judged
+
+    def start_from(self, found: HostDrafts, engines: Sequence[EngineEntry]) -> None:
+        """Takes what a calibration ``found`` for learned, where nothing was."""
+        by_id = {engine.id: engine for engine in engines}
+        for time in found.times:
+            self.times.start_from(by_id[time.engine], time)
+        for draft in found.drafts:
+            self._judged.setdefault((draft.target, draft.draft), (draft.accepted, draft.judged))
 
     def checked(self, target: EngineEntry, draft: str, drafted: int, judged: int, accepted: int, ms: float) -> None:
         """Counts a run of ``ms`` that checked ``drafted`` tokens of ``draft``'s: ``judged`` up to the first that was

@@ -11,11 +11,13 @@ from typing import Any, Literal, NamedTuple, overload
 from ....errors import InputError, SelectionError
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry
+from ...bundle.measurements import this_host
 from ...bundle.open_bundle import Bundle
 from ...engines.contract.residency import Residency
 from ...engines.memory import MemoryCap
 from ...engines.onnxruntime_gpu.provider import Provider
 from ...inputs.text import TextEncoder
+from ..draft_calibration import JudgedDraft, RunTime, read_drafts
 from ..sampling import Sampling
 from .admitted import AdmittedEngines, longer_prompt_bytes
 from .asked_rows import AskedRows, asked_rows, require_positions
@@ -51,12 +53,13 @@ class Generator:
         memory: MemoryCap | None = None,
     ) -> None:
         """``encoder`` gives the bundle's; ``memory`` also counts what else is open."""
-        self._bundle, self._encoder, self._residency = bundle, encoder, residency
+        self._bundle, self._encoder, self._threads, self._residency = bundle, encoder, threads, residency
         self._provider = provider
         self._engines = AdmittedEngines(bundle, threads, residency, affinity, memory)
         self._lock = threading.Lock()
         self._times = StepTimes()
         self._gains = Gains(self._times)
+        self._starts_anew = True
         self._known_prompts: Prompts | None = None
 
     @overload
@@ -109,6 +112,8 @@ class Generator:
             engines, reason = writers(self._bundle.manifest, asked, room.admitted, len(rows.each), room.bytes)
             drafting = None
             if asked.draft is not None and room.may_draft:
+                if asked.draft == AUTO:
+                    self._start_from_calibration(entry)
                 drafting = self._drafting(asked, rows.sampling, engines[0], room)
                 reason += f"; {drafting.reason}"
             elif asked.draft is not None:
@@ -159,6 +164,10 @@ class Generator:
         tokenizer = self._prompts(self._entry()).tokenizer
         text = None if tokenizer is None else tokenizer.id_to_token(token)
         return str(token) if text is None else str(text)
+
+    def learned(self) -> tuple[list[RunTime], list[JudgedDraft]]:
+        """What runs of one row took, and how much of each draft was accepted, in this process."""
+        return self._gains.found(self._entry().engines)
 
     def close(self) -> None:
         """Releases every engine."""
@@ -221,6 +230,16 @@ class Generator:
                 f"a cache of {size / 1e6:.1f} MB: this host has no memory for it; ask for fewer rows or a smaller "
                 "capacity"
             ) from failure
+
+    def _start_from_calibration(self, entry: GenerationEntry) -> None:
+        """What this host found of drafts counts, once. Raises BundleError where it cannot be read."""
+        with self._lock:
+            if self._starts_anew:
+                kept = read_drafts(self._bundle)
+                found = None if kept is None else kept.of(this_host(), self._threads)
+                if found is not None:
+                    self._gains.start_from(found, entry.engines)
+                self._starts_anew = False
 
     def _drafting(self, asked: Options, sampling: Sampling, target: EngineEntry, room: _Room) -> Drafting:
         """Of a call that ``target`` writes. Raises InputError, SelectionError."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ...bundle.entries.engine_entry import EngineEntry
+from ..draft_calibration import RunTime
 
 # Of the runs that a mean is of: a further one then counts as the last of so many, so that old ones are forgotten.
 _RUNS = 8
@@ -36,9 +39,17 @@ class _Means:
         runs += 1
         self.known[key] = mean + (ms - mean) / min(runs, _RUNS), engine.weight_bytes or 1, runs
 
-    def of(self, engine: EngineEntry) -> dict[int, float]:
-        """Milliseconds by size."""
-        return {size: ms for (name, size), (ms, _, _) in list(self.known.items()) if name == engine.id}
+    def start_from(self, engine: EngineEntry, size: int, ms: float) -> None:
+        """Counts ``ms`` as one run, of a size that has not run."""
+        self.known.setdefault((engine.id, size), (ms, engine.weight_bytes or 1, 1))
+
+    def of(self, engine: EngineEntry, least_runs: int = 1) -> dict[int, float]:
+        """Milliseconds by size, of those that have run so often."""
+        return {
+            size: ms
+            for (name, size), (ms, _, runs) in list(self.known.items())
+            if name == engine.id and runs >= least_runs
+        }
 
 
 class StepTimes:
@@ -94,6 +105,19 @@ class StepTimes:
         nearest = min(self._prompts.values(), key=lambda known: abs(known[1] - weight_bytes))
         each, of = self._prompts.get(engine.id, nearest)
         return tokens * each * weight_bytes / of
+
+    def known(self, engines: Sequence[EngineEntry]) -> list[RunTime]:
+        """What runs of one row took that have run often enough to be believed: steps, and checks of several tokens."""
+        found = []
+        for engine in engines:
+            steps, checks = self._steps.of(engine, _ENOUGH_RUNS), self._checks.of(engine, _ENOUGH_RUNS)
+            times = {1: steps[1]} if 1 in steps else {}
+            found += [RunTime(engine.id, tokens, ms) for tokens, ms in sorted((times | checks).items())]
+        return found
+
+    def start_from(self, engine: EngineEntry, time: RunTime) -> None:
+        """Takes ``time`` for known until such runs show another."""
+        (self._steps if time.tokens == 1 else self._checks).start_from(engine, time.tokens, time.ms)
 
     def is_known(self, engine: EngineEntry, rows: int) -> bool:
         """Whether such steps have run."""

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.runtime.bundle.manifest import CALIBRATION_NAME
+from nestforge.runtime.bundle.manifest import CALIBRATION_NAME, DRAFTS_NAME
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import read_calibration
+from nestforge.runtime.generation.draft_calibration import read_drafts
 from nestforge.tools import exit_plot
 from nestforge.tools.cli import main
 from support.device_program import PROGRAM
@@ -143,3 +144,33 @@ def test_a_device_without_torch_calibrates(bundle: Path, tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "full depth meets the budget" in done.stdout
+
+
+@pytest.fixture
+def generating(tmp_path: Path) -> Path:
+    golden = Path(__file__).parents[3] / "golden" / "bundle-v8"
+    return Path(shutil.copytree(golden, tmp_path / "lm.bundle"))
+
+
+def test_drafts_of_a_bundle_that_generates(generating: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the value of the value of\nthe path\n")
+    shown = nestforge("calibrate", generating, "--text", texts)
+    assert shown.exit_code == 0, shown.output
+    assert f"kept in  {generating / DRAFTS_NAME}" in shown.stdout
+    assert "checked by" in shown.stdout
+    kept = read_drafts(open_bundle(generating))
+    assert kept is not None
+    assert kept.hosts[0].texts == 2
+    data = json.loads(nestforge("calibrate", generating, "--json").stdout)
+    assert data["path"] == str(generating / DRAFTS_NAME)
+    assert data["calibration"]["texts"] == 5
+
+
+def test_what_drafts_are_calibrated_with(generating: Path, bundle: Path, rows: Path) -> None:
+    refused = nestforge("calibrate", generating, "--data", rows, "--budget", BUDGET, "--text", rows)
+    assert "expected --data with --budget, or of a bundle that generates --text or neither" in refused.stderr
+    refused = nestforge("calibrate", bundle)
+    assert "expected --data and --budget: this bundle has no engines that generate" in refused.stderr
+    refused = nestforge("calibrate", generating, "--data", rows)
+    assert refused.exit_code == 2

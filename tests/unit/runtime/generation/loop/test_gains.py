@@ -8,6 +8,8 @@ import pytest
 from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.entries.generation_entry import CACHED
+from nestforge.runtime.bundle.measurements import MeasuredHost
+from nestforge.runtime.generation.draft_calibration import HostDrafts, JudgedDraft, RunTime
 from nestforge.runtime.generation.loop.drafts import Draft, NgramDraft
 from nestforge.runtime.generation.loop.gains import Gains
 from nestforge.runtime.generation.loop.step_times import StepTimes
@@ -27,6 +29,7 @@ TARGET = EngineEntry(
     weight_bytes=40_000_000,
 )
 STEP_MS = 10.0
+HOST = MeasuredHost("cpu", "x86_64", 2)
 
 
 class Costly(NgramDraft):
@@ -107,3 +110,17 @@ def test_what_was_judged_long_ago_is_forgotten() -> None:
         for _ in range(200):
             known.checked(TARGET, "half", drafted=1, judged=1, accepted=accepted, ms=10.0)
     assert known.share(TARGET, "half") > 0.9
+
+
+def test_what_was_learned_is_where_others_start() -> None:
+    known = gains(check_ms=14.0)
+    known.checked(TARGET, "half", drafted=4, judged=4, accepted=3, ms=14.0)
+    _, judged = known.found([TARGET])
+    assert judged == [JudgedDraft("large", "half", 3.0, 4.0)]
+    later = Gains(StepTimes())
+    later.checked(TARGET, "other", drafted=1, judged=1, accepted=0, ms=9.0)
+    found = HostDrafts(HOST, 1, "", 1, (RunTime("large", 1, 10.0),), (*judged, JudgedDraft("large", "other", 9.0, 9.0)))
+    later.start_from(found, [TARGET])
+    assert later.share(TARGET, "half") == known.share(TARGET, "half")
+    assert later.share(TARGET, "other") == pytest.approx(2.8 / 5), "what was seen counts more"
+    assert later.times.expected_ms(TARGET, 1) == 10.0

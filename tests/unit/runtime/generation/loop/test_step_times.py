@@ -6,6 +6,7 @@ import pytest
 from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.entries.generation_entry import CACHED
+from nestforge.runtime.generation.draft_calibration import RunTime
 from nestforge.runtime.generation.loop.step_times import StepTimes
 
 
@@ -93,3 +94,24 @@ def test_checks_are_between_those_that_have_run() -> None:
     for ms in (99.0, 18.0):
         times.ran_check(LARGE, 5, ms)
     assert times.expected_checks_ms(LARGE, 6) == [10.0, 12.0, 14.0, 16.0, 18.0, 18.0]
+
+
+def test_what_is_known_is_where_others_start() -> None:
+    times = StepTimes()
+    for ms in (100.0, 8.0, 8.0, 8.0):
+        times.ran(LARGE, 1, ms)
+        times.ran_check(LARGE, 5, ms + 2)
+    for ms in (100.0, 30.0):  # too seldom to be believed
+        times.ran_check(LARGE, 3, ms)
+    known = times.known([LARGE, SMALL])
+    assert known == [RunTime("large", 1, 8.0), RunTime("large", 5, 10.0)]
+    later = StepTimes()
+    later.ran(LARGE, 1, 70.0)
+    for time in known:
+        later.start_from(LARGE, time)
+    assert later.is_known(LARGE, 1)
+    assert later.expected_checks_ms(LARGE, 5) == [8.0, 8.5, 9.0, 9.5, 10.0]
+    later.ran(LARGE, 1, 4.0)
+    assert later.expected_ms(LARGE, 1) == 6.0, "runs correct it"
+    later.start_from(LARGE, RunTime("large", 1, 90.0))
+    assert later.expected_ms(LARGE, 1) == 6.0, "what was seen counts more"
