@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ....runtime.bundle.manifest import TextEntry
 from ...checkpoints.checkpoint import Checkpoint
 from ...folded import Folded
+from ...hugging_face.layer_shapes import Shape
 from .architecture.config import MheConfig
 from .architecture.folded_shapes import folded_shapes
 from .architecture.forms import ATTENTION, FORMS, form_problem
 from .architecture.forward_ops import variant_ops
-from .architecture.shapes import Shape, elastic_spec, parameter_group
+from .architecture.shapes import elastic_spec, parameter_group
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch

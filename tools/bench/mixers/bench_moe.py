@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from ....compiler.graph.store import read_store, save_tensors
-from ....compiler.graph.template import emit, make_template
 from ....compiler.planning.variants import chosen_variants
-from ....elastic import Bucket, ElasticSpec
+from ....elastic import Bucket
 from ....exporters.families.sparse_mixer.architecture.capacity import capacity
 from ....exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
 from ....exporters.families.sparse_mixer.architecture.presets import PRESETS
 from ....exporters.families.sparse_mixer.model.moe import MoE
 from ....exporters.families.sparse_mixer.model.static_moe import StaticMoE
 from ....exporters.source import open_source
-from ....exporters.tracing.trace import trace
 from ....profiles.measure_rates import measure_host_rates
 from ....profiles.probe_host import host_profile
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
-from ....runtime.bundle.manifest import WEIGHTS_NAME
+from ..blocks import HiddenStates, block_engine
 from ..harness import Row, interleaved, ratio
 from ..subjects import CACHE, CORES, default_session
 
@@ -66,21 +61,6 @@ class Routed(torch.nn.Module):
         return answer
 
 
-@dataclass(frozen=True)
-class _Block:
-    """The interface of a block: hidden states in, hidden states out."""
-
-    hidden: int
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        return (TensorSpec("x", "float32", ("batch", "sequence", self.hidden)),)
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        return (TensorSpec("y", "float32", ("batch", "sequence", self.hidden)),)
-
-
 def _row(config: SparseMixerConfig, bucket: Bucket, rounds: int) -> Row:
     source = open_source(f"preset:{_PRESET}")
     here = replace(host_profile(), rates=measure_host_rates(CORES))  # as fast as it is now
@@ -91,7 +71,10 @@ def _row(config: SparseMixerConfig, bucket: Bucket, rounds: int) -> Row:
     x = torch.randn(bucket.batch, bucket.sequence, config.hidden_size, generator=torch.Generator().manual_seed(1))
     feeds = {"x": x.numpy()}
     blocks = {"every": EveryExpert(moe), "ours": Routed(moe, variants)}
-    files = {name: _engine(block, config.hidden_size, bucket, folder / name) for name, block in blocks.items()}
+    files = {
+        name: block_engine(block, HiddenStates(config.hidden_size), bucket, folder / name)
+        for name, block in blocks.items()
+    }
     sessions = {name: default_session(file) for name, file in files.items()}
     calls = {name: (lambda session=session: session.run(None, feeds)[0]) for name, session in sessions.items()}
     np.testing.assert_allclose(calls["ours"](), calls["every"](), atol=1e-3)
@@ -112,15 +95,3 @@ def _random_block(config: SparseMixerConfig) -> MoE:
     for parameter in moe.parameters():
         parameter.data = torch.randn_like(parameter) * 0.02
     return moe
-
-
-def _engine(block: torch.nn.Module, hidden: int, bucket: Bucket, folder: Path) -> Path:
-    """``block`` as the compiler makes engines: weights outside, a row of a stack a view."""
-    folder.mkdir(exist_ok=True)
-    weights = {name: value.detach().numpy() for name, value in block.named_parameters()}
-    spec = ElasticSpec((), ())
-    template = make_template(trace(block, _Block(hidden), bucket, opset=20), spec, bucket, set(weights))
-    save_tensors({name: weights[name] for name in template.weights} | dict(template.tables), folder / WEIGHTS_NAME)
-    path = folder / "engine.onnx"
-    path.write_bytes(emit(template, read_store(folder / WEIGHTS_NAME, spec), spec.universal()))
-    return path

@@ -15,9 +15,8 @@ Names below ``layers.N.attention``, ``n`` heads of size ``d``:
 from __future__ import annotations
 
 from .....elastic import PrefixSlice
+from ....hugging_face.layer_shapes import Shape
 from .config import MheConfig
-
-Shape = tuple[int, ...]
 
 
 def folded_shapes(config: MheConfig, at: str) -> dict[str, Shape]:

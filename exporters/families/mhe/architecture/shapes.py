@@ -12,10 +12,9 @@ from .....elastic import Axis, ElasticSpec, PrefixSlice
 from .....errors import CheckpointError
 from ....checkpoints.checkpoint import Checkpoint
 from ....checkpoints.stored_tensors import compare_with_headers
+from ....hugging_face.layer_shapes import Shape, linear_shapes, norm_shapes
 from .config import MheConfig, MheDecoderConfig, MheEncoderConfig
 from .folded_shapes import folded_slices
-
-Shape = tuple[int, ...]
 
 ROLES = ("query", "key", "value")
 
@@ -23,18 +22,20 @@ ROLES = ("query", "key", "value")
 def encoder_shapes(config: MheEncoderConfig) -> dict[str, Shape]:
     """Parameters of ``MheEncoder``."""
     d = config.hidden_size
-    shapes = _embeddings(config) | _norm("embeddings.norm", d) | _layers(config)
+    shapes = _embeddings(config) | norm_shapes("embeddings.norm", d) | _layers(config)
     if config.head == "masked_lm":
-        shapes |= _linear("head.transform", d, d) | _norm("head.norm", d) | {"head.bias": (config.vocab_size,)}
+        shapes |= (
+            linear_shapes("head.transform", d, d) | norm_shapes("head.norm", d) | {"head.bias": (config.vocab_size,)}
+        )
     if config.num_labels is not None:
-        shapes |= _linear("pooler", d, d) | _linear("classifier", d, config.num_labels)
+        shapes |= linear_shapes("pooler", d, d) | linear_shapes("classifier", d, config.num_labels)
     return shapes
 
 
 def decoder_shapes(config: MheDecoderConfig) -> dict[str, Shape]:
     """Parameters of ``MheDecoder``; ``lm_head.weight`` only where it is not the table of tokens."""
     d = config.hidden_size
-    shapes = _embeddings(config) | _layers(config) | _norm("norm", d)
+    shapes = _embeddings(config) | _layers(config) | norm_shapes("norm", d)
     return shapes if config.tie_word_embeddings else {**shapes, "lm_head.weight": (config.vocab_size, d)}
 
 
@@ -54,10 +55,10 @@ def attention_shapes(config: MheConfig, at: str) -> dict[str, Shape]:
             outputs = dict.fromkeys(ROLES, one)
     shapes: dict[str, Shape] = {}
     for part, width in outputs.items():
-        shapes |= _linear(f"{at}.{part}", d, width, bias)
+        shapes |= linear_shapes(f"{at}.{part}", d, width, bias)
     if config.has_tables:
         shapes |= {f"{at}.{table(config)}.{role}": (config.num_attention_heads, one) for role in ROLES}
-    return shapes | _linear(f"{at}.output", every, d, bias)
+    return shapes | linear_shapes(f"{at}.output", every, d, bias)
 
 
 def table(config: MheConfig) -> str:
@@ -146,14 +147,10 @@ def _layers(config: MheConfig) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
     for layer in range(config.num_hidden_layers):
         at = f"layers.{layer}"
-        shapes |= attention_shapes(config, f"{at}.attention") | _norm(f"{at}.attention_norm", d)
-        shapes |= _linear(f"{at}.ffn.up", d, f) | _linear(f"{at}.ffn.down", f, d) | _norm(f"{at}.ffn_norm", d)
+        shapes |= attention_shapes(config, f"{at}.attention") | norm_shapes(f"{at}.attention_norm", d)
+        shapes |= (
+            linear_shapes(f"{at}.ffn.up", d, f)
+            | linear_shapes(f"{at}.ffn.down", f, d)
+            | norm_shapes(f"{at}.ffn_norm", d)
+        )
     return shapes
-
-
-def _linear(name: str, inputs: int, outputs: int, bias: bool = True) -> dict[str, Shape]:
-    return {f"{name}.weight": (outputs, inputs)} | ({f"{name}.bias": (outputs,)} if bias else {})
-
-
-def _norm(name: str, width: int) -> dict[str, Shape]:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}

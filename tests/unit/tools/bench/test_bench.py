@@ -36,6 +36,7 @@ NAMES = sorted(
         *MIXERS,
         *THREADS,
         "correction",
+        "mhe",
         "draft",
         "fusions",
         "generate",

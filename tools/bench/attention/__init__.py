@@ -1,0 +1,1 @@
+"""Forms of attention whose heads share their projections."""
