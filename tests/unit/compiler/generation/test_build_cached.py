@@ -184,7 +184,7 @@ def test_a_window_of_one_token_more_stops_the_compile(tmp_path: Path, monkeypatc
 
 
 def test_integers_are_proven_with_and_without_the_rounding_of_activations(tmp_path: Path) -> None:
-    folder = save_tiny_matlm(tmp_path / "matlm")
+    folder = save_tiny_matlm(tmp_path / "matlm", num_hidden_layers=1)
     entry = nestforge.open_bundle(compiled(folder, precisions=["int4"])).manifest.generation
     assert entry is not None
     for engine in entry.engines:

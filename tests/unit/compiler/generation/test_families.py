@@ -24,7 +24,7 @@ _COMMON: dict[str, Any] = {"head_dim": 8, "max_position_embeddings": 140, "eos_t
 _LONG = {"rope_type": "longrope", "rope_theta": 1e3, "short_factor": [1.5, 2.0], "long_factor": [4.0, 9.0]}
 # Texts of 140 tokens, which a class of longer ones would turn otherwise from 141 on.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "phi3": ("phi3", {}),
+    "phi3": ("phi3", {"num_hidden_layers": 1}),
     "phi3, longrope": (
         "phi3",
         {
@@ -85,8 +85,9 @@ def test_a_bias_of_other_distances_stops_the_compile(tmp_path: Path, monkeypatch
         return buckets_between(queries - 1, keys)
 
     monkeypatch.setattr(generating, "buckets_between", nearer)
+    short = {"num_hidden_layers": 1, "position": "relative_bias", "max_position_embeddings": 38}
     with pytest.raises(ParityError, match=r"cached@b1_64-s1_38: .*first to diverge: layers.0.relative_bias"):
-        compiled(save_tiny_matlm(tmp_path / "m", position="relative_bias", max_position_embeddings=38), tmp_path / "b")
+        compiled(save_tiny_matlm(tmp_path / "m", **short), tmp_path / "b")
 
 
 def compiled(folder: Path, output: Path) -> Path:
