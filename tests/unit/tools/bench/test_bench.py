@@ -37,6 +37,7 @@ NAMES = sorted(
         *THREADS,
         "correction",
         "mhe",
+        "mhe_decode",
         "draft",
         "fusions",
         "generate",
