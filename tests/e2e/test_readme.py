@@ -66,6 +66,7 @@ def workplace(page: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.M
     (tmp_path / "tiny.yaml").write_text(dump_profile(profile))
     texts = corpus(tmp_path / "calibration.txt").read_text()
     (tmp_path / "corpus.txt").write_text(texts)
+    (tmp_path / "prompts.txt").write_text("Once upon a time\nA list of fruits: apple,\n")
     return {
         "MODEL": str(tiny_model),
         "CLASSIFIER": str(save_tiny_encoder(tmp_path / "classifier", task="ForSequenceClassification")),
