@@ -58,7 +58,7 @@ class ExitRows:
         return f"rows left: {', '.join(counts)}"
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(slots=True, repr=False, eq=False)
 class Answer:
     """Outputs by name, owned by the caller, and how they came about.
 

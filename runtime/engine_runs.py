@@ -55,12 +55,12 @@ def run_whole(
     filled = perf_counter()
     returned = runner.run(feeds, context.routing)
     ended = perf_counter()
-    arrays, decided = returned[: len(outputs)], returned[len(outputs) :]
+    arrays, routing = returned, None
+    if context.routing:
+        arrays, decided = returned[: len(outputs)], returned[len(outputs) :]
+        routing = {entry.name: array for entry, array in zip(engine.routing or (), decided, strict=True)}
     if run_at is not shape:
         arrays = cut_back(arrays, outputs, shape)
-    routing = None
-    if context.routing:
-        routing = {entry.name: array for entry, array in zip(engine.routing or (), decided, strict=True)}
     return EngineRuns(
         engine,
         {spec.name: array for spec, array in zip(outputs, arrays, strict=True)},

@@ -53,7 +53,7 @@ class CachedEngine:
         """
         self._step_ids[:, 0] = tokens
         self._step_positions[:, 0] = positions
-        self._require_room(int(self._step_positions.max()) + 1)
+        self._require_room(int(max(positions)) + 1)
         self._step()
         logits: Array = self._step_logits[:, 0]
         return logits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -30,12 +29,12 @@ class InputChecker:
 
     def __init__(self, inputs: Sequence[TensorSpec]) -> None:
         self._specs = tuple((spec, np.dtype(spec.dtype)) for spec in inputs)
-        self._bounds = tuple(
-            (spec.name, np.dtype(f"u{dtype.itemsize}"), spec.high)
+        # Those whose values are looked at: whole numbers, and masks.
+        self._valued = tuple(
+            (spec.name, spec.high if dtype.kind in "iu" else None, spec.row_needs)
             for spec, dtype in self._specs
-            if spec.high is not None and dtype.kind in "iu"
+            if (spec.high is not None and dtype.kind in "iu") or spec.row_needs is not None
         )
-        self._needs = tuple((spec.name, spec.row_needs) for spec in inputs if spec.row_needs is not None)
         self._names = {spec.name for spec in inputs}
         self._remembered: dict[tuple[object, ...], Bucket] = {}
         self._has_batch = any("batch" in spec.dims for spec in inputs)
@@ -67,17 +66,21 @@ class InputChecker:
         return shape
 
     def check_values(self, feeds: Mapping[str, Array]) -> None:
-        """Raises InputError for whole numbers outside ``[0, high)``, in arrays whose sizes are right."""
-        for name, unsigned, high in self._bounds:
-            if _exceeds(feeds[name], unsigned, high):
+        """Raises InputError for whole numbers outside ``[0, high)``, and for a row whose mask has none of the tokens
+        that it needs, in arrays whose sizes are right."""
+        for name, high, need in self._valued:
+            array = feeds[name]
+            # One look for both questions, and as few calls of numpy: after a run each finds cold caches.
+            numbers = array.ravel().tolist() if array.size <= _MAX_LOOPED_VALUES else None
+            if high is not None and _exceeds(array, numbers, high):
                 raise InputError(
-                    f"input {name}: values {feeds[name].min()}..{feeds[name].max()}, expected 0..{high - 1}; "
+                    f"input {name}: values {array.min()}..{array.max()}, expected 0..{high - 1}; "
                     "do they come from this bundle's own tokenizer?"
                 )
-        for name, need in self._needs:
-            row = _lacking(feeds[name], need)
-            if row is not None:
-                raise InputError(f"input {name}: row {row} {_UNMET_NEED[need]}")
+            if need is not None:
+                row = _lacking(array, numbers, need)
+                if row is not None:
+                    raise InputError(f"input {name}: row {row} {_UNMET_NEED[need]}")
 
     def _shape_of(self, feeds: Mapping[str, Array]) -> Bucket:
         if feeds.keys() != self._names:
@@ -124,19 +127,26 @@ class InputChecker:
         return full
 
 
-def _exceeds(array: Array, unsigned: np.dtype[Any], high: int) -> bool:
-    """Whether a value lies outside ``[0, high)``."""
-    numbers = array.view(unsigned)  # as such, a negative number is larger than any bound
-    most = max(numbers.ravel().tolist()) if numbers.size <= _MAX_LOOPED_VALUES else numbers.max()
-    return bool(most >= high)
+def _exceeds(array: Array, numbers: list[int] | None, high: int) -> bool:
+    """Whether a value of ``array`` lies outside ``[0, high)``; ``numbers`` are its values, where they are few."""
+    if numbers is not None:
+        return max(numbers) >= high or min(numbers) < 0
+    # Without a sign, a negative number is larger than any bound.
+    return bool(array.view(np.dtype(f"u{array.dtype.itemsize}")).max() >= high)
 
 
-def _lacking(mask: Array, need: RowNeed) -> int | None:
-    """The first row of ``mask`` ``[B, S]`` that lacks what it needs."""
-    without = [row for row, first in enumerate(mask[:, 0].tolist()) if not first]
-    if need == "token":  # rows are nearly always padded on the right, and no other is looked through
-        without = [row for row in without if not mask[row].any()]
-    return without[0] if without else None
+def _lacking(mask: Array, numbers: list[int] | None, need: RowNeed) -> int | None:
+    """The first row of ``mask`` ``[B, S]`` that lacks what it needs; ``numbers`` are its values, where they are few."""
+    length = mask.shape[1]
+    firsts = mask[:, 0].tolist() if numbers is None else numbers[::length]
+    if 0 not in firsts:  # rows are nearly always padded on the right, and no other is looked through
+        return None
+    for row, first in enumerate(firsts):
+        if not first:
+            tokens = numbers[row * length : (row + 1) * length] if numbers is not None else (mask[row].any(),)
+            if need == "first_token" or not any(tokens):
+                return row
+    return None
 
 
 def cut_back(outputs: Sequence[Array], specs: Sequence[TensorSpec], given: Bucket) -> list[Array]:

@@ -1,5 +1,5 @@
-"""Who else generates on a processor, with the same weights and threads: ONNX Runtime GenAI where it is installed (it is
-not among nestforge's requirements: ``pip install onnxruntime-genai``), and transformers with its own cache."""
+"""Who else generates on a processor, with the same weights and threads: ONNX Runtime GenAI and OpenVINO where they are
+installed (neither is among nestforge's requirements), and transformers with its own cache."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..subjects import CACHE, CORES
@@ -25,12 +26,15 @@ class Timed(NamedTuple):
     step_ms: list[float]
 
 
+_FIRST_ROW = np.zeros(1, np.int32)
+
 # From a prompt's ids and a number of tokens.
 Generate = Callable[[Sequence[int], int], Timed]
 
 
 def genai(folder: Path, precision: str) -> Generate | None:
-    """ONNX Runtime GenAI on the checkpoint in ``folder``; None where it is missing."""
+    """ONNX Runtime GenAI (``pip install onnxruntime-genai``) on the checkpoint in ``folder``; None where it is
+    missing."""
     if find_spec("onnxruntime_genai") is None:
         return None
     library: Any = import_module("onnxruntime_genai")
@@ -60,6 +64,35 @@ def genai_folder(folder: Path, precision: str) -> Path:
     stated["model"]["decoder"]["session_options"]["intra_op_num_threads"] = CORES
     config.write_text(json.dumps(stated))
     return made
+
+
+def openvino(folder: Path) -> Generate | None:
+    """OpenVINO with its cache as state, in float32 throughout; None where it is missing, or its form of the checkpoint:
+    ``optimum-cli export openvino --task text-generation-with-past -m FOLDER FOLDER-openvino``, which needs another
+    version of transformers."""
+    made = folder.with_name(f"{folder.name}-openvino") / "openvino_model.xml"
+    if find_spec("openvino") is None or not made.exists():
+        return None
+    library: Any = import_module("openvino")
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": CORES}
+    settings |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    request = library.Core().compile_model(str(made), "CPU", settings).create_infer_request()
+
+    def generate(prompt: Sequence[int], tokens: int) -> Timed:
+        request.reset_state()
+        state, read = list(prompt), 0
+
+        def step() -> None:
+            nonlocal state, read
+            total = read + len(state)
+            feeds = {"input_ids": [state], "attention_mask": [[1] * total], "position_ids": [range(read, total)]}
+            request.infer({name: np.array(value, np.int64) for name, value in feeds.items()} | {"beam_idx": _FIRST_ROW})
+            state, read = [int(request.get_tensor("logits").data[0, -1].argmax())], total
+
+        first = _milliseconds(step)
+        return Timed(first, [_milliseconds(step) for _ in range(tokens - 1)])
+
+    return generate
 
 
 def transformers(folder: Path) -> Generate:

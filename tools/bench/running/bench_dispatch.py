@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from .... import load
 from ....runtime.inputs.feeds import random_feeds
 from ..harness import Row, milliseconds
@@ -38,7 +40,9 @@ def _rounds(bundle: Path, threads: int) -> list[float]:
     """Microseconds that a request takes beyond the run of the smallest engine, of each round."""
     with load(bundle, residency="packed", threads=threads) as model:
         engine = min(model.bundle.manifest.engines, key=lambda e: e.flops)
-        feeds = random_feeds(model.bundle.manifest.inputs, engine.bucket)
+        inputs = model.bundle.manifest.inputs
+        feeds = random_feeds(inputs, engine.bucket)
+        feeds |= {spec.name: np.ones_like(feeds[spec.name]) for spec in inputs if spec.row_needs}  # no padding
         model(feeds, submodel=engine.submodel)
         raw = model._pool.get(engine)  # the very session that answers, so that only the request differs
 
