@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from .runtime.answer import Answer
     from .runtime.bundle.open_bundle import Bundle, open_bundle
     from .runtime.engines.contract.threads import use_process_wide_threads
-    from .runtime.generation.loop.generated import Generated
+    from .runtime.generation.calls.generated import Generated
+    from .runtime.generation.calls.session import Session
     from .runtime.generation.loop.generation import Generation
-    from .runtime.generation.loop.session import Session
     from .runtime.model import ElasticModel, load
 
 __version__ = "0.1.0"
@@ -87,9 +87,9 @@ _HOMES = {
     "Bundle": ("runtime.bundle.open_bundle", "Bundle"),
     "CompileRequest": ("compiler.request", "CompileRequest"),
     "ElasticModel": ("runtime.model", "ElasticModel"),
-    "Generated": ("runtime.generation.loop.generated", "Generated"),
+    "Generated": ("runtime.generation.calls.generated", "Generated"),
     "Generation": ("runtime.generation.loop.generation", "Generation"),
-    "Session": ("runtime.generation.loop.session", "Session"),
+    "Session": ("runtime.generation.calls.session", "Session"),
     "compile": ("compiler.compile", "compile_bundle"),
     "load": ("runtime.model", "load"),
     "nest": ("compiler.nest.nest", "nest"),

@@ -33,9 +33,9 @@ from .examples.rank_axes import rank_axes, text_encoder
 from .generation.build_cached import build_cached
 from .graph.precision.proof_graphs import proof_bundle_in, with_proof_graphs
 from .graph.store import read_store, write_store
-from .parity.cases import few, parity_cases
+from .parity.evidence.cases import few, parity_cases
+from .parity.evidence.references import References
 from .parity.prove import prove
-from .parity.references import References
 from .planning.ladder import in_every_precision
 from .planning.plan import Plan
 from .publish.write_bundle import (

@@ -28,11 +28,11 @@ from .generation.draft_entry import stated_entry
 from .generation.verify_cached import verify_cached
 from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
-from .parity.cases import Case, parity_cases
 from .parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
-from .parity.reference import Reference, replayed
-from .parity.references import References
-from .parity.replayed import Replayed
+from .parity.evidence.cases import Case, parity_cases
+from .parity.evidence.reference import Reference, replayed
+from .parity.evidence.references import References
+from .parity.evidence.replayed import Replayed
 from .parity.verify_segments import verify_segments
 from .work.clock import Clock, Progress, silent
 

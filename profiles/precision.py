@@ -19,7 +19,7 @@ Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4"]
 @dataclass(frozen=True)
 class LayerTolerance:
     """What an engine may differ by for each layer of its depth (``min_cosine``: in all), by the rule in
-    compiler/parity/compare.py."""
+    compiler/parity/evidence/compare.py."""
 
     atol: float
     rtol: float

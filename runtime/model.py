@@ -31,8 +31,8 @@ from .engines.pool import EnginePool
 from .engines.runner import runnable_engines
 from .exits.choice import OFF, AskedExits, ExitChoice, ExitChooser
 from .exits.drift import Drift
+from .generation.calls.session import Session
 from .generation.loop.generator import Generator
-from .generation.loop.session import Session
 from .in_flight import InFlight, LoadEstimate
 from .inputs.arrays import Array
 from .inputs.check_inputs import InputChecker

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from .bundle.measurements import read_measurements
+from .bundle.device_files.measurements import read_measurements
+from .bundle.device_files.plan_index import read_plan, read_plans
 from .bundle.open_bundle import Bundle, open_bundle
-from .bundle.plan_index import read_plan, read_plans
 from .exits.calibration import read_calibration
 from .generation.draft_calibration import read_drafts
 

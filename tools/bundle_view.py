@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from ..runtime.bundle.build_record import BuildRecord
-from ..runtime.bundle.measurements import read_measurements
+from ..runtime.bundle.device_files.measurements import read_measurements
+from ..runtime.bundle.device_files.plan_index import read_plans
 from ..runtime.bundle.open_bundle import Bundle
-from ..runtime.bundle.plan_index import read_plans
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.engines.host_latencies import HostLatencies, host_latencies
 from ..runtime.summary.engine_details import common_details, detail_tables

@@ -12,7 +12,7 @@ import click
 from ..errors import CapacityError
 from ..outside import printable
 from ..runtime.bundle.entries.generation_entry import GenerationEntry
-from ..runtime.generation.loop.generated import Generated, GeneratedRow
+from ..runtime.generation.calls.generated import Generated, GeneratedRow
 from ..runtime.generation.loop.generation import Generation
 from .console import print_table, say
 

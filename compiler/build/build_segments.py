@@ -15,7 +15,7 @@ from ...exporters.exits import Exits
 from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
-from ..parity.cases import Case
+from ..parity.evidence.cases import Case
 from .build_engine import EngineBuilder, short
 
 

@@ -14,10 +14,10 @@ from ...profiles.precision import TRACED
 from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.inputs.arrays import Arrays
 from ..graph.precision.exact import exact, with_stored_weights
-from ..parity.cases import Case
-from ..parity.compare import tolerance_for
+from ..parity.evidence.cases import Case
+from ..parity.evidence.compare import tolerance_for
+from ..parity.evidence.reference import Reference, replayed
 from ..parity.judge import JudgedOutputs, judge
-from ..parity.reference import Reference, replayed
 from ..parity.require_parity import ProofRun, require_parity
 from .emitted import Emitted
 

@@ -22,9 +22,9 @@ from ...runtime.inputs.arrays import Array, Arrays
 from ...strict import structure, unstructure
 from ..build.build_engine import EngineBuilder, short
 from ..build.emitted import Emitted
-from ..parity.compare import tolerance_for
 from ..parity.engine_verdict import tolerance_of
-from ..parity.reference import Reference, replayed
+from ..parity.evidence.compare import tolerance_for
+from ..parity.evidence.reference import Reference, replayed
 from ..planning.cost_model import predict
 from ..work.clock import Clock
 from .cached_cases import Batch, cached_batches, cases_of, prompts_of, read_prompts, run_batches, unproven_window

@@ -16,7 +16,7 @@ from ...runtime.generation.cache import Cache
 from ...runtime.generation.cached_engine import CachedEngine
 from ...runtime.generation.source import Source, read_source
 from ...runtime.inputs.arrays import Array, Arrays
-from ..parity.cases import Case
+from ..parity.evidence.cases import Case
 
 # Tokens of a text; the longest has a piece that takes an engine two runs.
 _TOKENS = 48

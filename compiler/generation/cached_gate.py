@@ -21,13 +21,13 @@ from ...runtime.bundle.entries.generation_entry import GenerationEntry
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.generation.source import Source
 from ...runtime.inputs.arrays import Array, Arrays
-from ..parity.cases import Case
-from ..parity.compare import Tolerance
 from ..parity.divergence import NOWHERE, first_divergence
 from ..parity.engine_verdict import tolerance_of
+from ..parity.evidence.cases import Case
+from ..parity.evidence.compare import Tolerance
+from ..parity.evidence.reference import Reference, replayed
+from ..parity.evidence.references import References
 from ..parity.judge import JudgedOutputs, Verdict, judge
-from ..parity.reference import Reference, replayed
-from ..parity.references import References
 from .cached_cases import Batch, cases_of
 
 

@@ -11,8 +11,8 @@ from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.arrays import Array
 from ..parity.engine_verdict import EngineVerdict, judge_engine
-from ..parity.reference import replayed
-from ..parity.references import References
+from ..parity.evidence.reference import replayed
+from ..parity.evidence.references import References
 from ..work.clock import Clock
 from .cached_cases import Batch, cached_batches, prompts_of, read_prompts, run_batches
 from .cached_gate import judge_cached

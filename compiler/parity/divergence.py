@@ -11,10 +11,10 @@ import onnxruntime
 import torch
 
 from ...exporters.universal import PREFIX
-from .cases import Case
-from .compare import Tolerance, within
-from .reference import Reference
-from .rounding import rounding
+from .evidence.cases import Case
+from .evidence.compare import Tolerance, within
+from .evidence.reference import Reference
+from .evidence.rounding import rounding
 
 NOWHERE = "no module alone breaks the rule; rounding grows over the whole depth"
 

@@ -10,10 +10,10 @@ from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput, Pa
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.roles import continued_input, ids_input
 from ...runtime.inputs.arrays import Arrays
-from .cases import Case
-from .compare import Tolerance, tolerance_for
+from .evidence.cases import Case
+from .evidence.compare import Tolerance, tolerance_for
+from .evidence.replayed import Replayed
 from .judge import JudgedOutputs, Verdict, judge
-from .replayed import Replayed
 
 
 @dataclass(frozen=True)

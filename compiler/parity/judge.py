@@ -12,9 +12,9 @@ from ...profiles.precision import Precision
 from ...runtime.bundle.entries.engine_entry import ParityOutput, ParityRouting
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.inputs.arrays import Arrays
-from .cases import Case
-from .compare import Comparison, Tolerance, comparable, compare, judged
-from .replayed import BrokenRoute, Replayed
+from .evidence.cases import Case
+from .evidence.compare import Comparison, Tolerance, comparable, compare, judged
+from .evidence.replayed import BrokenRoute, Replayed
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from ...errors import ParityError
 from ...runtime.bundle.manifest import Proof
 from ...runtime.bundle.open_bundle import Bundle
 from ..work.clock import Clock
-from .compare import tolerance_for
+from .evidence.compare import tolerance_for
+from .evidence.references import References
 from .prove_exits import prove_exits
 from .prove_slices import prove_slice
-from .references import References
 
 
 def prove(bundle: Bundle, chosen: Sequence[Submodel], references: References, clock: Clock) -> tuple[Proof, ...]:

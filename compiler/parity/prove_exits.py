@@ -28,11 +28,11 @@ from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.pool import EnginePool
 from ...runtime.exits.chain import ChainRun, ExitChain
 from ...runtime.exits.policy import ExitPolicy, closed
-from .cases import Case
-from .compare import Tolerance
-from .references import References
-from .replayed import Replayed
-from .rounding import with_rounding
+from .evidence.cases import Case
+from .evidence.compare import Tolerance
+from .evidence.references import References
+from .evidence.replayed import Replayed
+from .evidence.rounding import with_rounding
 
 # Of PyTorch in float32, on every case, before a composition beyond its limit is believed.
 _MORE_PASSES = 7

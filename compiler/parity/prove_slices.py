@@ -11,9 +11,9 @@ from ...elastic import Bucket, Submodel
 from ...exporters.universal import PREFIX, UniversalModel
 from ...runtime.bundle.manifest import Proof
 from ...runtime.inputs.arrays import Arrays
-from .cases import Case
-from .float64 import float64_inputs, in_float64
-from .references import References
+from .evidence.cases import Case
+from .evidence.float64 import float64_inputs, in_float64
+from .evidence.references import References
 
 # Of an output's size, whatever the precision of engines: both sides are PyTorch in float64, whose unit roundoff is
 # 1e-16. Measured: 3e-15. A model whose float32 is off by less than 1 %, the bound of the gate, stays below 1e-10.

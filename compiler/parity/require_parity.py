@@ -9,12 +9,12 @@ from pathlib import Path
 from ...errors import ParityError
 from ...runtime.bundle.entries.engine_entry import RoutingEntry
 from ...runtime.inputs.arrays import Arrays
-from .cases import Case
-from .compare import Tolerance
 from .divergence import NOWHERE, first_divergence
+from .evidence.cases import Case
+from .evidence.compare import Tolerance
+from .evidence.reference import Reference
+from .evidence.replayed import BrokenRoute
 from .judge import Verdict
-from .reference import Reference
-from .replayed import BrokenRoute
 
 
 @dataclass(frozen=True)

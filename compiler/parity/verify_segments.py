@@ -15,11 +15,11 @@ from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.pool import EnginePool
 from ...runtime.exits.chain import ExitChain, SegmentRun
 from ...runtime.exits.policy import closed
-from .cases import Case
 from .engine_verdict import EngineVerdict, judge_engine
-from .references import References
-from .replayed import Replayed
-from .rounding import Rounding
+from .evidence.cases import Case
+from .evidence.references import References
+from .evidence.replayed import Replayed
+from .evidence.rounding import Rounding
 
 
 def verify_segments(bundle: Bundle, references: References, submodel: Submodel, bucket: Bucket) -> list[EngineVerdict]:

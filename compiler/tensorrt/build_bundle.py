@@ -17,9 +17,7 @@ import onnx
 from ...errors import BuildError, BundleCorruptError
 from ...file_lock import alone
 from ...profiles.tensorrt_options import TensorRTOptions
-from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.open_bundle import Bundle, open_bundle
-from ...runtime.bundle.plan_index import (
+from ...runtime.bundle.device_files.plan_index import (
     PLAN_SUFFIX,
     Gpu,
     PlanEntry,
@@ -31,6 +29,8 @@ from ...runtime.bundle.plan_index import (
     with_plan,
     write_plans,
 )
+from ...runtime.bundle.entries.engine_entry import EngineEntry
+from ...runtime.bundle.open_bundle import Bundle, open_bundle
 from ...runtime.bundle.shape_profile import shape_profile
 from ...runtime.engines.tensorrt.available import require_tensorrt
 from ...whole_file import write_whole

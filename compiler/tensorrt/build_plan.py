@@ -14,8 +14,8 @@ import tensorrt as trt
 
 from ...errors import BuildError
 from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
+from ...runtime.bundle.device_files.plan_index import Gpu
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
-from ...runtime.bundle.plan_index import Gpu
 from ...runtime.bundle.shape_profile import ShapeProfile
 from ...runtime.engines.tensorrt.engine import Log
 from ..work.clock import Progress

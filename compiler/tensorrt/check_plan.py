@@ -15,19 +15,19 @@ import numpy as np
 from ...elastic import Bucket
 from ...errors import BuildError, ParityError
 from ...profiles.precision import PRECISIONS
+from ...runtime.bundle.device_files.plan_index import PlanParity
 from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.bundle.open_bundle import Bundle
-from ...runtime.bundle.plan_index import PlanParity
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Runner
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.feeds import random_feeds
-from ..parity.cases import Case, shapes_to_prove
-from ..parity.compare import Tolerance
+from ..parity.evidence.cases import Case, shapes_to_prove
+from ..parity.evidence.compare import Tolerance
+from ..parity.evidence.replayed import Replayed
+from ..parity.evidence.rounding import Rounding
 from ..parity.judge import JudgedOutputs, judge
-from ..parity.replayed import Replayed
-from ..parity.rounding import Rounding
 
 # Of a static bucket; of a range there is one at each of several shapes.
 _CASES_COMPARED = 4

@@ -15,7 +15,7 @@ from pathlib import Path
 import tensorrt as trt
 
 from ...file_lock import alone
-from ...runtime.bundle.plan_index import Gpu
+from ...runtime.bundle.device_files.plan_index import Gpu
 from ...runtime.bundle.private_files import private_folder
 from ...whole_file import write_whole
 

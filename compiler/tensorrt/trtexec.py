@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from ...errors import BuildError
 from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
+from ...runtime.bundle.device_files.plan_index import PLAN_SUFFIX
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.bundle.plan_index import PLAN_SUFFIX
 from ...runtime.bundle.shape_profile import shape_profile
 from ...strict import structure
 

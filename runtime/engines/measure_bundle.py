@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from ...errors import MeasurementError
+from ..bundle.device_files.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint
 from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint
 from ..bundle.noise import MOST_OTHERS
 from ..bundle.open_bundle import Bundle
 from ..inputs.feeds import random_feeds

@@ -13,9 +13,9 @@ from pathlib import Path
 from ...errors import OutputError
 from ...file_lock import alone
 from ...strict import unstructure
-from ..bundle.device_files import DEVICE_SCHEMA_VERSION, read_record, write_device_file
+from ..bundle.device_files.measurements import MeasuredHost
+from ..bundle.device_files.sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
 from ..bundle.manifest import DRAFTS_NAME
-from ..bundle.measurements import MeasuredHost
 from ..bundle.open_bundle import Bundle
 from .lookup import NGRAM
 

@@ -25,8 +25,8 @@ import onnx
 import onnxruntime
 import pytest
 from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.runtime.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, build_key, write_plans
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
-from nestforge.runtime.bundle.plan_index import Gpu, PlanEntry, PlanParity, build_key, write_plans
 from nestforge.runtime.bundle.private_files import KEY_VARIABLE
 from nestforge.runtime.bundle.shape_profile import shape_profile
 from support.fake_cuda import FakeCuda, World

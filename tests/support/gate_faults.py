@@ -18,11 +18,11 @@ import torch
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.build.emitted import Emitted
 from nestforge.compiler.build.templates import Templates
-from nestforge.compiler.parity.cases import Case
 from nestforge.compiler.parity.engine_verdict import judge_engine, tolerance_of
+from nestforge.compiler.parity.evidence.cases import Case
+from nestforge.compiler.parity.evidence.reference import replayed
+from nestforge.compiler.parity.evidence.replayed import Replayed
 from nestforge.compiler.parity.judge import Verdict
-from nestforge.compiler.parity.reference import replayed
-from nestforge.compiler.parity.replayed import Replayed
 from nestforge.compiler.work.staging import Stage
 from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source

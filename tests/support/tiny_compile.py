@@ -12,8 +12,8 @@ from nestforge.compiler.build.templates import TemplateKey, Templates
 from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.graph.store import read_store, write_store
 from nestforge.compiler.graph.template import Template, traced_template
-from nestforge.compiler.parity.cases import parity_cases
-from nestforge.compiler.parity.references import References
+from nestforge.compiler.parity.evidence.cases import parity_cases
+from nestforge.compiler.parity.evidence.references import References
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
 from nestforge.compiler.publish.write_bundle import complete, draft_bundle, write_build_record, write_manifest

@@ -13,7 +13,7 @@ from ..console import print_facts, print_json, print_table, say, working
 from ..options import bundle_argument, json_option
 
 if TYPE_CHECKING:
-    from ...runtime.bundle.measurements import MeasuredPoint
+    from ...runtime.bundle.device_files.measurements import MeasuredPoint
     from ...runtime.engines.measure_bundle import BundleMeasurement
 
 EXAMPLES = """\b
@@ -40,7 +40,7 @@ def command(bundle: Path, threads: int | None, memory_mb: float | None, force: b
     The figures are kept in the bundle's measurements.json, by host: those of other hosts stay. On this host the runtime
     then chooses by them in place of those of the compile. Nothing is kept where other programs use the processor.
     """
-    from ...runtime.bundle.measurements import keep_measurement, read_measurements
+    from ...runtime.bundle.device_files.measurements import keep_measurement, read_measurements
     from ...runtime.bundle.open_bundle import open_bundle
     from ...runtime.engines.measure_bundle import measure_bundle
 

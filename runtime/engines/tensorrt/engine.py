@@ -7,7 +7,7 @@ from pathlib import Path
 import tensorrt as trt
 
 from ....errors import BundleIncompatibleError
-from ...bundle.plan_index import Gpu
+from ...bundle.device_files.plan_index import Gpu
 from ...device.cuda_memory import device_name
 from .layout import PlanTensor
 

@@ -16,10 +16,10 @@ from types import TracebackType
 import tensorrt as trt
 
 from ....errors import BundleCorruptError, BundleIncompatibleError, InputError
+from ...bundle.device_files.plan_index import PlanEntry, plan_for, read_plan
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
-from ...bundle.plan_index import PlanEntry, plan_for, read_plan
 from ...device.copying_runner import CopyingRunner
 from ...device.cuda_device import CudaDevice, take_cuda_device
 from ...device.cuda_memory import free_bytes, use_device

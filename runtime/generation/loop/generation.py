@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import TypeVar
 
 from ....errors import InputError
-from .drafting import Drafting, Proposal
-from .generated import Generated, Piece
-from .pace import Pace, Writer
-from .row import Row
-from .session import Session
+from ..calls.generated import Generated, Piece
+from ..calls.pace import Pace, Writer
+from ..calls.row import Row
+from ..calls.session import Session
+from ..drafting.drafting import Drafting, Proposal
 
 _Given = TypeVar("_Given")
 

@@ -9,30 +9,30 @@ from time import perf_counter
 from typing import Any, Literal, NamedTuple, overload
 
 from ....errors import InputError, SelectionError
+from ...bundle.device_files.measurements import this_host
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry
-from ...bundle.measurements import this_host
 from ...bundle.open_bundle import Bundle
 from ...engines.contract.residency import Residency
 from ...engines.memory import MemoryCap
 from ...engines.onnxruntime_gpu.provider import Provider
 from ...inputs.text import TextEncoder
+from ..calls.admitted import AdmittedEngines, longer_prompt_bytes
+from ..calls.asked_rows import AskedRows, asked_rows, require_positions
+from ..calls.generated import Generated
+from ..calls.options import Options, whole_number
+from ..calls.pace import Pace
+from ..calls.prompts import Prompt, Prompts
+from ..calls.session import Session
+from ..calls.step_times import StepTimes
+from ..calls.writers import writers
 from ..draft_calibration import JudgedDraft, RunTime, read_drafts
+from ..drafting.drafters import drafting_for, most_checked, smaller_engines
+from ..drafting.drafting import Drafting
+from ..drafting.drafts import AUTO
+from ..drafting.gains import Gains
 from ..sampling import Sampling
-from .admitted import AdmittedEngines, longer_prompt_bytes
-from .asked_rows import AskedRows, asked_rows, require_positions
-from .drafters import drafting_for, most_checked, smaller_engines
-from .drafting import Drafting
-from .drafts import AUTO
-from .gains import Gains
-from .generated import Generated
 from .generation import Generation
-from .options import Options, whole_number
-from .pace import Pace
-from .prompts import Prompt, Prompts
-from .session import Session
-from .step_times import StepTimes
-from .writers import writers
 
 # Of a session, where nobody asked for another.
 _SESSION_CAPACITY = 2048

@@ -119,7 +119,7 @@ def _prepare_measuring(folder: Path) -> None:
 
 def _keep_measurement(folder: Path, cpu: str = "second") -> None:
     """The figures of a second host are kept beside those of the first."""
-    from nestforge.runtime.bundle.measurements import HostMeasurement, MeasuredHost, keep_measurement
+    from nestforge.runtime.bundle.device_files.measurements import HostMeasurement, MeasuredHost, keep_measurement
     from nestforge.runtime.bundle.open_bundle import open_bundle
 
     host = MeasuredHost(cpu, "x86_64", 2)
@@ -233,7 +233,7 @@ JOBS = (
         _prepare_measuring,
         _keep_measurement,
         _bytes_below("golden.bundle/measurements.json"),
-        ("nestforge.runtime.bundle.measurements",),
+        ("nestforge.runtime.bundle.device_files.measurements",),
     ),
     Job("index", _prepare_golden, _index, _arrays_in("made.index"), ("nestforge.runtime.retrieval",)),
     Job("run", _prepare_golden, _run, _arrays_in("answer.npz"), ("nestforge.runtime.model",)),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .... import load
-from ....runtime.generation.loop.generated import DraftedTokens, GeneratedRow
+from ....runtime.generation.calls.generated import DraftedTokens, GeneratedRow
 from ....runtime.model import ElasticModel
 from ..harness import Row
 from ..subjects import CORES

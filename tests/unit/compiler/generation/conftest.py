@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nestforge
 import pytest
-from nestforge.compiler.parity.references import References
+from nestforge.compiler.parity.evidence.references import References
 from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal

@@ -18,7 +18,7 @@ import pytest
 import torch
 from nestforge.compiler.generation.cached_cases import Batch, cached_batches, run_batches
 from nestforge.compiler.generation.cached_gate import judge_cached
-from nestforge.compiler.parity.references import References
+from nestforge.compiler.parity.evidence.references import References
 from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError, InputError, ParityError, PlanError
 from nestforge.exporters.cached_form import CachedForm

@@ -13,7 +13,7 @@ import torch
 import transformers
 from nestforge.compiler.generation.cached_cases import cached_batches, prompts_of, read_prompts, run_batches
 from nestforge.compiler.generation.cached_gate import judge_cached
-from nestforge.compiler.parity.references import References
+from nestforge.compiler.parity.evidence.references import References
 from nestforge.elastic import Bucket
 from nestforge.errors import ParityError, PlanError
 from nestforge.exporters.families.t5 import generating

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.graph.template import emit
-from nestforge.compiler.parity.compare import tolerance_for
 from nestforge.compiler.parity.divergence import first_divergence
-from nestforge.compiler.parity.reference import Reference
+from nestforge.compiler.parity.evidence.compare import tolerance_for
+from nestforge.compiler.parity.evidence.reference import Reference
 from nestforge.elastic import Submodel
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from support.tiny_compile import BUCKET

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from nestforge.compiler.parity.cases import Case
-from nestforge.compiler.parity.compare import tolerance_for
+from nestforge.compiler.parity.evidence.cases import Case
+from nestforge.compiler.parity.evidence.compare import tolerance_for
+from nestforge.compiler.parity.evidence.replayed import BrokenRoute, Replayed
+from nestforge.compiler.parity.evidence.rounding import Rounding
 from nestforge.compiler.parity.judge import JudgedOutputs, Verdict, judge
-from nestforge.compiler.parity.replayed import BrokenRoute, Replayed
-from nestforge.compiler.parity.rounding import Rounding
 from nestforge.profiles.precision import Precision
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 from nestforge.compiler.build.build_engine import EngineBuilder
-from nestforge.compiler.parity.compare import Comparison
 from nestforge.compiler.parity.engine_verdict import tolerance_of
+from nestforge.compiler.parity.evidence.compare import Comparison
+from nestforge.compiler.parity.evidence.replayed import BrokenRoute
 from nestforge.compiler.parity.judge import Verdict
-from nestforge.compiler.parity.replayed import BrokenRoute
 from nestforge.compiler.parity.require_parity import ProofRun, require_parity
 from nestforge.errors import ParityError
 from nestforge.runtime.bundle.entries.engine_entry import ParityOutput

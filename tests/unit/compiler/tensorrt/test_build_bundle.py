@@ -14,8 +14,8 @@ import pytest
 from nestforge.compiler.tensorrt.build_bundle import build_plans
 from nestforge.compiler.tensorrt.graphs import require_supported
 from nestforge.errors import BuildError, BundleCorruptError, BundleIncompatibleError, NestforgeError, ParityError
+from nestforge.runtime.bundle.device_files.plan_index import read_plans
 from nestforge.runtime.bundle.open_bundle import open_bundle
-from nestforge.runtime.bundle.plan_index import read_plans
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.fake_cuda import World

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
+from nestforge.runtime.bundle.device_files.measurements import MeasuredHost, this_host
 from nestforge.runtime.bundle.manifest import DRAFTS_NAME
-from nestforge.runtime.bundle.measurements import MeasuredHost, this_host
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.generation.draft_calibration import HostDrafts, JudgedDraft, RunTime, keep_drafts, read_drafts
 from nestforge.runtime.verify_bytes import verify_bytes

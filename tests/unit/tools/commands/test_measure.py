@@ -17,8 +17,8 @@ import nestforge
 import pytest
 from click.testing import CliRunner, Result
 from nestforge.profiles.probe_host import probe_host
+from nestforge.runtime.bundle.device_files.measurements import MeasuredHost, keep_measurement, read_measurements
 from nestforge.runtime.bundle.manifest import MEASUREMENTS_NAME
-from nestforge.runtime.bundle.measurements import MeasuredHost, keep_measurement, read_measurements
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines import measure_bundle, measure_rounds
 from nestforge.runtime.engines.measure_rounds import measured_shapes

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from nestforge.errors import BundleFormatError, BundleIncompatibleError, OutputError
 from nestforge.profiles.tensorrt_options import TensorRTOptions
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
-from nestforge.runtime.bundle.plan_index import (
+from nestforge.runtime.bundle.device_files.plan_index import (
     PLANS_NAME,
     Gpu,
     PlanEntry,
@@ -25,6 +24,7 @@ from nestforge.runtime.bundle.plan_index import (
     with_plan,
     write_plans,
 )
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.bundle.private_files import KEY_VARIABLE, plan_key, private_folder
 from nestforge.runtime.engines.tensorrt.available import require_tensorrt, tensorrt_problem
 from support.sealing import edit_sealed

@@ -16,8 +16,8 @@ import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.runtime.bundle.device_files.plan_index import Gpu, build_key, read_plans, write_plans
 from nestforge.runtime.bundle.open_bundle import Bundle
-from nestforge.runtime.bundle.plan_index import Gpu, build_key, read_plans, write_plans
 from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.engines import measure_rounds
 from nestforge.runtime.engines.measure_bundle import measure_bundle

@@ -15,9 +15,16 @@ import numpy as np
 import pytest
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.runtime.bundle.device_files.plan_index import (
+    Gpu,
+    PlanEntry,
+    PlanParity,
+    build_key,
+    read_plans,
+    write_plans,
+)
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
-from nestforge.runtime.bundle.plan_index import Gpu, PlanEntry, PlanParity, build_key, read_plans, write_plans
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.fake_cuda import World
 from support.fake_tensorrt import host_with_gpu, installed

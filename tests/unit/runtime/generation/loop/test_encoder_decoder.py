@@ -10,8 +10,8 @@ import pytest
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.memory import MemoryCap
-from nestforge.runtime.generation.loop.admitted import AdmittedEngines, longer_prompt_bytes
-from nestforge.runtime.generation.loop.generated import Run
+from nestforge.runtime.generation.calls.admitted import AdmittedEngines, longer_prompt_bytes
+from nestforge.runtime.generation.calls.generated import Run
 from nestforge.runtime.model import ElasticModel, load
 from support.generating_t5 import generated_by_transformers, t5_folder
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from nestforge.errors import InputError
 from nestforge.runtime.generation.cached_engine import CachedEngine
+from nestforge.runtime.generation.calls.generated import Piece, Run
+from nestforge.runtime.generation.calls.pace import Pace, Writer
 from nestforge.runtime.generation.loop import generation as generation_module
-from nestforge.runtime.generation.loop.generated import Piece, Run
 from nestforge.runtime.generation.loop.generation import Generation
-from nestforge.runtime.generation.loop.pace import Pace, Writer
 from nestforge.runtime.inputs.arrays import Array
 from nestforge.runtime.model import ElasticModel, load
 

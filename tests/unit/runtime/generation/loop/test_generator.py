@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from nestforge.errors import InputError, NestforgeError, SelectionError
+from nestforge.runtime.generation.calls.options import Options
 from nestforge.runtime.generation.loop.generator import Generator
-from nestforge.runtime.generation.loop.options import Options
 from nestforge.runtime.generation.sampling import Sampling
 from nestforge.runtime.generation.stops import Stops
 from nestforge.runtime.model import ElasticModel, load
@@ -168,7 +168,7 @@ def test_a_cache_that_the_host_has_no_memory_for_is_refused_and_not_counted(
             raise MemoryError
 
         with monkeypatch.context() as patch:
-            patch.setattr("nestforge.runtime.generation.loop.session.Cache.empty", none)
+            patch.setattr("nestforge.runtime.generation.calls.session.Cache.empty", none)
             for _ in range(3):
                 with pytest.raises(SelectionError, match=r"^a cache of 0.9 MB: this host has no memory for it"):
                     model.session(rows=12)

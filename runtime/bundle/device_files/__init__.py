@@ -1,0 +1,1 @@
+"""Files that a device adds to a bundle: measurements, plans, calibrations."""

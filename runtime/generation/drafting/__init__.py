@@ -1,0 +1,1 @@
+"""Who proposes tokens, what that is worth, and what became of it."""
