@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from ...errors import InputError, SelectionError
-from ..bundle.device_files.measurements import this_host
+from ..bundle.device_files.host_records import this_host
 from ..bundle.open_bundle import Bundle
 from ..engines.contract.threads import threads_or_default
 from ..generation.draft_calibration import HostDrafts

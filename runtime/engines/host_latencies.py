@@ -7,13 +7,8 @@ from dataclasses import dataclass, replace
 from ...elastic import Bucket
 from ...profiles.probe_host import probe_host
 from ..bundle.build_record import BuildRecord, Latency, LatencyPoint
-from ..bundle.device_files.measurements import (
-    HostMeasurement,
-    MeasuredEngine,
-    MeasuredHost,
-    read_measurements,
-    this_host,
-)
+from ..bundle.device_files.host_records import MeasuredHost, this_host
+from ..bundle.device_files.measurements import HostMeasurement, MeasuredEngine, read_measurements
 from ..bundle.open_bundle import Bundle
 from .latency_at import latency_at
 from .tensorrt.available import tensorrt_problem

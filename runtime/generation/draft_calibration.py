@@ -1,7 +1,7 @@
 """What hosts found of drafts: what ``drafts.json`` in a bundle's folder holds, by host.
 
-It is a file that a device adds, sealed (bundle/device_files.py), and names the manifest's hash. ``nestforge calibrate``
-replaces the figures of its own host and leaves those of others.
+It is a file that a device adds, sealed (bundle/device_files/sealed_file.py), and names the manifest's hash.
+``nestforge calibrate`` replaces the figures of its own host and leaves those of others.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...errors import OutputError
 from ...file_lock import alone
 from ...strict import unstructure
-from ..bundle.device_files.measurements import MeasuredHost
+from ..bundle.device_files.host_records import MeasuredHost, nearest_record, record_problems, with_record
 from ..bundle.device_files.sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
 from ..bundle.manifest import DRAFTS_NAME
 from ..bundle.open_bundle import Bundle
 from .lookup import NGRAM
 
 _REMEDY = "remove it and run `nestforge calibrate` again"
-_MAX_HOSTS = 64
-_MAX_NAME_LENGTH = 200
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,7 @@ class DraftCalibration:
 
     def of(self, host: MeasuredHost, threads: int) -> HostDrafts | None:
         """What ``host`` found with this number of threads, or the nearest to it."""
-        own = [each for each in self.hosts if each.host == host]
-        return min(own, key=lambda each: (abs(each.threads - threads), each.threads), default=None)
+        return nearest_record(self.hosts, host, threads)
 
 
 def read_drafts(bundle: Bundle) -> DraftCalibration | None:
@@ -86,16 +82,8 @@ def keep_drafts(bundle: Bundle, found: HostDrafts) -> Path:
     """
     with alone(bundle.path):
         kept = read_drafts(bundle)
-        others = [
-            each for each in (kept.hosts if kept else ()) if (each.host, each.threads) != (found.host, found.threads)
-        ]
-        if len(others) >= _MAX_HOSTS:
-            raise OutputError(
-                f"{bundle.path / DRAFTS_NAME}: holds what {len(others)} hosts found, the most allowed; remove it, or "
-                "give this host a copy of the bundle"
-            )
-        ordered = sorted([*others, found], key=lambda each: (str(each.host), each.threads))
-        every = DraftCalibration(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, tuple(ordered))
+        hosts = with_record(kept.hosts if kept else (), found, bundle.path / DRAFTS_NAME)
+        every = DraftCalibration(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, hosts)
         return write_device_file(bundle, DRAFTS_NAME, unstructure(every), "the calibration")
 
 
@@ -103,17 +91,9 @@ def _problems(found: DraftCalibration, bundle: Bundle) -> Iterable[str]:
     """What the types alone do not say: engines and submodels that exist, and shares of them."""
     generation = bundle.manifest.generation
     engines = {engine.id: engine.submodel for engine in generation.engines} if generation else {}
-    if found.schema_version != DEVICE_SCHEMA_VERSION:
-        yield f"schema_version {found.schema_version}, expected {DEVICE_SCHEMA_VERSION}"
-    if len(found.hosts) > _MAX_HOSTS:
-        yield f"{len(found.hosts)} hosts, expected at most {_MAX_HOSTS}"
-    if len({(each.host, each.threads) for each in found.hosts}) < len(found.hosts):
-        yield "a host with its number of threads stands twice"
+    yield from record_problems(found.schema_version, found.hosts)
     for number, each in enumerate(found.hosts):
         where = f"hosts[{number}]"
-        names = (each.host.cpu, each.host.architecture, each.created, each.host.onnxruntime or "", each.host.gpu or "")
-        if any(len(name) > _MAX_NAME_LENGTH for name in names):
-            yield f"{where}: a name of more than {_MAX_NAME_LENGTH} characters"
         for engine in (*(time.engine for time in each.times), *(draft.target for draft in each.drafts)):
             if engine not in engines:
                 yield f"{where}: engine {engine[:80]!r} does not generate in this bundle"

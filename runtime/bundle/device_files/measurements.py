@@ -1,6 +1,6 @@
 """Latencies that hosts have measured themselves: what ``measurements.json`` in a bundle's folder holds, by host.
 
-It is a file that a device adds, sealed (device_files.py), and names the manifest's hash. ``nestforge measure`` replaces
+It is a file that a device adds, sealed (sealed_file.py), and names the manifest's hash. ``nestforge measure`` replaces
 the figures of its own host and leaves those of others.
 """
 
@@ -11,35 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ....elastic import Bucket
-from ....errors import OutputError
 from ....file_lock import alone
-from ....profiles.probe_host import probe_host
 from ....strict import unstructure
 from ..entries.engine_entry import Residency
 from ..manifest import MEASUREMENTS_NAME
 from ..noise import Noise
 from ..open_bundle import Bundle
+from .host_records import MeasuredHost, nearest_record, record_problems, with_record
 from .sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
 
 _REMEDY = "remove it and run `nestforge measure` again"
-_MAX_HOSTS = 64
-_MAX_NAME_LENGTH = 200
-
-
-@dataclass(frozen=True)
-class MeasuredHost:
-    """What must be the same for figures to hold: the processor, the cores that may be used, and ONNX Runtime; of plans
-    also the ``gpu`` with its release of TensorRT."""
-
-    cpu: str
-    architecture: str
-    cores: int = field(metadata={"min": 1})
-    onnxruntime: str | None = None
-    gpu: str | None = None
-
-    def __str__(self) -> str:
-        release = f", ONNX Runtime {self.onnxruntime}" if self.onnxruntime else ""
-        return f"{self.cpu}, {self.cores} cores{release}{f', {self.gpu}' if self.gpu else ''}"
 
 
 @dataclass(frozen=True)
@@ -83,15 +64,7 @@ class Measurements:
 
     def of(self, host: MeasuredHost, threads: int) -> HostMeasurement | None:
         """What ``host`` measured with this number of threads, or the nearest to it."""
-        own = [each for each in self.hosts if each.host == host]
-        return min(own, key=lambda each: (abs(each.threads - threads), each.threads), default=None)
-
-
-def this_host() -> MeasuredHost:
-    """The identity of the host that this process runs on."""
-    facts = probe_host()
-    cpu = " ".join(facts.cpu.split())[:_MAX_NAME_LENGTH]
-    return MeasuredHost(cpu, facts.architecture, facts.cores, facts.backends.get("onnxruntime"))
+        return nearest_record(self.hosts, host, threads)
 
 
 def read_measurements(bundle: Bundle) -> Measurements | None:
@@ -110,33 +83,17 @@ def keep_measurement(bundle: Bundle, measurement: HostMeasurement) -> Path:
     """
     with alone(bundle.path):
         kept = read_measurements(bundle)
-        key = (measurement.host, measurement.threads)
-        others = [each for each in (kept.hosts if kept else ()) if (each.host, each.threads) != key]
-        if len(others) >= _MAX_HOSTS:
-            raise OutputError(
-                f"{bundle.path / MEASUREMENTS_NAME}: holds the measurements of {len(others)} hosts, the most allowed; "
-                "remove it, or give this host a copy of the bundle"
-            )
-        ordered = sorted([*others, measurement], key=lambda each: (str(each.host), each.threads))
-        every = Measurements(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, tuple(ordered))
+        hosts = with_record(kept.hosts if kept else (), measurement, bundle.path / MEASUREMENTS_NAME)
+        every = Measurements(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, hosts)
         return write_device_file(bundle, MEASUREMENTS_NAME, unstructure(every), "the measurement")
 
 
 def _problems(found: Measurements, bundle: Bundle) -> Iterable[str]:
     """What the types alone do not say: engines that exist, shapes that they have, one figure for each."""
     engines = {engine.id: engine for engine in bundle.manifest.engines}
-    if found.schema_version != DEVICE_SCHEMA_VERSION:
-        yield f"schema_version {found.schema_version}, expected {DEVICE_SCHEMA_VERSION}"
-    if len(found.hosts) > _MAX_HOSTS:
-        yield f"{len(found.hosts)} hosts, expected at most {_MAX_HOSTS}"
-    if len({(each.host, each.threads) for each in found.hosts}) < len(found.hosts):
-        yield "a host with its number of threads stands twice"
+    yield from record_problems(found.schema_version, found.hosts)
     for number, measurement in enumerate(found.hosts):
         where = f"hosts[{number}]"
-        host = measurement.host
-        names = (host.cpu, host.architecture, measurement.created, host.onnxruntime or "", host.gpu or "")
-        if any(len(name) > _MAX_NAME_LENGTH for name in names):
-            yield f"{where}: a name of more than {_MAX_NAME_LENGTH} characters"
         if len({(each.engine, each.residency) for each in measurement.engines}) < len(measurement.engines):
             yield f"{where}: an engine in one residency stands twice"
         for each in measurement.engines:

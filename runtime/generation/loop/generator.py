@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, Literal, NamedTuple, overload
 
 from ....errors import InputError, SelectionError
-from ...bundle.device_files.measurements import this_host
+from ...bundle.device_files.host_records import this_host
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry
 from ...bundle.open_bundle import Bundle

@@ -119,7 +119,8 @@ def _prepare_measuring(folder: Path) -> None:
 
 def _keep_measurement(folder: Path, cpu: str = "second") -> None:
     """The figures of a second host are kept beside those of the first."""
-    from nestforge.runtime.bundle.device_files.measurements import HostMeasurement, MeasuredHost, keep_measurement
+    from nestforge.runtime.bundle.device_files.host_records import MeasuredHost
+    from nestforge.runtime.bundle.device_files.measurements import HostMeasurement, keep_measurement
     from nestforge.runtime.bundle.open_bundle import open_bundle
 
     host = MeasuredHost(cpu, "x86_64", 2)

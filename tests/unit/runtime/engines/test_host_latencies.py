@@ -8,12 +8,12 @@ from types import ModuleType
 import pytest
 from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.bundle.build_record import BuildRecord, Latency, LatencyPoint
+from nestforge.runtime.bundle.device_files.host_records import this_host
 from nestforge.runtime.bundle.device_files.measurements import (
     HostMeasurement,
     MeasuredEngine,
     MeasuredPoint,
     keep_measurement,
-    this_host,
 )
 from nestforge.runtime.bundle.device_files.plan_index import Gpu
 from nestforge.runtime.bundle.noise import Noise

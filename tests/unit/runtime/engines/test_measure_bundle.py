@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from nestforge.errors import InputError, MeasurementError, SelectionError
-from nestforge.runtime.bundle.device_files.measurements import this_host
+from nestforge.runtime.bundle.device_files.host_records import this_host
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines import measure_bundle as module
 from nestforge.runtime.engines import measure_rounds

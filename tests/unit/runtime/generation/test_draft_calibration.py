@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
-from nestforge.runtime.bundle.device_files.measurements import MeasuredHost, this_host
+from nestforge.runtime.bundle.device_files.host_records import MeasuredHost, this_host
 from nestforge.runtime.bundle.manifest import DRAFTS_NAME
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.generation.draft_calibration import HostDrafts, JudgedDraft, RunTime, keep_drafts, read_drafts
@@ -51,9 +51,9 @@ def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
 
 
 def test_there_are_not_more_hosts_than_can_be_read(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nestforge.runtime.generation.draft_calibration._MAX_HOSTS", 1)
+    monkeypatch.setattr("nestforge.runtime.bundle.device_files.host_records._MAX_HOSTS", 1)
     keep_drafts(bundle, HERE)
-    with pytest.raises(OutputError, match=r"drafts\.json: holds what 1 hosts found, the most allowed"):
+    with pytest.raises(OutputError, match=r"drafts\.json: holds the records of 1 hosts, the most allowed"):
         keep_drafts(bundle, BOARD)
 
 

@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
-from nestforge.profiles.probe_host import probe_host
+from nestforge.runtime.bundle.device_files.host_records import MeasuredHost, this_host
 from nestforge.runtime.bundle.device_files.measurements import (
     HostMeasurement,
     MeasuredEngine,
-    MeasuredHost,
     MeasuredPoint,
     keep_measurement,
     read_measurements,
-    this_host,
 )
 from nestforge.runtime.bundle.manifest import MEASUREMENTS_NAME
 from nestforge.runtime.bundle.noise import Noise
@@ -38,13 +36,6 @@ BOARD = replace(HERE, host=MeasuredHost("Cortex-A76", "aarch64", 4, "1.23.0"), t
 @pytest.fixture
 def bundle(own_bundle: Path) -> Bundle:
     return open_bundle(own_bundle)
-
-
-def test_this_host_is_known_by_what_figures_depend_on() -> None:
-    facts = probe_host()
-    assert this_host() == MeasuredHost(
-        " ".join(facts.cpu.split()), facts.architecture, facts.cores, facts.backends["onnxruntime"]
-    )
 
 
 def test_a_bundle_that_nobody_measured_has_none(bundle: Bundle) -> None:
@@ -68,10 +59,10 @@ def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
 
 
 def test_there_are_not_more_hosts_than_can_be_read(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nestforge.runtime.bundle.device_files.measurements._MAX_HOSTS", 1)
+    monkeypatch.setattr("nestforge.runtime.bundle.device_files.host_records._MAX_HOSTS", 1)
     keep_measurement(bundle, HERE)
     keep_measurement(bundle, HERE)
-    with pytest.raises(OutputError, match=r"measurements\.json: holds the measurements of 1 hosts, the most allowed"):
+    with pytest.raises(OutputError, match=r"measurements\.json: holds the records of 1 hosts, the most allowed"):
         keep_measurement(bundle, BOARD)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from nestforge.elastic import Bucket
-from nestforge.runtime.bundle.device_files.measurements import MeasuredHost
+from nestforge.runtime.bundle.device_files.host_records import MeasuredHost
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.entries.generation_entry import CACHED
 from nestforge.runtime.generation.calls.step_times import StepTimes
