@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -13,18 +13,13 @@ from safetensors.torch import save_file
 
 from ...errors import CheckpointError
 from .checkpoint import Checkpoint
+from .own_config import OwnConfig
 
 M = TypeVar("M", bound=torch.nn.Module)
 
 
-class Configuration(Protocol):
-    """What a model is made from; ``to_json`` gives the object that ``config.json`` holds."""
-
-    def to_json(self) -> dict[str, Any]: ...
-
-
 def save_model(
-    module: torch.nn.Module, config: Configuration, folder: Path, extra_files: Mapping[str, str | bytes] | None = None
+    module: torch.nn.Module, config: OwnConfig, folder: Path, extra_files: Mapping[str, str | bytes] | None = None
 ) -> Path:
     """Writes ``config.json``, ``model.safetensors`` and ``extra_files`` (name to content) into ``folder``; returns it.
 

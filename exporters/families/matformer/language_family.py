@@ -16,10 +16,11 @@ from ....runtime.bundle.manifest import TextEntry
 from ...architecture import Architecture
 from ...cached_form import CachedForm
 from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.own_config import read_config
 from ...family import Family
 from ...parameter_groups import is_table
 from ...signature import Signature
-from .architecture.config import MatformerConfig, read_config
+from .architecture.config import MatformerConfig
 from .architecture.forward_ops import language_model_ops
 from .architecture.language_presets import LANGUAGE
 from .architecture.shapes import compare_weights, elastic_spec, language_model_shapes

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.own_config import read_config
 from ...family import Family
 from ...signature import Signature
-from .architecture.config import MatformerVitConfig, read_config
+from .architecture.config import MatformerVitConfig
 from .architecture.shapes import compare_weights, elastic_spec, vision_model_shapes
 from .architecture.vision_ops import vision_model_ops
 from .architecture.vision_presets import VISION

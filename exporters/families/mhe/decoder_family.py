@@ -13,9 +13,10 @@ from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ...architecture import Architecture
 from ...cached_form import CachedForm
 from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.own_config import read_config
 from ...family import Family
 from ...signature import Signature
-from .architecture.config import MheDecoderConfig, read_config
+from .architecture.config import MheDecoderConfig
 from .architecture.forms import cached_heads
 from .architecture.forward_ops import decoder_ops
 from .architecture.presets import PRESETS

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.own_config import read_config
 from ...family import Family
 from ...signature import Signature
-from .architecture.config import MheEncoderConfig, read_config
+from .architecture.config import MheEncoderConfig
 from .architecture.forward_ops import encoder_ops
 from .architecture.presets import PRESETS
 from .architecture.shapes import compare_weights, encoder_shapes

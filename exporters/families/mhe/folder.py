@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ...checkpoints.own_config import read_config
 from ...checkpoints.own_folder import save_model, with_weights
-from .architecture.config import MheConfig, MheDecoderConfig, MheEncoderConfig, read_config
+from .architecture.config import MheConfig, MheDecoderConfig, MheEncoderConfig
 from .model.decoder import MheDecoder
 from .model.encoder import MheEncoder
 

@@ -15,9 +15,10 @@ from ....runtime.bundle.manifest import TextEntry
 from ....workload import Op
 from ...architecture import Architecture, Variants
 from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.own_config import read_config
 from ...family import Family
 from ...signature import Signature
-from .architecture.config import CAPACITY, EXPERTS, GROUP, SparseMixerConfig, read_config
+from .architecture.config import CAPACITY, EXPERTS, GROUP, SparseMixerConfig
 from .architecture.forward_ops import forward_ops
 from .architecture.presets import PRESETS
 from .architecture.shapes import TABLES, compare_weights, elastic_spec, parameter_shapes
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # plans are made without torch
 
 def read(checkpoint: Checkpoint) -> Architecture:
     """The model in ``checkpoint``, whose weights may be absent altogether."""
-    config = read_config(checkpoint)
+    config = read_config(checkpoint, SparseMixerConfig)
     shapes = parameter_shapes(config)
     if checkpoint.has_weights:
         compare_weights(checkpoint, config, shapes)

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-from .....errors import CheckpointError
-from .....strict import structure, unstructure
-from ....checkpoints.checkpoint import Checkpoint
 from ....checkpoints.elastic_config import MOST_LAYERS, granularity_problem
+from ....checkpoints.own_config import OwnConfig
 
 Activation = Literal["gelu", "squared_relu"]
 Position = Literal["rotary", "relative_bias"]
 # Of a relative bias, as in T5: the numbers of a head, and the distance from which on all keys share the last of them.
 RELATIVE_BUCKETS, RELATIVE_REACH = 32, 128
-C = TypeVar("C", bound="NestedConfig")
 
-# Said by many tools in a config.json, and nothing about the graph.
-_IGNORED_KEYS = ("architectures", "_name_or_path")
 # What MatFormer trains for FFNs; for heads the paper takes even steps.
 _DEFAULT_GRANULARITIES = {"ffn": (0.125, 0.25, 0.5, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class NestedConfig:
+class NestedConfig(OwnConfig):
     """What language and vision models share: a stack of layers whose FFN widths may differ.
 
     ``intermediate_size`` is one width for every layer, or one a layer, in neurons. ``nested`` says that the weights
@@ -63,11 +58,6 @@ class NestedConfig:
         if self.granularities is not None or not self.nested:
             return self.granularities
         return {kind: _DEFAULT_GRANULARITIES[kind] for kind in self.kinds}
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that ``config.json`` holds, which reads back as this configuration."""
-        data: dict[str, Any] = unstructure(self)
-        return data
 
     def problem(self) -> str | None:
         """What makes no sense among the values, as ``key: problem``, or None."""
@@ -124,20 +114,3 @@ class MatformerVitConfig(NestedConfig):
         if found is None and self.image_size % self.patch_size:
             return f"image_size: {self.image_size} is no multiple of patch_size {self.patch_size}"
         return found
-
-
-def config_from_json(cls: type[C], data: Mapping[str, Any], where: str) -> C:
-    """Reads ``data`` as ``cls``; ``where`` names the document.
-
-    Raises CheckpointError for an unknown or missing key, and for values that make no model.
-    """
-    stated = {key: value for key, value in data.items() if key not in _IGNORED_KEYS}
-    config = structure(cls, stated, where, CheckpointError)
-    if problem := config.problem():
-        raise CheckpointError(f"{where}: {problem}")
-    return config
-
-
-def read_config(checkpoint: Checkpoint, cls: type[C]) -> C:
-    """The configuration of the model in ``checkpoint``. Raises CheckpointError as ``config_from_json`` does."""
-    return config_from_json(cls, checkpoint.config, str(checkpoint.folder / "config.json"))

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-from .....errors import CheckpointError
-from .....strict import structure, unstructure
-from ....checkpoints.checkpoint import Checkpoint
 from ....checkpoints.elastic_config import MOST_LAYERS, granularity_problem
+from ....checkpoints.own_config import OwnConfig
 
 # Sections 2.1 to 2.4: which projections a head has of its own, and which it shares.
 AttentionKind = Literal["mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul"]
@@ -23,15 +21,12 @@ WITH_HEADS_TO_LEAVE_OUT: frozenset[str] = frozenset({"mha", "mqa", "skv", *MHE})
 Factors = Literal["e", "1+e"]
 Position = Literal["learned", "rotary"]
 Head = Literal["none", "masked_lm", "classifier"]
-C = TypeVar("C", bound="MheConfig")
 
-# Said by many tools in a config.json, and nothing about the graph.
-_IGNORED_KEYS = ("architectures", "_name_or_path")
 _DEFAULT_GRANULARITIES = {"ffn": (0.25, 0.5, 0.75, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class MheConfig:
+class MheConfig(OwnConfig):
     """What encoders and decoders share.
 
     ``attention`` is the kind of every sublayer; ``head_dim`` the size of a head, by default ``hidden_size`` over the
@@ -95,11 +90,6 @@ class MheConfig:
             return self.granularities
         return {kind: _DEFAULT_GRANULARITIES[kind] for kind in self.kinds}
 
-    def to_json(self) -> dict[str, Any]:
-        """The object that ``config.json`` holds, which reads back as this configuration."""
-        data: dict[str, Any] = unstructure(self)
-        return data
-
     def problem(self) -> str | None:
         """What makes no sense among the values, as ``key: problem``, or None."""
         if self.num_hidden_layers > MOST_LAYERS:
@@ -145,20 +135,3 @@ class MheDecoderConfig(MheConfig):
 
     tie_word_embeddings: bool = True
     model_type: Literal["mhe_decoder"] = "mhe_decoder"
-
-
-def config_from_json(cls: type[C], data: Mapping[str, Any], where: str) -> C:
-    """Reads ``data`` as ``cls``; ``where`` names the document.
-
-    Raises CheckpointError for an unknown or missing key, and for values that make no model.
-    """
-    stated = {key: value for key, value in data.items() if key not in _IGNORED_KEYS}
-    config = structure(cls, stated, where, CheckpointError)
-    if problem := config.problem():
-        raise CheckpointError(f"{where}: {problem}")
-    return config
-
-
-def read_config(checkpoint: Checkpoint, cls: type[C]) -> C:
-    """The configuration of the model in ``checkpoint``. Raises CheckpointError as ``config_from_json`` does."""
-    return config_from_json(cls, checkpoint.config, str(checkpoint.folder / "config.json"))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from .....elastic import SEQUENCE
-from .....errors import CheckpointError
-from .....strict import structure, unstructure
-from ....checkpoints.checkpoint import Checkpoint
 from ....checkpoints.elastic_config import MOST_LAYERS, granularity_problem
+from ....checkpoints.own_config import OwnConfig
 
 # Hartley: real minus imaginary part of the DFT with negative exponents, as the reference code has it, or plus, as the
 # paper prints it; of the 2-D DFT, or of each axis by itself. Four different functions. With positive exponents plus is
@@ -53,12 +51,10 @@ CAPACITY, GROUP, EXPERTS = "moe.capacity_factor", "moe.group_size", "moe.experts
 ROUTES = "routes."
 # What a lower capacity is offered as where config.json does not say, in percent of tokens / experts.
 _DEFAULT_CAPACITIES = (25, 50, 75, 100)
-# Said by many tools in a config.json, and nothing about the graph.
-_IGNORED_KEYS = ("architectures", "_name_or_path")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseMixerConfig:
+class SparseMixerConfig(OwnConfig):
     """An encoder whose layers mix tokens or attend, and whose feed-forward part is dense or of experts.
 
     ``attention_layers`` and ``moe_layers`` count from 0, nearest the input, and are chosen independently.
@@ -161,11 +157,6 @@ class SparseMixerConfig:
         """Whether the feed-forward part of ``layer`` is made of experts."""
         return layer in self.moe_layers
 
-    def to_json(self) -> dict[str, Any]:
-        """The object that ``config.json`` holds, which reads back as this configuration."""
-        data: dict[str, Any] = unstructure(self)
-        return data
-
     def problem(self) -> str | None:
         """What makes no sense among the values, as ``key: problem``, or None."""
         if self.num_hidden_layers > MOST_LAYERS:
@@ -225,23 +216,6 @@ class SparseMixerConfig:
             if key == "sequences" and self.mixing not in OF_ANY_LENGTH:
                 return f"sequences: {self.mixing} mixing serves {self.max_position_embeddings} tokens alone"
         return None
-
-
-def config_from_json(data: Mapping[str, Any], where: str) -> SparseMixerConfig:
-    """Reads ``data``; ``where`` names the document.
-
-    Raises CheckpointError for an unknown or missing key, and for values that make no model.
-    """
-    stated = {key: value for key, value in data.items() if key not in _IGNORED_KEYS}
-    config = structure(SparseMixerConfig, stated, where, CheckpointError)
-    if problem := config.problem():
-        raise CheckpointError(f"{where}: {problem}")
-    return config
-
-
-def read_config(checkpoint: Checkpoint) -> SparseMixerConfig:
-    """The configuration of the model in ``checkpoint``. Raises CheckpointError as ``config_from_json`` does."""
-    return config_from_json(checkpoint.config, str(checkpoint.folder / "config.json"))
 
 
 def halves(size: int) -> tuple[int, int]:

@@ -3,21 +3,21 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
+from nestforge.exporters.checkpoints.own_config import OwnConfig
 from nestforge.exporters.checkpoints.own_folder import save_model, with_weights
 
 
 @dataclass(frozen=True)
-class _Width:
+class _Width(OwnConfig):
     width: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {"width": self.width}
+    def problem(self) -> str | None:
+        return None
 
 
 def _module(width: int = 3) -> torch.nn.Linear:

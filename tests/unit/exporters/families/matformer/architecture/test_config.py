@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from nestforge.errors import CheckpointError
+from nestforge.exporters.checkpoints.own_config import config_from_json
 from nestforge.exporters.families.matformer.architecture.config import (
     MatformerConfig,
     MatformerVitConfig,
-    config_from_json,
 )
 from nestforge.exporters.families.matformer.architecture.language_presets import LANGUAGE
 from nestforge.exporters.families.matformer.architecture.vision_presets import VISION

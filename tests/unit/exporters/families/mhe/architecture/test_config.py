@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from nestforge.errors import CheckpointError
+from nestforge.exporters.checkpoints.own_config import config_from_json
 from nestforge.exporters.families.mhe.architecture.config import (
     MheDecoderConfig,
     MheEncoderConfig,
-    config_from_json,
 )
 from nestforge.exporters.families.mhe.architecture.presets import PRESETS
 from support.tiny_mhe import TINY_MHE

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from nestforge.errors import CheckpointError
+from nestforge.exporters.checkpoints.own_config import config_from_json
 from nestforge.exporters.families.sparse_mixer.architecture.config import (
     CAPACITY,
     EXPERTS,
     GROUP,
     SparseMixerConfig,
-    config_from_json,
 )
 from nestforge.exporters.families.sparse_mixer.architecture.presets import PRESETS
 from support.tiny_mixer import TINY_MIXER, mixer_config
@@ -21,12 +21,12 @@ STATED = {"model_type": "sparse_mixer", **json.loads(json.dumps(TINY_MIXER))}
 
 def read(**changes: Any) -> SparseMixerConfig:
     data = {key: value for key, value in {**STATED, **changes}.items() if value is not ...}
-    return config_from_json(data, "config.json")
+    return config_from_json(SparseMixerConfig, data, "config.json")
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_is_written_reads_back(name: str) -> None:
-    assert config_from_json(json.loads(json.dumps(PRESETS[name].to_json())), "here") == PRESETS[name]
+    assert config_from_json(SparseMixerConfig, json.loads(json.dumps(PRESETS[name].to_json())), "here") == PRESETS[name]
 
 
 def test_widths_follow_from_others_where_they_are_not_stated() -> None:
