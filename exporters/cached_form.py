@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
@@ -61,7 +61,9 @@ class CachedForm:
     and never run. ``recorded(module)`` takes ``input_ids`` ``[B, S]`` and makes the model's own pass over all of them;
     it returns ``logits`` ``[B, S, vocabulary]`` and, per layer, the keys and values that attention had
     (``[B, heads, S, size]``). ``window`` is how many tokens those layers see that do not see all. Behind an ``encoder``
-    it also takes the tokens that that reads, ``[B, N]``.
+    it also takes the tokens that that reads, ``[B, N]``. ``variants`` are the ones of ``Architecture.variants`` that
+    ``module`` computes in, where it reads folded tensors; ``recorded`` takes a module in those too.
+    ``traced_each`` says why the engine of a smaller submodel is no slice of the universal one's, where it is none.
     """
 
     vocabulary: int
@@ -72,6 +74,8 @@ class CachedForm:
     window: int | None = None
     family_problem: str | None = None
     encoder: EncoderForm | None = None
+    variants: Mapping[str, str] = field(default_factory=dict)
+    traced_each: str | None = None
 
     @property
     def problem(self) -> str | None:

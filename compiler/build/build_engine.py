@@ -166,7 +166,7 @@ class EngineBuilder:
         rule = stated = rule_of(limit, entry.routing)
         if PRECISIONS[entry.precision].is_integer:
             outputs = judged_outputs(self.draft.manifest, self.universal, entry.segment)
-            exact = self.prove_exact(engine, submodel, cases, outputs)
+            exact = self.prove_exact(engine, submodel, cases, outputs, reference)
             stated = f"{rule}; without the rounding of activations, {exact}"
         verdict = judge_engine(self.draft.manifest, self.universal, entry, cases, reference, found)
         run = ProofRun(engine.proof_graph, engine.template.module_outputs, self.proofs.path, module, entry.routing)

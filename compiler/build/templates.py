@@ -9,14 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from ...elastic import Bucket, Submodel
-from ...errors import PlanError
 from ...exporters.tracing.trace import Interface
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.encodings import Encoding
-from ...profiles.precision import PRECISIONS, TRACED, Precision, precision_of
+from ...profiles.precision import TRACED, Precision, precision_of
 from ...runtime.bundle.entries.engine_entry import RoutingEntry
-from ...runtime.bundle.entries.generation_entry import CACHED, ENCODER
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ..graph.precision.derive import exit_heads, in_precision
 from ..graph.template import Template, load_template, save_template, traced_template
@@ -119,16 +117,7 @@ class Templates:
         return self.derived(self._traced(submodel, bucket, part), self._precision(submodel), part)
 
     def derived(self, template: Template, precision: Precision, part: str | None) -> Template:
-        """``template``, which is in fp32, in ``precision``. Raises PlanError for integers of folded tensors."""
-        folded = sorted(set(template.encodings) & self.universal.spec.folded.keys())
-        if folded and PRECISIONS[precision].is_integer:
-            is_cached = part in (CACHED, ENCODER)
-            readers = "engines that generate" if is_cached else "engines in the variants chosen"
-            instead = "leave out --generate" if is_cached else "ask for a variant that reads the weights as they are"
-            raise PlanError(
-                f"precision {precision}: {readers} read {folded[0]}, which is made of several weights, and no proof "
-                f"covers integers of such; {instead}, or ask for another precision"
-            )
+        """``template``, which is in fp32, in ``precision``."""
         heads = exit_heads(self.universal.source, part)
         return in_precision(template, precision, self.profile.backend, self.scales, heads)
 

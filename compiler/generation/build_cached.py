@@ -22,6 +22,7 @@ from ...runtime.inputs.arrays import Array, Arrays
 from ...strict import structure, unstructure
 from ..build.build_engine import EngineBuilder, short
 from ..build.emitted import Emitted
+from ..build.prove_exact import in_torch, require_form
 from ..parity.engine_verdict import tolerance_of
 from ..parity.evidence.compare import tolerance_for
 from ..parity.evidence.reference import Reference, replayed
@@ -133,8 +134,12 @@ def _prove_exact(
     """The rule that an integer engine keeps without the rounding of its activations; see ``ExactProof``. Before it
     PyTorch reads the prompts."""
     limit = tolerance_for(TRACED, builder.universal.spec.depth)
+    if (lowered := builder.prove_exact.form(engine, submodel, form.variants)) is not None:
+        answers = in_torch(form.recorded(lowered), cases_of(batches), judged_specs(form.entry))
+        written = cached_reference(builder.references, submodel, form)
+        require_form(engine.entry.id, judge_rows(written, batches, answers, TRACED, limit), limit)
     entry, graph = builder.prove_exact.graph(engine)
-    stored = builder.prove_exact.module(engine, submodel)
+    stored = builder.prove_exact.module(engine, submodel, form.variants)
     reference = Reference(None, form.recorded(stored), judged_specs(form.entry))
     read: _Read = None
     if form.encoder is not None:

@@ -7,14 +7,16 @@ numbers that those integers stand for, a PyTorch module computes the same to the
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import torch
 
-from ....exporters.universal import UniversalModel
-from ....profiles.encodings import INT4, INT8
+from ....elastic import Submodel
+from ....exporters.universal import PREFIX, UniversalModel
+from ....profiles.encodings import FP32, INT4, INT8
 from ..encodings import decoded, split_encoding
 from ..passes.linear_to_gemm import TRANSPOSED
 from .edit import Edit
@@ -54,14 +56,40 @@ def exact(graph: bytes) -> bytes:
     return raw
 
 
-def with_stored_weights(model: UniversalModel, names: Collection[str]) -> UniversalModel:
+@dataclass(frozen=True)
+class StoredModel:
+    """``universal`` with the numbers that an engine reads as its parameters, and ``folded`` with the ones that it reads
+    as tensors made of several: those lie in the store as they are, or as integers of their own."""
+
+    universal: UniversalModel
+    folded: Mapping[str, torch.Tensor]
+
+    def narrow(self, submodel: Submodel, variants: Mapping[str, str]) -> torch.nn.Module:
+        """The module narrowed to ``submodel``; where the engine reads folded tensors, in its ``variants``, on those."""
+        module, source = self.universal.narrow(submodel), self.universal.source
+        if not self.folded:
+            return module
+        assert source.architecture.lower is not None
+        lowered = source.architecture.lower(module, variants)
+        parameters = {name.removeprefix(PREFIX): parameter for name, parameter in lowered.named_parameters()}
+        for name, tensor in self.folded.items():
+            for cut in source.spec.slices_of(name):
+                tensor = tensor.narrow(cut.dim, 0, submodel[cut.axis] * cut.unit)
+            parameters[name].data = tensor.contiguous()
+        return lowered
+
+
+def with_stored_weights(model: UniversalModel, names: Collection[str]) -> StoredModel:
     """``model`` with the numbers that the tensors ``names`` of the store stand for; integers differ from its own."""
-    parameters, values = model.parameters(), dict[str, torch.Tensor]()
+    stored, values = model.stored(), dict[str, torch.Tensor]()
     for name in names:
         plain, encoding = split_encoding(name)
+        tensor, transposed = plain.removesuffix(TRANSPOSED), plain.endswith(TRANSPOSED)
         if encoding in (INT8, INT4):
-            parameter, transposed = plain.removesuffix(TRANSPOSED), plain.endswith(TRANSPOSED)
-            data = parameters[parameter].detach().numpy()
+            data = stored(tensor).numpy()
             array = decoded(data.T if transposed else data, name)
-            values[parameter] = torch.from_numpy(np.ascontiguousarray(array.T if transposed else array))
-    return model.with_parameters(values)
+            values[tensor] = torch.from_numpy(np.ascontiguousarray(array.T if transposed else array))
+        elif encoding == FP32 and tensor in model.spec.folded:
+            values.setdefault(tensor, stored(tensor))
+    folded = {name: values.pop(name) for name in values.keys() & model.spec.folded.keys()}
+    return StoredModel(model.with_parameters(values), folded)

@@ -17,7 +17,7 @@ from ...checkpoints.own_config import read_config
 from ...family import Family
 from ...signature import Signature
 from .architecture.config import MheDecoderConfig
-from .architecture.forms import cached_heads
+from .architecture.forms import ATTENTION, cached_form, cached_heads
 from .architecture.forward_ops import decoder_ops
 from .architecture.presets import PRESETS
 from .architecture.shapes import compare_weights, decoder_shapes
@@ -77,7 +77,14 @@ def _cached(config: MheDecoderConfig) -> CachedForm:
         )
     layers = (CachedLayer(heads, config.head_size),) * config.num_hidden_layers
     return CachedForm(
-        config.vocab_size, config.max_position_embeddings, layers, cached, recorded, family_problem=problem
+        config.vocab_size,
+        config.max_position_embeddings,
+        layers,
+        cached,
+        recorded,
+        family_problem=problem,
+        variants={ATTENTION: cached_form(config)} if config.has_tables else {},
+        traced_each="its heads are an attribute of the operator that reads the cache" if config.heads_shrink else None,
     )
 
 

@@ -50,7 +50,7 @@ class CachedLM(torch.nn.Module):
 
 
 class RecordedLM(torch.nn.Module):
-    """One pass of ``model``, as it is written, over whole texts."""
+    """One pass of ``model``, in the form that it has, over whole texts."""
 
     def __init__(self, model: Any) -> None:  # MheDecoder
         super().__init__()
@@ -67,10 +67,11 @@ class RecordedLM(torch.nn.Module):
 class _Recording(torch.nn.Module):
     """``attention``, which keeps in ``last`` the keys and values that a cache would get of its last pass."""
 
-    def __init__(self, attention: Attention) -> None:
+    def __init__(self, attention: Any) -> None:  # Attention, or in a form of its own
         super().__init__()
         self.attention = attention
-        self.cached: Any = in_form(attention, cached_form(attention.config))
+        literal = isinstance(attention, Attention)
+        self.cached: Any = in_form(attention, cached_form(attention.config)) if literal else attention
         self.last: tuple[torch.Tensor, ...] = ()
 
     def forward(

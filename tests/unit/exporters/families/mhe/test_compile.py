@@ -133,11 +133,3 @@ def test_a_form_that_does_not_hold_stops_before_any_work(tmp_path: Path) -> None
     with pytest.raises(PlanError, match=r"^variant attention=normal: rotary positions turn keys after their head emb"):
         compile_bundle(folder, board(), tmp_path / "b", variants={"attention": "normal"})
     assert not (tmp_path / "b").exists()
-
-
-def test_integers_of_folded_weights_are_refused(tmp_path: Path) -> None:
-    folder = save_tiny_mhe(tmp_path / "m", num_hidden_layers=1)
-    problem = "^precision int8-dynamic: engines in the variants chosen read layers.0.attention.folded.output, which "
-    with pytest.raises(PlanError, match=problem):
-        compile_bundle(folder, board(precision=["int8-dynamic"], buckets=["2x8"]), tmp_path / "b")
-    assert not (tmp_path / "b").exists()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import nestforge
 import onnx
 import pytest
 import torch
-from nestforge.errors import PlanError
 from nestforge.exporters.families.mhe.folder import load_model
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from support.tiny_compile import board
@@ -72,10 +70,3 @@ def test_fewer_heads_draft_on_the_same_cache(bundle: Bundle) -> None:
         drafted = served.generate([3, 1, 4], max_tokens=9, submodel=WHOLE, draft=NARROW, drafted=3).rows[0]
     assert drafted.tokens == plain.tokens
     assert [(each.draft, each.drafted > 0) for each in drafted.drafts] == [(NARROW, True)]
-
-
-def test_integers_are_refused_by_what_asks_for_folded_weights(tmp_path: Path) -> None:
-    folder = save_tiny_mhe(tmp_path / "m", decoder=True, num_hidden_layers=1)
-    device = board(precision=["int8-dynamic"], buckets=["1x8"], variants={"attention": "literal"})
-    with pytest.raises(PlanError, match=r"engines that generate read layers.*; leave out --generate"):
-        nestforge.compile(folder, device, tmp_path / "b", generate=True, measure=False)
