@@ -96,7 +96,7 @@ class ExactProof:
 
 def in_torch(module: torch.nn.Module, cases: Sequence[Case], specs: Sequence[TensorSpec]) -> list[Arrays]:
     """What ``module``, in float64, answers to ``cases``: outputs by the names of ``specs``."""
-    reference, found = Reference(None, module, specs), []
+    reference, found = Reference(None, module, specs), list[Arrays]()
     for case in cases:
         tensors, _ = reference.run(reference.wide, case.feeds, None, {})
         found.append({spec.name: tensor.numpy() for spec, tensor in zip(specs, tensors, strict=True)})
