@@ -39,7 +39,8 @@ class Axis:
     two sides ``encoder.layers.3.ffn`` or ``decoder.layers.3.ffn``, which are of one kind.
 
     ``choices`` are the only values of an axis that changes the graph itself, such as ``depth``, where a model has
-    exits; they rise to ``size``. Every other axis takes each value of ``1..size``.
+    exits; they rise to ``size``, or fall to it where a larger value keeps less, such as a reduction. Every other axis
+    takes each value of ``1..size``.
     """
 
     name: str
@@ -56,6 +57,19 @@ class Axis:
     def layer(self) -> int | None:
         match = _LAYER_AXIS.fullmatch(self.name)
         return int(match[1]) if match else None
+
+    @property
+    def falls(self) -> bool:
+        """Whether a larger value keeps less."""
+        return self.choices is not None and self.choices[:1] > (self.size,)
+
+    def share(self, value: int) -> float:
+        """How much of the whole ``value`` keeps: 1 at ``size``."""
+        return self.size / value if self.falls else value / self.size
+
+    def at(self, share: float) -> float:
+        """The value that would keep ``share`` of the whole, not rounded to one that the axis takes."""
+        return self.size / share if self.falls else share * self.size
 
 
 @dataclass(frozen=True)
@@ -209,7 +223,7 @@ class ElasticSpec:
     def submodel(self, values: Mapping[str, int]) -> Submodel:
         """The submodel with these axis values; axes left out keep their full size.
 
-        Raises PlanError for an unknown axis or a value outside ``1..size``.
+        Raises PlanError for an unknown axis, and for a value that an axis does not take.
         """
         unknown = values.keys() - {axis.name for axis in self.axes}
         if unknown:
@@ -218,7 +232,7 @@ class ElasticSpec:
             value = values.get(axis.name, axis.size)
             if axis.choices is not None and value not in axis.choices:
                 raise PlanError(f"axis {axis.name}: expected one of {', '.join(map(str, axis.choices))}, got {value}")
-            if not 1 <= value <= axis.size:
+            if axis.choices is None and not 1 <= value <= axis.size:
                 raise PlanError(f"axis {axis.name}: expected 1..{axis.size}, got {value}")
         return canonical((axis, values.get(axis.name, axis.size)) for axis in self.axes)
 

@@ -50,6 +50,25 @@ def lookup(name: str, elements: int) -> Op:
     return Op(name, "gather", 0, elements * _FLOAT32_BYTES, elements * _FLOAT32_BYTES)
 
 
+def added_rows(name: str, elements: int, whole: int) -> list[Op]:
+    """``elements`` numbers added to rows of a tensor of ``whole`` numbers: read, summed, and written into a copy, most
+    of which goes from one cache to another."""
+    return [
+        lookup(f"{name}.read", elements),
+        elementwise(f"{name}.sum", elements, passes=3),
+        lookup(f"{name}.write", elements),
+        elementwise(f"{name}.copy", whole, passes=1),
+    ]
+
+
+def one_hot_product(name: str, slots: int, tokens: int, groups: int, width: int) -> list[Op]:
+    """``slots`` in all, each of one of the ``tokens`` of its group, times a matrix of who has whom, one way or the
+    other."""
+    ones = slots * tokens
+    moved = (ones + (slots + groups * tokens) * width) * _FLOAT32_BYTES
+    return [elementwise(f"{name}.mask", ones, passes=2), Op(name, "batched_gemm", 2 * ones * width, 0, moved)]
+
+
 def self_attention(at: str, bucket: Bucket, hidden: int, heads: int, head_dim: int, bias: bool = True) -> list[Op]:
     """Multi-head self-attention with its projections: ``4 S H a + 2 S^2 a`` multiply-adds for inner width ``a``."""
     tokens, inner = bucket.tokens, heads * head_dim

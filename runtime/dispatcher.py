@@ -33,7 +33,7 @@ class Dispatcher:
     """Chooses among the whole engines of ``residencies``; engines of the manifest without one do not take part.
 
     Among several fitting submodels the one with the most parameters wins, and of those with equally many the one whose
-    other choices, such as capacity, are larger; of its buckets that hold the input the one that pads least answers, and
+    other choices, such as capacity, keep more; of its buckets that hold the input the one that pads least answers, and
     of those the smallest. A latency is the measured median of the engine in the residency it has here, else in another,
     else the prediction, at the size of the input, corrected by the runs of this model (running_estimate.py); the reason
     says which. Latency limits go by the median, deadlines by the 95th percentile. ``elsewhere`` names the processor of

@@ -63,7 +63,7 @@ def _kinds(spec: ElasticSpec) -> list[str]:
 def _default(spec: ElasticSpec) -> dict[str, Sequence[float]]:
     if spec.granularities is not None:
         return dict(spec.granularities)
-    chosen = {axis.kind: [choice / axis.size for choice in axis.choices] for axis in _axes(spec) if axis.choices}
+    chosen = {axis.kind: list(map(axis.share, axis.choices)) for axis in _axes(spec) if axis.choices}
     if chosen:
         most = max(map(len, chosen.values()))
         return {kind: steps for kind, steps in chosen.items() if len(steps) == most}
@@ -74,7 +74,7 @@ def _level(label: str, spec: ElasticSpec, shares: Mapping[str, float], width_mul
     values: dict[str, int] = {}
     rounding: dict[str, None] = {}
     for axis in spec.axes:
-        exact = shares.get(axis.kind, 1.0) * axis.size
+        exact = axis.at(shares.get(axis.kind, 1.0))
         multiple = width_multiple if axis.kind in spec.widths else 1
         values[axis.name] = _rounded(axis, exact, multiple)
         if not isclose(values[axis.name], exact):
@@ -96,7 +96,7 @@ def _label(spec: ElasticSpec, shares: Mapping[str, float], index: int, count: in
     """``S`` to ``XL`` for four levels, else the first fraction; ``depth6`` where kinds with choices move alone."""
     choices = {axis.kind: axis for axis in _axes(spec) if axis.choices}
     if shares.keys() <= choices.keys():
-        values = {kind: _rounded(choices[kind], share * choices[kind].size, 1) for kind, share in shares.items()}
+        values = {kind: _rounded(choices[kind], choices[kind].at(share), 1) for kind, share in shares.items()}
         return "-".join(f"{kind}{value}" for kind, value in values.items())
     return _FOUR_LEVEL_NAMES[index] if count == len(_FOUR_LEVEL_NAMES) else f"{100 * next(iter(shares.values())):g}%"
 

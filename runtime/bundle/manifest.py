@@ -23,7 +23,8 @@ from .entries.tensor_spec import TensorSpec
 # 7 (2026-11): buckets that leave dimensions free, latencies by shape and with their noise; reads 1 to 6.
 # 8 (2026-11): engines that keep keys and values in a cache, for generation; reads 1 to 7.
 # 9 (2026-11): encoder-decoders: text that feeds both sides, encoders of generation; reads 1 to 8.
-SCHEMA_VERSION = 9
+# 10 (2026-11): axes whose choices fall, such as reductions; reads 1 to 9.
+SCHEMA_VERSION = 10
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
@@ -232,11 +233,12 @@ class Manifest:
     @property
     def largest_first(self) -> tuple[SubmodelEntry, ...]:
         """``submodels``, those with the most parameters first, and of equally many those whose other choices, such as
-        capacity, are larger."""
-        kinds = [axis.kind for axis in self.axes if axis.choices is not None]
+        capacity, keep more."""
+        chosen = {axis.kind: axis for axis in self.axes if axis.choices is not None}
 
-        def smallness(entry: SubmodelEntry) -> tuple[int, list[int], str]:
-            return -entry.parameters, [-value for kind in kinds for value in entry.values.get(kind, ())], entry.id
+        def smallness(entry: SubmodelEntry) -> tuple[int, list[float], str]:
+            shares = (-axis.share(value) for kind, axis in chosen.items() for value in entry.values.get(kind, ()))
+            return -entry.parameters, list(shares), entry.id
 
         return tuple(sorted(self.submodels, key=smallness))
 

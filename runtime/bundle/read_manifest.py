@@ -228,9 +228,13 @@ def _axis_problems(manifest: Manifest) -> Iterable[str]:
             yield f"axis {axis.name}: size {axis.size} is outside 1..{MAX_ELEMENTS}"
         choices = axis.choices
         if choices is not None and (
-            list(choices) != sorted(set(choices)) or choices[:1] < (1,) or choices[-1] != axis.size
+            list(choices) != sorted(set(choices), reverse=axis.falls)
+            or not choices
+            or not all(1 <= choice <= MAX_ELEMENTS for choice in choices)
+            or choices[-1] != axis.size
         ):
-            yield f"axis {axis.name}: choices {list(choices)[:80]}; expected rising numbers from 1 up to {axis.size}"
+            expected = f"rising or falling numbers, from 1 on, up or down to {axis.size}"
+            yield f"axis {axis.name}: choices {list(choices)[:80]}; expected {expected}"
     spec = ElasticSpec(manifest.axes, ())
     if len(spec.kinds) > MAX_KINDS:
         yield f"axes are of {len(spec.kinds)} kinds, more than the {MAX_KINDS} allowed"

@@ -40,6 +40,7 @@ TESTED_ELSEWHERE = {
     "runtime.request": "runtime/test_dispatcher.py",
     "runtime.retrieval.identity": "runtime/retrieval/test_index_file.py",
     "profiles.tensorrt_options": "profiles/test_device_profile.py",
+    "exporters.families.coda.folder": "exporters/families/coda/test_family.py",
     "exporters.families.cost_eff.entropy": "exporters/families/cost_eff/test_model.py",
     "exporters.families.cost_eff.sidecar": "exporters/families/cost_eff/test_folder.py",
     "exporters.families.t5.generating": "compiler/generation/test_encoder_decoder.py",

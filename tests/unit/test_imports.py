@@ -50,6 +50,9 @@ ROOMS = (
     "exporters.hugging_face",
     "exporters.tracing",
     "exporters.families.bert",
+    "exporters.families.coda.architecture",
+    "exporters.families.coda.model",
+    "exporters.families.coda",
     "exporters.families.cost_eff",
     "exporters.families.gated_decoder",
     "exporters.families.gpt2",
@@ -105,7 +108,7 @@ IN_ONNX_RUNTIME = {
 TORCH_FREE = {
     *("exporters.family", "exporters.source", "exporters.exits", "exporters.presets"),
     *("exporters.families.matformer.architecture", "exporters.families.sparse_mixer.architecture"),
-    "exporters.families.mhe.architecture",
+    *("exporters.families.mhe.architecture", "exporters.families.coda.architecture"),
 }
 # Run from a checkout and not shipped, so they may use whatever a developer has.
 DEVELOPER = {"bench", "demo", "train"}

@@ -7,11 +7,9 @@ a prefix.
 
 from __future__ import annotations
 
-import math
-from functools import cache
-
 import torch
 
+from ....modules.relative_distance import distance_bucket
 from ..architecture.config import RELATIVE_BUCKETS, RELATIVE_REACH
 
 
@@ -38,15 +36,6 @@ def distance_buckets(length: int, device: torch.device) -> torch.Tensor:
 def buckets_between(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Bucket of each of ``queries``, places [..., S] int64, and each of ``keys`` [T], ``[..., S, T]`` int64."""
     distance = (queries[..., None] - keys).clamp(min=0, max=RELATIVE_REACH)
-    by_distance = torch.tensor([bucket_of(step) for step in range(RELATIVE_REACH + 1)], device=keys.device)
+    buckets = [distance_bucket(step, RELATIVE_BUCKETS, RELATIVE_REACH) for step in range(RELATIVE_REACH + 1)]
+    by_distance = torch.tensor(buckets, device=keys.device)
     return by_distance.index_select(0, distance.flatten()).view(distance.shape)
-
-
-@cache
-def bucket_of(distance: int) -> int:
-    """The bucket of a key that lies ``distance`` >= 0 tokens before its query."""
-    exact = RELATIVE_BUCKETS // 2
-    if distance < exact:
-        return distance
-    share = math.log(distance / exact) / math.log(RELATIVE_REACH / exact)
-    return min(exact + int(share * (RELATIVE_BUCKETS - exact)), RELATIVE_BUCKETS - 1)

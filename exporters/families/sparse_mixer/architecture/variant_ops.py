@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .....elastic import Bucket, Submodel
-from .....workload import Op, elementwise, linear, lookup
+from .....workload import Op, added_rows, elementwise, linear, lookup, one_hot_product
 from .capacity import Routing, routing
 from .config import SPECTRAL, SPECTRAL_FACTORS, SparseMixerConfig, halves
 
@@ -50,7 +50,7 @@ def _gather(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
 
 
 def _one_hot(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
-    return _one_hot_product(f"{at}.dispatch", config, route)
+    return one_hot_product(f"{at}.dispatch", route.slots, route.tokens, route.groups, config.hidden_size)
 
 
 def _batched(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
@@ -92,33 +92,14 @@ def _gather_back(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]
 
 
 def _scatter(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
-    """ONNX Runtime copies the whole answer for every expert, mostly from one cache to another."""
+    """ONNX Runtime copies the whole answer for every expert."""
     whole = route.groups * route.tokens * config.hidden_size
     elements = route.groups * route.capacity * config.hidden_size
-    return [
-        op
-        for expert in range(route.experts)
-        for op in (
-            lookup(f"{at}.combine.{expert}.read", elements),
-            elementwise(f"{at}.combine.{expert}.sum", elements, passes=3),
-            lookup(f"{at}.combine.{expert}.write", elements),
-            elementwise(f"{at}.combine.{expert}.copy", whole, passes=1),
-        )
-    ]
+    return [op for expert in range(route.experts) for op in added_rows(f"{at}.combine.{expert}", elements, whole)]
 
 
 def _one_hot_back(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
-    return _one_hot_product(f"{at}.combine", config, route)
-
-
-def _one_hot_product(name: str, config: SparseMixerConfig, route: Routing) -> list[Op]:
-    """A product with the matrix ``[G, T, E * C]`` of who took whom, one way or the other."""
-    d, ones = config.hidden_size, route.slots * route.tokens
-    moved = ones + (route.slots + route.groups * route.tokens) * d
-    return [
-        elementwise(f"{name}.mask", ones, passes=2),
-        Op(name, "batched_gemm", 2 * ones * d, 0, moved * _FLOAT32_BYTES),
-    ]
+    return one_hot_product(f"{at}.combine", route.slots, route.tokens, route.groups, config.hidden_size)
 
 
 def _stacked(name: str, route: Routing, inputs: int, outputs: int) -> Op:

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from .....errors import ParityError
+from ....modules.top_tokens import indices_problem, repeated_token, taken
 from ....routing import JudgedRoutes, Replay
 from ..architecture.capacity import Routing
 from ..architecture.config import ROUTES
 from .encoder import SparseMixer
 from .moe import MoE
 from .router import DROPPED, Routes
-from .score_gaps import experts_gap, holds, tokens_gap
+from .score_gaps import experts_gap, group_and_expert, holds, tokens_gap
 
 
 def replay(model: SparseMixer, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Replay:
@@ -45,18 +46,13 @@ def _problem(given: torch.Tensor, experts_choose: bool, routing: Routing) -> str
         shape, least, most = [routing.groups, routing.experts, routing.capacity], 0, routing.tokens - 1
     else:
         shape, least, most = [routing.groups, routing.tokens], DROPPED, routing.trained_experts - 1
-    if list(given.shape) != shape or given.dtype != torch.int64:
-        return f"expected int64 {shape}, got {str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
-    for at in ((given < least) | (given > most)).nonzero().tolist():
-        return f"expected {least}..{most}, got {int(given[tuple(at)])} at {at}"
+    if problem := indices_problem(given, shape, least, most):
+        return problem
     if experts_choose:
-        rising = given.sort(-1).values
-        for group, expert, slot in (rising[..., 1:] == rising[..., :-1]).nonzero().tolist():
-            return f"group {group}, expert {expert}: took token {int(rising[group, expert, slot])} twice"
-        return None
-    taken = holds(given, routing.trained_experts).sum(1)  # [G, E]
-    for group, expert in (taken > routing.capacity).nonzero().tolist():
-        return f"group {group}, expert {expert}: took {int(taken[group, expert])} tokens into {routing.capacity} slots"
+        return repeated_token(given, group_and_expert)
+    held = holds(given, routing.trained_experts).sum(1)  # [G, E]
+    for group, expert in (held > routing.capacity).nonzero().tolist():
+        return f"group {group}, expert {expert}: took {int(held[group, expert])} tokens into {routing.capacity} slots"
     return None
 
 
@@ -64,7 +60,7 @@ def _judged(layer: int, moe: MoE, routes: Routes, routing: Routing) -> JudgedRou
     chosen = routes.chosen
     if moe.config.router == "experts_choose":
         gap = experts_gap(routes.scores, chosen)
-        took, own = (_taken(indices, routing.tokens) for indices in (chosen, routes.own))  # [G, K, T]
+        took, own = (taken(indices, routing.tokens) for indices in (chosen, routes.own))  # [G, K, T]
         differing, routed, kept = int((took & ~own).sum()), routing.slots, int(took.any(1).sum())
     else:
         gap = tokens_gap(routes.scores, chosen, routing.capacity, moe.config.batch_prioritized)
@@ -76,8 +72,3 @@ def _judged(layer: int, moe: MoE, routes: Routes, routing: Routing) -> JudgedRou
         "mean_gate": float(routes.gates.sum()) / max(1, routed),
     }
     return JudgedRoutes(gap.value, f"layer {layer}, {gap.where}", chosen.numel(), differing, shares)
-
-
-def _taken(chosen: torch.Tensor, tokens: int) -> torch.Tensor:
-    """``chosen`` [G, K, C] to [G, K, T]: whether an expert took a token."""
-    return torch.zeros(*chosen.shape[:2], tokens, dtype=torch.bool).scatter(-1, chosen, True)

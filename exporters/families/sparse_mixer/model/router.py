@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from ....modules.top_tokens import highest
 from ..architecture.config import Router as Policy
 
 DROPPED = -1
@@ -43,9 +44,7 @@ class Router(torch.nn.Linear):
 
 def experts_choose(scores: torch.Tensor, capacity: int, kept: int) -> torch.Tensor:
     """``scores`` [G, T, E] to [G, K, C]: the tokens of each of the first ``kept`` experts, by falling score."""
-    by_expert = scores[..., :kept].transpose(1, 2)  # [G, K, T]
-    order: torch.Tensor = by_expert.sort(dim=-1, descending=True, stable=True).indices
-    return order[..., :capacity]
+    return highest(scores[..., :kept].transpose(1, 2), capacity)
 
 
 def tokens_choose(scores: torch.Tensor, capacity: int, prioritized: bool) -> torch.Tensor:
@@ -57,7 +56,7 @@ def tokens_choose(scores: torch.Tensor, capacity: int, prioritized: bool) -> tor
     best = scores.gather(-1, first[..., None])[..., 0]
     served = functional.one_hot(first, scores.shape[-1])  # [G, T, E]
     if prioritized:
-        order = best.sort(dim=-1, descending=True, stable=True).indices  # [G, T]
+        order = highest(best, best.shape[-1])  # [G, T]
         served = served.gather(1, order[..., None].expand_as(served))
     slot = (served.cumsum(1) * served).sum(-1) - 1  # [G, T], in the order of service
     if prioritized:
@@ -67,7 +66,7 @@ def tokens_choose(scores: torch.Tensor, capacity: int, prioritized: bool) -> tor
 
 def first_choice(scores: torch.Tensor) -> torch.Tensor:
     """``scores`` [G, T, E] to [G, T]: the expert that each token scores highest."""
-    return scores.sort(dim=-1, descending=True, stable=True).indices[..., 0]
+    return highest(scores, 1)[..., 0]
 
 
 def gates_of(scores: torch.Tensor, chosen: torch.Tensor, policy: Policy) -> torch.Tensor:

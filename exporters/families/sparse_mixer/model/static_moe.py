@@ -25,6 +25,7 @@ import torch
 from torch.nn import functional
 
 from ....tracing.add_rows import add_rows
+from ....tracing.token_rows import one_hot, table_rows
 from ..architecture.capacity import capacity, token_groups
 from .moe import MoE
 from .router import DROPPED, Routes
@@ -89,7 +90,7 @@ class StaticMoE(torch.nn.Module):
         """``tokens`` [G, T, d] as experts read them: [K, N, d]."""
         groups, experts, slots = places.shape
         if self.dispatch == "one_hot":
-            read = _one_hot(places, tokens.shape[1]) @ tokens  # [G, K * C, d]
+            read = one_hot(places.flatten(1), tokens.shape[1]) @ tokens  # [G, K * C, d]
             return _by_expert(read.view(groups, experts, slots, -1))
         rows = _rows(places, tokens.shape[1])  # [K, N]
         return functional.embedding(rows, tokens.flatten(0, 1))
@@ -118,16 +119,14 @@ class StaticMoE(torch.nn.Module):
             return _scattered(weighted, _rows(places, tokens.shape[1]), tokens)
         by_slot = _by_group(torch.stack(list(computed)), places.shape[0]) * gates.flatten(1)[..., None]  # [G, K * C, d]
         if self.combine == "one_hot":
-            return _one_hot(places, tokens.shape[1]).transpose(1, 2) @ by_slot
+            return one_hot(places.flatten(1), tokens.shape[1]).transpose(1, 2) @ by_slot
         assert inverse is not None
         return _gathered(by_slot, inverse)
 
 
 def _rows(places: torch.Tensor, tokens: int) -> torch.Tensor:
     """``places`` [G, K, C] in groups of ``tokens`` as rows of all tokens, by expert: [K, N]."""
-    if places.shape[0] > 1:
-        places = places + tokens * torch.arange(places.shape[0])[:, None, None]
-    return _by_expert(places)
+    return _by_expert(table_rows(places, tokens))
 
 
 def _by_expert(values: torch.Tensor) -> torch.Tensor:
@@ -154,11 +153,6 @@ def _inverse(places: torch.Tensor, tokens: int) -> torch.Tensor:
     return nowhere.scatter(2, places, numbers)
 
 
-def _one_hot(places: torch.Tensor, tokens: int) -> torch.Tensor:
-    """``places`` [G, K, C] to [G, K * C, T]: 1 where a slot holds a token."""
-    return (places.flatten(1)[..., None] == torch.arange(tokens)).float()
-
-
 def _scattered(weighted: Sequence[torch.Tensor], rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """``weighted``, per expert [N, d], added to its ``rows`` [K, N] of an answer [G * T, d]."""
     answer = torch.zeros_like(tokens).flatten(0, 1)
@@ -169,10 +163,9 @@ def _scattered(weighted: Sequence[torch.Tensor], rows: torch.Tensor, tokens: tor
 
 def _gathered(by_slot: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
     """``by_slot`` [G, K * C, d] read by ``inverse`` [G, K, T], or [G, 1, T] where a token has one expert at most."""
-    groups, slots, _ = by_slot.shape
+    slots = by_slot.shape[1]
     table = torch.cat([by_slot, torch.zeros_like(by_slot[:, :1])], dim=1).flatten(0, 1)  # [G * (K * C + 1), d]
-    if groups > 1:
-        inverse = inverse + (slots + 1) * torch.arange(groups)[:, None, None]
+    inverse = table_rows(inverse, slots + 1)
     answer: torch.Tensor | None = None
     for places in _pieces(inverse.transpose(0, 1).flatten(1)):  # [G * T]
         read = functional.embedding(places, table)

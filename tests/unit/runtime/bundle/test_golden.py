@@ -19,7 +19,7 @@ from nestforge.runtime.summary.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
-VERSIONS = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+VERSIONS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -54,7 +54,7 @@ def test_what_a_bundle_says_of_its_exits_and_proofs() -> None:
 
 def test_every_schema_has_its_golden_bundle() -> None:
     assert list(range(1, SCHEMA_VERSION + 1)) == VERSIONS
-    assert sorted(path.name for path in GOLDEN.glob("bundle-*") if path.is_dir()) == [f"bundle-v{v}" for v in VERSIONS]
+    assert {path.name for path in GOLDEN.glob("bundle-*") if path.is_dir()} == {f"bundle-v{v}" for v in VERSIONS}
 
 
 def test_what_a_bundle_says_of_its_quality() -> None:
@@ -85,6 +85,7 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
         7: {"embedding": "sentence_embedding"},
         8: {"next_tokens": "logits"},
         9: {"next_tokens": "logits"},
+        10: {"embedding": "last_hidden_state"},
     }
 
 
@@ -173,3 +174,16 @@ def test_a_bundle_of_an_encoder_decoder_reads_a_prompt_once_and_answers_as_its_w
             }
             logits = model(feeds, submodel=engine.submodel).outputs["logits"][0]
             assert logits.argmax(axis=-1)[: len(row.tokens)].tolist() == list(row.tokens)
+
+
+def test_what_a_bundle_says_of_reductions() -> None:
+    """Choices that fall: the largest reduction keeps least, and the whole model has the least."""
+    manifest = nestforge.open_bundle(GOLDEN / "bundle-v10").manifest
+    axis = manifest.axes[-1]
+    assert (axis, axis.falls) == (Axis("coda.reduction", 1, (4, 2, 1)), True)
+    assert [axis.share(choice) for choice in (4, 2, 1)] == [0.25, 0.5, 1.0]
+    assert [entry.id for entry in manifest.largest_first] == [f"ffn32-coda.reduction{r}" for r in (1, 2, 4)]
+    selected = {engine.submodel: (engine.metadata or {})["tokens selected"] for engine in manifest.engines}
+    assert selected == {"ffn32-coda.reduction1": 12, "ffn32-coda.reduction2": 6, "ffn32-coda.reduction4": 3}
+    for engine in manifest.engines:
+        assert [entry.shape for entry in engine.routing or ()] == [(1, selected[engine.submodel])]

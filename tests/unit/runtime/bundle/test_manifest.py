@@ -127,8 +127,8 @@ Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
     (
         "newer schema",
-        lambda d: d.update(schema_version=10),
-        "schema_version '10', expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9",
+        lambda d: d.update(schema_version=11),
+        "schema_version '11', expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10",
     ),
     (
         "range that falls",

@@ -1,0 +1,1 @@
+"""Encoders with conditional adapters: only k of n tokens pass through a layer."""

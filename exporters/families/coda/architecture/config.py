@@ -1,0 +1,243 @@
+"""``config.json`` of encoders with conditional adapters, read strictly (no torch here). See docs/coda.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .....errors import CheckpointError
+from .....strict import structure, unstructure
+from ....checkpoints.checkpoint import Checkpoint
+from ....checkpoints.elastic_config import MOST_LAYERS, granularity_problem
+
+Activation = Literal["relu", "gelu", "gelu_tanh"]
+Norm = Literal["rms", "layer"]
+Position = Literal["learned", "relative", "rotary"]
+Router = Literal["soft_top_k", "sigmoid", "first_k"]
+# Whose keys and values the selected tokens read: their own, or those of all.
+KeysOf = Literal["selected", "all"]
+
+REDUCTION = "coda.reduction"
+# The routes of a conditional layer are called by this and its number.
+ROUTES = "routes."
+# Of a relative bias, as in T5: its numbers for each head, and the distance from which on all share the last of them.
+RELATIVE_BUCKETS, RELATIVE_REACH = 32, 128
+# Reductions larger than the trained one that a model is offered at, where config.json does not say.
+_DEFAULT_REDUCTIONS = (8, 5, 3, 2)
+# Rounds are unrolled: each is some ten operations of every conditional layer.
+_MOST_ROUNDS = 128
+_DEFAULT_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+# Said by many tools in a config.json, and nothing about the graph.
+_IGNORED_KEYS = ("architectures", "_name_or_path")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftTopK:
+    """The iteration of a ``soft_top_k`` router, which is part of the model: other numbers are another model.
+
+    Round t has temperature ``max(epsilon_start * epsilon_decay**t, epsilon)``; the gates have ``epsilon``. ``initial``
+    is what the elementwise term b starts from: 0, or minus the scores.
+    """
+
+    rounds: int = field(metadata={"min": 1, "max": _MOST_ROUNDS})
+    epsilon: float
+    epsilon_start: float
+    epsilon_decay: float
+    initial: Literal["zero", "minus_scores"]
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """That of every round."""
+        return tuple(max(self.epsilon_start * self.epsilon_decay**t, self.epsilon) for t in range(self.rounds))
+
+    def problem(self) -> str | None:
+        """What makes no sense, as ``key: problem``, or None."""
+        if not 0 < self.epsilon <= self.epsilon_start:
+            return (
+                f"epsilon: expected a number above 0 and at most epsilon_start {self.epsilon_start:g}, "
+                f"got {self.epsilon:g}"
+            )
+        if not 0 < self.epsilon_decay <= 1:
+            return f"epsilon_decay: expected a number above 0 and at most 1, got {self.epsilon_decay:g}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodaConfig:
+    """An encoder whose norms come before what they feed, with an adapter beside every layer.
+
+    ``conditional_layers`` (rising, from 0, nearest the input; all by default) compute ``ceil(n / r)`` of n tokens, the
+    others all. ``keys_of`` says whose keys and values the selected tokens read, ``ffn_residual`` which rows the FFN's
+    norm reads beside the attended: the layer's input (``raw``), or that normalised. ``soft_top_k`` belongs to that
+    router. ``selected_by``: tokens are ranked by their raw scores or by their gates, which differ where gates saturate.
+    ``route_padding``: padding takes part in the routing, as a token.
+    ``reduction`` is the trained r, ``reductions`` those that the model is offered at; ``reduction_of_one`` says whether
+    at r = 1 the router still gates every token, or every token passes whole.
+    ``num_key_value_heads`` are fewer than the heads in grouped attention, 1 in multi-query attention. ``bias`` gives
+    every linear layer outside the adapters one. ``nested`` says that every prefix of the FFN was trained as a model,
+    ``granularities`` at which levels. Without ``num_labels`` the model answers with its last states, else with logits
+    of the mean of its tokens.
+    """
+
+    hidden_size: int = field(metadata={"min": 1})
+    num_hidden_layers: int = field(metadata={"min": 1})
+    num_attention_heads: int = field(metadata={"min": 1})
+    intermediate_size: int = field(metadata={"min": 1})
+    vocab_size: int = field(metadata={"min": 1})
+    max_position_embeddings: int = field(metadata={"min": 1})
+    activation: Activation
+    gated_ffn: bool
+    norm: Norm
+    position: Position
+    adapter_size: int = field(metadata={"min": 1})
+    adapter_activation: Activation
+    router: Router
+    keys_of: KeysOf
+    ffn_residual: Literal["raw", "normed"]
+    reduction: int = field(metadata={"min": 1})
+    soft_top_k: SoftTopK | None = None
+    selected_by: Literal["scores", "gates"] = "scores"
+    route_padding: bool = False
+    reduction_of_one: Literal["routed", "dense"] = "routed"
+    reductions: tuple[int, ...] | None = None
+    conditional_layers: tuple[int, ...] | None = None
+    adapter_bias: bool = True
+    adapter_scale: float = 1.0
+    num_key_value_heads: int | None = field(default=None, metadata={"min": 1})
+    head_dim: int | None = field(default=None, metadata={"min": 1})
+    softmax_scale: float | None = None
+    bias: bool = False
+    norm_eps: float = 1e-6
+    num_labels: int | None = field(default=None, metadata={"min": 2})
+    nested: bool = False
+    granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
+    model_type: Literal["coda_encoder"] = "coda_encoder"
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of one head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def scale(self) -> float:
+        """What scores of attention are multiplied by, which no slice changes."""
+        return self.head_size**-0.5 if self.softmax_scale is None else self.softmax_scale
+
+    @property
+    def conditional(self) -> tuple[int, ...]:
+        """The conditional layers."""
+        return tuple(range(self.num_hidden_layers)) if self.conditional_layers is None else self.conditional_layers
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether tokens are chosen by comparing scores."""
+        return bool(self.conditional) and self.router != "first_k"
+
+    @property
+    def offered(self) -> tuple[int, ...]:
+        """The reductions that the model is offered at, falling to the least; one alone makes no axis."""
+        if not self.conditional:
+            return (1,)
+        if self.reductions is not None:
+            return self.reductions
+        larger = (r for r in _DEFAULT_REDUCTIONS if self.reduction < r <= self.max_position_embeddings)
+        return (*larger, self.reduction)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Axis kinds of the model."""
+        return ("ffn", REDUCTION) if len(self.offered) > 1 else ("ffn",)
+
+    @property
+    def levels(self) -> Mapping[str, tuple[float, ...]] | None:
+        """The levels that training sampled: those stated, else of a nested model four even steps of the FFN."""
+        if self.granularities is not None or not self.nested:
+            return self.granularities
+        return {"ffn": _DEFAULT_FRACTIONS}
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``config.json`` holds, which reads back as this configuration."""
+        data: dict[str, Any] = unstructure(self)
+        return data
+
+    def problem(self) -> str | None:
+        """What makes no sense among the values, as ``key: problem``, or None."""
+        if self.num_hidden_layers > MOST_LAYERS:
+            return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
+        if not 0 < self.norm_eps < 1:
+            return f"norm_eps: expected a number between 0 and 1, got {self.norm_eps:g}"
+        if self.granularities is not None and (found := granularity_problem(self.granularities, self.kinds)):
+            return found
+        return self._attention_problem() or self._routing_problem() or self._reduction_problem()
+
+    def _attention_problem(self) -> str | None:
+        heads, shared = self.num_attention_heads, self.key_value_heads
+        if self.head_dim is None and self.hidden_size % heads:
+            return (
+                f"num_attention_heads: {heads} heads do not divide hidden_size {self.hidden_size}; state head_dim "
+                "where heads have another size"
+            )
+        if heads % shared:
+            return f"num_key_value_heads: {shared} do not divide num_attention_heads {heads}"
+        if self.position == "rotary" and self.head_size % 2:
+            return f"position: rotary positions need heads of even size, got {self.head_size}"
+        if self.softmax_scale is not None and self.softmax_scale <= 0:
+            return f"softmax_scale: expected a number above 0, got {self.softmax_scale:g}"
+        return None
+
+    def _routing_problem(self) -> str | None:
+        layers = self.conditional
+        if list(layers) != sorted(set(layers)) or any(not 0 <= n < self.num_hidden_layers for n in layers):
+            return (
+                f"conditional_layers: expected rising numbers from 0 to {self.num_hidden_layers - 1}, "
+                f"got {_shown(layers)}"
+            )
+        if (self.soft_top_k is None) == (self.router == "soft_top_k"):
+            given = "none" if self.soft_top_k is None else "some"
+            return f"soft_top_k: expected with router soft_top_k alone, got {given} with {self.router}"
+        if self.soft_top_k is not None and (found := self.soft_top_k.problem()):
+            return f"soft_top_k: {found}"
+        if self.selected_by == "gates" and self.router == "first_k":
+            return "selected_by: first_k compares neither scores nor gates"
+        return None
+
+    def _reduction_problem(self) -> str | None:
+        most = self.max_position_embeddings
+        for key, values in (("reduction", (self.reduction,)), ("reductions", self.reductions or ())):
+            outside = [value for value in values if not 1 <= value <= most]
+            if outside:
+                return f"{key}: {outside[0]}: expected 1 to {most}, the tokens of max_position_embeddings"
+        if self.reductions is None:
+            return None
+        if list(self.reductions) != sorted(set(self.reductions), reverse=True) or not self.reductions:
+            return f"reductions: expected falling numbers, got {_shown(self.reductions)}"
+        if not self.conditional:
+            return "reductions: no layer is conditional"
+        return None
+
+
+def config_from_json(data: Mapping[str, Any], where: str) -> CodaConfig:
+    """Reads ``data``; ``where`` names the document.
+
+    Raises CheckpointError for an unknown or missing key, and for values that make no model.
+    """
+    stated = {key: value for key, value in data.items() if key not in _IGNORED_KEYS}
+    config = structure(CodaConfig, stated, where, CheckpointError)
+    if problem := config.problem():
+        raise CheckpointError(f"{where}: {problem}")
+    return config
+
+
+def read_config(checkpoint: Checkpoint) -> CodaConfig:
+    """The configuration of the model in ``checkpoint``. Raises CheckpointError as ``config_from_json`` does."""
+    return config_from_json(checkpoint.config, str(checkpoint.folder / "config.json"))
+
+
+def _shown(values: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}]"

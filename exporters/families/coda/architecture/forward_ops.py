@@ -1,0 +1,103 @@
+"""What a pass over an encoder with conditional adapters costs, operation by operation (no torch here).
+
+What reads and writes selected tokens is left out: variant_ops.py has it.
+"""
+
+from __future__ import annotations
+
+from .....elastic import Bucket, Submodel
+from .....workload import Op, elementwise, linear, lookup
+from .config import CodaConfig
+from .selection import capacity
+
+_FLOAT32_BYTES = 4
+
+
+def forward_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """One pass of ``CodaEncoder``. Raises PlanError for a reduction above the tokens of a row."""
+    d, t, n = config.hidden_size, bucket.tokens, bucket.sequence
+    count = capacity(config, submodel, bucket)
+    ops = [lookup("embeddings", t * d)]
+    if config.position == "learned":
+        ops.append(elementwise("embeddings.position", t * d, passes=3))
+    if config.position == "relative":
+        pairs = n * n * config.num_attention_heads
+        ops += [lookup("relative_bias", pairs), elementwise("relative_bias.turn", pairs, passes=2)]
+    for layer in range(config.num_hidden_layers):
+        at, asking = f"layers.{layer}", n
+        ops += [
+            elementwise(f"{at}.attention_norm", t * d, passes=4),
+            linear(f"{at}.adapter.down", t, d, config.adapter_size, config.adapter_bias),
+            elementwise(f"{at}.adapter.activation", t * config.adapter_size, passes=2),
+            linear(f"{at}.adapter.up", t, config.adapter_size, d, config.adapter_bias),
+            elementwise(f"{at}.adapter.residual", t * d, passes=3),
+        ]
+        if count is not None and layer in config.conditional:
+            asking = count
+            ops += _router_ops(config, f"{at}.router", bucket)
+            ops.append(elementwise(f"{at}.gates", bucket.batch * count * d, passes=2))
+        reads = asking if config.keys_of == "selected" else n
+        ops += _attention_ops(config, f"{at}.attention", bucket.batch, asking, reads)
+        ops += _ffn_ops(config, at, bucket.batch * asking, submodel[f"{at}.ffn"])
+    ops.append(elementwise("norm", t * d, passes=4))
+    if config.num_labels is not None:
+        ops += [elementwise("mean", t * d, passes=2), linear("classifier", bucket.batch, d, config.num_labels)]
+    return ops
+
+
+def _router_ops(config: CodaConfig, at: str, bucket: Bucket) -> list[Op]:
+    """Scores, the rounds of the soft top-k one after the other, and the choice of the highest."""
+    if not config.has_scores:
+        return []
+    t = bucket.tokens
+    ops = [elementwise(f"{at}.scores", t * config.hidden_size, passes=1), elementwise(f"{at}.mask", t, passes=2)]
+    rounds = config.soft_top_k.rounds if config.soft_top_k else 0
+    for number in range(rounds):
+        ops += [
+            elementwise(f"{at}.{number}.{part}", t, passes=2)
+            for part in ("shift", "scale", "exponential", "sum", "minimum")
+        ]
+        ops += [
+            elementwise(f"{at}.{number}.{part}", bucket.batch, passes=2)
+            for part in ("logarithm", "count", "temperature", "level", "peak")
+        ]
+    return [*ops, elementwise(f"{at}.gates", t, passes=8), elementwise(f"{at}.top", t, passes=4)]
+
+
+def _attention_ops(config: CodaConfig, at: str, rows: int, asking: int, reads: int) -> list[Op]:
+    """Of ``asking`` tokens of each row, for ``reads`` tokens of it."""
+    d, heads, size, bias = config.hidden_size, config.num_attention_heads, config.head_size, config.bias
+    inner, shared = heads * size, config.key_value_heads * size
+    q, m, scores = rows * asking, rows * reads, rows * heads * asking * reads
+    moved = (q * inner + m * shared + scores) * _FLOAT32_BYTES
+    product = 2 * scores * size
+    ops = [
+        linear(f"{at}.query", q, d, inner, bias),
+        linear(f"{at}.key", m, d, shared, bias),
+        linear(f"{at}.value", m, d, shared, bias),
+        elementwise(f"{at}.split", 2 * q * inner + 2 * m * shared, passes=2),
+    ]
+    if config.position == "rotary":
+        ops.append(elementwise(f"{at}.rotary", q * inner + m * shared, passes=4))
+    if config.position == "relative":
+        ops.append(lookup(f"{at}.bias", scores))
+    return [
+        *ops,
+        Op(f"{at}.scores", "batched_gemm", product, 0, moved),
+        elementwise(f"{at}.mask", scores, passes=3),
+        elementwise(f"{at}.softmax", scores, passes=8),
+        Op(f"{at}.context", "batched_gemm", product, 0, moved),
+        linear(f"{at}.output", q, inner, d, bias),
+    ]
+
+
+def _ffn_ops(config: CodaConfig, at: str, tokens: int, width: int) -> list[Op]:
+    d, bias = config.hidden_size, config.bias
+    inward = ("gate", "up") if config.gated_ffn else ("up",)
+    return [
+        elementwise(f"{at}.ffn_norm", tokens * d, passes=7),  # with the sum before it
+        *(linear(f"{at}.ffn.{part}", tokens, d, width, bias) for part in inward),
+        elementwise(f"{at}.ffn.activation", tokens * width, passes=2 * len(inward)),
+        linear(f"{at}.ffn.down", tokens, width, d, bias),
+        elementwise(f"{at}.sum", tokens * d, passes=6),
+    ]

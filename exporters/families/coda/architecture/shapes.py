@@ -1,0 +1,77 @@
+"""Every parameter of an encoder with conditional adapters, and which of them shrink: known from its configuration.
+
+Linear weights are ``[out, in]``, as torch stores them.
+"""
+
+from __future__ import annotations
+
+from .....elastic import Axis, ElasticSpec, PrefixSlice
+from ....hugging_face.layer_shapes import Shape, linear_shapes
+from .config import REDUCTION, RELATIVE_BUCKETS, CodaConfig
+
+TABLES = ("embeddings.word.weight", "embeddings.position.weight", "relative_bias.weight")
+
+
+def parameter_shapes(config: CodaConfig) -> dict[str, Shape]:
+    """Parameters of ``CodaEncoder``."""
+    d = config.hidden_size
+    shapes: dict[str, Shape] = {TABLES[0]: (config.vocab_size, d)}
+    if config.position == "learned":
+        shapes[TABLES[1]] = (config.max_position_embeddings, d)
+    if config.position == "relative":
+        shapes[TABLES[2]] = (RELATIVE_BUCKETS, config.num_attention_heads)
+    for layer in range(config.num_hidden_layers):
+        shapes |= _layer(config, layer)
+    shapes |= _norm(config, "norm")
+    if config.num_labels is not None:
+        shapes |= linear_shapes("classifier", d, config.num_labels)
+    return shapes
+
+
+def elastic_spec(config: CodaConfig) -> ElasticSpec:
+    """The axes ``layers.N.ffn`` and, where the model is offered at several reductions, ``coda.reduction``."""
+    axes: list[Axis] = []
+    slices: list[PrefixSlice] = []
+    for layer in range(config.num_hidden_layers):
+        at = f"layers.{layer}.ffn"
+        axes.append(Axis(at, config.intermediate_size))
+        inward = ("gate", "up") if config.gated_ffn else ("up",)
+        kinds = ("weight", "bias") if config.bias else ("weight",)
+        slices += [PrefixSlice(f"{at}.{part}.{kind}", 0, at) for part in inward for kind in kinds]
+        slices.append(PrefixSlice(f"{at}.down.weight", 1, at))
+    if len(config.offered) > 1:
+        axes.append(Axis(REDUCTION, config.offered[-1], config.offered))
+    return ElasticSpec(
+        tuple(axes), tuple(slices), config.nested, depth=config.num_hidden_layers, granularities=config.levels
+    )
+
+
+def parameter_group(parameter: str) -> str | None:
+    """The group that ``inspect`` counts ``parameter`` in: what a task trains of a layer, beside the frozen model."""
+    for part, group in ((".adapter.", "adapters"), (".router.", "routers"), ("norm.", "norm scales")):
+        if part in parameter:
+            return group
+    return None
+
+
+def _layer(config: CodaConfig, layer: int) -> dict[str, Shape]:
+    at, d, f = f"layers.{layer}", config.hidden_size, config.intermediate_size
+    inner, shared = (heads * config.head_size for heads in (config.num_attention_heads, config.key_value_heads))
+    shapes = _norm(config, f"{at}.attention_norm") | _norm(config, f"{at}.ffn_norm")
+    for part, width in (("query", inner), ("key", shared), ("value", shared)):
+        shapes |= linear_shapes(f"{at}.attention.{part}", d, width, config.bias)
+    shapes |= linear_shapes(f"{at}.attention.output", inner, d, config.bias)
+    for part in ("gate", "up") if config.gated_ffn else ("up",):
+        shapes |= linear_shapes(f"{at}.ffn.{part}", d, f, config.bias)
+    shapes |= linear_shapes(f"{at}.ffn.down", f, d, config.bias)
+    shapes |= linear_shapes(f"{at}.adapter.down", d, config.adapter_size, config.adapter_bias)
+    shapes |= linear_shapes(f"{at}.adapter.up", config.adapter_size, d, config.adapter_bias)
+    if config.has_scores and layer in config.conditional:
+        shapes[f"{at}.router.weight"] = (d,)
+    return shapes
+
+
+def _norm(config: CodaConfig, name: str) -> dict[str, Shape]:
+    """A scale alone for RMSNorm, which LayerNorm shifts as well."""
+    kinds = ("weight",) if config.norm == "rms" else ("weight", "bias")
+    return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}

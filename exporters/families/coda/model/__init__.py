@@ -1,0 +1,1 @@
+"""The model in PyTorch, and as the compiler traces it."""

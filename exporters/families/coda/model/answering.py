@@ -1,0 +1,51 @@
+"""An encoder with conditional adapters as the compiler compares and traces it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+
+from ....modules.top_tokens import traced_highest
+from .encoder import CodaEncoder
+from .layer import Layer
+from .rows import TracedRows
+
+
+class Answering(torch.nn.Module):
+    """``model`` as families hand it over: inputs by position, a tuple of outputs."""
+
+    def __init__(self, model: CodaEncoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (self.model(input_ids, attention_mask),)
+
+
+class Lowered(torch.nn.Module):
+    """``model`` as ``Answering`` has it, whose output is followed by the tokens that every conditional layer chose."""
+
+    def __init__(self, model: CodaEncoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        output, found = self.model.routed(input_ids, attention_mask)
+        if not self.model.config.has_scores:
+            return (output,)
+        return (output, *(found[layer].chosen for layer in sorted(found)))
+
+
+def lower(module: Answering, variants: Mapping[str, str]) -> Lowered:
+    """A copy of ``module`` on the same weights as a graph has it, in ``variants`` (variant_ops.py)."""
+    shared: dict[int, object] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    model = copy.deepcopy(module.model, shared)
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        if layer.router is not None:
+            layer.router.choose = traced_highest
+            if variants:
+                layer.rows = TracedRows(variants)
+    return Lowered(model)

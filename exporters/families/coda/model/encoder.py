@@ -1,0 +1,103 @@
+"""An encoder with conditional adapters: ids to last states, or to the logits of classes.
+
+Shapes: ``B`` rows of ``n`` tokens, ``d`` hidden, ``k`` selected tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from .....errors import InputError
+from ..architecture.config import CodaConfig
+from ..architecture.selection import selected_tokens, selects
+from .layer import Layer, make_norm
+from .places import Places, RelativeBias
+from .router import Selection
+
+
+class CodaEncoder(torch.nn.Module):
+    """Without labels: last states [B, n, d]; else logits [B, labels] of the mean of a row's tokens.
+
+    ``reduction`` is the r at which conditional layers compute, the trained one until something else is set. Weights are
+    drawn from a normal distribution of 0.02 (norms 1, biases 0).
+    """
+
+    def __init__(self, config: CodaConfig) -> None:
+        super().__init__()
+        self.config, self.reduction = config, config.reduction
+        self.embeddings = Embeddings(config)
+        self.relative_bias = RelativeBias(config.num_attention_heads) if config.position == "relative" else None
+        self.layers = torch.nn.ModuleList(
+            Layer(config, layer in config.conditional) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = make_norm(config)
+        labels = config.num_labels
+        self.classifier = None if labels is None else torch.nn.Linear(config.hidden_size, labels)
+        self._draw_weights()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """``input_ids`` and ``attention_mask`` [B, n] int64, 1 where a token counts. Raises as ``routed``."""
+        return self.routed(input_ids, attention_mask)[0]
+
+    def routed(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        given: Mapping[int, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, dict[int, Selection]]:
+        """What ``forward`` returns, and the selected tokens of every conditional layer; ``given`` [B, k] by layer
+        replaces the routers' own.
+
+        Raises InputError for more tokens than the model takes, PlanError for fewer in a row than the reduction.
+        """
+        length = input_ids.shape[1]
+        if length > self.config.max_position_embeddings:
+            raise InputError(f"{length} tokens: the model takes at most {self.config.max_position_embeddings}")
+        hidden = self.embeddings(input_ids)
+        bias = None if self.relative_bias is None else self.relative_bias(length)
+        turned = self.config.head_size if self.config.position == "rotary" else None
+        places = Places.of(attention_mask, hidden, bias, turned)
+        count = self.count(length)
+        found: dict[int, Selection] = {}
+        for number, layer in enumerate(self.layers):
+            hidden, selection = layer(hidden, places, count, (given or {}).get(number))
+            if selection is not None:
+                found[number] = selection
+        return self._answer(self.norm(hidden), places.is_token), found
+
+    def count(self, tokens: int) -> int | None:
+        """How many of ``tokens`` a conditional layer computes, None where all pass without a gate."""
+        return selected_tokens(tokens, self.reduction) if selects(self.config, self.reduction) else None
+
+    def _answer(self, hidden: torch.Tensor, is_token: torch.Tensor) -> torch.Tensor:
+        if self.classifier is None:
+            return hidden
+        counted = is_token[..., None].to(hidden.dtype)
+        mean = (hidden * counted).sum(1) / counted.sum(1).clamp(min=1)
+        logits: torch.Tensor = self.classifier(mean)
+        return logits
+
+    @torch.no_grad()
+    def _draw_weights(self) -> None:
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.zeros_(parameter)
+            elif not name.endswith("norm.weight"):
+                torch.nn.init.normal_(parameter, std=0.02)
+
+
+class Embeddings(torch.nn.Module):
+    """Tokens, and where positions are learned, the vectors of those, added."""
+
+    def __init__(self, config: CodaConfig) -> None:
+        super().__init__()
+        self.word = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+        learned = config.position == "learned"
+        self.position = torch.nn.Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """``input_ids`` [B, n] to [B, n, d]."""
+        words: torch.Tensor = self.word(input_ids)
+        return words if self.position is None else words + self.position.weight[: input_ids.shape[1]]

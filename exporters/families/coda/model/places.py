@@ -1,0 +1,80 @@
+"""What a layer must know of the places of tokens, for all of them and for those that it selects.
+
+Shapes: ``B`` rows of ``n`` tokens, ``A`` heads, ``k`` selected tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ....modules.positions import Positions, rotary
+from ....modules.relative_distance import distance_bucket
+from ..architecture.config import RELATIVE_BUCKETS, RELATIVE_REACH
+
+
+class RelativeBias(torch.nn.Module):
+    """``weight`` [32, A]: what each head adds to a score, by the bucket of the distance, half of them for each side."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(RELATIVE_BUCKETS, heads))
+
+    def forward(self, length: int) -> torch.Tensor:
+        """[A, n, n] of sequences of ``length``: queries along the second dimension, keys along the last."""
+        place = torch.arange(length, device=self.weight.device)
+        distances = torch.tensor([relative_bucket(step) for step in range(1 - length, length)])
+        buckets = distances.to(self.weight.device)[place[None] - place[:, None] + (length - 1)]  # [n, n]
+        by_pair = torch.nn.functional.embedding(buckets, self.weight)  # [n, n, A]
+        return by_pair.permute(2, 0, 1)
+
+
+def relative_bucket(step: int) -> int:
+    """The bucket of a key ``step`` tokens behind its query, or before it where that is below 0."""
+    half = RELATIVE_BUCKETS // 2
+    return distance_bucket(abs(step), half, RELATIVE_REACH) + (half if step > 0 else 0)
+
+
+@dataclass(frozen=True)
+class Places:
+    """``is_token`` [B, n] says what is no padding, ``mask`` [B, 1, 1, n] the same, added to scores; ``bias`` [A, n, n]
+    and ``head_size`` are there where positions are relative, or rotary."""
+
+    is_token: torch.Tensor
+    mask: torch.Tensor
+    bias: torch.Tensor | None = None
+    head_size: int | None = None
+
+    @classmethod
+    def of(
+        cls, attention_mask: torch.Tensor, like: torch.Tensor, bias: torch.Tensor | None, head_size: int | None
+    ) -> Places:
+        """Those of ``attention_mask`` [B, n], 1 where a token counts, in the dtype of ``like``.
+
+        The lowest finite number hides a key, and not minus infinity: a row of padding reads the mean of all values.
+        """
+        is_token = attention_mask > 0
+        lowest = max(torch.finfo(like.dtype).min, torch.finfo(torch.float32).min)
+        mask = torch.where(is_token, 0.0, lowest).to(like.dtype)[:, None, None]
+        return cls(is_token, mask, bias, head_size)
+
+    def added(self, asking: torch.Tensor | None = None, read: torch.Tensor | None = None) -> torch.Tensor:
+        """What is added to scores: those of the tokens ``asking`` [B, q] for the tokens ``read`` [B, m], each all by
+        default. Broadcasts to [B, A, q, m]."""
+        mask = self.mask if read is None else self.mask.gather(-1, read[:, None, None])
+        if self.bias is None:
+            return mask
+        bias = self.bias[None] if asking is None else self.bias[:, asking].transpose(0, 1)  # [B, A, q, n]
+        if read is not None:
+            heads, asked = bias.shape[1:3]
+            bias = bias.gather(-1, read[:, None, None].expand(-1, heads, asked, -1))
+        return bias + mask
+
+    def turn(self, tokens: torch.Tensor | None = None) -> Positions | None:
+        """What turns the queries or keys of ``tokens`` [B, k], by default all, by their own positions."""
+        if self.head_size is None:
+            return None
+        if tokens is None:
+            return rotary(torch.arange(self.is_token.shape[1], device=self.is_token.device), self.head_size)
+        return rotary(tokens[:, None], self.head_size)

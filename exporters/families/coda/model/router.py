@@ -1,0 +1,71 @@
+"""Which k tokens of each row a conditional layer computes, and how much of what it computes they get.
+
+Shapes: ``B`` rows of ``n`` tokens, ``d`` hidden, ``k`` tokens that are selected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ....modules.top_tokens import highest
+from ..architecture.config import CodaConfig
+from .soft_top_k import soft_top_k
+
+# The score of padding: below every token's and finite, so that a row of nothing but padding gives no NaN.
+_SCORE_OF_PADDING = -1e9
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The tokens of one layer in one pass.
+
+    ``ranked`` [B, n] is what the choice compares. ``own`` [B, k] are the tokens that the router chooses, by falling
+    rank, ``chosen`` those that were computed: the same unless others were given. ``gates`` [B, k] are those of
+    ``chosen``, 0 for padding.
+    """
+
+    ranked: torch.Tensor
+    own: torch.Tensor
+    chosen: torch.Tensor
+    gates: torch.Tensor
+
+
+class Router(torch.nn.Module):
+    """``weight`` [d], of routers that compare scores; in float32 or wider, whatever the rest computes in.
+
+    ``choose(scores, k)`` gives the places of the highest.
+    """
+
+    choose: Callable[[torch.Tensor, int], torch.Tensor]
+
+    def __init__(self, config: CodaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.choose = highest
+        if config.has_scores:
+            self.weight = torch.nn.Parameter(torch.empty(config.hidden_size))
+
+    def forward(
+        self, normed: torch.Tensor, is_token: torch.Tensor, count: int, given: torch.Tensor | None = None
+    ) -> Selection:
+        """The ``count`` tokens of ``normed`` [B, n, d], of which ``is_token`` [B, n] says what is no padding; ``given``
+        [B, k] replaces the router's own."""
+        if not self.config.has_scores:
+            places = torch.arange(count, device=normed.device).expand(normed.shape[0], count)
+            gates = is_token[:, :count].to(normed.dtype)
+            return Selection(is_token.to(normed.dtype), places, places, gates)
+        dtype = torch.promote_types(normed.dtype, torch.float32)
+        scores = normed.to(dtype) @ self.weight.to(dtype)  # [B, n]
+        if not self.config.route_padding:
+            scores = torch.where(is_token, scores, _SCORE_OF_PADDING)
+        schedule = self.config.soft_top_k
+        gates = scores.sigmoid() if schedule is None else soft_top_k(scores, count, schedule)
+        if not self.config.route_padding:
+            gates = gates * is_token.to(dtype)
+        ranked = scores if self.config.selected_by == "scores" else gates
+        own = self.choose(ranked, count)
+        chosen = own if given is None else given
+        return Selection(ranked, own, chosen, gates.gather(-1, chosen).to(normed.dtype))

@@ -1,0 +1,60 @@
+"""Which tokens the conditional layers compute: the routes of an engine, and what its manifest says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ....elastic import Bucket, Submodel
+from ....runtime.bundle.entries.engine_entry import RoutingEntry
+from ...routing import Replay, Routing
+from .architecture.config import ROUTES, CodaConfig
+from .architecture.selection import capacity, reduction_of
+
+if TYPE_CHECKING:  # plans are made without torch
+    import torch
+
+
+@dataclass(frozen=True)
+class TokenRoutes(Routing):
+    """The selected tokens of every conditional layer, where ``config`` has one."""
+
+    config: CodaConfig
+
+    def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
+        """Of every row the tokens by falling rank; none where nothing is compared."""
+        count = capacity(self.config, submodel, bucket)
+        if count is None or not self.config.has_scores:
+            return ()
+        return tuple(RoutingEntry(f"{ROUTES}{layer}", (bucket.batch, count)) for layer in self.config.conditional)
+
+    def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
+        config, count = self.config, capacity(self.config, submodel, bucket)
+        stated: dict[str, int | str] = {
+            "reduction": reduction_of(config, submodel),
+            "tokens per row": bucket.sequence,
+            "tokens selected": bucket.sequence if count is None else count,
+            "router": "none" if count is None else config.router,
+            "keys and values of": config.keys_of,
+            "padding is routed": "yes" if config.route_padding else "no",
+        }
+        if count is not None and config.soft_top_k is not None:
+            schedule = config.soft_top_k
+            stated["soft top-k"] = (
+                f"{schedule.rounds} rounds from epsilon {schedule.epsilon_start:g} by {schedule.epsilon_decay:g} to "
+                f"{schedule.epsilon:g}, b from {schedule.initial}"
+            )
+        return stated
+
+    def orders(self, name: str) -> Mapping[int, str]:  # noqa: ARG002  (tokens are never permuted)
+        return {}
+
+    def replay(
+        self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]
+    ) -> Replay:
+        from .model.encoder import CodaEncoder
+        from .model.replay import replay
+
+        assert isinstance(module.model, CodaEncoder)
+        return replay(module.model, inputs, given)

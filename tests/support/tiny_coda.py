@@ -1,0 +1,60 @@
+"""Small folders of encoders with conditional adapters and random weights: 2 layers, 4 heads of 8, FFN 48, hidden 32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from nestforge.exporters.families.coda.architecture.config import CodaConfig, SoftTopK
+from nestforge.exporters.families.coda.folder import save_model
+from nestforge.exporters.families.coda.model.encoder import CodaEncoder
+from support.tiny_models import word_tokenizer
+
+torch.set_num_threads(1)  # several threads on products this small only wait for each other
+
+SCHEDULE = SoftTopK(rounds=3, epsilon=0.5, epsilon_start=4.0, epsilon_decay=0.7, initial="zero")
+TINY_CODA: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 24,
+    "activation": "relu",
+    "gated_ffn": False,
+    "norm": "rms",
+    "position": "relative",
+    "adapter_size": 8,
+    "adapter_activation": "relu",
+    "router": "soft_top_k",
+    "soft_top_k": SCHEDULE,
+    "keys_of": "all",
+    "ffn_residual": "raw",
+    "reduction": 1,
+    "reductions": (4, 1),
+}
+
+
+def coda_config(**overrides: Any) -> CodaConfig:
+    settings = {**TINY_CODA, **overrides}
+    if settings["router"] != "soft_top_k":
+        settings["soft_top_k"] = None
+    return CodaConfig(**settings)
+
+
+def tiny_coda(config: CodaConfig) -> CodaEncoder:
+    """The model, with weights so large that every part of it shows in the outputs."""
+    torch.manual_seed(0)
+    model = CodaEncoder(config)
+    for name, parameter in model.named_parameters():
+        scale = 1.0 if name == "embeddings.word.weight" else 0.3
+        parameter.data = torch.randn_like(parameter) * scale + name.endswith("norm.weight")
+    return model.eval().requires_grad_(False)
+
+
+def save_tiny_coda(folder: Path, **overrides: Any) -> Path:
+    """``tiny_coda`` as a user's folder would hold it, with the tokenizer of ``tiny_models``."""
+    config = coda_config(**overrides)
+    tokenizer = word_tokenizer(config.vocab_size).to_str()
+    return save_model(tiny_coda(config), config, folder, {"tokenizer.json": tokenizer})

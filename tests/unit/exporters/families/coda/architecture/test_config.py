@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from nestforge.errors import CheckpointError
+from nestforge.exporters.families.coda.architecture.config import config_from_json
+from support.tiny_coda import SCHEDULE, coda_config
+
+JSON = coda_config().to_json()
+SCHEDULE_JSON = JSON["soft_top_k"]
+
+
+def test_what_is_written_reads_back() -> None:
+    for config in (coda_config(), coda_config(router="sigmoid", conditional_layers=(1,), num_labels=3)):
+        assert config_from_json(config.to_json(), "config.json") == config
+
+
+def test_every_round_has_its_temperature() -> None:
+    """4 * 0.7^t, not below the target (section 3.3)."""
+    assert SCHEDULE.temperatures == pytest.approx((4.0, 2.8, 1.96))
+    floored = replace(SCHEDULE, rounds=8).temperatures[-3:]
+    assert floored == pytest.approx((0.67228, 0.5, 0.5))
+
+
+def test_reductions_that_are_offered() -> None:
+    assert coda_config(reduction=3, reductions=None).offered == (8, 5, 3)
+    assert coda_config(reduction=16, reductions=None).offered == (16,)
+    assert coda_config(max_position_embeddings=4, reductions=None).offered == (3, 2, 1)
+    assert coda_config(reductions=(4, 1)).offered == (4, 1)
+    assert coda_config(conditional_layers=(), reductions=None).offered == (1,)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"reductions": [0]}, "reductions: 0: expected 1 to 24, the tokens of max_position_embeddings"),
+    ({"reductions": [25, 1]}, "reductions: 25: expected 1 to 24, the tokens of max_position_embeddings"),
+    ({"reductions": [1, 2]}, "reductions: expected falling numbers, got [1, 2]"),
+    ({"reductions": []}, "reductions: expected falling numbers, got []"),
+    ({"reduction": 0}, "reduction: expected at least 1, got 0"),
+    ({"reduction": 2.5}, "reduction: expected a whole number, got float 2.5"),
+    ({"reduction": 32, "reductions": None}, "reduction: 32: expected 1 to 24, the tokens of max_position_embeddings"),
+    ({"conditional_layers": []}, "reductions: no layer is conditional"),
+    ({"conditional_layers": [0, 2]}, "conditional_layers: expected rising numbers from 0 to 1, got [0, 2]"),
+    ({"router": "sigmoid"}, "soft_top_k: expected with router soft_top_k alone, got some with sigmoid"),
+    ({"soft_top_k": None}, "soft_top_k: expected with router soft_top_k alone, got none with soft_top_k"),
+    ({"soft_top_k": {**SCHEDULE_JSON, "rounds": 0}}, "soft_top_k: rounds: expected at least 1, got 0"),
+    ({"soft_top_k": {**SCHEDULE_JSON, "rounds": 129}}, "soft_top_k: rounds: expected at most 128, got 129"),
+    (
+        {"soft_top_k": {**SCHEDULE_JSON, "epsilon": 0}},
+        "soft_top_k: epsilon: expected a number above 0 and at most epsilon_start 4, got 0",
+    ),
+    (
+        {"soft_top_k": {**SCHEDULE_JSON, "epsilon_decay": 1.5}},
+        "soft_top_k: epsilon_decay: expected a number above 0 and at most 1, got 1.5",
+    ),
+    (
+        {"router": "first_k", "soft_top_k": None, "selected_by": "gates"},
+        "selected_by: first_k compares neither scores nor gates",
+    ),
+    ({"num_key_value_heads": 3}, "num_key_value_heads: 3 do not divide num_attention_heads 4"),
+    ({"position": "rotary", "head_dim": 7}, "position: rotary positions need heads of even size, got 7"),
+    ({"softmax_scale": 0}, "softmax_scale: expected a number above 0, got 0"),
+    ({"norm_eps": 1}, "norm_eps: expected a number between 0 and 1, got 1"),
+    ({"granularities": {"heads": [1]}}, "granularities: this model has no axis kind 'heads'"),
+]
+
+
+@pytest.mark.parametrize(("change", "problem"), REFUSED, ids=[problem.partition(",")[0] for _, problem in REFUSED])
+def test_refuses_in_one_line(change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        config_from_json({**JSON, **change}, "m")
+    assert str(error.value).startswith(f"m: {problem}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["rounds", "epsilon", "epsilon_start", "epsilon_decay", "initial"])
+def test_a_schedule_is_stated_in_full(key: str) -> None:
+    """No number of the iteration has a default: another is another model."""
+    schedule = {name: value for name, value in SCHEDULE_JSON.items() if name != key}
+    with pytest.raises(CheckpointError, match=f"^m: soft_top_k: missing key '{key}'$"):
+        config_from_json({**JSON, "soft_top_k": schedule}, "m")
+
+
+@pytest.mark.parametrize("key", ["ffn_residual", "keys_of", "router", "reduction"])
+def test_what_cannot_be_guessed_is_required(key: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^m: missing key '{key}'$"):
+        config_from_json({name: value for name, value in JSON.items() if name != key}, "m")

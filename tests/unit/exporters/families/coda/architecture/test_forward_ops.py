@@ -1,0 +1,55 @@
+"""What a pass costs: the multiply-adds of the reference's table for T5 v1.1 (512 tokens, adapters of 64)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from nestforge.elastic import Bucket
+from nestforge.exporters.families.coda.architecture.config import CodaConfig
+from nestforge.exporters.families.coda.architecture.forward_ops import forward_ops
+from nestforge.exporters.families.coda.architecture.presets import PRESETS
+from nestforge.exporters.families.coda.architecture.shapes import elastic_spec
+from nestforge.exporters.families.coda.architecture.variant_ops import variant_ops
+from nestforge.workload import macs
+
+BUCKET = Bucket(1, 512)
+
+
+def layer_macs(config: CodaConfig, reduction: int) -> int:
+    """Of the layers, in the variants that read and write by index."""
+    submodel = elastic_spec(config).submodel({"coda.reduction": reduction})
+    moved = [op for options in variant_ops(config, submodel, BUCKET).values() for op in next(iter(options.values()))]
+    return macs([*forward_ops(config, submodel, BUCKET), *moved])
+
+
+@pytest.mark.parametrize("size", ["base", "xl"])
+@pytest.mark.parametrize(("kind", "key"), [("k-to-k", 0), ("k-to-all", 1), ("k-to-all-mq", 2)])
+def test_ratios_are_those_of_the_cost_model(size: str, kind: str, key: int) -> None:
+    """Dense over conditional, without the adapter, which the table's dense model has not."""
+    expected = {
+        ("base", 3): (3.1, 2.2, 2.8),
+        ("base", 5): (5.1, 3.0, 4.4),
+        ("xl", 3): (3.0, 2.2, 2.9),
+        ("xl", 5): (5.0, 2.9, 4.7),
+    }
+    config = replace(PRESETS[f"coda-t5-{size}-{kind}"], reduction_of_one="dense")
+    adapters = 2 * 512 * config.hidden_size * config.adapter_size * config.num_hidden_layers
+    dense = layer_macs(config, 1) - adapters
+    for reduction in (3, 5):
+        assert dense / layer_macs(config, reduction) == pytest.approx(expected[size, reduction][key], abs=0.13)
+
+
+def test_the_router_is_counted_round_by_round() -> None:
+    config = PRESETS["coda-t5-base-k-to-k"]
+    names = [op.name for op in forward_ops(config, elastic_spec(config).universal(), BUCKET)]
+    assert sum(name.startswith("layers.0.router.") for name in names) == 4 + 20 * 10
+    dense = replace(config, reduction_of_one="dense")
+    assert not any(".router." in op.name for op in forward_ops(dense, elastic_spec(dense).universal(), BUCKET))
+
+
+def test_a_dense_layer_computes_every_token() -> None:
+    config = replace(PRESETS["coda-t5-base-k-to-k"], conditional_layers=(1,))
+    submodel = elastic_spec(config).submodel({"coda.reduction": 8})
+    ops = {op.name: op.flops for op in forward_ops(config, submodel, BUCKET)}
+    assert ops["layers.0.ffn.up"] == 8 * ops["layers.1.ffn.up"]

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from nestforge.elastic import Axis
+from nestforge.exporters.families.coda.architecture.shapes import elastic_spec, parameter_group, parameter_shapes
+from nestforge.exporters.families.coda.model.encoder import CodaEncoder
+from support.tiny_coda import coda_config
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"router": "first_k", "position": "learned"},
+    {"conditional_layers": (1,), "gated_ffn": True, "bias": True, "norm": "layer"},
+    {"num_key_value_heads": 2, "head_dim": 6, "adapter_bias": False, "num_labels": 3, "position": "rotary"},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_they_are_the_parameters_of_the_model(settings: dict[str, Any]) -> None:
+    config = coda_config(**settings)
+    with torch.device("meta"):
+        model = CodaEncoder(config)
+    assert parameter_shapes(config) == {name: tuple(value.shape) for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_parameter_that_has_neurons_is_sliced(settings: dict[str, Any]) -> None:
+    config = coda_config(**settings)
+    spec, shapes = elastic_spec(config), parameter_shapes(config)
+    assert {cut.parameter for cut in spec.slices} == {name for name, shape in shapes.items() if 48 in shape}
+    assert all(shapes[cut.parameter][cut.dim] == 48 for cut in spec.slices)
+
+
+def test_reduction_is_an_axis_of_the_whole_model() -> None:
+    spec = elastic_spec(coda_config())
+    assert spec.axes == (Axis("layers.0.ffn", 48), Axis("layers.1.ffn", 48), Axis("coda.reduction", 1, (4, 1)))
+    assert spec.universal().id == "ffn48-coda.reduction1"
+    assert elastic_spec(coda_config(reductions=(2,))).kinds == ["ffn"], "one choice is none"
+
+
+def test_inspect_counts_what_a_task_trains() -> None:
+    groups: dict[str | None, int] = {}
+    for name, shape in parameter_shapes(coda_config()).items():
+        groups[parameter_group(name)] = groups.get(parameter_group(name), 0) + torch.Size(shape).numel()
+    assert groups["routers"] == 2 * 32
+    assert groups["norm scales"] == 5 * 32
+    assert groups["adapters"] == 2 * (2 * 32 * 8 + 32 + 8)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import torch
+from nestforge.exporters.families.coda.model.places import Places, RelativeBias, relative_bucket
+from transformers.models.t5.modeling_t5 import T5Attention
+
+MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+
+
+def test_buckets_are_those_of_t5() -> None:
+    found = [relative_bucket(step) for step in range(-600, 600)]
+    assert found == T5Attention._relative_position_bucket(torch.arange(-600, 600), bidirectional=True).tolist()
+
+
+def test_every_pair_reads_its_bucket() -> None:
+    bias = RelativeBias(3)
+    bias.weight.data = torch.randn(32, 3)
+    found = bias(5)
+    assert found.shape == (3, 5, 5)
+    for query in range(5):
+        for key in range(5):
+            assert torch.equal(found[:, query, key], bias.weight[relative_bucket(key - query)])
+
+
+def test_masks_and_biases_follow_the_selected_tokens() -> None:
+    bias = torch.randn(3, 4, 4)
+    places = Places.of(MASK, bias, bias, None)
+    asking, read = torch.tensor([[2, 0], [1, 3]]), torch.tensor([[3, 1, 2], [0, 2, 1]])
+    lowest = torch.finfo(torch.float32).min
+    for row in range(2):
+        hidden = torch.where(MASK[row] > 0, 0.0, lowest)
+        whole, rows, both = places.added()[row], places.added(asking)[row], places.added(asking, read)[row]
+        torch.testing.assert_close(whole, bias + hidden)
+        torch.testing.assert_close(rows, (bias + hidden)[:, asking[row]])
+        torch.testing.assert_close(both, (bias + hidden)[:, asking[row]][..., read[row]])
+
+
+def test_without_a_bias_the_mask_is_all_that_is_added() -> None:
+    places = Places.of(MASK, torch.zeros(1), None, None)
+    assert places.added().shape == (2, 1, 1, 4)
+    assert places.added(torch.tensor([[2], [1]]), torch.tensor([[3], [1]])).shape == (2, 1, 1, 1)
+    assert places.turn() is None
+
+
+def test_selected_tokens_are_turned_by_their_own_positions() -> None:
+    places = Places.of(MASK, torch.zeros(1), None, 8)
+    states, tokens = torch.randn(2, 3, 4, 8), torch.tensor([[2, 0], [1, 3]])
+    every, some = places.turn(), places.turn(tokens)
+    assert every is not None
+    assert some is not None
+    picked = tokens[:, None, :, None].expand(2, 3, 2, 8)
+    torch.testing.assert_close(some(states.gather(2, picked)), every(states).gather(2, picked))

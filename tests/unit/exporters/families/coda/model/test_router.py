@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from nestforge.exporters.families.coda.model.router import Router, Selection
+from nestforge.exporters.families.coda.model.soft_top_k import soft_top_k
+from nestforge.exporters.modules.top_tokens import traced_highest
+from support.tiny_coda import SCHEDULE, coda_config
+
+ALL = torch.ones(2, 10, dtype=torch.bool)
+
+
+def routed(is_token: torch.Tensor = ALL, count: int = 4, **settings: Any) -> tuple[Selection, torch.Tensor]:
+    """The selection, and the scores that it rests on."""
+    torch.manual_seed(0)
+    router = Router(coda_config(**settings))
+    normed = torch.randn(2, 10, 32)
+    if "weight" in dict(router.named_parameters()):
+        router.weight.data = torch.randn(32)
+        return router(normed, is_token, count), normed @ router.weight
+    return router(normed, is_token, count), normed[..., 0]
+
+
+def test_soft_top_k_gates_and_takes_the_highest_scores() -> None:
+    found, scores = routed()
+    assert torch.equal(found.chosen, scores.topk(4).indices)
+    expected = soft_top_k(scores, 4, SCHEDULE).gather(-1, found.chosen)
+    torch.testing.assert_close(found.gates, expected)
+    assert found.own is found.chosen
+
+
+def test_sigmoid_gates_each_token_by_itself() -> None:
+    found, scores = routed(router="sigmoid")
+    assert torch.equal(found.chosen, scores.topk(4).indices)
+    torch.testing.assert_close(found.gates, scores.sigmoid().gather(-1, found.chosen))
+
+
+def test_first_k_has_no_vector_and_whole_gates() -> None:
+    is_token = ALL.clone()
+    is_token[1, 2:] = False
+    found, _ = routed(is_token, router="first_k")
+    assert found.chosen.tolist() == [[0, 1, 2, 3]] * 2
+    assert found.gates.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert not list(Router(coda_config(router="first_k")).parameters())
+
+
+@pytest.mark.parametrize("router", ["soft_top_k", "sigmoid"])
+def test_padding_comes_last_and_gets_nothing(router: str) -> None:
+    """Where a row has fewer tokens than are selected, padding fills the rest, by its place, at a gate of 0."""
+    is_token = ALL.clone()
+    is_token[1, 3:] = False
+    found, scores = routed(is_token, router=router)
+    assert torch.equal(found.chosen[0], scores[0].topk(4).indices)
+    assert sorted(found.chosen[1, :3].tolist()) == [0, 1, 2]
+    assert found.chosen[1, 3] == 3
+    assert found.gates[1, 3] == 0
+
+
+def test_padding_that_training_routed_is_a_token() -> None:
+    is_token = ALL.clone()
+    is_token[1, 3:] = False
+    found, _ = routed(is_token, route_padding=True)
+    everything, _ = routed(ALL)
+    assert torch.equal(found.chosen, everything.chosen)
+    assert torch.equal(found.gates, everything.gates)
+
+
+@pytest.mark.parametrize("router", ["soft_top_k", "sigmoid", "first_k"])
+def test_a_row_of_padding_gets_nothing_and_no_nan(router: str) -> None:
+    is_token = ALL.clone()
+    is_token[1] = False
+    found, _ = routed(is_token, router=router)
+    assert found.gates[1].tolist() == [0.0] * 4
+
+
+def test_equal_scores_fall_to_the_lower_place() -> None:
+    router = Router(coda_config())
+    router.weight.data = torch.zeros(32)
+    for choose in (router.choose, traced_highest):
+        assert choose(torch.tensor([[1.0, 2.0, 2.0, 1.0]]), 3).tolist() == [[1, 2, 0]]
+
+
+def test_saturated_gates_are_ties_that_scores_are_not() -> None:
+    """``selected_by``: of gates that are all 1 the first are taken, whatever their scores."""
+    router = Router(coda_config(selected_by="gates", router="sigmoid"))
+    router.weight.data = torch.ones(32)
+    normed = torch.arange(1, 11).float().reshape(1, 10, 1).expand(1, 10, 32)
+    assert router(normed, ALL[:1], 3).chosen.tolist() == [[0, 1, 2]]
+    router = Router(coda_config(router="sigmoid"))
+    router.weight.data = torch.ones(32)
+    assert router(normed, ALL[:1], 3).chosen.tolist() == [[9, 8, 7]]
+
+
+def test_given_tokens_replace_the_router_s_own_and_get_their_gates() -> None:
+    torch.manual_seed(0)
+    router = Router(coda_config())
+    router.weight.data = torch.randn(32)
+    normed, given = torch.randn(2, 10, 32), torch.tensor([[9, 0], [3, 4]])
+    found = router(normed, ALL, 2, given)
+    expected = soft_top_k(normed @ router.weight, 2, SCHEDULE)
+    assert torch.equal(found.chosen, given)
+    torch.testing.assert_close(found.gates, expected.gather(-1, given))
+    assert not torch.equal(found.own, given)

@@ -1,0 +1,169 @@
+"""Tiny encoders with conditional adapters through the whole compiler, at several reductions over one weight store."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import numpy as np
+import onnx
+import pytest
+import torch
+from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.verify import verify_bundle
+from nestforge.elastic import Bucket
+from nestforge.errors import BundleFormatError, ExportError, PlanError
+from nestforge.exporters.families.coda.folder import load_model
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from support.sealing import edit_manifest
+from support.tensorrt_takes import assert_tensorrt_takes
+from support.tiny_coda import save_tiny_coda
+from support.tiny_compile import board
+
+NARROW = "ffn24-coda.reduction4"
+INDEXED = {"coda.dispatch": "gather", "coda.combine": "scatter"}
+PROFILE = board(budgets={"full": {}, "half": {"flops": "60 %"}}, buckets=["2x8"], variants=INDEXED)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Reductions 4 and 1, and one with half of the neurons; the model's folder lies beside it."""
+    folder = tmp_path_factory.mktemp("coda")
+    save_tiny_coda(folder / "m")
+    return open_bundle(compile_bundle(folder / "m", PROFILE, folder / "b", submodels=[NARROW]))
+
+
+def test_every_reduction_is_an_engine_that_passed_the_gate(bundle: Bundle) -> None:
+    engines = {engine.submodel: engine for engine in bundle.manifest.engines}
+    assert engines.keys() == {NARROW, *(f"ffn48-coda.reduction{r}" for r in (4, 1))}
+    for engine in engines.values():
+        assert (engine.emitted, engine.slice_problem, engine.variants) == ("sliced", None, INDEXED)
+        assert engine.parity is not None
+        assert [judged.name for judged in engine.parity.routing or ()] == ["routes.0", "routes.1"]
+        assert all(judged.worst_score_gap <= engine.parity.atol for judged in engine.parity.routing or ())
+    assert {id_: (engine.metadata or {})["tokens selected"] for id_, engine in engines.items()} == {
+        NARROW: 2,
+        "ffn48-coda.reduction4": 2,
+        "ffn48-coda.reduction1": 8,
+    }
+    assert [(proof.suite, proof.subject) for proof in bundle.manifest.proofs] == [("slice", NARROW)]
+
+
+def test_budgets_choose_among_reductions(bundle: Bundle) -> None:
+    chosen = {budget.name: budget.submodel for budget in bundle.manifest.budgets}
+    assert chosen == {"full": "ffn48-coda.reduction1", "half": "ffn48-coda.reduction4"}
+    with nestforge.load(bundle.path) as model:
+        feeds = {"input_ids": np.ones((1, 8), np.int64), "attention_mask": np.ones((1, 8), np.int64)}
+        assert model(feeds).submodel == "ffn48-coda.reduction1", "of equally many parameters the one that keeps most"
+        assert model(feeds, budget="half").submodel == "ffn48-coda.reduction4"
+
+
+def test_reductions_share_every_weight(bundle: Bundle, tmp_path: Path) -> None:
+    """Another reduction is a graph more, and not a byte of weights."""
+    one = compile_bundle(
+        bundle.path.with_name("m"), replace(PROFILE, budgets={}), tmp_path / "b", levels={"coda.reduction": (1.0,)}
+    )
+    assert {engine.submodel for engine in open_bundle(one).manifest.engines} == {"ffn48-coda.reduction1"}
+    ours, single = (path / WEIGHTS_NAME for path in (bundle.path, one))
+    assert ours.read_bytes() == single.read_bytes()
+    assert all(engine.private_bytes < 1024 for engine in bundle.manifest.engines), "scalars and tables of indices"
+
+
+def test_engines_answer_and_select_as_the_model_does(bundle: Bundle) -> None:
+    """Also the text that fills a bucket in part, and a request that fills it with a row of padding."""
+    module = load_model(bundle.path.with_name("m")).double()
+    torch.manual_seed(0)
+    ids, mask = torch.randint(0, 40, (1, 8)), torch.ones(1, 8, dtype=torch.int64)
+    mask[0, 5:] = 0
+    with nestforge.load(bundle.path) as model:
+        for reduction in (4, 1):
+            feeds = {"input_ids": ids[:, :5].numpy(), "attention_mask": mask[:, :5].numpy()}
+            answer = model(feeds, submodel=f"ffn48-coda.reduction{reduction}", routing=True)
+            module.reduction = reduction
+            expected, found = module.routed(ids, mask)
+            np.testing.assert_allclose(answer.outputs["last_hidden_state"], expected[:, :5], rtol=0, atol=1e-4)
+            assert answer.routing is not None
+            for layer, selection in found.items():
+                assert set(answer.routing[f"routes.{layer}"][0]) == set(selection.chosen[0].tolist())
+
+
+def test_a_graph_selects_by_one_top_k_and_adds_without_a_reduction(bundle: Bundle) -> None:
+    for engine in bundle.manifest.engines:
+        graph = onnx.load(bundle.path / engine.file, load_external_data=False).graph
+        kinds = [node.op_type for node in graph.node]
+        assert kinds.count("TopK") == kinds.count("ScatterND") == 2
+        assert not {"NonZero", "If", "Loop", "ScatterElements"} & set(kinds)
+        for node in graph.node:
+            if node.op_type == "ScatterND":
+                assert all(attribute.s in (b"", b"none") for attribute in node.attribute)
+    assert_tensorrt_takes(bundle.path)
+
+
+def test_it_is_still_the_model_that_it_came_from(bundle: Bundle) -> None:
+    assert verify_bundle(bundle.path, against=bundle.path.with_name("m"))
+
+
+def test_another_k_than_the_manifest_s_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    """The graph selects 2 tokens; a manifest that says 3 is not its."""
+    shutil.copytree(bundle.path, tmp_path / "b")
+
+    def other_k(manifest: dict[str, Any]) -> None:
+        engine = next(one for one in manifest["engines"] if one["submodel"] == "ffn48-coda.reduction4")
+        for entry in engine["decisions"]:
+            entry["shape"] = [2, 3]
+
+    edit_manifest(tmp_path / "b", other_k)
+    ids = np.ones((2, 8), np.int64)
+    problem = r"output routes\.0 int64 \[2, 2\], the manifest says int64 \[2, 3\]"
+    with nestforge.load(tmp_path / "b") as model, pytest.raises(BundleFormatError, match=problem):
+        model({"input_ids": ids, "attention_mask": ids}, budget="half")
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "k to k, grouped, gated, the paper's residual": {
+        "num_hidden_layers": 1,
+        "keys_of": "selected",
+        "num_key_value_heads": 2,
+        "gated_ffn": True,
+        "activation": "gelu_tanh",
+        "ffn_residual": "normed",
+    },
+    "rotary, multi-query, sigmoid, one dense layer, classes": {
+        "position": "rotary",
+        "num_key_value_heads": 1,
+        "router": "sigmoid",
+        "conditional_layers": (1,),
+        "num_labels": 3,
+    },
+    "learned places, first k, all tokens at one": {
+        "position": "learned",
+        "num_hidden_layers": 1,
+        "norm": "layer",
+        "bias": True,
+        "router": "first_k",
+        "reduction_of_one": "dense",
+    },
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_other_kinds(tmp_path: Path, settings: dict[str, Any]) -> None:
+    save_tiny_coda(tmp_path / "m", **settings)
+    profile = board(budgets={"full": {}}, buckets=["2x8"])
+    path = compile_bundle(tmp_path / "m", profile, tmp_path / "b", levels={"coda.reduction": (0.25, 1.0)})
+    for engine in open_bundle(path).manifest.engines:
+        assert (engine.emitted, engine.slice_problem) == ("sliced", None)
+        assert engine.parity is not None
+
+
+def test_ranges_and_short_buckets_stop_before_any_work(tmp_path: Path) -> None:
+    save_tiny_coda(tmp_path / "m")
+    with pytest.raises(ExportError, match=r"^bucket 1x1\.\.8: k, the tokens that its layers select, is one number"):
+        compile_bundle(tmp_path / "m", board(buckets=["1x1..8"]), tmp_path / "b", buckets=[Bucket(1, 8, None, 1)])
+    with pytest.raises(PlanError, match=r"^bucket b1-s3: coda\.reduction 4: expected 1 to 3"):
+        compile_bundle(tmp_path / "m", board(buckets=["1x3"]), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
