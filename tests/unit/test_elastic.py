@@ -190,3 +190,17 @@ def test_the_sequences_of_a_range_double_from_end_to_end() -> None:
     assert Bucket.parse("1x1..16").doublings == (1, 2, 4, 8, 16)
     assert Bucket.parse("1..4x5..40").doublings == (5, 8, 16, 32, 40)
     assert Bucket(3, 7).doublings == (7,)
+
+
+def test_where_choices_fall_a_larger_value_keeps_less() -> None:
+    falling, rising = Axis("coda.reduction", 2, (8, 3, 2)), Axis("depth", 12, (3, 6, 12))
+    assert (falling.falls, rising.falls, Axis("ffn", 8).falls) == (True, False, False)
+    assert [falling.share(value) for value in (8, 3, 2)] == [0.25, 2 / 3, 1.0]
+    assert [rising.share(value) for value in (3, 6, 12)] == [0.25, 0.5, 1.0]
+    for axis in (falling, rising):
+        assert [axis.at(axis.share(value)) for value in axis.choices or ()] == list(axis.choices or ())
+    spec = ElasticSpec((falling,), ())
+    assert spec.universal().id == "coda.reduction2"
+    assert spec.parse("coda.reduction8").is_universal is False
+    with pytest.raises(PlanError, match=r"^axis coda\.reduction: expected one of 8, 3, 2, got 1$"):
+        spec.parse("coda.reduction1")

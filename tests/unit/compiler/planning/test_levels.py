@@ -115,3 +115,15 @@ def test_a_choice_that_no_fraction_of_the_size_hits_exactly_is_not_called_rounde
     assert (low.submodel.id, low.rounding) == ("capacity29", ())
     between, _ = levels(choices(capacity=(25, 50, 100)), {"capacity": [0.4, 1]}, 8)
     assert between.rounding == ("capacity50: capacity 40 of 100 rounded to 50 (a choice)",)
+
+
+def test_choices_that_fall_are_levels_from_the_one_that_keeps_least() -> None:
+    spec = ElasticSpec((Axis("layers.0.ffn", 64), Axis("coda.reduction", 1, (8, 3, 1))), ())
+    assert [(level.label, level.submodel.id) for level in levels(spec, None, 8)] == [
+        ("coda.reduction8", "ffn64-coda.reduction8"),
+        ("coda.reduction3", "ffn64-coda.reduction3"),
+        ("coda.reduction1", "ffn64-coda.reduction1"),
+    ]
+    half, whole = levels(spec, {"ffn": [0.5, 1], "coda.reduction": [0.25, 1]}, 8)
+    assert (half.submodel.id, whole.submodel.id) == ("ffn32-coda.reduction3", "ffn64-coda.reduction1")
+    assert half.rounding == ("50%: coda.reduction 4 of 1 rounded to 3 (a choice)",)
