@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from ....modules.positions import Positions, rotary
 from ....modules.relative_distance import distance_bucket
@@ -26,7 +27,7 @@ class RelativeBias(torch.nn.Module):
         place = torch.arange(length, device=self.weight.device)
         distances = torch.tensor([relative_bucket(step) for step in range(1 - length, length)])
         buckets = distances.to(self.weight.device)[place[None] - place[:, None] + (length - 1)]  # [n, n]
-        by_pair = torch.nn.functional.embedding(buckets, self.weight)  # [n, n, A]
+        by_pair = functional.embedding(buckets, self.weight)  # [n, n, A]
         return by_pair.permute(2, 0, 1)
 
 
@@ -65,10 +66,13 @@ class Places:
         mask = self.mask if read is None else self.mask.gather(-1, read[:, None, None])
         if self.bias is None:
             return mask
-        bias = self.bias[None] if asking is None else self.bias[:, asking].transpose(0, 1)  # [B, A, q, n]
+        bias = self.bias[None]  # [1, A, n, n]
+        heads, length, _ = self.bias.shape
+        if asking is not None:
+            rows = asking[:, None] + length * torch.arange(heads, device=asking.device)[:, None]  # [B, A, q]
+            bias = functional.embedding(rows, self.bias.flatten(0, 1))  # [B, A, q, n]
         if read is not None:
-            heads, asked = bias.shape[1:3]
-            bias = bias.gather(-1, read[:, None, None].expand(-1, heads, asked, -1))
+            bias = bias.gather(-1, read[:, None, None].expand(-1, heads, bias.shape[2], -1))
         return bias + mask
 
     def turn(self, tokens: torch.Tensor | None = None) -> Positions | None:
