@@ -18,7 +18,7 @@ TRAINED := demo/exits/slender/model.safetensors
 PACKAGE_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench docs demo demo-exits demo-matformer demo-nest demo-mixer wheel clean distclean
+.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench docs demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ demo-nest: $(SETUP) $(CHECKPOINT)  ## teach the real all-MiniLM-L6-v2 to be nest
 
 demo-mixer: $(SETUP)  ## train masked-token models with experts and without, compile each for many budgets, compare them
 	$(BIN)/python -m nestforge.tools.demo.mixer
+
+demo-mhe: $(SETUP)  ## train encoders and decoders with seven attentions equally, compile every form of them, compare quality, latency and caches
+	$(BIN)/python -m nestforge.tools.demo.mhe
 
 test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
 

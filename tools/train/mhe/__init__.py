@@ -1,0 +1,1 @@
+"""Encoders and decoders with each of the seven attentions that the MHE paper compares, trained equally."""

@@ -1,0 +1,84 @@
+"""``python -m nestforge.tools.train.mhe``: trains a model of every attention and prints how good it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from ....errors import NestforgeError, OutputError
+from ...console import Progress, print_table, working
+from ..side_by_side import side_by_side
+from ..stages import Record, Stages
+from .recipe import MODELS, RECIPE
+from .runs import Run, Trainer
+
+TRAINER = Trainer(RECIPE)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo/mhe"),
+    show_default=True,
+    help="Folder for the models and training.json. What is finished in it is kept.",
+)
+def main(output: Path) -> None:
+    """Train encoders and decoders of the bytes of Python's own sources, one with each attention that the MHE paper
+    compares, all by the same steps.
+
+    No network, no GPU. Each run takes one core, as many side by side as there are. An interrupted training goes on
+    with the runs that it had not finished.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with working() as progress:
+            records = train_all(output, progress)
+    except OSError as failure:
+        _fail(OutputError(f"{failure.filename or output}: {failure.strerror}"))
+    except NestforgeError as failure:
+        _fail(failure)
+    rows = [
+        [
+            name,
+            f"{record['parameters']:,}",
+            f"{record['seconds']:.0f}",
+            f"{record['accuracy']:.1%}",
+            f"{record['loss']:.3f}",
+        ]
+        for name, record in records.items()
+    ]
+    print_table(["model", "parameters", "seconds of a core", "accuracy", "loss (nats a byte)"], rows)
+    click.echo(f"\nModels and training.json lie in {output.resolve()}")
+
+
+def train_all(output: Path, progress: Progress) -> Record:
+    """Trains what is not there, and returns the records of all models by name."""
+    stages, runs = Stages(output, progress), [Run(name, config, output / name) for name, config in MODELS.items()]
+    keys: dict[Run, Record] = {
+        run: {"recipe": TRAINER.recipe, "config": run.config.to_json(), "data": TRAINER.data(run.config).facts}
+        for run in runs
+    }
+    left = [run for run in runs if not stages.kept(run.name, keys[run], [run.folder])]
+    finished: list[Run] = []
+
+    def on_done(run: Run, record: Record) -> None:
+        stages.store(run.name, keys[run], record)
+        finished.append(run)
+        progress("training", len(finished), len(left))
+
+    if left:
+        side_by_side(TRAINER, left, min(os.cpu_count() or 1, len(left)), on_done)
+    records = stages.records()
+    return {run.name: records[run.name] for run in runs}
+
+
+def _fail(failure: NestforgeError) -> None:
+    click.echo(f"train: error: {failure}", err=True)
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
