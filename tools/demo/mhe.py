@@ -79,7 +79,8 @@ def _trained(kind: str, name: str, record: Mapping[str, float], is_perplexity: b
 
 def _forms() -> tuple[dict[str, str], list[Timed]]:
     """The form that this host gets by kind, and every form of every encoder, timed in turns."""
-    chosen, bundles = {}, {}
+    chosen: dict[str, str] = {}
+    bundles: dict[tuple[str, str], Path] = {}
     for kind in KINDS:
         folder = FOLDER / f"encoder-{kind}"
         source = open_source(folder)
