@@ -19,7 +19,7 @@ from ..profiles.precision import PRECISIONS, Precision, precision_problem
 from ..profiles.probe_host import HOST_PROFILE_NAME
 from .planning.assignments import read_assignment
 from .planning.integers import require_integers
-from .planning.ladder import in_every_precision, ladder
+from .planning.ladder import ladder
 from .planning.levels import Level
 from .planning.levels import levels as make_levels
 from .planning.plan import Corrections, Plan, make_plan
@@ -137,7 +137,7 @@ def resolve(request: CompileRequest) -> Resolved:
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
     asked = [read_assignment(source.spec, id_, levels, profile.width_multiple) for id_ in request.submodels]
     published = _published(source, request.slices)
-    require_integers(source, profile, [*in_every_precision([one.submodel for one in levels]), *asked, *published])
+    require_integers(source, profile)
     notes = _notes(source, given, profile, is_asked=bool(request.buckets))
     return Resolved(request, source, profile, levels, (*asked, *published), published, notes)
 

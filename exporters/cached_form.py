@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
@@ -62,8 +62,8 @@ class CachedForm:
     it returns ``logits`` ``[B, S, vocabulary]`` and, per layer, the keys and values that attention had
     (``[B, heads, S, size]``). ``window`` is how many tokens those layers see that do not see all. Behind an ``encoder``
     it also takes the tokens that that reads, ``[B, N]``. ``variants`` are the ones of ``Architecture.variants`` that
-    ``module`` computes in, where it reads folded tensors; ``recorded`` takes a module in those too.
-    ``traced_each`` says why the engine of a smaller submodel is no slice of the universal one's, where it is none.
+    ``module`` computes in, where it reads folded tensors; ``recorded`` takes a module in those too. ``head_axes`` are
+    the elastic axes by which the heads of ``layers`` shrink, of a model whose heads do.
     """
 
     vocabulary: int
@@ -75,7 +75,14 @@ class CachedForm:
     family_problem: str | None = None
     encoder: EncoderForm | None = None
     variants: Mapping[str, str] = field(default_factory=dict)
-    traced_each: str | None = None
+    head_axes: tuple[str, ...] = ()
+
+    def at(self, submodel: Submodel) -> CachedForm:
+        """This with the heads of ``submodel``."""
+        if not self.head_axes:
+            return self
+        kept = (submodel[axis] for axis in self.head_axes)
+        return replace(self, layers=tuple(replace(layer, heads=n) for layer, n in zip(self.layers, kept, strict=True)))
 
     @property
     def problem(self) -> str | None:

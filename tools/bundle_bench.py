@@ -172,7 +172,7 @@ def _residencies(bundle: Bundle, engine: EngineEntry, provider: Provider | None)
 def _bench(
     bundle: Bundle, engine: EngineEntry, shape: Bucket, residency: Residency, threads: int, predicted_ms: float | None
 ) -> EngineBench:
-    feeds = random_feeds(bundle.manifest.interface(engine.segment)[0], shape)
+    feeds = random_feeds(bundle.manifest.interface_of(engine)[0], shape)
     ours = residency == "mapped" and not is_mapped(bundle, engine)
     try:
         with runner_for(bundle, engine, residency, threads) as runner:
@@ -189,7 +189,7 @@ def _bench(
 def _bench_on(
     provider: Provider, bundle: Bundle, engine: EngineEntry, shape: Bucket, residency: Residency
 ) -> EngineBench:
-    feeds = random_feeds(bundle.manifest.interface(engine.segment)[0], shape)
+    feeds = random_feeds(bundle.manifest.interface_of(engine)[0], shape)
     device = provider.take()  # so that what the device itself takes is not counted
     try:
         before = device.free_bytes()

@@ -196,7 +196,7 @@ class EngineBuilder:
     def run(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> list[Arrays]:
         """Outputs and routes of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see
         verify.py), where that is the same computation."""
-        names = [spec.name for spec in self.draft.manifest.interface(engine.segment)[1]]
+        names = [spec.name for spec in self.draft.manifest.interface_of(engine)[1]]
         names += [entry.name for entry in engine.routing or ()]
         residency: Residency = "packed" if PRECISIONS[engine.precision].is_always_packed else "shared"
         with self.runner(engine, residency) as runner:

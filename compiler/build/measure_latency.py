@@ -177,7 +177,7 @@ def _measured(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]
 
 def _timed(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) -> list[Measured]:
     """Each engine at a shape, all in turn."""
-    interface = builder.draft.manifest.interface
+    interface = builder.draft.manifest.interface_of
     with ExitStack() as stack:
         runners = {
             engine.id: stack.enter_context(builder.runner(engine, _MEASURED_RESIDENCY))
@@ -185,7 +185,7 @@ def _timed(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) 
         }
         return best_of_rounds(
             [
-                Timed(runners[engine.id], random_feeds(interface(engine.segment)[0], shape), engine.bucket.is_static)
+                Timed(runners[engine.id], random_feeds(interface(engine)[0], shape), engine.bucket.is_static)
                 for engine, shape in pairs
             ]
         )

@@ -56,6 +56,7 @@ def build_cached(builder: EngineBuilder, submodels: Sequence[Submodel], clock: C
 
 def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> list[EngineEntry]:
     batches = cached_batches(form, long=submodel.is_universal)
+    form = form.at(submodel)
     read: _Read = None
     engines = []
     if form.encoder is not None:
@@ -99,8 +100,8 @@ def _build(
 ) -> EngineEntry:
     emitted = builder.emit(name, file, submodel, form.bucket, CACHED)
     held = _activation_bytes(builder, form, submodel, emitted.entry.precision)
-    engine = replace(emitted, entry=replace(emitted.entry, activation_bytes=held))
-    entry = engine.entry
+    entry = replace(emitted.entry, activation_bytes=held, cache_heads=_fewer_heads(builder, form))
+    engine = replace(emitted, entry=entry)
     limit = tolerance_of(entry, builder.universal)
     answers = _answers(builder, form, entry, batches, read)
     verdict = judge_cached(builder.references, form, entry, batches, answers)
@@ -116,6 +117,13 @@ def _build(
         rule = f"{rule}; {unproven}"
     reference_of = f"narrowed to {submodel.id}, one pass, in float64"
     return builder.with_receipt(engine, reference_of, rule, cases_of(batches), verdict)
+
+
+def _fewer_heads(builder: EngineBuilder, form: CachedForm) -> tuple[int, ...] | None:
+    """The heads of each layer of ``form`` where they are fewer than the model's."""
+    whole = builder.universal.source.cached
+    assert whole is not None
+    return None if form.layers == whole.layers else tuple(layer.heads for layer in form.layers)
 
 
 def _activation_bytes(builder: EngineBuilder, form: CachedForm, submodel: Submodel, precision: Precision) -> int:

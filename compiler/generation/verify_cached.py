@@ -20,12 +20,13 @@ from .cached_gate import judge_cached
 
 def verify_cached(bundle: Bundle, references: References, clock: Clock) -> list[EngineVerdict]:
     """One verdict for each; packed, where the gate of the build ran them shared."""
-    entry, form = bundle.manifest.generation, references.universal.source.cached
-    if entry is None or form is None:
+    generation, whole = bundle.manifest.generation, references.universal.source.cached
+    if generation is None or whole is None:
         return []
     verdicts = []
-    encoders = {engine.submodel: engine for engine in entry.encoder.engines} if entry.encoder else {}
-    for engine in clock.each(entry.engines):
+    encoders = {engine.submodel: engine for engine in generation.encoder.engines} if generation.encoder else {}
+    for engine in clock.each(generation.engines):
+        entry, form = generation.of(engine), whole.at(references.universal.spec.parse(engine.submodel))
         batches = cached_batches(form, long=references.universal.spec.parse(engine.submodel).is_universal)
         read = None
         if engine.submodel in encoders:

@@ -29,9 +29,10 @@ from .node_extents import fix_extents
 from .passes.cached.flatten_rows import flatten_rows
 from .passes.cached.fuse_norms import fuse_norms
 from .passes.cached.fuse_rotary import fuse_rotary
+from .passes.cached.head_axes import HeadAxes, head_axes, set_heads
 from .passes.drop_open_masks import drop_open_masks
 from .passes.fold_tables import fold_tables
-from .passes.free_elastic_dims import Dim, Elastic, free_elastic_dims
+from .passes.free_elastic_dims import CACHED_ATTENTION, Dim, Elastic, free_elastic_dims
 from .passes.general_optimizer import optimize
 from .passes.linear_to_gemm import TRANSPOSED, linear_to_gemm
 from .passes.merge_reshapes import merge_reshapes
@@ -55,7 +56,7 @@ class Template:
     ``slice_problem`` says why submodels cannot be emitted from it, or is None. ``module_outputs`` maps a module of the
     PyTorch model to the value it returns, for modules that survived the passes. ``tables`` are its large constants,
     each named by its content. ``precision`` is that of its products: a graph is traced in fp32, and others derived from
-    it (precision/derive.py).
+    it (precision/derive.py). ``heads`` are the axes of attention over a cache, by what it returns.
     """
 
     bucket: Bucket
@@ -64,6 +65,7 @@ class Template:
     slice_problem: str | None
     tables: Mapping[str, np.ndarray] = field(default_factory=dict)
     precision: Precision = "fp32"
+    heads: Mapping[str, HeadAxes] = field(default_factory=dict)
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
@@ -110,8 +112,10 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
     if keeps_cache:
         flatten_rows(model)  # keep rows and tokens one dimension between products
     merge_reshapes(model)  # merge consecutive Reshapes
-    problem = None
+    problem, heads = None, dict[ir.Value, HeadAxes]()
     try:
+        if keeps_cache:
+            heads = head_axes(model, _seeds(spec))  # note what an emission sets of attention over a cache
         free_elastic_dims(model, _seeds(spec))  # replace elastic extents in Reshape targets by -1
     except SliceError as failure:
         problem = str(failure)
@@ -126,7 +130,9 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
     left = {value: value.name or "" for node in model.graph for value in node.outputs}
     kept = {module: left[value] for module, value in returned.items() if value in left}
     shareable = stored - unshared_parameters(spec)
-    return Template(bucket, _without_weights(model, {*shareable, *tables}), kept, problem, tables)
+    proto = _without_weights(model, {*shareable, *tables})
+    of_heads = {left[value]: axes for value, axes in heads.items()}
+    return Template(bucket, proto, kept, problem, tables, heads=of_heads)
 
 
 def traced_template(
@@ -150,6 +156,7 @@ def save_template(template: Template, path: Path) -> None:
         "modules": template.module_outputs,
         "problem": template.slice_problem,
         "tables": sorted(template.tables),
+        "heads": template.heads,
     }
     proto.metadata_props.add(key=_METADATA_KEY, value=json.dumps(facts, sort_keys=True))
     write_synced(path, proto.SerializeToString(deterministic=True))
@@ -161,7 +168,8 @@ def load_template(path: Path) -> Template:
     facts = json.loads(proto.metadata_props[0].value)
     del proto.metadata_props[:]
     tables = {name: np.load(_table_file(path, name), mmap_mode="r") for name in facts["tables"]}
-    return Template(Bucket.parse(facts["bucket"]), proto, facts["modules"], facts["problem"], tables)
+    heads = {name: HeadAxes(*axes) for name, axes in facts["heads"].items()}
+    return Template(Bucket.parse(facts["bucket"]), proto, facts["modules"], facts["problem"], tables, heads=heads)
 
 
 def emit(template: Template, store: Store, submodel: Submodel) -> bytes:
@@ -183,6 +191,7 @@ def emit(template: Template, store: Store, submodel: Submodel) -> bytes:
         for key, value in place.items():
             tensor.external_data.add(key=key, value=value)
     fix_extents(model)
+    set_heads(model, template.heads, submodel)
     raw: bytes = model.SerializeToString(deterministic=True)
     return raw
 
@@ -209,7 +218,7 @@ def _stored(store: Store, name: str) -> StoredTensor:
 
 def _keeps_cache(model: ir.Model) -> bool:
     """Whether the graph reads a cache, by an operator that ONNX Runtime alone has; so it may have others of its own."""
-    return any(node.op_type == "GroupQueryAttention" for node in model.graph)
+    return any(node.op_type == CACHED_ATTENTION for node in model.graph)
 
 
 def _returned_values(model: ir.Model, module_outputs: Mapping[str, str]) -> dict[str, ir.Value]:

@@ -110,7 +110,7 @@ def _built(
 
     where, graph = f"engine {engine.id}", bundle.file(engine.file)
     require_supported(where, onnx.load(graph, load_external_data=False), gpu.tensorrt)
-    inputs, _ = bundle.manifest.interface(engine.segment)
+    inputs, _ = bundle.manifest.interface_of(engine)
     key = build_key(bundle, engine, gpu, options)
     began = time.perf_counter()
     profile = shape_profile(bundle.manifest, engine.bucket)

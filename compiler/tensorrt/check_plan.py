@@ -61,7 +61,7 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
     }
     if PRECISIONS[engine.precision].is_integer:
         limit = _INTEGER_TOLERANCE
-    inputs, outputs = here.manifest.interface(engine.segment)
+    inputs, outputs = here.manifest.interface_of(engine)
     mask = next((spec.name for spec in inputs if _is_mask(spec)), None)
     own = next(graph for graph in here.manifest.engines if graph.id == engine.id)
     judged = JudgedOutputs(outputs, here.manifest.exits.computed_from if here.manifest.exits else (), mask)

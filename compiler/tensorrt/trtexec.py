@@ -37,7 +37,7 @@ def build_commands(manifest: Manifest) -> dict[str, str]:
     commands: dict[str, str] = {}
     for engine in sorted(manifest.engines, key=lambda engine: engine.file):
         if engine.backend == "tensorrt":
-            inputs, _ = manifest.interface(engine.segment)
+            inputs, _ = manifest.interface_of(engine)
             shapes = shape_profile(manifest, engine.bucket).written(inputs)
             commands[engine.file] = trtexec_command(engine.file, options, shapes)
     return commands

@@ -17,6 +17,9 @@ _MAX_KEPT = 2**22
 def generation_problems(manifest: Manifest) -> Iterable[str]:
     """What keeps the bundle from generating; nothing where it does not."""
     entry = manifest.generation
+    for engine in manifest.engines:
+        if engine.cache_heads is not None:
+            yield f"engine {engine.id}: cache_heads, of an engine that keeps no cache"
     if entry is None:
         return
     if not entry.layers or len(entry.layers) > _MAX_LAYERS:
@@ -53,6 +56,12 @@ def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[st
         yield f"engine {engine.id}: has decisions, which engines that generate have not"
     if engine.weight_bytes is None:
         yield f"engine {engine.id}: an engine that generates without weight_bytes"
+    if engine.cache_heads is not None:
+        most = [layer.heads for layer in entry.layers]
+        if len(engine.cache_heads) != len(most) or any(
+            not 1 <= own <= heads for own, heads in zip(engine.cache_heads, most, strict=False)
+        ):
+            yield f"engine {engine.id}: cache_heads {list(engine.cache_heads)[:80]}; expected 1 to {most[:80]}"
     if engine.bucket.batch * entry.vocabulary > MAX_ELEMENTS:
         yield f"engine {engine.id}: logits of {engine.bucket.batch} rows have more than {MAX_ELEMENTS} elements"
 

@@ -24,7 +24,8 @@ from .entries.tensor_spec import TensorSpec
 # 8 (2026-11): engines that keep keys and values in a cache, for generation; reads 1 to 7.
 # 9 (2026-11): encoder-decoders: text that feeds both sides, encoders of generation; reads 1 to 8.
 # 10 (2026-11): axes whose choices fall, such as reductions; reads 1 to 9.
-SCHEMA_VERSION = 10
+# 11 (2026-11): heads of caches that are fewer than the model's; reads 1 to 10.
+SCHEMA_VERSION = 11
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
@@ -253,6 +254,12 @@ class Manifest:
             if entry.name == segment:
                 return entry.inputs, entry.outputs
         return self.inputs, self.outputs
+
+    def interface_of(self, engine: EngineEntry) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Inputs and outputs of ``engine``."""
+        if engine.segment == CACHED and self.generation is not None:
+            return self.generation.of(engine).interface
+        return self.interface(engine.segment)
 
     def _completed(self, submodel_id: str) -> str:
         """The whole id, as far as ``submodel_id`` is one."""

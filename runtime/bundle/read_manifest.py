@@ -174,7 +174,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
 def _size_problems(manifest: Manifest) -> Iterable[str]:
     """Tensors that no host holds."""
     for engine in manifest.engines:
-        for spec in chain(*manifest.interface(engine.segment)):
+        for spec in chain(*manifest.interface_of(engine)):
             if prod(spec.shape(engine.bucket)) > MAX_ELEMENTS:
                 yield f"engine {engine.id}: tensor {spec.name} has more than {MAX_ELEMENTS} elements"
     if manifest.exits and manifest.engines:
@@ -206,7 +206,7 @@ def _routing_problems(manifest: Manifest) -> Iterable[str]:
         entries = engine.routing or ()
         if entries and engine.segment is not None:
             yield f"engine {engine.id}: has decisions, which segments have not"
-        tensors = [spec.name for specs in manifest.interface(engine.segment) for spec in specs]
+        tensors = [spec.name for specs in manifest.interface_of(engine) for spec in specs]
         yield from _repeated(f"engine {engine.id}: tensor", (*dict.fromkeys(tensors), *(e.name for e in entries)))
         for entry in entries:
             if not entry.shape or any(not 1 <= size <= MAX_ELEMENTS for size in entry.shape):

@@ -25,7 +25,7 @@ class CopyingRunner(ABC):
         self.engine = engine
         self._bundle = bundle
         self._where = f"engine {engine.id}"
-        self._inputs, outputs = bundle.manifest.interface(engine.segment)
+        self._inputs, outputs = bundle.manifest.interface_of(engine)
         routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.routing or ())
         self._returned = (*outputs, *routing)
         self._layouts = Layouts(self._inputs, self._returned, engine.bucket)

@@ -118,7 +118,7 @@ def _measure_memory(
         for name, runner in zip(engine_ids, runners, strict=True):
             engine = engines[name]
             shape = engine.bucket.nearest(Bucket.parse(at) if at else engine.bucket.largest)
-            stack.enter_context(runner).run(random_feeds(bundle.manifest.interface(engine.segment)[0], shape))
+            stack.enter_context(runner).run(random_feeds(bundle.manifest.interface_of(engine)[0], shape))
         private_after, resident_after = _memory_of_this_process()
     return MemoryUse(max(0, private_after - private), max(0, resident_after - resident))
 

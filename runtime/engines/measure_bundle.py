@@ -96,7 +96,7 @@ def _measured(
         timed = [
             Timed(
                 runners[engine.file],
-                random_feeds(bundle.manifest.interface(engine.segment)[0], shape),
+                random_feeds(bundle.manifest.interface_of(engine)[0], shape),
                 engine.bucket.is_static,
             )
             for engine, shape in shapes

@@ -17,7 +17,7 @@ class Cache:
     """``tensors`` are keys and values of each layer in turn, ``[rows, heads, capacity, size]`` float32 each. Behind an
     encoder each row also has what that made of its prompt, in ``source``.
 
-    Rows of it are caches too, on the same memory.
+    Rows of it are caches too, on the same memory, and so are the first heads of one row.
     """
 
     tensors: tuple[Array, ...]
@@ -39,6 +39,11 @@ class Cache:
         return int(self.tensors[0].shape[2])
 
     @property
+    def heads(self) -> tuple[int, ...]:
+        """Of each layer."""
+        return tuple(tensor.shape[1] for tensor in self.tensors[::2])
+
+    @property
     def bytes(self) -> int:
         """What it takes once every token is written."""
         return sum(tensor.nbytes for tensor in self.tensors) + (0 if self.source is None else self.source.bytes)
@@ -47,6 +52,15 @@ class Cache:
         """Rows ``start`` to ``stop``, which is left out."""
         source = None if self.source is None else self.source.part(start, stop)
         return Cache(tuple(tensor[start:stop] for tensor in self.tensors), source)
+
+    def with_heads(self, heads: Sequence[int]) -> Cache:
+        """The same memory for that many heads of each layer, at most what there are. Of one row they are its first;
+        of several what was written is lost."""
+        tensors = [
+            tensor.reshape(-1)[: len(tensor) * kept * tensor[0, 0].size].reshape(len(tensor), kept, *tensor.shape[2:])
+            for tensor, kept in zip(self.tensors, (kept for kept in heads for _ in ("key", "value")), strict=True)
+        ]
+        return Cache(tuple(tensors), self.source)
 
     def copy_row(self, source: int, target: int, tokens: int) -> None:
         """Makes the first ``tokens`` of row ``target`` those of row ``source``."""

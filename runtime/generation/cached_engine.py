@@ -28,7 +28,8 @@ class _Check(NamedTuple):
 
 
 class CachedEngine:
-    """One engine on one cache. Its arrays are its own, so that one thread at a time may use it.
+    """One engine on one cache, which has the heads that it reads. Its arrays are its own, so that one thread at a time
+    may use it.
 
     The call of one new token for each row is bound once, and a check of drafted tokens once for each number of them,
     all with the logits of the largest; a chunk of a prompt is bound for its run.

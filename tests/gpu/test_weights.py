@@ -17,7 +17,7 @@ def test_zeros_over_the_store_change_what_engines_answer(
 ) -> None:
     """Where a value lies elsewhere than ONNX Runtime wants it, it warns, where nobody listens, and loads its own."""
     engine = leaver.manifest.engines[0 if which == "first" else -1]
-    feeds = random_feeds(leaver.manifest.interface(engine.segment)[0], engine.bucket)
+    feeds = random_feeds(leaver.manifest.interface_of(engine)[0], engine.bucket)
     with OnnxRuntimeGpuRunner(leaver, engine, cuda) as runner:
         before = runner.run(feeds)
         assert runner._store is not None

@@ -191,7 +191,7 @@ def write_exits_manifest(folder: Path, manifest: object, latencies: Sequence[Lat
 
 
 def _graph(manifest: Manifest, engine: EngineEntry, first: int, last: int, offsets: Mapping[str, int]) -> bytes:
-    inputs, outputs = manifest.interface(engine.segment)
+    inputs, outputs = manifest.interface_of(engine)
     node = helper.make_node
     nodes = [
         node("Cast", ["attention_mask"], ["m"], to=TensorProto.FLOAT),

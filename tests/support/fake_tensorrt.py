@@ -352,7 +352,7 @@ def list_plans(bundle: Path, target: Path) -> Bundle:
     plans = []
     for engine in {engine.file: engine for engine in opened.manifest.engines}.values():
         profile = shape_profile(opened.manifest, engine.bucket)
-        inputs = () if engine.bucket.is_static else opened.manifest.interface(engine.segment)[0]
+        inputs = () if engine.bucket.is_static else opened.manifest.interface_of(engine)[0]
         shapes = {spec.name: profile.shapes(spec) for spec in inputs}
         plan = json.dumps({"graph": str(opened.file(engine.file)), "stripped": True, "profile": shapes}).encode()
         file = engine.file.replace(".onnx", ".plan")

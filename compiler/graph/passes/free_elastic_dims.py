@@ -22,6 +22,7 @@ from ....elastic import Axis
 from ....errors import SliceError
 from .elementwise import ELEMENTWISE
 from .extents import Extent, extents, factors, product, reshape_target
+from .matching import scalar
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Elastic:
     axis: Axis
 
 
+# Attention over a cache, whose further outputs are that cache.
+CACHED_ATTENTION = "GroupQueryAttention"
 Factor = Extent | Elastic
 Dim = tuple[Factor, ...]
 Dims = tuple[Dim, ...]
@@ -38,7 +41,7 @@ Dims = tuple[Dim, ...]
 
 def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
     """Follows the elastic dimensions from ``seeds`` (initializer name to its dimension 0) and frees the Reshapes."""
-    targets = _reshape_targets(model, seeds)
+    _, targets = followed(model, seeds)
     for node, target in targets.items():
         made = reshape_target(model.graph, target)
         node.prepend(made)
@@ -46,8 +49,11 @@ def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
     return bool(targets)
 
 
-def _reshape_targets(model: ir.Model, seeds: Mapping[str, Dim]) -> dict[ir.Node, list[Extent]]:
-    """The new target of every Reshape that an elastic dimension reaches; nothing is changed."""
+def followed(
+    model: ir.Model, seeds: Mapping[str, Dim]
+) -> tuple[Mapping[ir.Value, Dims], Mapping[ir.Node, list[Extent]]]:
+    """The dimensions of every value that has an elastic one, and the new target of every Reshape that such a dimension
+    reaches; nothing is changed."""
     known: dict[ir.Value, Dims] = {}
     targets: dict[ir.Node, list[Extent]] = {}
     for name, first in seeds.items():
@@ -61,14 +67,14 @@ def _reshape_targets(model: ir.Model, seeds: Mapping[str, Dim]) -> dict[ir.Node,
         if rule is None:
             raise _error(node, f"no rule for {node.op_type} on an elastic dimension")
         dims = rule(node, [_dims(value, known) for value in node.inputs])
-        if node.op_type == "Reshape":
+        if node.op_type == "Reshape" and not _is_free(node, dims):
             targets[node] = _target(node, dims)
         if any(_is_elastic(dim) for dim in dims):
-            for output in node.outputs:
+            for output in node.outputs if node.op_type != CACHED_ATTENTION else node.outputs[:1]:
                 known[output] = _at_extents(output, dims)
                 if output.is_graph_output():
                     raise _error(node, "an output of the model would shrink")
-    return targets
+    return known, targets
 
 
 def _at_extents(output: ir.Value, dims: Dims) -> Dims:
@@ -84,10 +90,11 @@ def _dims(value: ir.Value | None, known: Mapping[ir.Value, Dims]) -> Dims:
         return ()
     if value in known:
         return known[value]
-    dims = extents(value)
-    if dims is None:
+    if value.shape is None:
         raise SliceError(f"value {value.name}: its shape is unknown")
-    return tuple(factors(extent) for extent in dims)
+    named = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    # What nobody has named is one factor that nothing else has.
+    return tuple(factors(f"{value.name}.{at}" if dim is None else dim) for at, dim in enumerate(named))
 
 
 def _is_elastic(dim: Dim) -> bool:
@@ -219,6 +226,15 @@ def _target(node: ir.Node, dims: Dims) -> list[Extent]:
     return [-1 if index in elastic else _extent(dim) for index, dim in enumerate(dims)]
 
 
+def _is_free(node: ir.Node, dims: Dims) -> bool:
+    """Whether the target of a Reshape is put together at run time with -1 for its one elastic dimension."""
+    target = node.inputs[1].producer() if node.inputs[1] is not None else None
+    elastic = [index for index, dim in enumerate(dims) if _is_elastic(dim)]
+    if target is None or target.op_type != "Concat" or len(target.inputs) != len(dims) or len(elastic) != 1:
+        return False
+    return scalar(target.inputs[elastic[0]]) == -1
+
+
 def _take(node: ir.Node, left: list[Factor], extent: Extent) -> Dim:
     """Takes factors from the front whose product is ``extent``; a number may be split, an axis may not."""
     names = [factor for factor in factors(extent) if isinstance(factor, str)]
@@ -242,6 +258,12 @@ def _take(node: ir.Node, left: list[Factor], extent: Extent) -> Dim:
     return tuple(taken) or (1,)
 
 
+def _first_input(_: ir.Node, inputs: list[Dims]) -> Dims:
+    """What an operator returns that leaves a tensor its shape: positions turned, or what queries read of a cache, whose
+    own heads follow from the attributes (cached/head_axes.py)."""
+    return inputs[0]
+
+
 def _error(node: ir.Node, problem: str) -> SliceError:
     return SliceError(f"node {node.outputs[0].name} ({node.op_type}): {problem}")
 
@@ -261,4 +283,6 @@ _DIMS_BY_OPERATOR: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     "Gather": _gather,
     "Concat": _concat,
     "Unsqueeze": _unsqueeze,
+    "RotaryEmbedding": _first_input,
+    CACHED_ATTENTION: _first_input,
 }

@@ -84,13 +84,9 @@ def _cached(config: MatformerConfig) -> CachedForm:
 
         return RecordedLM(module.model).eval()
 
-    problem = None
-    if config.nested_heads:
-        problem = "its heads are elastic, so that submodels keep caches of different shapes"
     layers = (CachedLayer(config.num_attention_heads, config.head_dim),) * config.num_hidden_layers
-    return CachedForm(
-        config.vocab_size, config.max_position_embeddings, layers, cached, recorded, family_problem=problem
-    )
+    axes = tuple(f"layers.{layer}.heads" for layer in range(len(layers))) if config.nested_heads else ()
+    return CachedForm(config.vocab_size, config.max_position_embeddings, layers, cached, recorded, head_axes=axes)
 
 
 def is_embedding(parameter: str, shape: tuple[int, ...]) -> bool:

@@ -69,22 +69,17 @@ def _cached(config: MheDecoderConfig) -> CachedForm:
 
         return RecordedLM(module.model).eval()
 
-    heads, problem = cached_heads(config), None
-    if heads > 1 and config.heads_shrink:
-        problem = (
-            "every head has keys of its own and heads are elastic, so that submodels keep caches of different shapes; "
-            "elastic_heads false in config.json keeps them all"
-        )
+    heads = cached_heads(config)
     layers = (CachedLayer(heads, config.head_size),) * config.num_hidden_layers
+    shrinks = heads > 1 and config.heads_shrink
     return CachedForm(
         config.vocab_size,
         config.max_position_embeddings,
         layers,
         cached,
         recorded,
-        family_problem=problem,
         variants={ATTENTION: cached_form(config)} if config.has_tables else {},
-        traced_each="its heads are an attribute of the operator that reads the cache" if config.heads_shrink else None,
+        head_axes=tuple(f"layers.{layer}.heads" for layer in range(len(layers))) if shrinks else (),
     )
 
 

@@ -87,7 +87,8 @@ class EngineEntry:
     routes that it returns after its outputs, in order; ``metadata`` are static numbers and words that no shape of it
     shows, such as the slots of an expert; ``variants`` say in which of several equal variants it computes what. Each of
     the three is None where there is nothing to say. ``precision`` is that of its products; which values it holds in
-    others its graph says.
+    others its graph says. ``cache_heads`` is how many heads each layer of its cache has, of an engine that keeps one
+    and whose submodel has fewer than the model.
     """
 
     id: str
@@ -108,6 +109,13 @@ class EngineEntry:
     metadata: Mapping[str, int | str] | None = field(default=None, metadata={"key": "facts"})
     variants: Mapping[str, str] | None = field(default=None, metadata={"key": "forms"})
     precision: Precision = "fp32"
+    cache_heads: tuple[int, ...] | None = None
+
+    def can_continue(self, other: EngineEntry) -> bool:
+        """Whether the keys and values that ``other`` wrote have every head that this one reads."""
+        if other.cache_heads is None or self.cache_heads is None:
+            return other.cache_heads is None
+        return all(own <= there for own, there in zip(self.cache_heads, other.cache_heads, strict=True))
 
     def row_flops(self, sequence: int) -> int:
         """What a row of ``sequence`` steps costs: its share of the bucket, of a range also by its length. That counts

@@ -42,17 +42,18 @@ class EncoderEntry:
 @dataclass(frozen=True)
 class GenerationEntry:
     """The ``engines`` of a causal language model, or of a decoder behind an ``encoder``, that keep keys and values in a
-    cache of the caller's, one for each submodel. Submodels that differ in no layer's heads can continue each other's
-    cache.
+    cache of the caller's, one for each submodel. A submodel continues the cache of another that has as many heads in
+    every layer, or more: it reads the first of them.
 
     An engine takes ``input_ids`` and ``position_ids`` (``[B, S]`` int64), the new tokens and their places in the text,
     ``logits_at`` ``[answers]`` int64, the new tokens whose logits are wanted, and per layer ``past_key_0`` and
-    ``past_value_0`` (``[B, heads, capacity, size]``). It returns ``logits`` ``[B, answers, vocabulary]`` and per
-    layer ``present_key_0`` and ``present_value_0``: the cache, with the new tokens at their places. Callers bind both
-    to one buffer, so that nothing is copied. Several rows take one new token each; several new tokens are of one row.
-    Figures of an engine are those of one new token of one row, its activations those of the longest run. Behind an
-    encoder an engine also takes, before the cache, ``source_lengths`` ``[B]`` int64 and per layer ``source_key_0`` and
-    ``source_value_0``, which have that many tokens of each row, and room for the longest.
+    ``past_value_0`` (``[B, heads, capacity, size]``, with the heads of ``of(engine)``). It returns ``logits`` ``[B,
+    answers, vocabulary]`` and per layer ``present_key_0`` and ``present_value_0``: the cache, with the new tokens at
+    their places. Callers bind both to one buffer, so that nothing is copied. Several rows take one new token each;
+    several new tokens are of one row. Figures of an engine are those of one new token of one row, its activations those
+    of the longest run. Behind an encoder an engine also takes, before the cache, ``source_lengths`` ``[B]`` int64 and
+    per layer ``source_key_0`` and ``source_value_0``, which have that many tokens of each row, and room for the
+    longest.
 
     ``positions`` is the largest capacity. A text ends with a token of ``end_ids``, and begins with ``begin_id`` where
     the tokenizer adds one. ``sampling`` is how the model's folder picks tokens, by option, None for the likeliest.
@@ -74,6 +75,13 @@ class GenerationEntry:
     def every_engine(self) -> tuple[EngineEntry, ...]:
         """``engines``, and those of the encoder."""
         return (*self.engines, *(self.encoder.engines if self.encoder else ()))
+
+    def of(self, engine: EngineEntry) -> GenerationEntry:
+        """This with the heads that the cache of ``engine`` has."""
+        if engine.cache_heads is None:
+            return self
+        layers = zip(self.layers, engine.cache_heads, strict=True)
+        return replace(self, layers=tuple(replace(layer, heads=heads) for layer, heads in layers))
 
     def encoder_of(self, engine: EngineEntry) -> EngineEntry | None:
         """What reads the prompts of ``engine``, if the model has an encoder."""

@@ -45,7 +45,7 @@ def node_times(
     Runs go on until ``max_seconds`` have passed, 20 of them at least and 200 at most. Profiling itself takes time at
     every node, so shares are what counts. Raises a BundleError if the engine cannot be opened.
     """
-    feeds = random_feeds(bundle.manifest.interface(engine.segment)[0], shape)
+    feeds = random_feeds(bundle.manifest.interface_of(engine)[0], shape)
     with tempfile.TemporaryDirectory() as folder:
         options = session_options(threads, OPTIMIZATION_LEVEL, packed=True)
         options.enable_profiling = True

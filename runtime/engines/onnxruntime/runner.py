@@ -59,7 +59,7 @@ class OnnxRuntimeRunner:
         self._bundle = bundle
         self._threads = threads
         self._affinity = affinity
-        self._inputs, self._outputs = bundle.manifest.interface(engine.segment)
+        self._inputs, self._outputs = bundle.manifest.interface_of(engine)
         self._output_names = [spec.name for spec in self._outputs]
         self._all_names = [*self._output_names, *(entry.name for entry in engine.routing or ())]
         self._session: Any = None

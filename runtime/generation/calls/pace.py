@@ -46,6 +46,9 @@ class Pace:
     submodel saved a larger one may spend. Only time of the generation counts, not what its consumer does between two
     tokens. A deadline counts all time, and what is left of it is divided among the tokens that are left, which may be
     fewer in the end. Where not even the smallest submodel keeps the promise, it writes, and the reason says so.
+
+    What one submodel wrote only those continue that have no more heads in any layer, so that the choice is among them
+    from then on.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Pace:
         self._first = Writer(engines[0], reason)
         self._last: Writer | None = None
         self._last_fits = True
-        self._steps, self._spent_ms = 0, 0.0
+        self._steps, self._spent_ms, self._left_out = 0, 0.0, 0
 
     @property
     def is_timed(self) -> bool:
@@ -94,12 +97,20 @@ class Pace:
     def stepped(self, engine: EngineEntry, rows: int, step_ms: float, all_ms: float) -> None:
         """Counts a step: ``step_ms`` of the engine, ``all_ms`` with the work beside it."""
         self._times.ran(engine, rows, step_ms)
+        self._leave_out(engine)
         self._steps += 1
         self._spent_ms += all_ms
 
     def read(self, engine: EngineEntry, tokens: int, ms: float) -> None:
         """Counts a prompt; ``tokens`` of it were computed."""
         self._times.ran_prompt(engine, tokens, ms)
+        self._leave_out(engine)
+
+    def _leave_out(self, writer: EngineEntry) -> None:
+        """Chooses no more among engines that cannot continue what ``writer`` wrote."""
+        able = [engine for engine in self.engines if engine.can_continue(writer)]
+        self._left_out += len(self.engines) - len(able)
+        self.engines = able
 
     def _left_ms(self) -> float:
         assert self._promise.deadline_ms is not None
@@ -116,5 +127,7 @@ class Pace:
                 reason = f"the smallest, {figures.format(expected[-1], '>', room_ms, what)}: the promise is not kept"
             else:
                 reason = figures.format(expected[fitting], "<=", room_ms, what)
+            if self._left_out:
+                reason += f"; {self._left_out} with heads that earlier tokens lack cannot continue"
             self._last, self._last_fits = Writer(engine, reason), fitting is not None
         return self._last

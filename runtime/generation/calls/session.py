@@ -1,8 +1,8 @@
 """A cache that stays between turns, with the tokens whose keys and values it holds.
 
 What a prompt has in common with what is there already is not computed again: only the tokens behind it are, and they
-overwrite what lay at their places. The keys of a token are those of the submodel that wrote it; submodels of one bundle
-continue each other's.
+overwrite what lay at their places. The keys of a token are those of the submodel that wrote it; another submodel
+continues them where it has no more heads in any layer, of which it then reads the first.
 
 The tokens are believed only once the run that wrote their keys has ended, so that a generation may be interrupted at
 any point: what was under way is computed again.
@@ -53,10 +53,11 @@ class Session:
         ``given_back`` is called once the session is closed, or collected."""
         self._entry, self._opened = entry, opened
         source = Source.empty(entry, rows, prompt_tokens) if prompt_tokens else None
-        self._cache = Cache.empty(entry.layers, rows, capacity, source)
+        self._whole = self._cache = Cache.empty(entry.layers, rows, capacity, source)
         self._tokens: Ids = np.zeros((rows, capacity), np.int64)  # by place
         self._written_by = np.zeros((rows, capacity), np.int16)  # which engine wrote the keys, by place
-        self._numbers: dict[str, int] = {}  # of engines
+        self._writers: list[EngineEntry] = []  # by number
+        self._numbers: dict[str, int] = {}  # of them
         self._lengths = [0] * rows  # of them that are believed, by place
         self._row_at = list(range(rows))
         # Bound to the first so many rows of the cache; what is bound for another number is not kept.
@@ -126,7 +127,7 @@ class Session:
         """Gives its memory back; it cannot be used afterwards. Raises InputError while a generation has it."""
         if self._given_back.alive:
             self.acquire(self.close)
-            self._cache = Cache.empty(self._entry.layers, 0, self.capacity)
+            self._whole = self._cache = Cache.empty(self._entry.layers, 0, self.capacity)
             self._tokens = self._tokens[:0].copy()
             self._given_back()
             self.release()
@@ -144,12 +145,12 @@ class Session:
         for row in range(rows):
             self._swap(self._row_at.index(row), row)
 
-    def unknown(self, tokens: Ids, source: Ids | None = None) -> int:
-        """How many of ``tokens``, as all that a row has, would be computed; of a ``source``, which an encoder reads,
-        all."""
+    def unknown(self, tokens: Ids, engine: EngineEntry, source: Ids | None = None) -> int:
+        """How many of ``tokens``, as all that a row has, ``engine`` would compute; of a ``source``, which an encoder
+        reads, all."""
         if source is not None:
             return len(source)
-        return len(tokens) - min(max(self._common(tokens)), len(tokens) - 1)
+        return len(tokens) - min(max(self._common(tokens, self._readable(engine))), len(tokens) - 1)
 
     def prefill(
         self,
@@ -163,13 +164,13 @@ class Session:
         """The logits ``[V]`` behind ``tokens`` as all that the row at ``place`` has, of ``rows`` that are used, and how
         many of them were there already; with ``own`` none whose keys another engine wrote. At least one is computed,
         which is what logits come from. Behind an encoder, which reads ``source``, all are."""
-        kept = 0
+        kept, cached = 0, self._engine(engine, rows)
         if source is not None:
             self._read(place, source, engine)
         else:
-            kept = self._reuse(place, tokens, self._number(engine) if own else None)
+            kept = self._reuse(place, tokens, {self._number(engine)} if own else self._readable(engine))
         self._lengths[place] = kept
-        logits = self._engine(engine, rows).extend(place, tokens[kept:], kept, [len(tokens) - kept - 1])
+        logits = cached.extend(place, tokens[kept:], kept, [len(tokens) - kept - 1])
         self._tokens[place, kept : len(tokens)] = tokens[kept:]
         self._written_by[place, kept : len(tokens)] = self._number(engine)
         self._lengths[place] = len(tokens)
@@ -225,11 +226,25 @@ class Session:
         if rows != self._bound_rows:
             self._engines.clear()
             self._bound_rows = rows
+        own = self._entry.of(engine)
+        self._lay_out([layer.heads for layer in own.layers], rows)
         found = self._engines.get(engine.id)
         if found is None:
-            found = CachedEngine(self._opened(engine), engine, self._entry, self._cache.part(0, rows))
-            self._engines[engine.id] = found
+            cache = self._cache.part(0, rows).with_heads([layer.heads for layer in own.layers])
+            found = self._engines[engine.id] = CachedEngine(self._opened(engine), engine, own, cache)
         return found
+
+    def _lay_out(self, heads: Sequence[int], rows: int) -> None:
+        """Gives the cache ``heads`` for runs of several rows, which lie close behind each other, and at least so many
+        for runs of one, which reads the first of them. Where they change nothing is believed any more."""
+        there = self._cache.heads
+        if rows == 1 and all(own <= kept for own, kept in zip(heads, there, strict=True)):
+            return
+        wanted = self._whole.heads if rows == 1 else tuple(heads)
+        if wanted != there:
+            self._lengths = [0] * self.rows
+            self._engines.clear()
+            self._cache = self._whole.with_heads(wanted)
 
     def _read(self, place: int, source: Ids, engine: EngineEntry) -> None:
         """Gives the row at ``place`` what the encoder of ``engine`` makes of its prompt."""
@@ -240,12 +255,19 @@ class Session:
         room.write(place, read_source(self._opened(encoder), self._entry, source))
 
     def _number(self, engine: EngineEntry) -> int:
-        return self._numbers.setdefault(engine.id, len(self._numbers))
+        number = self._numbers.setdefault(engine.id, len(self._writers))
+        if number == len(self._writers):
+            self._writers.append(engine)
+        return number
 
-    def _reuse(self, place: int, tokens: Ids, writer: int | None) -> int:
+    def _readable(self, engine: EngineEntry) -> set[int]:
+        """The numbers of engines whose keys ``engine`` can read."""
+        return {number for number, writer in enumerate(self._writers) if engine.can_continue(writer)}
+
+    def _reuse(self, place: int, tokens: Ids, writers: set[int]) -> int:
         """How many of ``tokens`` need not be computed: what they have in common with what is at ``place``, or with
-        another row's, whose keys are then copied. With a ``writer`` as far as that wrote it."""
-        common = self._common(tokens, writer)
+        another row's, whose keys are then copied, as far as one of ``writers`` wrote it."""
+        common = self._common(tokens, writers)
         most = max(common)
         if most > common[place]:
             self._lengths[place] = 0
@@ -254,12 +276,13 @@ class Session:
             self._written_by[place, :most] = self._written_by[common.index(most), :most]
         return min(most, len(tokens) - 1)
 
-    def _common(self, tokens: Ids, writer: int | None = None) -> list[int]:
-        """With how many of ``tokens`` each place begins, as far as ``writer`` wrote them if one is given."""
+    def _common(self, tokens: Ids, writers: set[int]) -> list[int]:
+        """With how many of ``tokens`` each place begins, as far as one of ``writers`` wrote them."""
         found = [_common(self._tokens[place, :length], tokens) for place, length in enumerate(self._lengths)]
-        if writer is None:
+        if len(writers) == len(self._writers):
             return found
-        others = [np.flatnonzero(self._written_by[place, :length] != writer) for place, length in enumerate(found)]
+        unread = np.array([number not in writers for number in range(len(self._writers))])
+        others = [np.flatnonzero(unread[self._written_by[at, :length]]) for at, length in enumerate(found)]
         return [int(other[0]) if len(other) else length for other, length in zip(others, found, strict=True)]
 
     def _swap(self, place: int, other: int) -> None:

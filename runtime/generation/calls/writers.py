@@ -68,7 +68,14 @@ def writers(
             reason += f" that the memory cap admits, {left_out} left out"
     if not engines:
         raise SelectionError(f"no submodel has an engine that generates {rows} rows here")
-    return (engines if options.promise else engines[:1]), reason
+    if not options.promise:
+        return engines[:1], reason
+    if rows > 1:
+        able = [engine for engine in engines if engine.cache_heads == engines[0].cache_heads]
+        if len(able) < len(engines):
+            reason += f"; of several rows only submodels with its heads, {len(engines) - len(able)} left out"
+        return able, reason
+    return engines, reason
 
 
 def _needed(generation: GenerationEntry, engine: EngineEntry) -> list[EngineEntry]:

@@ -58,12 +58,13 @@ def drafting_for(
 
 
 def smaller_engines(manifest: Manifest, target: EngineEntry, admitted: Collection[str]) -> list[EngineEntry]:
-    """The ``admitted`` ids that may draft for ``target``, the largest submodel's first."""
+    """The ``admitted`` ids that may draft for ``target``, the largest submodel's first: those that read its cache."""
     assert manifest.generation is not None
     order = [entry.id for entry in manifest.largest_first]
     by_submodel = {engine.submodel: engine for engine in manifest.generation.engines if engine.id in admitted}
     behind = order[order.index(target.submodel) + 1 :]
-    return [by_submodel[submodel] for submodel in behind if submodel in by_submodel]
+    found = [by_submodel[submodel] for submodel in behind if submodel in by_submodel]
+    return [engine for engine in found if engine.can_continue(target)]
 
 
 def _named(manifest: Manifest, draft: str, target: EngineEntry, smaller: Sequence[EngineEntry]) -> EngineEntry:
@@ -73,9 +74,11 @@ def _named(manifest: Manifest, draft: str, target: EngineEntry, smaller: Sequenc
         raise SelectionError(f"draft: {failure}; or {NGRAM}, or {AUTO}") from failure
     found = next((engine for engine in smaller if engine.submodel == wanted), None)
     if found is None:
+        heads = "" if target.cache_heads is None else " (no layer with more heads, or it could not read its cache)"
+        able = ", ".join(engine.submodel for engine in smaller) or "there is none"
         raise SelectionError(
             f"draft {wanted}: expected a submodel that generates here and is smaller than {target.submodel}, which "
-            f"writes: {', '.join(engine.submodel for engine in smaller) or 'there is none'}; or {NGRAM}, or {AUTO}"
+            f"writes{heads}: {able}; or {NGRAM}, or {AUTO}"
         )
     return found
 

@@ -153,7 +153,9 @@ class _Loop:
         row, count = rows[place], len(rows)
         # Where nothing depends on it, it is not counted: of many rows that takes longer than a step.
         tokens = (
-            sum(session.unknown(later.prompt, later.source) for later in rows[place:]) if self._pace.is_timed else 0
+            sum(session.unknown(later.prompt, self._pace.engines[0], later.source) for later in rows[place:])
+            if self._pace.is_timed
+            else 0
         )
         # Before the choice: a deadline counts the time that it takes to open them.
         for engine in self._pace.engines:

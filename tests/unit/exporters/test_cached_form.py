@@ -61,16 +61,17 @@ def test_families_say_what_they_cannot(tmp_path: Path) -> None:
     gemma3n = source(tmp_path / "gemma3n", model_type="gemma3n_text", head_dim=8).architecture.cached
     assert gemma3n is not None
     assert (gemma3n.problem, len(gemma3n.layers)) == (None, 2), "the third layer reads the keys of the second"
-    for number, (options, problem) in enumerate(
-        [
-            ({}, None),
-            ({"nested_heads": True}, "its heads are elastic, so that submodels keep caches of different shapes"),
-            ({"position": "relative_bias"}, None),
-        ]
-    ):
-        matlm = open_source(save_tiny_matlm(tmp_path / f"matlm{number}", **options)).architecture.cached
-        assert matlm is not None
-        assert matlm.problem == problem
+
+
+@pytest.mark.parametrize(("options", "heads"), [({}, [4, 4, 4]), ({"nested_heads": True}, [4, 2, 1])])
+def test_the_cache_of_a_submodel_has_its_own_heads(tmp_path: Path, options: dict[str, Any], heads: list[int]) -> None:
+    matlm = open_source(save_tiny_matlm(tmp_path / "matlm", **options))
+    cached = matlm.architecture.cached
+    assert cached is not None
+    assert cached.problem is None
+    assert {layer.heads for layer in cached.layers} == {4}
+    kept = {axis.name: heads[int(axis.name.split(".")[1])] for axis in matlm.spec.axes if axis.kind == "heads"}
+    assert [layer.heads for layer in cached.at(matlm.spec.submodel(kept)).layers] == heads
 
 
 def test_only_a_source_that_generates_has_the_part(tmp_path: Path) -> None:

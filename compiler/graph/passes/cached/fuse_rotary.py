@@ -16,10 +16,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ..extents import extents, int64_constant, product
+from ..free_elastic_dims import CACHED_ATTENTION
 from ..matching import producer, replace, scalar
 
 _MICROSOFT = "com.microsoft"
-_ATTENTION = "GroupQueryAttention"
 _ANGLES = frozenset({"Cos", "Sin"})
 
 
@@ -29,7 +29,7 @@ def fuse_rotary(model: ir.Model) -> bool:
     halves: dict[ir.Value, ir.Value] = {}
     changed = False
     for node in list(model.graph):
-        for index in (0, 1) if node.op_type == _ATTENTION else ():
+        for index in (0, 1) if node.op_type == CACHED_ATTENTION else ():
             found = _turned(node, index)
             if found is None or not _fits(found, model.graph.inputs[0]):
                 continue

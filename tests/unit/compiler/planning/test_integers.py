@@ -2,26 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nestforge.compiler.request import plan
 from nestforge.errors import PlanError
 from support.tiny_compile import board
 from support.tiny_mhe import save_tiny_mhe
-
-WHOLE_LEVELS = {"ffn": (1.0,), "heads": (1.0,)}
-
-
-def test_smaller_heads_that_generate_are_refused_before_any_work(tmp_path: Path) -> None:
-    """Theirs is a graph of its own for each number of heads."""
-    folder = save_tiny_mhe(tmp_path / "m", decoder=True)
-    asked: dict[str, Any] = {"generate": True, "measure": False}
-    problem = r"^generate: int8-dynamic is for engines that are slices of one graph, and the one of ffn\d+-heads\d "
-    with pytest.raises(PlanError, match=problem):
-        plan(folder, board(precision=["int8-dynamic"]), **asked)
-    plan(folder, board(precision=["int8-dynamic"], budgets={"full": {}}), levels=WHOLE_LEVELS, **asked)
-    plan(folder, board(budgets={"full": {}}), **asked)
 
 
 def test_scales_of_several_forms_are_refused_before_any_work(tmp_path: Path) -> None:

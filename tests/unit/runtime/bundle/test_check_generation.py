@@ -65,6 +65,8 @@ REFUSED = {
     "end beyond": (replace(ENTRY, end_ids=(48,)), "end_ids [48]; expected numbers below the vocabulary of 48"),
     "begin beyond": (replace(ENTRY, begin_id=50), "begin_id [50]; expected numbers below the vocabulary of 48"),
     "no template": (replace(ENTRY, chat_template="other.jinja"), "file 'other.jinja' is not among the files"),
+    "heads": (replace(ENTRY, engines=(replace(ENGINE, cache_heads=(3,)),)), "cache_heads [3]; expected 1 to [2]"),
+    "layers of heads": (replace(ENTRY, engines=(replace(ENGINE, cache_heads=(1, 1)),)), "cache_heads [1, 1]; expected"),
     "huge": (replace(ENTRY, positions=2**30), "layer 0 keeps more than 2147483648 numbers"),
     "segment": (replace(ENTRY, engines=(replace(ENGINE, segment=None),)), "engines that generate have 'cached'"),
     "bucket": (

@@ -19,7 +19,7 @@ from nestforge.runtime.summary.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
-VERSIONS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+VERSIONS = [*range(1, 12)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -86,6 +86,7 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
         8: {"next_tokens": "logits"},
         9: {"next_tokens": "logits"},
         10: {"embedding": "last_hidden_state"},
+        11: {"next_tokens": "logits"},
     }
 
 
@@ -138,19 +139,29 @@ def test_what_a_bundle_says_of_texts_and_of_its_order() -> None:
     assert older.ranking.order_file is None
 
 
-def test_engines_of_a_bundle_that_generates_continue_texts_as_its_whole_ones_answer() -> None:
-    path = GOLDEN / "bundle-v8"
-    manifest = nestforge.open_bundle(path).manifest
-    entry = manifest.generation
+def test_what_a_bundle_says_of_its_caches() -> None:
+    entry = nestforge.open_bundle(GOLDEN / "bundle-v8").manifest.generation
     assert entry is not None
     assert (entry.end_ids, entry.begin_id, entry.positions, entry.layers) == ((2,), 1, 40, (CachedLayer(2, 8),) * 2)
+    entry = nestforge.open_bundle(GOLDEN / "bundle-v11").manifest.generation
+    assert entry is not None
+    assert entry.layers == (CachedLayer(4, 8),) * 2
+    assert [engine.cache_heads for engine in entry.engines] == [(2, 2), (1, 4), None]
+
+
+@pytest.mark.parametrize("version", [8, 11])
+def test_engines_of_a_bundle_that_generates_continue_texts_as_its_whole_ones_answer(version: int) -> None:
+    path = GOLDEN / f"bundle-v{version}"
+    entry = nestforge.open_bundle(path).manifest.generation
+    assert entry is not None
     with nestforge.load(path) as model:
         for engine in entry.engines:
             ids = np.array([[7, 3, 11, 5, 2]])
             expected = model({"input_ids": ids}, submodel=engine.submodel).outputs["logits"][0]
-            cache = Cache.empty(entry.layers, rows=1, capacity=8)
+            own = entry.of(engine)
+            cache = Cache.empty(own.layers, rows=1, capacity=8)
             with runner_for(model.bundle, engine, "packed", threads=1) as runner:
-                cached = CachedEngine(runner, engine, entry, cache)
+                cached = CachedEngine(runner, engine, own, cache)
                 found = [*cached.extend(0, ids[0, :3], 0, [0, 1, 2])]
                 found += [cached.step([ids[0, at]], [at])[0].copy() for at in (3, 4)]
             np.testing.assert_allclose(np.stack(found), expected, atol=1e-5, rtol=1e-4)

@@ -51,3 +51,25 @@ def test_rows_change_places_as_far_as_they_are_written() -> None:
         np.testing.assert_array_equal(tensor[[0, 2], :, :3], old[[2, 0], :, :3])
         np.testing.assert_array_equal(tensor[:, :, 3:], old[:, :, 3:])
         np.testing.assert_array_equal(tensor[1], old[1])
+
+
+def test_the_first_heads_of_a_row_are_a_cache_on_the_same_memory() -> None:
+    cache = Cache.empty((CachedLayer(4, 8), CachedLayer(2, 16)), rows=1, capacity=5)
+    for tensor in cache.tensors:
+        tensor[:] = np.arange(tensor.size).reshape(tensor.shape)
+    fewer = cache.with_heads((3, 1))
+    assert (cache.heads, fewer.heads) == ((4, 2), (3, 1))
+    for tensor, whole in zip(fewer.tensors, cache.tensors, strict=True):
+        assert tensor.flags.c_contiguous
+        assert np.shares_memory(tensor, whole)
+        np.testing.assert_array_equal(tensor, whole[:, : tensor.shape[1]])
+
+
+def test_rows_of_fewer_heads_lie_close_behind_each_other() -> None:
+    cache = Cache.empty(LAYERS, rows=3, capacity=5)
+    fewer = cache.with_heads((1, 1))
+    assert [tensor.shape for tensor in fewer.tensors] == [(3, 1, 5, 8)] * 2 + [(3, 1, 5, 16)] * 2
+    assert all(tensor.flags.c_contiguous for tensor in fewer.tensors)
+    fewer.tensors[0][1] = 7
+    assert (cache.tensors[0][0, 1] == 7).all()
+    assert cache.tensors[0].sum() == 7 * 5 * 8

@@ -159,13 +159,16 @@ def test_other_integers(tmp_path: Path, precision: str) -> None:
 
 
 def test_engines_that_keep_a_cache(tmp_path: Path) -> None:
-    """They attend in the normal form, and the whole pass that proves them has the keys of that form."""
-    model = save_tiny_mhe(tmp_path / "m", decoder=True, elastic_heads=False, **SHAPE)
+    """They attend in the normal form, and the whole pass that proves them has the keys of that form. One of fewer heads
+    is a slice as any."""
+    model = save_tiny_mhe(tmp_path / "m", decoder=True, **SHAPE)
     device = board(precision=["int8-dynamic"], buckets=["1x8"], variants={"attention": "literal"}, budgets={"full": {}})
-    path = nestforge.compile(model, device, tmp_path / "b", generate=True, measure=False, levels={"ffn": (1.0,)})
+    options: dict[str, Any] = {"submodels": [NARROW], "levels": WHOLE_LEVELS, "measure": False}
+    path = nestforge.compile(model, device, tmp_path / "b", generate=True, **options)
     entry = open_bundle(path).manifest.generation
     assert entry is not None
-    (engine,) = entry.engines
-    assert engine.parity is not None
-    assert "without the rounding of activations" in engine.parity.rule
-    assert "folded.output" in _integers(open_bundle(path))
+    assert {(engine.submodel, engine.emitted) for engine in entry.engines} == {(WHOLE, "sliced"), (NARROW, "sliced")}
+    for engine in entry.engines:
+        assert engine.parity is not None
+        assert "without the rounding of activations" in engine.parity.rule
+    assert "folded.output.T" in _integers(open_bundle(path))

@@ -67,7 +67,7 @@ def test_eight_engines_are_views_of_one_copy_of_the_weights(tmp_path: Path, devi
     assert device.allocated_bytes == use.store.bytes + own
     assert use.store.bytes == sum(array.nbytes for array in weights().values())
     for runner in runners:
-        feeds = random_feeds(bundle.manifest.interface(runner.engine.segment)[0], runner.engine.bucket)
+        feeds = random_feeds(bundle.manifest.interface_of(runner.engine)[0], runner.engine.bucket)
         feeds["attention_mask"][:] = 1
         before = runner.run(feeds)
         with device.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,15 @@ def test_a_promise_is_a_positive_number(name: str, value: object) -> None:
 def test_a_promise_is_one() -> None:
     with pytest.raises(SelectionError, match=r"^expected at most one of tokens_per_second and deadline_ms$"):
         Promise(5, 100)
+
+
+def test_what_one_wrote_only_those_continue_that_have_no_more_heads(engines: list[EngineEntry]) -> None:
+    heads = (None, (1, 2), (2, 1))
+    large, middle, small = (replace(engine, cache_heads=own) for engine, own in zip(engines, heads, strict=True))
+    pace = paced([large, middle, small], Promise(100))
+    pace.stepped(large, 1, 8.0, 8.0)
+    assert pace.for_step(1, 9) == (large, "expected 8 ms <= 12 ms until the token is due")
+    pace.stepped(middle, 1, 4.0, 4.0)
+    assert pace.engines == [middle], "the large one has more heads in one layer, the small one in the other"
+    reason = "expected 4 ms <= 18 ms until the token is due; 2 with heads that earlier tokens lack cannot continue"
+    assert pace.for_step(1, 9) == (middle, reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,9 @@ from nestforge.runtime.inputs.arrays import Array
 from nestforge.runtime.model import ElasticModel, load
 
 Greedy = Callable[[list[int], int], list[int]]
+# Submodels of 4 heads in both of its layers, of 2, and of 1 and 4.
+ELASTIC_HEADS = Path(__file__).parents[4] / "golden" / "bundle-v11"
+WHOLE, FEWER, UNLIKE = "ffn32-heads4", "ffn16-heads2", "ffn8x1_32x1-heads1x1_4x1"
 
 
 def test_a_turn_continues_the_one_before(model: ElasticModel, greedy: Greedy) -> None:
@@ -159,3 +162,58 @@ def test_a_call_that_fails_gives_its_cache_back_at_once(llama_bundle: Path) -> N
             model.generate([[5]] * 40, capacity=256, submodel="ffn7")  # 2.6 MB
         assert model.session(rows=40, capacity=256).rows == 40
         assert refused.tb is not None, "the trace of the error still has the first one"
+
+
+@pytest.fixture(scope="module")
+def of_heads() -> Iterator[ElasticModel]:
+    with load(ELASTIC_HEADS, threads=1) as opened:
+        yield opened
+
+
+def alone(model: ElasticModel, submodel: str, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    """What a submodel writes of each prompt in a session of nobody else's."""
+    return [model.generate(prompt, submodel=submodel, max_tokens=6).rows[0].tokens for prompt in prompts]
+
+
+def test_fewer_heads_continue_what_more_wrote_and_not_the_other_way(of_heads: ElasticModel) -> None:
+    """The prompt is read with all heads, what follows written with fewer; the next turn has no keys of the rest."""
+    prompt = [3, 1, 4, 1, 5]
+    with of_heads.session() as session:
+        row = of_heads.generate(prompt, session=session, tokens_per_second=1e9, max_tokens=6).rows[0]
+        assert [run.submodel for run in row.runs] == [WHOLE, FEWER]
+        turn = [*prompt, *row.tokens, 9]
+        row = of_heads.generate(turn, session=session, max_tokens=6).rows[0]
+        assert row.reused_tokens == len(prompt)
+        assert [row.tokens] == alone(of_heads, WHOLE, [turn])
+
+
+def test_every_row_is_laid_out_for_the_heads_of_who_writes(of_heads: ElasticModel) -> None:
+    prompts = [[3, 1, 4, 1, 5], [7, 8], [9]]
+    with of_heads.session(rows=3) as session:
+        for submodel in (WHOLE, FEWER, UNLIKE, WHOLE):
+            rows = of_heads.generate(prompts, session=session, submodel=submodel, max_tokens=6).rows
+            assert [row.tokens for row in rows] == alone(of_heads, submodel, prompts)
+            assert [row.reused_tokens for row in rows] == [0, 0, 0]
+            again = of_heads.generate(prompts, session=session, submodel=submodel, max_tokens=6).rows
+            assert [row.tokens for row in again] == [row.tokens for row in rows]
+            assert [row.reused_tokens for row in again] == [4, 1, 0]
+        one = of_heads.generate(prompts[0], session=session, submodel=FEWER, max_tokens=6).rows[0]
+        assert [one.tokens] == alone(of_heads, FEWER, prompts[:1])
+        assert session.tokens(1) == (*prompts[1], *rows[1].tokens[:-1]), "one row reads the first heads where they lie"
+
+
+def test_rows_that_step_together_are_written_by_one_number_of_heads(of_heads: ElasticModel) -> None:
+    rows = of_heads.generate([[3, 1], [7]], tokens_per_second=1e9, max_tokens=4).rows
+    assert {run.submodel for row in rows for run in row.runs} == {WHOLE}
+    assert "of several rows only submodels with its heads, 2 left out" in rows[0].runs[0].reason
+
+
+def test_a_draft_of_fewer_heads_reads_the_first_of_the_targets(of_heads: ElasticModel) -> None:
+    prompt = [3, 1, 4, 1, 5]
+    plain = alone(of_heads, WHOLE, [prompt])
+    for draft in (FEWER, UNLIKE, "auto"):
+        assert [of_heads.generate(prompt, draft=draft, max_tokens=6).rows[0].tokens] == plain
+    with pytest.raises(
+        SelectionError, match=r"writes \(no layer with more heads, or it could not read its cache\): the"
+    ):
+        of_heads.generate(prompt, submodel=UNLIKE, draft=FEWER)
