@@ -15,10 +15,11 @@ from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....runtime.bundle.manifest import TextEntry
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.own_config import read_config
 from ...checkpoints.stored_tensors import compare_with_headers
 from ...family import Family
 from ...signature import Signature
-from .architecture.config import CodaConfig, read_config
+from .architecture.config import CodaConfig
 from .architecture.forward_ops import forward_ops
 from .architecture.presets import PRESETS
 from .architecture.selection import reduction_of
@@ -34,7 +35,7 @@ _MASK = "attention_mask"
 
 def read(checkpoint: Checkpoint) -> Architecture:
     """The model in ``checkpoint``, whose weights may be absent altogether."""
-    config = read_config(checkpoint)
+    config = read_config(checkpoint, CodaConfig)
     shapes = parameter_shapes(config)
     if checkpoint.has_weights:
         compare_with_headers(checkpoint, shapes)

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ...checkpoints.own_config import read_config
 from ...checkpoints.own_folder import save_model, with_weights
-from .architecture.config import CodaConfig, read_config
+from .architecture.config import CodaConfig
 from .model.encoder import CodaEncoder
 
 __all__ = ["load_model", "model_of", "save_model"]
@@ -20,7 +21,7 @@ def load_model(folder: Path) -> CodaEncoder:
     Raises CheckpointError for another folder, or one whose weights are missing, misfit or not finite.
     """
     checkpoint = open_checkpoint(folder)
-    return model_of(checkpoint, read_config(checkpoint))
+    return model_of(checkpoint, read_config(checkpoint, CodaConfig))
 
 
 def model_of(checkpoint: Checkpoint, config: CodaConfig) -> CodaEncoder:

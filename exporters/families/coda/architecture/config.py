@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from .....errors import CheckpointError
-from .....strict import structure, unstructure
-from ....checkpoints.checkpoint import Checkpoint
 from ....checkpoints.elastic_config import MOST_LAYERS, granularity_problem
+from ....checkpoints.own_config import OwnConfig
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 Norm = Literal["rms", "layer"]
@@ -28,8 +26,6 @@ _DEFAULT_REDUCTIONS = (8, 5, 3, 2)
 # Rounds are unrolled: each is some ten operations of every conditional layer.
 _MOST_ROUNDS = 128
 _DEFAULT_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
-# Said by many tools in a config.json, and nothing about the graph.
-_IGNORED_KEYS = ("architectures", "_name_or_path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +60,7 @@ class SoftTopK:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodaConfig:
+class CodaConfig(OwnConfig):
     """An encoder whose norms come before what they feed, with an adapter beside every layer.
 
     ``conditional_layers`` (rising, from 0, nearest the input; all by default) compute ``ceil(n / r)`` of n tokens, the
@@ -161,11 +157,6 @@ class CodaConfig:
             return self.granularities
         return {"ffn": _DEFAULT_FRACTIONS}
 
-    def to_json(self) -> dict[str, Any]:
-        """The object that ``config.json`` holds, which reads back as this configuration."""
-        data: dict[str, Any] = unstructure(self)
-        return data
-
     def problem(self) -> str | None:
         """What makes no sense among the values, as ``key: problem``, or None."""
         if self.num_hidden_layers > MOST_LAYERS:
@@ -220,23 +211,6 @@ class CodaConfig:
         if not self.conditional:
             return "reductions: no layer is conditional"
         return None
-
-
-def config_from_json(data: Mapping[str, Any], where: str) -> CodaConfig:
-    """Reads ``data``; ``where`` names the document.
-
-    Raises CheckpointError for an unknown or missing key, and for values that make no model.
-    """
-    stated = {key: value for key, value in data.items() if key not in _IGNORED_KEYS}
-    config = structure(CodaConfig, stated, where, CheckpointError)
-    if problem := config.problem():
-        raise CheckpointError(f"{where}: {problem}")
-    return config
-
-
-def read_config(checkpoint: Checkpoint) -> CodaConfig:
-    """The configuration of the model in ``checkpoint``. Raises CheckpointError as ``config_from_json`` does."""
-    return config_from_json(checkpoint.config, str(checkpoint.folder / "config.json"))
 
 
 def _shown(values: Sequence[int]) -> str:

@@ -35,6 +35,7 @@ NAMES = sorted(
         *NESTED,
         *MIXERS,
         *THREADS,
+        "coda",
         "correction",
         "mhe",
         "mhe_decode",

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from nestforge.errors import CheckpointError
-from nestforge.exporters.families.coda.architecture.config import config_from_json
+from nestforge.exporters.checkpoints.own_config import config_from_json
+from nestforge.exporters.families.coda.architecture.config import CodaConfig
 from support.tiny_coda import SCHEDULE, coda_config
 
 JSON = coda_config().to_json()
@@ -14,7 +15,7 @@ SCHEDULE_JSON = JSON["soft_top_k"]
 
 def test_what_is_written_reads_back() -> None:
     for config in (coda_config(), coda_config(router="sigmoid", conditional_layers=(1,), num_labels=3)):
-        assert config_from_json(config.to_json(), "config.json") == config
+        assert config_from_json(type(config), config.to_json(), "config.json") == config
 
 
 def test_every_round_has_its_temperature() -> None:
@@ -69,7 +70,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("change", "problem"), REFUSED, ids=[problem.partition(",")[0] for _, problem in REFUSED])
 def test_refuses_in_one_line(change: dict[str, Any], problem: str) -> None:
     with pytest.raises(CheckpointError) as error:
-        config_from_json({**JSON, **change}, "m")
+        config_from_json(CodaConfig, {**JSON, **change}, "m")
     assert str(error.value).startswith(f"m: {problem}")
     assert "\n" not in str(error.value)
 
@@ -79,10 +80,10 @@ def test_a_schedule_is_stated_in_full(key: str) -> None:
     """No number of the iteration has a default: another is another model."""
     schedule = {name: value for name, value in SCHEDULE_JSON.items() if name != key}
     with pytest.raises(CheckpointError, match=f"^m: soft_top_k: missing key '{key}'$"):
-        config_from_json({**JSON, "soft_top_k": schedule}, "m")
+        config_from_json(CodaConfig, {**JSON, "soft_top_k": schedule}, "m")
 
 
 @pytest.mark.parametrize("key", ["ffn_residual", "keys_of", "router", "reduction"])
 def test_what_cannot_be_guessed_is_required(key: str) -> None:
     with pytest.raises(CheckpointError, match=f"^m: missing key '{key}'$"):
-        config_from_json({name: value for name, value in JSON.items() if name != key}, "m")
+        config_from_json(CodaConfig, {name: value for name, value in JSON.items() if name != key}, "m")

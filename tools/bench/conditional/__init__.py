@@ -1,0 +1,1 @@
+"""Encoders with conditional adapters."""
