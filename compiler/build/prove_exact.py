@@ -52,14 +52,15 @@ class ExactProof:
         broken.
         """
         entry, source, variants = engine.entry, self.universal.source, engine.entry.variants or {}
+        limit = tolerance_for(TRACED, self.universal.spec.depth)
         if (form := self.form(engine, submodel, variants)) is not None:
-            limit, answers = tolerance_for(TRACED, self.universal.spec.depth), in_torch(form, cases, outputs.specs)
+            answers = in_torch(form, cases, outputs.specs)
             require_form(entry.id, judge(written, answers, cases, outputs, TRACED, limit), limit)
         module = self.module(engine, submodel, variants)
         if entry.segment is not None:
             module = source.parts[entry.segment].module(module)
         reference = Reference(source.architecture.routing, module, outputs.specs)
-        limit, (exact_engine, graph) = tolerance_for(TRACED, self.universal.spec.depth), self.graph(engine)
+        exact_engine, graph = self.graph(engine)
         found = self.run(exact_engine, [case.feeds for case in cases])
         expected = replayed(reference, cases, entry.routing, found, limit.atol)
         verdict = judge(expected, found, cases, outputs, TRACED, limit)
