@@ -154,7 +154,10 @@ def _require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
         )
     for precision in profile.precisions:
         if PRECISIONS[precision].numbers == "halves":
-            raise PlanError(f"generate: engines that keep a cache are in fp32 or of integers, asked for {precision}")
+            raise PlanError(
+                f"generate: engines that keep a cache are in fp32 or of integers, asked for {precision}; on the "
+                "processor the operator that reads the cache takes longer on halves"
+            )
 
 
 def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is_asked: bool) -> tuple[str, ...]:
