@@ -10,6 +10,7 @@ for the nodes that are kept in float32, which are wide:
    it, that product included: rounding must not choose another expert, or leave at another exit.
 4. What reads an intermediate result of a normalisation (an *open* value), so that one spelled out as
    ``x * reciprocal(sqrt(mean(x ** 2) + eps))`` is wide as one operation would be. It ends where it meets ``x`` again.
+   So are scores that a decision compares: what is computed of them alone, such as gates by many rounds, is wide.
 5. What reads a constant that the narrow type has not; its result is open.
 
 Data movement is as wide as what it moves.
@@ -61,7 +62,8 @@ def wide_nodes(proto: onnx.ModelProto, outputs: Collection[str], lost: Collectio
     chosen = {node.output[0] for node in (*graph.answering(outputs), *graph.before_softmax())}
     refusing = _refusing(proto, narrow)
     chosen |= {node.output[0] for node in proto.graph.node if node.op_type in refusing}
-    widths = _forward(graph, chosen, lost)
+    scores = {node.output[0] for node in graph.compared()}
+    widths = _forward(graph, chosen, scores, lost)
     _backward(graph, widths, chosen)
     return frozenset(
         node.output[0] for node in proto.graph.node if widths.get(node.output[0]) in {_Width.OPEN, _Width.CLOSED}
@@ -115,10 +117,14 @@ class FloatGraph:
     def answering(self, outputs: Collection[str]) -> Iterator[onnx.NodeProto]:
         """Decisions, what makes ``outputs``, and what leads to both, up to the products before them, which are among
         it."""
-        decisions = [node for node in self.proto.graph.node if self._decides(node)]
-        yield from decisions
-        starts = [*outputs, *(name for node in decisions for name in node.input)]
-        yield from self._behind(starts, lambda node: node.op_type not in _PRODUCT_OPERATORS)
+        yield from (node for node in self.proto.graph.node if self._decides(node))
+        yield from self.compared()
+        yield from self._behind(outputs, lambda node: node.op_type not in _PRODUCT_OPERATORS)
+
+    def compared(self) -> Iterator[onnx.NodeProto]:
+        """What makes the scores that decisions compare, up to the products before them, which are among it."""
+        starts = [name for node in self.proto.graph.node if self._decides(node) for name in node.input]
+        return self._behind(starts, lambda node: node.op_type not in _PRODUCT_OPERATORS)
 
     def before_softmax(self) -> Iterator[onnx.NodeProto]:
         """What lies between each Softmax and the product before it."""
@@ -173,7 +179,9 @@ class _Width(Enum):
     OPEN = 3  # wide, and among fp32-kept nodes that go on
 
 
-def _forward(graph: FloatGraph, chosen: Collection[str], lost: Collection[str]) -> dict[str, _Width]:
+def _forward(
+    graph: FloatGraph, chosen: Collection[str], scores: Collection[str], lost: Collection[str]
+) -> dict[str, _Width]:
     """A width for every value that is computed, from the inputs on."""
     widths = {value.name: _Width.CLOSED for value in graph.proto.graph.input}
     for tensor in graph.proto.graph.initializer:
@@ -185,8 +193,10 @@ def _forward(graph: FloatGraph, chosen: Collection[str], lost: Collection[str]) 
             continue
         given = [widths[name] for name in node.input if name in graph.floats]
         width = _width(node, given, any(name in lost for name in node.input))
+        if node.output[0] in chosen:
+            width = _Width.OPEN if node.output[0] in scores else _Width.CLOSED
         for name in node.output:
-            widths[name] = _Width.CLOSED if node.output[0] in chosen else width
+            widths[name] = width
     return widths
 
 

@@ -21,6 +21,25 @@ ROUTED = parsed(
     router=(8, 3),
     down=(8, 4),
 )
+GATED = parsed(
+    """gated (float[2, 4] x) => (float[2, 4] y, int64[2, 1] route)
+    <int64[1] one = {1}, float half = {0.5}, int64[1] last = {1}>
+    {
+      s = Gemm (x, router)
+      best, route = TopK (s, one)
+      peak = ReduceMax (s, last)
+      below = Sub (s, peak)
+      capped = Min (s, half)
+      both = Add (below, capped)
+      cool = Div (both, half)
+      gates = Exp (cool)
+      o = Gemm (x, up)
+      a = Mul (o, o)
+      y = Mul (a, gates)
+    }""",
+    router=(4, 4),
+    up=(4, 4),
+)
 NORM = parsed(
     """norm (float[2, 4] x) => (float[2, 4] y) <float two = {2.0}, float epsilon = {0.00001}>
     {
@@ -98,6 +117,10 @@ def test_a_comparison_of_numbers_decides_and_one_of_positions_does_not() -> None
 def test_router_scores_and_named_heads_are_wide() -> None:
     assert _wide(ROUTED) == "s p gate"
     assert _wide(ROUTED, "y") == "s p gate o y"
+
+
+def test_gates_that_are_computed_of_scores_are_wide_up_to_what_they_weigh() -> None:
+    assert _wide(GATED) == "s best peak below capped both cool gates y"
 
 
 def test_a_norm_spelled_out_is_wide_until_it_meets_its_input() -> None:
