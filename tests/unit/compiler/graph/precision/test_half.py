@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.cost_eff_models import save_tiny
 from support.gated_decoders import save_decoder
 from support.half_engines import HalfEngines, half_engines, parsed, run
+from support.tiny_coda import save_tiny_coda
 from support.tiny_compile import save_tiniest
 from support.tiny_matlm import save_tiny_matlm
 from support.tiny_mixer import save_tiny_mixer
@@ -51,6 +52,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], Any], Bucket, int | None, str | None]
     "gated_decoder": (_save_gemma, Bucket(2, 8), None, "ffn8"),
     "vit": (lambda folder: save_tiny_vit(folder, "vit", "ForImageClassification"), Bucket(2, 1), None, "ffn8-heads1"),
     "sparse_mixer": (save_tiny_mixer, Bucket(2, 16), None, None),
+    "coda": (lambda folder: save_tiny_coda(folder, num_hidden_layers=1), Bucket(2, 8), None, None),
 }
 
 
