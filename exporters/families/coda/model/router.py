@@ -55,7 +55,8 @@ class Router(torch.nn.Module):
         [B, k] replaces the router's own."""
         if not self.config.has_scores:
             places = torch.arange(count, device=normed.device).expand(normed.shape[0], count)
-            gates = is_token[:, :count].to(normed.dtype)
+            routed = torch.ones_like(is_token) if self.config.route_padding else is_token
+            gates = routed[:, :count].to(normed.dtype)
             return Selection(is_token.to(normed.dtype), places, places, gates)
         dtype = torch.promote_types(normed.dtype, torch.float32)
         # By a matrix of one column: ONNX Runtime takes ten times as long for a product with a vector.

@@ -44,6 +44,8 @@ def test_first_k_has_no_vector_and_whole_gates() -> None:
     assert found.chosen.tolist() == [[0, 1, 2, 3]] * 2
     assert found.gates.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert not list(Router(coda_config(router="first_k")).parameters())
+    found, _ = routed(is_token, router="first_k", route_padding=True)
+    assert found.gates.tolist() == [[1, 1, 1, 1]] * 2
 
 
 @pytest.mark.parametrize("router", ["soft_top_k", "sigmoid"])
