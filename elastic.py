@@ -63,7 +63,7 @@ class Axis:
         """Whether a larger value keeps less."""
         return self.choices is not None and self.choices[:1] > (self.size,)
 
-    def share(self, value: int) -> float:
+    def share(self, value: float) -> float:
         """How much of the whole ``value`` keeps: 1 at ``size``."""
         return self.size / value if self.falls else value / self.size
 

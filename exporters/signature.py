@@ -52,9 +52,7 @@ class Signature:
 
     def _require(self, bucket: Bucket) -> None:
         if not bucket.is_static and self.static is not None:
-            raise ExportError(
-                f"bucket {bucket}: {self.static}; ask for static buckets, such as {bucket.smallest} or {bucket.largest}"
-            )
+            raise ExportError(f"bucket {bucket}: {self.static}; ask for static buckets, such as {bucket.largest}")
         if self.max_sequence is None:
             return
         if bucket.sequence > self.max_sequence:

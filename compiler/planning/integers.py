@@ -25,10 +25,12 @@ def require_integers(source: ModelSource, profile: DeviceProfile) -> None:
     (first, variants), *rest = found.items()
     for where, others in rest:
         if others != variants:
+            # What keeps a cache has one form, whatever --variant says.
+            wanted = others if source.cached is None else dict(source.cached.variants)
             raise PlanError(
                 f"precision {scaled[0]}: activations are scaled by examples in one variant, and engines have "
                 f"{_listed(variants)} at {first} and {_listed(others)} at {where}; ask for one with --variant "
-                f"{_listed(others)}, or for int8-dynamic, which needs no examples"
+                f"{_listed(wanted)}, or for int8-dynamic, which needs no examples"
             )
 
 

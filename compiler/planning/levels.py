@@ -36,8 +36,9 @@ def levels(
     choice, where there are any: those with most choices, if kinds differ in how many they have. Else it moves all kinds
     together through 1/8, 1/4, 1/2, 1 for a model that was trained nested and 1/4, 1/2, 3/4, 1 otherwise.
     The spec's ``widths`` are rounded to the nearest multiple of ``width_multiple`` (at least one, never above the
-    size), kinds with choices to the nearest of them, other kinds to whole steps (at least one).
-    Every level has the widest precision. Raises PlanError for an unknown kind or fractions that do not increase to 1.
+    size), kinds with choices to the one whose share of the whole is nearest, other kinds to whole steps (at least one).
+    Every level has the widest precision. Raises PlanError for an unknown kind, fractions that do not increase to 1, and
+    levels that could not be told apart.
     """
     if fractions is None:
         fractions = _default(spec)
@@ -46,9 +47,12 @@ def levels(
     _check(spec, fractions)
     count = len(next(iter(fractions.values())))
     shares = [{kind: steps[index] for kind, steps in fractions.items()} for index in range(count)]
-    return tuple(
-        _level(_label(spec, share, index, count), spec, share, width_multiple) for index, share in enumerate(shares)
-    )
+    labels = [_label(spec, share, index, count) for index, share in enumerate(shares)]
+    for number, label in enumerate(labels):
+        if label in labels[:number]:
+            asked = " and ".join(_shown(shares[index]) for index in (labels.index(label), number))
+            raise PlanError(f"levels: {asked} are both {label}; expected fractions that lead to different values")
+    return tuple(_level(label, spec, share, width_multiple) for label, share in zip(labels, shares, strict=True))
 
 
 def _axes(spec: ElasticSpec) -> list[Axis]:
@@ -79,7 +83,8 @@ def _level(label: str, spec: ElasticSpec, shares: Mapping[str, float], width_mul
         values[axis.name] = _rounded(axis, exact, multiple)
         if not isclose(values[axis.name], exact):
             unit = f"a multiple of {multiple}" if multiple > 1 else "a choice" if axis.choices else "whole steps"
-            rounding[f"{label}: {axis.kind} {exact:g} of {axis.size} rounded to {values[axis.name]} ({unit})"] = None
+            whole = "" if axis.falls else f" of {axis.size}"
+            rounding[f"{label}: {axis.kind} {exact:g}{whole} rounded to {values[axis.name]} ({unit})"] = None
     return Level(label, spec.submodel(values), tuple(rounding))
 
 
@@ -88,7 +93,7 @@ def _rounded(axis: Axis, exact: float, multiple: int) -> int:
     if exact == axis.size:
         return axis.size
     if axis.choices:
-        return min(axis.choices, key=lambda choice: (abs(choice - exact), choice))
+        return min(axis.choices, key=lambda choice: (abs(axis.share(choice) - axis.share(exact)), axis.share(choice)))
     return min(axis.size, max(1, floor(exact / multiple + 0.5)) * multiple)
 
 
@@ -99,6 +104,10 @@ def _label(spec: ElasticSpec, shares: Mapping[str, float], index: int, count: in
         values = {kind: _rounded(choices[kind], choices[kind].at(share), 1) for kind, share in shares.items()}
         return "-".join(f"{kind}{value}" for kind, value in values.items())
     return _FOUR_LEVEL_NAMES[index] if count == len(_FOUR_LEVEL_NAMES) else f"{100 * next(iter(shares.values())):g}%"
+
+
+def _shown(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{kind} {share:g}" for kind, share in shares.items())
 
 
 def _check(spec: ElasticSpec, fractions: Mapping[str, Sequence[float]]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+# As in T5: the buckets of a relative bias, and the distance from which on all keys share the last of them.
+RELATIVE_BUCKETS, RELATIVE_REACH = 32, 128
+
 
 def distance_bucket(distance: int, buckets: int, reach: int) -> int:
     """The bucket, of ``buckets``, of a key ``distance`` >= 0 tokens away; from ``reach`` on all share the last.

@@ -36,7 +36,7 @@ def taken(chosen: torch.Tensor, tokens: int) -> torch.Tensor:
     return torch.zeros(*chosen.shape[:-1], tokens, dtype=torch.bool).scatter(-1, chosen, True)
 
 
-def ranking_gap(scores: torch.Tensor, chosen: torch.Tensor, named: Callable[..., str]) -> ScoreGap:
+def ranking_gap(scores: torch.Tensor, chosen: torch.Tensor, named: Callable[[tuple[int, ...]], str]) -> ScoreGap:
     """By how much a token of ``scores`` [..., T] stands behind, or is left out for, one that scores less, in ``chosen``
     [..., C], which are by falling score.
 
@@ -55,7 +55,7 @@ def ranking_gap(scores: torch.Tensor, chosen: torch.Tensor, named: Callable[...,
     before, after = ((int(tokens[index][place]), shown(ranked[index][place])) for place in (low, high))
     return ScoreGap(
         float(worse[found]),
-        f"{named(*index)}: {verb} token {before[0]} ({before[1]}) before {after[0]} ({after[1]})",
+        f"{named(index)}: {verb} token {before[0]} ({before[1]}) before {after[0]} ({after[1]})",
     )
 
 
@@ -68,11 +68,11 @@ def indices_problem(given: torch.Tensor, shape: Sequence[int], least: int, most:
     return None
 
 
-def repeated_token(chosen: torch.Tensor, named: Callable[..., str]) -> str | None:
+def repeated_token(chosen: torch.Tensor, named: Callable[[tuple[int, ...]], str]) -> str | None:
     """Which token stands twice among those of ``chosen`` [..., C], or None; ``named`` as in ``ranking_gap``."""
     rising = chosen.sort(-1).values
     for found in (rising[..., 1:] == rising[..., :-1]).nonzero().tolist():
-        return f"{named(*found[:-1])}: took token {int(rising[tuple(found)])} twice"
+        return f"{named(tuple(found[:-1]))}: took token {int(rising[tuple(found)])} twice"
     return None
 
 

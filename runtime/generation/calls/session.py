@@ -236,7 +236,8 @@ class Session:
 
     def _lay_out(self, heads: Sequence[int], rows: int) -> None:
         """Gives the cache ``heads`` for runs of several rows, which lie close behind each other, and at least so many
-        for runs of one, which reads the first of them. Where they change nothing is believed any more."""
+        for runs of one, which reads the first of them. Where they change nothing is believed any more, so that what can
+        be reused is looked up behind it."""
         there = self._cache.heads
         if rows == 1 and all(own <= kept for own, kept in zip(heads, there, strict=True)):
             return

@@ -34,7 +34,7 @@ def run() -> list[Row]:
 
 
 def predicted_ratio(config: CodaConfig, tokens: int, selected: int) -> float:
-    """Multiplications of a dense layer with an adapter over those of a conditional one (reference section 11)."""
+    """Multiplications of a dense layer with an adapter over those of a conditional one (docs/coda.md, section 3)."""
     d, n, k = config.hidden_size, tokens, selected
     inner = config.num_attention_heads * config.head_size
     shared, adapter = config.key_value_heads * config.head_size, 2 * n * d * config.adapter_size
@@ -65,10 +65,7 @@ def _folder(config: CodaConfig) -> Path:
     folder = CACHE / f"coda-{config.keys_of}-{config.router}-checkpoint"
     if not folder.exists():
         torch.manual_seed(0)
-        model = CodaEncoder(config).eval()
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.02)
-        save_model(model, config, folder)
+        save_model(CodaEncoder(config).eval(), config, folder)
     return folder
 
 

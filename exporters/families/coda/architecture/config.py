@@ -19,12 +19,12 @@ KeysOf = Literal["selected", "all"]
 REDUCTION = "coda.reduction"
 # The routes of a conditional layer are called by this and its number.
 ROUTES = "routes."
-# Of a relative bias, as in T5: its numbers for each head, and the distance from which on all share the last of them.
-RELATIVE_BUCKETS, RELATIVE_REACH = 32, 128
 # Reductions larger than the trained one that a model is offered at, where config.json does not say.
 _DEFAULT_REDUCTIONS = (8, 5, 3, 2)
 # Rounds are unrolled: each is some ten operations of every conditional layer.
 _MOST_ROUNDS = 128
+# Below it a score over epsilon is beyond float32.
+_LEAST_EPSILON = 1e-6
 _DEFAULT_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -49,9 +49,9 @@ class SoftTopK:
 
     def problem(self) -> str | None:
         """What makes no sense, as ``key: problem``, or None."""
-        if not 0 < self.epsilon <= self.epsilon_start:
+        if not _LEAST_EPSILON <= self.epsilon <= self.epsilon_start:
             return (
-                f"epsilon: expected a number above 0 and at most epsilon_start {self.epsilon_start:g}, "
+                f"epsilon: expected a number from {_LEAST_EPSILON:g} to epsilon_start {self.epsilon_start:g}, "
                 f"got {self.epsilon:g}"
             )
         if not 0 < self.epsilon_decay <= 1:

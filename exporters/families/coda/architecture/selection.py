@@ -36,4 +36,7 @@ def capacity(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> int | No
     try:
         return selected_tokens(bucket.sequence, reduction)
     except PlanError as failure:
-        raise PlanError(f"bucket {bucket.label}: {failure}; ask for a longer bucket or a smaller reduction") from None
+        raise PlanError(
+            f"bucket {bucket.label}: {failure}; ask for a longer bucket, or leave that level out "
+            f"(--levels {REDUCTION}=...)"
+        ) from None

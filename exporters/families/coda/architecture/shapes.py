@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from .....elastic import Axis, ElasticSpec, PrefixSlice
 from ....hugging_face.layer_shapes import Shape, linear_shapes
-from .config import REDUCTION, RELATIVE_BUCKETS, CodaConfig
+from ....modules.relative_distance import RELATIVE_BUCKETS
+from .config import REDUCTION, CodaConfig
 
 TABLES = ("embeddings.word.weight", "embeddings.position.weight", "relative_bias.weight")
 
@@ -48,7 +49,7 @@ def elastic_spec(config: CodaConfig) -> ElasticSpec:
 
 def parameter_group(parameter: str) -> str | None:
     """The group that ``inspect`` counts ``parameter`` in: what a task trains of a layer, beside the frozen model."""
-    for part, group in ((".adapter.", "adapters"), (".router.", "routers"), ("norm.", "norm scales")):
+    for part, group in ((".adapter.", "adapters"), (".router.", "routers"), ("norm.", "norms")):
         if part in parameter:
             return group
     return None

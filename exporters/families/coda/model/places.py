@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional
 
 from ....modules.positions import Positions, rotary
-from ....modules.relative_distance import distance_bucket
-from ..architecture.config import RELATIVE_BUCKETS, RELATIVE_REACH
+from ....modules.relative_distance import RELATIVE_BUCKETS, RELATIVE_REACH, distance_bucket
 
 
 class RelativeBias(torch.nn.Module):

@@ -48,5 +48,6 @@ def _judged(layer: int, selection: Selection) -> JudgedRoutes:
     return JudgedRoutes(gap.value, f"layer {layer}, {gap.where}", made, differing, shares)
 
 
-def _row(row: int) -> str:
+def _row(index: tuple[int, ...]) -> str:
+    (row,) = index
     return f"row {row}"

@@ -11,8 +11,6 @@ from ....checkpoints.own_config import OwnConfig
 
 Activation = Literal["gelu", "squared_relu"]
 Position = Literal["rotary", "relative_bias"]
-# Of a relative bias, as in T5: the numbers of a head, and the distance from which on all keys share the last of them.
-RELATIVE_BUCKETS, RELATIVE_REACH = 32, 128
 
 # What MatFormer trains for FFNs; for heads the paper takes even steps.
 _DEFAULT_GRANULARITIES = {"ffn": (0.125, 0.25, 0.5, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}

@@ -12,7 +12,8 @@ from .....errors import CheckpointError
 from ....checkpoints.checkpoint import Checkpoint
 from ....checkpoints.stored_tensors import compare_with_headers
 from ....hugging_face.layer_shapes import Shape, linear_shapes, norm_shapes
-from .config import RELATIVE_BUCKETS, MatformerConfig, MatformerVitConfig, NestedConfig
+from ....modules.relative_distance import RELATIVE_BUCKETS
+from .config import MatformerConfig, MatformerVitConfig, NestedConfig
 
 
 def language_model_shapes(config: MatformerConfig) -> dict[str, Shape]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ....modules.relative_distance import distance_bucket
-from ..architecture.config import RELATIVE_BUCKETS, RELATIVE_REACH
+from ....modules.relative_distance import RELATIVE_BUCKETS, RELATIVE_REACH, distance_bucket
 
 
 class RelativeBias(torch.nn.Module):

@@ -21,8 +21,9 @@ def experts_gap(scores: torch.Tensor, chosen: torch.Tensor) -> ScoreGap:
     return ranking_gap(by_expert, chosen, group_and_expert)
 
 
-def group_and_expert(group: int, expert: int) -> str:
+def group_and_expert(index: tuple[int, ...]) -> str:
     """What the first two dimensions of the routes of Experts Choose count."""
+    group, expert = index
     return f"group {group}, expert {expert}"
 
 

@@ -126,4 +126,39 @@ def test_choices_that_fall_are_levels_from_the_one_that_keeps_least() -> None:
     ]
     half, whole = levels(spec, {"ffn": [0.5, 1], "coda.reduction": [0.25, 1]}, 8)
     assert (half.submodel.id, whole.submodel.id) == ("ffn32-coda.reduction3", "ffn64-coda.reduction1")
-    assert half.rounding == ("50%: coda.reduction 4 of 1 rounded to 3 (a choice)",)
+    assert half.rounding == ("50%: coda.reduction 4 rounded to 3 (a choice)",)
+
+
+def test_a_choice_is_the_nearest_by_what_it_keeps() -> None:
+    spec = ElasticSpec((Axis("coda.reduction", 1, (8, 2, 1)),), ())
+    most, _ = levels(spec, {"coda.reduction": [0.7, 1]}, 8)
+    assert most.submodel.id == "coda.reduction2"  # half of the tokens is nearer to 0.7 than all, though 1 is to 1 / 0.7
+
+
+@pytest.mark.parametrize(
+    ("spec", "fractions", "message"),
+    [
+        (
+            ElasticSpec((Axis("coda.reduction", 1, (8, 4, 1)),), ()),
+            {"coda.reduction": [0.25, 0.3, 1]},
+            "levels: coda.reduction 0.25 and coda.reduction 0.3 are both coda.reduction4; expected fractions that lead "
+            "to different values",
+        ),
+        (
+            choices(depth=(2, 4, 6)),
+            {"depth": [0.3, 0.35, 1]},
+            "levels: depth 0.3 and depth 0.35 are both depth2; expected fractions that lead to different values",
+        ),
+        (
+            encoder(),
+            {"ffn": [0.5, 0.5 + 1e-9, 1]},
+            "levels: ffn 0.5 and ffn 0.5 are both 50%; expected fractions that lead to different values",
+        ),
+    ],
+)
+def test_levels_that_could_not_be_told_apart_are_refused(
+    spec: ElasticSpec, fractions: dict[str, list[float]], message: str
+) -> None:
+    with pytest.raises(PlanError) as failure:
+        levels(spec, fractions, 8)
+    assert str(failure.value) == message

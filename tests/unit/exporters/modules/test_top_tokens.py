@@ -19,7 +19,8 @@ from nestforge.exporters.modules.top_tokens import (
 SCORES = torch.tensor([[0.5, 0.4, 0.1, 0.3], [0.1, 0.2, 0.9, 0.6]])
 
 
-def row(number: int) -> str:
+def row(index: tuple[int, ...]) -> str:
+    (number,) = index
     return f"row {number}"
 
 

@@ -49,7 +49,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"soft_top_k": {**SCHEDULE_JSON, "rounds": 129}}, "soft_top_k: rounds: expected at most 128, got 129"),
     (
         {"soft_top_k": {**SCHEDULE_JSON, "epsilon": 0}},
-        "soft_top_k: epsilon: expected a number above 0 and at most epsilon_start 4, got 0",
+        "soft_top_k: epsilon: expected a number from 1e-06 to epsilon_start 4, got 0",
     ),
     (
         {"soft_top_k": {**SCHEDULE_JSON, "epsilon_decay": 1.5}},

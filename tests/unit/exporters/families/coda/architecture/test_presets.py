@@ -26,4 +26,4 @@ def test_inspect_knows_them_without_weights() -> None:
     adapter = 2 * 768 * 64 + 768 + 64
     layers = 12 * (attention + ffn + norms + adapter + 768)
     assert source.parameters(whole) == layers + 768 + 32_128 * 768 + 32 * 12
-    assert source.named_groups(whole) == {"adapters": 12 * adapter, "routers": 12 * 768, "norm scales": 25 * 768}
+    assert source.named_groups(whole) == {"adapters": 12 * adapter, "routers": 12 * 768, "norms": 25 * 768}

@@ -45,5 +45,5 @@ def test_inspect_counts_what_a_task_trains() -> None:
     for name, shape in parameter_shapes(coda_config()).items():
         groups[parameter_group(name)] = groups.get(parameter_group(name), 0) + torch.Size(shape).numel()
     assert groups["routers"] == 2 * 32
-    assert groups["norm scales"] == 5 * 32
+    assert groups["norms"] == 5 * 32
     assert groups["adapters"] == 2 * (2 * 32 * 8 + 32 + 8)
