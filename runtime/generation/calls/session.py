@@ -15,9 +15,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-import numpy as np
-import numpy.typing as npt
-
 from ....errors import InputError
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry
@@ -26,8 +23,8 @@ from ...inputs.arrays import Array
 from ..cache import Cache
 from ..cached_engine import CachedEngine
 from ..source import Source, read_source
+from .written import Ids, Written
 
-Ids = npt.NDArray[np.int64]
 _MEND = "finish or close its generation, or open a session for each thread"
 
 
@@ -54,11 +51,7 @@ class Session:
         self._entry, self._opened = entry, opened
         source = Source.empty(entry, rows, prompt_tokens) if prompt_tokens else None
         self._whole = self._cache = Cache.empty(entry.layers, rows, capacity, source)
-        self._tokens: Ids = np.zeros((rows, capacity), np.int64)  # by place
-        self._written_by = np.zeros((rows, capacity), np.int16)  # which engine wrote the keys, by place
-        self._writers: list[EngineEntry] = []  # by number
-        self._numbers: dict[str, int] = {}  # of them
-        self._lengths = [0] * rows  # of them that are believed, by place
+        self._written = Written(rows, capacity)
         self._row_at = list(range(rows))
         # Bound to the first so many rows of the cache; what is bound for another number is not kept.
         self._engines: dict[str, CachedEngine] = {}
@@ -92,8 +85,7 @@ class Session:
         self._require_open()
         if row not in self._row_at:
             raise InputError(f"session: expected a row from 0 to {self.rows - 1}, got {row!r:.80}")
-        place = self._row_at.index(row)
-        return tuple(self._tokens[place, : self._lengths[place]].tolist())
+        return self._written.at(self._row_at.index(row))
 
     def acquire(self, give_up: Callable[[], None]) -> None:
         """Takes the session for one generation. Its method ``give_up`` is called where the thread that
@@ -128,7 +120,7 @@ class Session:
         if self._given_back.alive:
             self.acquire(self.close)
             self._whole = self._cache = Cache.empty(self._entry.layers, 0, self.capacity)
-            self._tokens = self._tokens[:0].copy()
+            self._written.clear()
             self._given_back()
             self.release()
 
@@ -150,7 +142,7 @@ class Session:
         reads, all."""
         if source is not None:
             return len(source)
-        return len(tokens) - min(max(self._common(tokens, self._readable(engine))), len(tokens) - 1)
+        return len(tokens) - min(max(self._written.common(tokens, engine)), len(tokens) - 1)
 
     def prefill(
         self,
@@ -168,43 +160,37 @@ class Session:
         if source is not None:
             self._read(place, source, engine)
         else:
-            kept = self._reuse(place, tokens, {self._number(engine)} if own else self._readable(engine))
-        self._lengths[place] = kept
+            kept = self._reuse(place, tokens, engine, own)
+        self._written.lengths[place] = kept
         logits = cached.extend(place, tokens[kept:], kept, [len(tokens) - kept - 1])
-        self._tokens[place, kept : len(tokens)] = tokens[kept:]
-        self._written_by[place, kept : len(tokens)] = self._number(engine)
-        self._lengths[place] = len(tokens)
+        self._written.put(place, kept, tokens[kept:], engine)
+        self._written.lengths[place] = len(tokens)
         return logits[0], kept
 
     def step(self, tokens: Sequence[int], engine: EngineEntry) -> Array:
         """One more token for each of the first rows ``[n]``, and the logits ``[n, V]`` behind them, which the next step
         overwrites."""
-        lengths = self._lengths
-        logits, number = self._engine(engine, len(tokens)).step(tokens, lengths[: len(tokens)]), self._number(engine)
-        for place, token in enumerate(tokens):
-            self._tokens[place, lengths[place]] = token
-            self._written_by[place, lengths[place]] = number
-            lengths[place] += 1
+        logits = self._engine(engine, len(tokens)).step(tokens, self._written.lengths[: len(tokens)])
+        self._written.extend(tokens, engine)
         return logits
 
     def draft(self, token: int, ahead: int, engine: EngineEntry) -> Array:
         """The logits ``[V]`` behind ``token``, ``ahead`` places behind what the first row has, which the next draft
         overwrites. Its keys are not believed: ``check`` overwrites them."""
-        logits: Array = self._engine(engine, 1).step([token], [self._lengths[0] + ahead])[0]
+        logits: Array = self._engine(engine, 1).step([token], [self._written.lengths[0] + ahead])[0]
         return logits
 
     def check(self, tokens: Sequence[int], engine: EngineEntry) -> Array:
         """The logits ``[n, V]`` behind each of ``tokens``, the first row's next ones; the next check overwrites them.
         Their keys are ``engine``'s then, and are believed as far as ``keep`` says."""
-        start, end = self._lengths[0], self._lengths[0] + len(tokens)
-        logits = self._engine(engine, 1).check(tokens, start)
-        self._tokens[0, start:end] = tokens
-        self._written_by[0, start:end] = self._number(engine)
+        cached, start = self._engine(engine, 1), self._written.lengths[0]
+        logits = cached.check(tokens, start)
+        self._written.put(0, start, tokens, engine)
         return logits
 
     def keep(self, tokens: int) -> None:
         """The first row has so many of the checked tokens."""
-        self._lengths[0] += tokens
+        self._written.lengths[0] += tokens
 
     def leave(self, place: int, rows: int) -> None:
         """The row at ``place``, one of the first ``rows``, continues no more; the last of those takes its place."""
@@ -243,7 +229,7 @@ class Session:
             return
         wanted = self._whole.heads if rows == 1 else tuple(heads)
         if wanted != there:
-            self._lengths = [0] * self.rows
+            self._written.forget()
             self._engines.clear()
             self._cache = self._whole.with_heads(wanted)
 
@@ -252,60 +238,34 @@ class Session:
         encoder, room = self._entry.encoder_of(engine), self._cache.source
         assert encoder is not None
         assert room is not None
-        self._lengths[place] = 0
+        self._written.lengths[place] = 0
         room.write(place, read_source(self._opened(encoder), self._entry, source))
 
-    def _number(self, engine: EngineEntry) -> int:
-        number = self._numbers.setdefault(engine.id, len(self._writers))
-        if number == len(self._writers):
-            self._writers.append(engine)
-        return number
-
-    def _readable(self, engine: EngineEntry) -> set[int]:
-        """The numbers of engines whose keys ``engine`` can read."""
-        return {number for number, writer in enumerate(self._writers) if engine.can_continue(writer)}
-
-    def _reuse(self, place: int, tokens: Ids, writers: set[int]) -> int:
+    def _reuse(self, place: int, tokens: Ids, engine: EngineEntry, own: bool) -> int:
         """How many of ``tokens`` need not be computed: what they have in common with what is at ``place``, or with
-        another row's, whose keys are then copied, as far as one of ``writers`` wrote it."""
-        common = self._common(tokens, writers)
+        another row's, whose keys are then copied, as far as ``engine`` can read it, or with ``own`` wrote it."""
+        common = self._written.common(tokens, engine, own)
         most = max(common)
         if most > common[place]:
-            self._lengths[place] = 0
-            self._cache.copy_row(common.index(most), place, most)
-            self._tokens[place, :most] = tokens[:most]
-            self._written_by[place, :most] = self._written_by[common.index(most), :most]
+            source = common.index(most)
+            self._written.lengths[place] = 0
+            self._cache.copy_row(source, place, most)
+            self._written.copy(source, place, most)
         return min(most, len(tokens) - 1)
-
-    def _common(self, tokens: Ids, writers: set[int]) -> list[int]:
-        """With how many of ``tokens`` each place begins, as far as one of ``writers`` wrote them."""
-        found = [_common(self._tokens[place, :length], tokens) for place, length in enumerate(self._lengths)]
-        if len(writers) == len(self._writers):
-            return found
-        unread = np.array([number not in writers for number in range(len(self._writers))])
-        others = [np.flatnonzero(unread[self._written_by[at, :length]]) for at, length in enumerate(found)]
-        return [int(other[0]) if len(other) else length for other, length in zip(others, found, strict=True)]
 
     def _swap(self, place: int, other: int) -> None:
         if place == other:
             return
-        lengths = list(self._lengths)
-        self._lengths[place] = self._lengths[other] = 0  # until both are moved
-        self._cache.swap_rows(place, other, max(lengths[place], lengths[other]))
-        self._tokens[[place, other]] = self._tokens[[other, place]]
-        self._written_by[[place, other]] = self._written_by[[other, place]]
+        lengths = self._written.lengths
+        mine, theirs = lengths[place], lengths[other]
+        lengths[place] = lengths[other] = 0  # until both are moved
+        self._cache.swap_rows(place, other, max(mine, theirs))
+        self._written.swap(place, other)
         row_at = list(self._row_at)
         row_at[place], row_at[other] = row_at[other], row_at[place]
         self._row_at = row_at
-        self._lengths[place], self._lengths[other] = lengths[other], lengths[place]
+        lengths[place], lengths[other] = theirs, mine
 
 
 def _no_one() -> None:
     """Who has a session that nobody has."""
-
-
-def _common(there: Ids, wanted: Ids) -> int:
-    """How many tokens two rows begin with together."""
-    shorter = min(len(there), len(wanted))
-    differing = np.flatnonzero(there[:shorter] != wanted[:shorter])
-    return int(differing[0]) if len(differing) else shorter
