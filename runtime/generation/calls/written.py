@@ -13,7 +13,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Written:
-    """Of ``places``, each with room for ``capacity`` tokens. The first ``lengths[place]`` are believed; what lies behind
+    """Of ``places``, each with room for ``capacity`` tokens. The first ``lengths[place]`` are believed; what is behind
     them may be half written."""
 
     def __init__(self, places: int, capacity: int) -> None:
