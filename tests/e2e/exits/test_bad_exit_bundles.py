@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from nestforge.runtime.bundle.manifest import CALIBRATION_NAME, MANIFEST_NAME
+from nestforge.runtime.bundle.manifest import CALIBRATION_NAME, MANIFEST_NAME, SCHEMA_VERSION
 from nestforge.tools.cli import main
 from support import sealing
 from support.exit_bundles import requests, write_exits_bundle, write_exits_manifest
@@ -225,9 +225,10 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda d: d["axes"][0].update(choices=[1, 3, 4]),
         "submodel depth2: axis depth: expected one of 1, 3, 4, got 2",
     ),
-    "schema 10": (
-        lambda d: d.update(schema_version=10),
-        "schema_version '10', expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9",
+    "a later schema": (
+        lambda d: d.update(schema_version=SCHEMA_VERSION + 1),
+        f"schema_version '{SCHEMA_VERSION + 1}', expected one of "
+        f"{', '.join(str(version) for version in range(1, SCHEMA_VERSION + 1))}",
     ),
 }
 
