@@ -32,7 +32,17 @@ from ...runtime.summary.tables import Table
 from ..console import print_table, working
 from ..train.mhe.recipe import KINDS, RECIPE
 from ..train.stages import RECORDS_NAME
-from .mhe_tables import CAVEAT, Timed, Trained, Writing, forms_table, perplexity, quality_table, writing_table
+from .mhe_tables import (
+    CAVEAT,
+    Timed,
+    Trained,
+    Writing,
+    forms_table,
+    perplexity,
+    quality_table,
+    quality_title,
+    writing_table,
+)
 from .steps import compile_once, demonstrate, run
 
 FOLDER = Path("demo/mhe")
@@ -63,8 +73,8 @@ def tables(records: Mapping[str, Any]) -> dict[str, Table]:
     )
     chosen, timed = _forms()
     return {
-        "Encoders: hidden bytes": quality_table(encoders, is_perplexity=False),
-        "Decoders: next bytes": quality_table(decoders, is_perplexity=True),
+        quality_title("Encoders: hidden bytes", encoders): quality_table(encoders, is_perplexity=False),
+        quality_title("Decoders: next bytes", decoders): quality_table(decoders, is_perplexity=True),
         f"Encoders in every form, one row of {BUCKET.sequence} tokens": forms_table(timed, chosen),
         f"Decoders that keep a cache, {_TOKENS} tokens": writing_table(_writing()),
     }
