@@ -26,8 +26,9 @@ def verify_cached(bundle: Bundle, references: References, clock: Clock) -> list[
     verdicts = []
     encoders = {engine.submodel: engine for engine in generation.encoder.engines} if generation.encoder else {}
     for engine in clock.each(generation.engines):
-        entry, form = generation.of(engine), whole.at(references.universal.spec.parse(engine.submodel))
-        batches = cached_batches(form, long=references.universal.spec.parse(engine.submodel).is_universal)
+        submodel = references.universal.spec.parse(engine.submodel)
+        entry, form = generation.of(engine), whole.at(submodel)
+        batches = cached_batches(form, long=submodel.is_universal)
         read = None
         if engine.submodel in encoders:
             with _runner(bundle, encoders[engine.submodel]) as runner:

@@ -40,7 +40,6 @@ from .mhe_tables import (
     forms_table,
     perplexity,
     quality_table,
-    quality_title,
     writing_table,
 )
 from .steps import compile_once, demonstrate, run
@@ -71,10 +70,13 @@ def tables(records: Mapping[str, Any]) -> dict[str, Table]:
         [_trained(kind, f"{shape}-{kind}", records[f"{shape}-{kind}"], shape == "decoder") for kind in KINDS]
         for shape in ("encoder", "decoder")
     )
+    commonest = records[f"encoder-{KINDS[0]}"]["commonest"]
     chosen, timed = _forms()
     return {
-        quality_title("Encoders: hidden bytes", encoders): quality_table(encoders, is_perplexity=False),
-        quality_title("Decoders: next bytes", decoders): quality_table(decoders, is_perplexity=True),
+        f"Encoders: hidden bytes (the commonest byte alone: {commonest:.2%})": quality_table(
+            encoders, is_perplexity=False
+        ),
+        "Decoders: next bytes": quality_table(decoders, is_perplexity=True),
         f"Encoders in every form, one row of {BUCKET.sequence} tokens": forms_table(timed, chosen),
         f"Decoders that keep a cache, {_TOKENS} tokens": writing_table(_writing()),
     }

@@ -77,13 +77,6 @@ def quality_table(found: Sequence[Trained], is_perplexity: bool) -> Table:
     return Table(["attention", "parameters of q, k, v", "with output", score, "PRR", "PEoP"], rows)
 
 
-def quality_title(asked: str, found: Sequence[Trained]) -> str:
-    """The title of a table of quality, which says where the scores compare nothing."""
-    if len({one.score for one in found}) > 1:
-        return asked
-    return f"{asked} (all alike: these steps taught no kind more than the most frequent byte, so nothing is compared)"
-
-
 def forms_table(found: Sequence[Timed], chosen: Mapping[str, str]) -> Table:
     """A row for each form of each kind; ``chosen`` is the form that a compile for this host takes, by kind."""
     base = {one.kind: one.milliseconds for one in found if one.form == "literal"}

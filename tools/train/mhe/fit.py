@@ -21,12 +21,11 @@ def fit(
     model: torch.nn.Module,
     batches: Iterable[MaskedRows | Rows],
     recipe: Recipe,
+    rate: float,
     on_step: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
-    """Trains ``model`` in place, one step a batch, on the mean cross-entropy of the bytes that it is asked for."""
-    optimiser = torch.optim.AdamW(
-        decay_groups(model.named_parameters(), recipe.rate, recipe.decay), betas=_BETAS, fused=True
-    )
+    """Trains ``model`` in place, one step a batch with ``rate``, on the mean cross-entropy of what it is asked for."""
+    optimiser = torch.optim.AdamW(decay_groups(model.named_parameters(), rate, recipe.decay), betas=_BETAS, fused=True)
     schedule = linear_schedule(optimiser, recipe.steps)
     for step, batch in enumerate(batches, start=1):
         optimiser.zero_grad()

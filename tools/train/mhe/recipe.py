@@ -18,19 +18,24 @@ KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 
 @dataclass(frozen=True)
 class Recipe:
-    """``steps`` steps of AdamW over ``batch`` rows of ``window`` bytes, at ``rate`` at most; of encoders ``share`` of a
-    row's bytes is hidden. ``held_out`` rows judge."""
+    """``steps`` steps of AdamW over ``batch`` rows of ``window`` bytes, with ``decoder_rate`` or ``encoder_rate``;
+    of encoders ``share`` of a row's bytes is hidden. ``held_out`` rows judge."""
 
     steps: int
     batch: int
     window: int
-    rate: float
+    decoder_rate: float
+    encoder_rate: float
     decay: float
     share: float
     held_out: int
 
 
-RECIPE = Recipe(steps=300, batch=8, window=128, rate=2e-3, decay=0.05, share=0.15, held_out=256)
+# Encoders, whose norms come last, learn nothing beyond the commonest byte in these steps at 2e-3 (11.6 % right), and do
+# at 5e-4 (17.2 %, 17.4 %: mhe_mul, mha).
+RECIPE = Recipe(
+    steps=300, batch=8, window=128, decoder_rate=2e-3, encoder_rate=5e-4, decay=0.05, share=0.15, held_out=256
+)
 
 
 def models(window: int, **shape: Any) -> Mapping[str, MheConfig]:

@@ -15,7 +15,7 @@ from nestforge.tools.train.mhe.runs import Run, Trainer
 from support.tiny_compile import board
 
 KINDS = ("sha", "mhe_mul")
-RECIPE = Recipe(steps=2, batch=4, window=16, rate=1e-2, decay=0.1, share=0.25, held_out=8)
+RECIPE = Recipe(steps=2, batch=4, window=16, decoder_rate=1e-2, encoder_rate=1e-2, decay=0.1, share=0.25, held_out=8)
 
 
 @pytest.fixture(scope="module")

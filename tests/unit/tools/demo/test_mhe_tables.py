@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from nestforge.tools.demo.mhe_tables import (
     Timed,
@@ -10,7 +8,6 @@ from nestforge.tools.demo.mhe_tables import (
     elasticity,
     forms_table,
     quality_table,
-    quality_title,
     retained,
     writing_table,
 )
@@ -36,12 +33,6 @@ def test_a_row_for_each_kind() -> None:
     assert rows[0][1:3] == ["21,233,664", "28,311,552"]
     assert [row[4] for row in rows] == ["100.0%", "96.7%", "98.4%"]
     assert rows[1][5] == "-"
-
-
-def test_scores_that_compare_nothing_are_called_so() -> None:
-    assert quality_title("Encoders", [MHA, SHA]) == "Encoders"
-    alike = [replace(one, score=0.1155) for one in (MHA, SHA, MUL)]
-    assert quality_title("Encoders", alike).startswith("Encoders (all alike: these steps taught no kind more than")
 
 
 def test_forms_beside_the_literal_one() -> None:

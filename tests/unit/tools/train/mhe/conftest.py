@@ -10,7 +10,7 @@ from nestforge.exporters.families.mhe.architecture.config import MheConfig
 from nestforge.tools.train.mhe.recipe import Recipe, models
 from nestforge.tools.train.mhe.runs import Trainer
 
-RECIPE = Recipe(steps=3, batch=4, window=16, rate=1e-2, decay=0.1, share=0.25, held_out=8)
+RECIPE = Recipe(steps=3, batch=4, window=16, decoder_rate=1e-2, encoder_rate=1e-2, decay=0.1, share=0.25, held_out=8)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def test_training_lowers_the_loss_and_moves_head_embeddings(
     (batch,) = data.batches(4, 1, seed=3)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     worse = quality(model, [batch])["loss"]
-    fit(model, [batch] * trainer.recipe.steps, trainer.recipe)
+    fit(model, [batch] * trainer.recipe.steps, trainer.recipe, trainer.recipe.encoder_rate)
     assert quality(model, [batch])["loss"] < worse
     queries = "layers.0.attention.embedding.query"
     assert not model.state_dict()[queries].equal(before[queries])

@@ -34,6 +34,7 @@ def test_models_and_records(tmp_path: Path, tiny: Mapping[str, MheConfig]) -> No
         model = load_model(output / name)
         assert record["parameters"] == sum(parameter.numel() for parameter in model.parameters())
         assert 0 <= record["accuracy"] <= 1
+        assert ("commonest" in record) == name.startswith("encoder")
         assert record["loss"] > 0
     assert CliRunner().invoke(command.main, ["--output", str(output)]).exit_code == 0
     assert (output / "training.json").read_bytes() == written
