@@ -7,19 +7,17 @@ from functools import partial
 
 import torch
 
+from .additive_mask import additive_mask
+
 ROTARY_BASE = 10_000.0
 # What is done to queries and keys [B, A, S, D] for their positions.
 Positions = Callable[[torch.Tensor], torch.Tensor]
 
 
 def causal_mask(length: int, like: torch.Tensor) -> torch.Tensor:
-    """``[S, S]``, added to scores: 0 where a query may see a key.
-
-    The lowest finite number and not minus infinity elsewhere, so that no graph needs a guard against NaN.
-    """
+    """``[S, S]`` in the dtype of ``like``, added to scores: 0 where a query may see a key."""
     place = torch.arange(length, device=like.device)
-    lowest = max(torch.finfo(like.dtype).min, torch.finfo(torch.float32).min)
-    return torch.where(place[:, None] >= place[None, :], 0.0, lowest).to(like.dtype)
+    return additive_mask(place[:, None] >= place[None, :], like)
 
 
 def rotary(places: torch.Tensor, head_dim: int) -> Positions:

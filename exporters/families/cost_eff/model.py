@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
+from ...modules.additive_mask import additive_mask
 from .architecture import CostEffArchitecture, Widths
 from .entropy import entropy
 
@@ -63,8 +64,7 @@ class CostEffModel(torch.nn.Module):
         self, hidden: torch.Tensor, attention_mask: torch.Tensor, first: int, last: int
     ) -> list[torch.Tensor]:
         """The states ``[B, S, H]`` after layers ``first + 1`` to ``last``, from the one after ``first`` layers."""
-        # The lowest finite number and not minus infinity: a row without any real token stays free of NaN.
-        keys = torch.where(attention_mask[:, None, None, :].bool(), 0.0, torch.finfo(hidden.dtype).min)
+        keys = additive_mask(attention_mask[:, None, None, :].bool(), hidden)
         states = []
         for layer in self.encoder.layer[first:last]:
             hidden = layer(hidden, keys)

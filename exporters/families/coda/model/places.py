@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from ....modules.additive_mask import additive_mask
 from ....modules.positions import Positions, rotary
 from ....modules.relative_distance import RELATIVE_BUCKETS, RELATIVE_REACH, distance_bucket
 
@@ -50,14 +51,9 @@ class Places:
     def of(
         cls, attention_mask: torch.Tensor, like: torch.Tensor, bias: torch.Tensor | None, head_size: int | None
     ) -> Places:
-        """Those of ``attention_mask`` [B, n], 1 where a token counts, in the dtype of ``like``.
-
-        The lowest finite number hides a key, and not minus infinity: a row of padding reads the mean of all values.
-        """
+        """Those of ``attention_mask`` [B, n], 1 where a token counts, in the dtype of ``like``."""
         is_token = attention_mask > 0
-        lowest = max(torch.finfo(like.dtype).min, torch.finfo(torch.float32).min)
-        mask = torch.where(is_token, 0.0, lowest).to(like.dtype)[:, None, None]
-        return cls(is_token, mask, bias, head_size)
+        return cls(is_token, additive_mask(is_token, like)[:, None, None], bias, head_size)
 
     def added(self, asking: torch.Tensor | None = None, read: torch.Tensor | None = None) -> torch.Tensor:
         """What is added to scores: those of the tokens ``asking`` [B, q] for the tokens ``read`` [B, m], each all by

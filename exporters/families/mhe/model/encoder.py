@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from ....modules.additive_mask import additive_mask
 from ....modules.positions import rotary
 from ..architecture.config import MheEncoderConfig
 from .blocks import Embeddings, Layer, draw_weights
@@ -82,8 +83,6 @@ class MaskedLmHead(torch.nn.Module):
 def padding_mask(attention_mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """``attention_mask`` [B, S] to [B, 1, 1, S] in the dtype of ``like``, added to scores: 0 where a key counts.
 
-    The lowest finite number and not minus infinity elsewhere: a row without a token reads the mean of all values, and
-    every row of probabilities sums to 1, which the fold of mhe_add's values needs.
+    Every row of probabilities sums to 1, that of a row without a token too, which the fold of mhe_add's values needs.
     """
-    lowest = max(torch.finfo(like.dtype).min, torch.finfo(torch.float32).min)
-    return torch.where(attention_mask > 0, 0.0, lowest).to(like.dtype)[:, None, None]
+    return additive_mask(attention_mask > 0, like)[:, None, None]
