@@ -10,6 +10,7 @@ import click
 from ...profiles.probe_host import probe_host
 from ..console import print_json, print_table, working
 from .harness import Row
+from .kept import CACHE, forget_what_others_made
 
 
 def benchmarks() -> dict[str, str]:
@@ -27,6 +28,8 @@ def main(names: tuple[str, ...], as_json: bool) -> None:
     rows: list[Row] = []
     modules = benchmarks()
     chosen = names or tuple(modules)
+    if forget_what_others_made(CACHE):
+        click.echo(f"{CACHE}: made by other sources, emptied; what is measured is compiled anew", err=True)
     with working() as progress:
         for done, name in enumerate(chosen):
             progress("benchmarks", done, len(chosen))

@@ -26,10 +26,10 @@ from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.feeds import random_feeds
 from ..demo.checkpoint import demo_checkpoint
+from .kept import CACHE
 
 BUCKET = Bucket(1, 128)
 CORES = probe_host().cores
-CACHE = Path(".cache/bench")
 # Six even levels make 5 * 12 + 1 rungs of 12 layers; three more submodels make 64.
 _SIXTHS = (1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1.0)
 _BESIDE = ("ffn768-heads12", "ffn1536-heads12", "ffn3072-heads6")

@@ -27,7 +27,8 @@ from ....profiles.probe_host import host_profile
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ..blocks import HiddenStates, block_engine
 from ..harness import Row, interleaved, ratio
-from ..subjects import CACHE, CORES, default_session
+from ..kept import CACHE
+from ..subjects import CORES, default_session
 
 _FOLDER = CACHE / "mhe"
 # Kind and tokens to how much faster the chosen form is than the naive export of the same module.

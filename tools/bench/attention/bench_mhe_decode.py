@@ -20,7 +20,8 @@ from ....exporters.families.mhe.model.decoder import MheDecoder
 from ....profiles.device_profile import BudgetSpec
 from ....runtime.model import ElasticModel
 from ..harness import Row
-from ..subjects import CACHE, CORES, elsewhere
+from ..kept import CACHE
+from ..subjects import CORES, elsewhere
 
 _VALID, _NEW, _POSITIONS = 2048, 32, 2304
 _ROUNDS, _PAUSE = 5, 0.3

@@ -17,7 +17,8 @@ from ....exporters.families.coda.folder import load_model, save_model
 from ....exporters.families.coda.model.encoder import CodaEncoder
 from ....runtime.bundle.open_bundle import open_bundle
 from ..harness import Row, interleaved, ratio
-from ..subjects import CACHE, CORES, eager_call, elsewhere, packed
+from ..kept import CACHE
+from ..subjects import CORES, eager_call, elsewhere, packed
 
 _KEYS = ("k-to-k", "k-to-all")
 _BUCKET = Bucket(1, 512)

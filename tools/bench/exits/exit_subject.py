@@ -24,6 +24,7 @@ from ....runtime.inputs.text import TextEncoder
 from ...demo.exit_report import read_texts
 from ...demo.exits import FOLDER
 from ...demo.steps import is_made_from
+from ..kept import CACHE
 
 # Texts are cut to 64 tokens, as they were in training; published costs are of 128.
 SEQUENCE, LONGEST = 64, 128
@@ -35,7 +36,6 @@ _BUCKETS = (
     *(Bucket(batch, LONGEST) for batch in BATCHES),
 )
 _RANGE = Bucket(8, LONGEST, 1, 1)
-_CACHE = Path(".cache/bench")
 
 
 def model_folder() -> Path:
@@ -59,7 +59,7 @@ def exits_range_bundle() -> Bundle:
 
 
 def _compiled(name: str, buckets: Sequence[Bucket]) -> Bundle:
-    path = _CACHE / name
+    path = CACHE / name
     if path.exists() and not is_made_from(path, model_folder()):
         shutil.rmtree(path)
     if not path.exists():

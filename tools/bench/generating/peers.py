@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..subjects import CACHE, CORES
+from ..kept import CACHE
+from ..subjects import CORES
 
 
 class Timed(NamedTuple):

@@ -14,7 +14,8 @@ from ....compiler.compile import compile_bundle
 from ....elastic import Bucket
 from ....profiles.device_profile import BudgetSpec
 from ....profiles.precision import Precision
-from ..subjects import CACHE, elsewhere
+from ..kept import CACHE
+from ..subjects import elsewhere
 
 # Eight widths of its FFNs, the largest last.
 WIDTHS = tuple(f"ffn{width}" for width in range(256, 2049, 256))

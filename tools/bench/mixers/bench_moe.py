@@ -20,7 +20,8 @@ from ....profiles.measure_rates import measure_host_rates
 from ....profiles.probe_host import host_profile
 from ..blocks import HiddenStates, block_engine
 from ..harness import Row, interleaved, ratio
-from ..subjects import CACHE, CORES, default_session
+from ..kept import CACHE
+from ..subjects import CORES, default_session
 
 _PRESET = "sparse-mixer-base"
 # Of the speed-up that leaving out all but one expert's work would be.

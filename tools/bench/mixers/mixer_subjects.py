@@ -16,7 +16,8 @@ from ....elastic import Bucket
 from ....exporters.families.sparse_mixer.architecture.presets import PRESETS
 from ....exporters.families.sparse_mixer.folder import save_model
 from ....exporters.families.sparse_mixer.model.encoder import SparseMixer
-from ..subjects import CACHE, elsewhere
+from ..kept import CACHE
+from ..subjects import elsewhere
 
 ONE, EIGHT = Bucket(1, 512), Bucket(8, 512)
 

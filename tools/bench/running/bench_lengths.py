@@ -17,7 +17,8 @@ from ....runtime.inputs.arrays import Array
 from ....runtime.model import load
 from ...demo.corpus import write_corpus
 from ..harness import Row, milliseconds
-from ..subjects import CACHE, CORES, Subject, default_session, minilm, minilm_range_bundle
+from ..kept import CACHE
+from ..subjects import CORES, Subject, default_session, minilm, minilm_range_bundle
 
 _TEXTS = 300
 _BAND = 16  # tokens

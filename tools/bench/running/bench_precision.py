@@ -17,7 +17,8 @@ from ....runtime.bundle.open_bundle import Bundle, open_bundle
 from ...demo.checkpoint import demo_checkpoint
 from ...demo.corpus import write_corpus
 from ..harness import Row, interleaved, ratio
-from ..subjects import CACHE, CORES, eager_call, elsewhere, packed
+from ..kept import CACHE
+from ..subjects import CORES, eager_call, elsewhere, packed
 
 _BUCKETS = (Bucket(1, 32), Bucket(1, 128), Bucket(8, 128))
 # 4 bits are for memory, and must cost no time.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -50,6 +51,12 @@ NAMES = sorted(
 )
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")
 MISSED = Row("size of a thing", "9 MB", "<= 1 MB", False, "one round")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where real benchmarks keep their bundles."""
+    monkeypatch.chdir(tmp_path)
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, rows: list[Row], *arguments: str) -> tuple[int, str, list[str]]:
