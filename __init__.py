@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .compiler.compile import compile_bundle as compile
+    from .compiler.convert_coda import convert_coda
     from .compiler.nest.nest import nest
     from .compiler.request import CompileRequest, plan
     from .compiler.verify import verify_bundle as verify
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         SliceError,
         UnsupportedModelError,
     )
+    from .exporters.families.coda.conversion.settings import ConversionSettings
     from .runtime.answer import Answer
     from .runtime.bundle.open_bundle import Bundle, open_bundle
     from .runtime.engines.contract.threads import use_process_wide_threads
@@ -56,6 +58,7 @@ __all__ = [
     "CapacityError",
     "CheckpointError",
     "CompileRequest",
+    "ConversionSettings",
     "ElasticModel",
     "ExportError",
     "Generated",
@@ -73,6 +76,7 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "compile",
+    "convert_coda",
     "load",
     "nest",
     "open_bundle",
@@ -86,11 +90,13 @@ _HOMES = {
     "Answer": ("runtime.answer", "Answer"),
     "Bundle": ("runtime.bundle.open_bundle", "Bundle"),
     "CompileRequest": ("compiler.request", "CompileRequest"),
+    "ConversionSettings": ("exporters.families.coda.conversion.settings", "ConversionSettings"),
     "ElasticModel": ("runtime.model", "ElasticModel"),
     "Generated": ("runtime.generation.calls.generated", "Generated"),
     "Generation": ("runtime.generation.loop.generation", "Generation"),
     "Session": ("runtime.generation.calls.session", "Session"),
     "compile": ("compiler.compile", "compile_bundle"),
+    "convert_coda": ("compiler.convert_coda", "convert_coda"),
     "load": ("runtime.model", "load"),
     "nest": ("compiler.nest.nest", "nest"),
     "open_bundle": ("runtime.bundle.open_bundle", "open_bundle"),

@@ -27,6 +27,7 @@ COMMANDS = (
     "plan",
     "mixnmatch",
     "nest",
+    "convert-coda",
     "compile",
     "build",
     "measure",
@@ -67,7 +68,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  (click passes it)
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f".commands.{cmd_name}", __package__).command
+        command: click.Command = import_module(f".commands.{cmd_name.replace('-', '_')}", __package__).command
         return command
 
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:

@@ -57,12 +57,19 @@ class LayersType(click.ParamType):  # type: ignore[type-arg]  # as above
     """``3,6,9``: numbers of layers."""
 
     name = "N,N,..."
+    expected = "numbers of layers, such as 3,6,9"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         try:
             return value if isinstance(value, tuple) else tuple(int(item) for item in str(value).split(","))
         except ValueError:
-            self.fail(f"{value!r}: expected numbers of layers, such as 3,6,9", param, ctx)
+            self.fail(f"{value!r}: expected {self.expected}", param, ctx)
+
+
+class ReductionsType(LayersType):
+    """``8,5,3,1``: reductions."""
+
+    expected = "reductions, such as 8,5,3,1"
 
 
 class LevelsType(click.ParamType):  # type: ignore[type-arg]  # as above

@@ -50,9 +50,15 @@ def with_weights(module: M, checkpoint: Checkpoint) -> M:
                 f"{checkpoint.folder}: tensor {name} has shape {list(header.shape)}; expected "
                 f"{list(parameter.shape)} as config.json says"
             )
-        with safe_open(checkpoint.folder / header.file, framework="pt") as file:
-            weights[name] = file.get_tensor(name).to(torch.float32)
-        if not torch.isfinite(weights[name]).all():
-            raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds NaN or infinite values")
+        weights[name] = stored_tensor(checkpoint, name)
     module.load_state_dict(weights, assign=True)
     return module.eval().requires_grad_(False)
+
+
+def stored_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """The tensor that files call ``name``, in float32. Raises CheckpointError for numbers that are not finite."""
+    with safe_open(checkpoint.folder / checkpoint.tensors[name].file, framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name).to(torch.float32)
+    if not torch.isfinite(tensor).all():
+        raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds NaN or infinite values")
+    return tensor

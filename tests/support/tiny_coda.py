@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from nestforge.exporters.families.coda.architecture.config import CodaConfig, SoftTopK
+from nestforge.exporters.families.coda.architecture.inputs import ImageInput
 from nestforge.exporters.families.coda.folder import save_model
 from nestforge.exporters.families.coda.model.encoder import CodaEncoder
 from support.tiny_models import word_tokenizer
@@ -33,6 +34,12 @@ TINY_CODA: dict[str, Any] = {
     "ffn_residual": "raw",
     "reduction": 1,
     "reductions": (4, 1),
+}
+# In the place of texts: images of 2 x 8 x 12, whose six patches stand behind one token.
+OF_IMAGES: dict[str, Any] = {
+    "vocab_size": None,
+    "max_position_embeddings": None,
+    "image": ImageInput(channels=2, height=8, width=12, patch_height=4, patch_width=4),
 }
 
 

@@ -40,6 +40,8 @@ TESTED_ELSEWHERE = {
     "runtime.request": "runtime/test_dispatcher.py",
     "runtime.retrieval.identity": "runtime/retrieval/test_index_file.py",
     "profiles.tensorrt_options": "profiles/test_device_profile.py",
+    "exporters.families.coda.architecture.inputs": "exporters/families/coda/model/test_embeddings.py",
+    "exporters.families.coda.conversion.settings": "exporters/families/coda/conversion/test_convert.py",
     "exporters.families.coda.folder": "exporters/families/coda/test_family.py",
     "exporters.families.cost_eff.entropy": "exporters/families/cost_eff/test_model.py",
     "exporters.families.cost_eff.sidecar": "exporters/families/cost_eff/test_folder.py",
@@ -92,6 +94,26 @@ TESTED_ELSEWHERE = {
     "compiler.parity.evidence.segment_references": "compiler/parity/evidence/test_references.py",
 }
 TESTED_THROUGH = {
+    "exporters.families.coda.conversion.dense": (
+        "exporters/families/coda/conversion/test_convert.py",
+        "exporters.families.coda.conversion.convert",
+    ),
+    "exporters.families.coda.conversion.from_bert": (
+        "exporters/families/coda/conversion/test_convert.py",
+        "exporters.families.coda.conversion.convert",
+    ),
+    "exporters.families.coda.conversion.from_t5": (
+        "exporters/families/coda/conversion/test_convert.py",
+        "exporters.families.coda.conversion.convert",
+    ),
+    "exporters.families.coda.conversion.from_vit": (
+        "exporters/families/coda/conversion/test_convert.py",
+        "exporters.families.coda.conversion.convert",
+    ),
+    "exporters.families.coda.model.norms": (
+        "exporters/families/coda/model/test_layer.py",
+        "exporters.families.coda.model.layer",
+    ),
     "runtime.bundle.entries.exits_entry": ("runtime/bundle/test_check_exits.py", "runtime.bundle.manifest"),
     "runtime.bundle.device_files.sealed_file": ("runtime/exits/test_calibration.py", "runtime.exits.calibration"),
     "compiler.generation.draft_entry": ("compiler/publish/test_write_bundle.py", "compiler.publish.write_bundle"),

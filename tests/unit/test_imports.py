@@ -67,6 +67,7 @@ ROOMS = (
     "exporters.families.sparse_mixer",
     "exporters.families.t5",
     "exporters.families.vit",
+    "exporters.families.coda.conversion",
     "compiler.work",
     "compiler.planning",
     "compiler.graph.passes",

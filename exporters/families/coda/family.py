@@ -21,6 +21,7 @@ from ...family import Family
 from ...signature import Signature
 from .architecture.config import CodaConfig
 from .architecture.forward_ops import forward_ops
+from .architecture.inputs import IDS, MASK, PIXELS, TYPE_IDS
 from .architecture.presets import PRESETS
 from .architecture.selection import reduction_of
 from .architecture.shapes import TABLES, elastic_spec, parameter_group, parameter_shapes
@@ -29,8 +30,6 @@ from .routes import TokenRoutes
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
-
-_MASK = "attention_mask"
 
 
 def read(checkpoint: Checkpoint) -> Architecture:
@@ -79,18 +78,26 @@ FAMILY = Family(
 
 
 def _signature(checkpoint: Checkpoint, config: CodaConfig) -> Signature:
-    tokens = ("batch", "sequence")
-    ids = TensorSpec("input_ids", "int64", tokens, pad=0, high=config.vocab_size)
-    mask = TensorSpec(_MASK, "int64", tokens, pad=0, high=2, row_needs="token")
+    tokens, image = ("batch", "sequence"), config.image
+    row = tokens if image is None else ("batch", image.tokens)
     if config.num_labels is None:
-        output = TensorSpec("last_hidden_state", "float32", (*tokens, config.hidden_size))
+        output = TensorSpec("last_hidden_state", "float32", (*row, config.hidden_size))
     else:
         output = TensorSpec("logits", "float32", ("batch", config.num_labels), role="classes")
+    static = "k, the tokens that its layers select, is one number for each length" if config.conditional else None
+    if image is not None:
+        pixels = TensorSpec(PIXELS, "float32", ("batch", image.channels, image.height, image.width), pad=0)
+        return Signature((pixels,), (output,), static=static)
+    inputs = [
+        TensorSpec(IDS, "int64", tokens, pad=0, high=config.vocab_size),
+        TensorSpec(MASK, "int64", tokens, pad=0, high=2, row_needs="token"),
+    ]
+    if config.type_vocab_size > 1:
+        inputs.append(TensorSpec(TYPE_IDS, "int64", tokens, pad=0, high=config.type_vocab_size))
     text = None
     if (checkpoint.folder / "tokenizer.json").is_file():
-        text = TextEntry("tokenizer.json", ids.name, _MASK, None, None)
-    static = "k, the tokens that its layers select, is one number for each length" if config.conditional else None
-    return Signature((ids, mask), (output,), config.max_position_embeddings, _MASK, text, static=static)
+        text = TextEntry("tokenizer.json", IDS, MASK, TYPE_IDS if len(inputs) == 3 else None, None)
+    return Signature(tuple(inputs), (output,), config.max_position_embeddings, MASK, text, static=static)
 
 
 def _lower(module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:

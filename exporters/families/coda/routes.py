@@ -10,7 +10,7 @@ from ....elastic import Bucket, Submodel
 from ....runtime.bundle.entries.engine_entry import RoutingEntry
 from ...routing import Replay, Routing
 from .architecture.config import ROUTES, CodaConfig
-from .architecture.selection import capacity, reduction_of
+from .architecture.selection import capacity, reduction_of, token_bucket
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -31,10 +31,11 @@ class TokenRoutes(Routing):
 
     def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
         config, count = self.config, capacity(self.config, submodel, bucket)
+        tokens = token_bucket(config, bucket).sequence
         stated: dict[str, int | str] = {
             "reduction": reduction_of(config, submodel),
-            "tokens per row": bucket.sequence,
-            "tokens selected": bucket.sequence if count is None else count,
+            "tokens per row": tokens,
+            "tokens selected": tokens if count is None else count,
             "router": "none" if count is None else config.router,
             "keys and values of": config.keys_of,
             "padding is routed": "yes" if config.route_padding else "no",

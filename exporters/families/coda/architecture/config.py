@@ -8,6 +8,7 @@ from typing import Literal
 
 from ....checkpoints.elastic_config import MOST_LAYERS, granularity_problem
 from ....checkpoints.own_config import OwnConfig
+from .inputs import IDS, MASK, PIXELS, TYPE_IDS, ImageInput
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 Norm = Literal["rms", "layer"]
@@ -61,8 +62,12 @@ class SoftTopK:
 
 @dataclass(frozen=True, kw_only=True)
 class CodaConfig(OwnConfig):
-    """An encoder whose norms come before what they feed, with an adapter beside every layer.
+    """An encoder with an adapter beside every layer.
 
+    It reads texts, of ``vocab_size`` tokens and up to ``max_position_embeddings``, or where ``image`` is stated images.
+    ``type_vocab_size`` kinds of token have a vector of their own; of two or more each token's is an input.
+    ``norm_place``: norms come ``before`` what they feed and at the end, or, as in BERT, ``after`` each sum and the
+    embeddings; the paper has no formula for the second, layer.py has ours.
     ``conditional_layers`` (rising, from 0, nearest the input; all by default) compute ``ceil(n / r)`` of n tokens, the
     others all. ``keys_of`` says whose keys and values the selected tokens read, ``ffn_residual`` which rows the FFN's
     norm reads beside the attended: the layer's input (``raw``), or that normalised. ``soft_top_k`` belongs to that
@@ -80,8 +85,6 @@ class CodaConfig(OwnConfig):
     num_hidden_layers: int = field(metadata={"min": 1})
     num_attention_heads: int = field(metadata={"min": 1})
     intermediate_size: int = field(metadata={"min": 1})
-    vocab_size: int = field(metadata={"min": 1})
-    max_position_embeddings: int = field(metadata={"min": 1})
     activation: Activation
     gated_ffn: bool
     norm: Norm
@@ -92,6 +95,11 @@ class CodaConfig(OwnConfig):
     keys_of: KeysOf
     ffn_residual: Literal["raw", "normed"]
     reduction: int = field(metadata={"min": 1})
+    vocab_size: int | None = field(default=None, metadata={"min": 1})
+    max_position_embeddings: int | None = field(default=None, metadata={"min": 1})
+    type_vocab_size: int = field(default=0, metadata={"min": 0})
+    image: ImageInput | None = None
+    norm_place: Literal["before", "after"] = "before"
     soft_top_k: SoftTopK | None = None
     selected_by: Literal["scores", "gates"] = "scores"
     route_padding: bool = False
@@ -109,6 +117,25 @@ class CodaConfig(OwnConfig):
     nested: bool = False
     granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
     model_type: Literal["coda_encoder"] = "coda_encoder"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the model takes, in order."""
+        if self.image is not None:
+            return (PIXELS,)
+        return (IDS, MASK, TYPE_IDS) if self.type_vocab_size > 1 else (IDS, MASK)
+
+    @property
+    def most_tokens(self) -> int:
+        """The longest row."""
+        longest = self.max_position_embeddings if self.image is None else self.image.tokens
+        assert longest is not None
+        return longest
+
+    @property
+    def reads_raw(self) -> bool:
+        """Whether a conditional layer reads its input beside its normed input."""
+        return self.ffn_residual == "raw" and self.norm_place == "before"
 
     @property
     def head_size(self) -> int:
@@ -142,7 +169,7 @@ class CodaConfig(OwnConfig):
             return (1,)
         if self.reductions is not None:
             return self.reductions
-        larger = (r for r in _DEFAULT_REDUCTIONS if self.reduction < r <= self.max_position_embeddings)
+        larger = (r for r in _DEFAULT_REDUCTIONS if self.reduction < r <= self.most_tokens)
         return (*larger, self.reduction)
 
     @property
@@ -161,11 +188,32 @@ class CodaConfig(OwnConfig):
         """What makes no sense among the values, as ``key: problem``, or None."""
         if self.num_hidden_layers > MOST_LAYERS:
             return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
+        if found := self._input_problem():
+            return found
         if not 0 < self.norm_eps < 1:
             return f"norm_eps: expected a number between 0 and 1, got {self.norm_eps:g}"
         if self.granularities is not None and (found := granularity_problem(self.granularities, self.kinds)):
             return found
+        if self.norm_place == "after" and self.ffn_residual != "raw":
+            return "ffn_residual: expected raw with norm_place after, where a layer's input is not normed"
         return self._attention_problem() or self._routing_problem() or self._reduction_problem()
+
+    def _input_problem(self) -> str | None:
+        of_text = {
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.max_position_embeddings,
+            "type_vocab_size": self.type_vocab_size or None,
+        }
+        if self.image is not None:
+            for key, value in of_text.items():
+                if value is not None:
+                    return f"{key}: got {value} beside image; expected one of them"
+            found = self.image.problem()
+            return found and f"image: {found}"
+        for key in ("vocab_size", "max_position_embeddings"):
+            if of_text[key] is None:
+                return f"{key}: missing; a model of texts needs it, and one of images has image in its place"
+        return None
 
     def _attention_problem(self) -> str | None:
         heads, shared = self.num_attention_heads, self.key_value_heads
@@ -199,17 +247,24 @@ class CodaConfig(OwnConfig):
         return None
 
     def _reduction_problem(self) -> str | None:
-        most = self.max_position_embeddings
+        most, of = self.most_tokens, "max_position_embeddings" if self.image is None else "an image"
         for key, values in (("reduction", (self.reduction,)), ("reductions", self.reductions or ())):
             outside = [value for value in values if not 1 <= value <= most]
             if outside:
-                return f"{key}: {outside[0]}: expected 1 to {most}, the tokens of max_position_embeddings"
+                return f"{key}: {outside[0]}: expected 1 to {most}, the tokens of {of}"
+        if self.reduction_of_one == "dense" and 1 not in self.offered:
+            return (
+                f"reduction_of_one: dense says what r = 1 is, which reductions {_shown(self.offered)} lack; add 1 to "
+                "reductions, or leave reduction_of_one out"
+            )
         if self.reductions is None:
             return None
         if list(self.reductions) != sorted(set(self.reductions), reverse=True) or not self.reductions:
             return f"reductions: expected falling numbers, got {_shown(self.reductions)}"
         if not self.conditional:
             return "reductions: no layer is conditional"
+        if self.reduction not in self.reductions:
+            return f"reductions: {_shown(self.reductions)} lack {self.reduction}, the reduction of training; add it"
         return None
 
 

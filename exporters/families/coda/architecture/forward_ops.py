@@ -8,16 +8,16 @@ from __future__ import annotations
 from .....elastic import Bucket, Submodel
 from .....workload import Op, elementwise, linear, lookup
 from .config import CodaConfig
-from .selection import capacity
+from .selection import capacity, token_bucket
 
 _FLOAT32_BYTES = 4
 
 
 def forward_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
     """One pass of ``CodaEncoder``. Raises PlanError for a reduction above the tokens of a row."""
+    count, bucket = capacity(config, submodel, bucket), token_bucket(config, bucket)
     d, t, n = config.hidden_size, bucket.tokens, bucket.sequence
-    count = capacity(config, submodel, bucket)
-    ops = [lookup("embeddings", t * d)]
+    ops = _embedding_ops(config, bucket)
     if config.position == "learned":
         ops.append(elementwise("embeddings.position", t * d, passes=3))
     if config.position == "relative":
@@ -39,9 +39,20 @@ def forward_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> list[
         reads = asking if config.keys_of == "selected" else n
         ops += _attention_ops(config, f"{at}.attention", bucket.batch, asking, reads)
         ops += _ffn_ops(config, at, bucket.batch * asking, submodel[f"{at}.ffn"])
-    ops.append(elementwise("norm", t * d, passes=4))
+    ops.append(elementwise("norm", t * d, passes=4))  # at the end, or of the embeddings
     if config.num_labels is not None:
         ops += [elementwise("mean", t * d, passes=2), linear("classifier", bucket.batch, d, config.num_labels)]
+    return ops
+
+
+def _embedding_ops(config: CodaConfig, bucket: Bucket) -> list[Op]:
+    d, t, image = config.hidden_size, bucket.tokens, config.image
+    if image is not None:
+        numbers = image.channels * image.patch_height * image.patch_width
+        return [linear("embeddings.patch", bucket.batch * image.patches, numbers, d)]
+    ops = [lookup("embeddings", t * d)]
+    if config.type_vocab_size:
+        ops += [lookup("embeddings.token_type", t * d), elementwise("embeddings.token_type.sum", t * d, passes=3)]
     return ops
 
 

@@ -25,6 +25,11 @@ def selects(config: CodaConfig, reduction: int) -> bool:
     return bool(config.conditional) and (reduction > 1 or config.reduction_of_one == "routed")
 
 
+def token_bucket(config: CodaConfig, bucket: Bucket) -> Bucket:
+    """The tokens that layers see at ``bucket``: of images, whose buckets have no sequence, always as many."""
+    return bucket if config.image is None else Bucket(bucket.batch, config.image.tokens)
+
+
 def capacity(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> int | None:
     """The tokens of each row that a conditional layer of ``submodel`` computes at ``bucket``, or None where all pass.
 
@@ -34,7 +39,7 @@ def capacity(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> int | No
     if not selects(config, reduction):
         return None
     try:
-        return selected_tokens(bucket.sequence, reduction)
+        return selected_tokens(token_bucket(config, bucket).sequence, reduction)
     except PlanError as failure:
         raise PlanError(
             f"bucket {bucket.label}: {failure}; ask for a longer bucket, or leave that level out "

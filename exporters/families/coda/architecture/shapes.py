@@ -10,20 +10,22 @@ from ....hugging_face.layer_shapes import Shape, linear_shapes
 from ....modules.relative_distance import RELATIVE_BUCKETS
 from .config import REDUCTION, CodaConfig
 
-TABLES = ("embeddings.word.weight", "embeddings.position.weight", "relative_bias.weight")
+WORDS, PLACES, TYPES = (f"embeddings.{table}.weight" for table in ("word", "position", "token_type"))
+BIASES = "relative_bias.weight"
+TABLES = (WORDS, PLACES, TYPES, BIASES)
 
 
 def parameter_shapes(config: CodaConfig) -> dict[str, Shape]:
     """Parameters of ``CodaEncoder``."""
     d = config.hidden_size
-    shapes: dict[str, Shape] = {TABLES[0]: (config.vocab_size, d)}
+    shapes = _embeddings(config)
     if config.position == "learned":
-        shapes[TABLES[1]] = (config.max_position_embeddings, d)
+        shapes[PLACES] = (config.most_tokens, d)
     if config.position == "relative":
-        shapes[TABLES[2]] = (RELATIVE_BUCKETS, config.num_attention_heads)
+        shapes[BIASES] = (RELATIVE_BUCKETS, config.num_attention_heads)
     for layer in range(config.num_hidden_layers):
         shapes |= _layer(config, layer)
-    shapes |= _norm(config, "norm")
+    shapes |= _norm(config, "norm" if config.norm_place == "before" else "embeddings.norm")
     if config.num_labels is not None:
         shapes |= linear_shapes("classifier", d, config.num_labels)
     return shapes
@@ -53,6 +55,22 @@ def parameter_group(parameter: str) -> str | None:
         if part in parameter:
             return group
     return None
+
+
+def _embeddings(config: CodaConfig) -> dict[str, Shape]:
+    """Of tokens by their number and kind, or of an image's patches and the tokens before them."""
+    d, image = config.hidden_size, config.image
+    if image is None:
+        assert config.vocab_size is not None
+        kinds = {TYPES: (config.type_vocab_size, d)} if config.type_vocab_size else {}
+        return {WORDS: (config.vocab_size, d), **kinds}
+    shapes: dict[str, Shape] = {
+        "embeddings.patch.weight": (d, image.channels, image.patch_height, image.patch_width),
+        "embeddings.patch.bias": (d,),
+    }
+    if image.front_tokens:
+        shapes["embeddings.front"] = (image.front_tokens, d)
+    return shapes
 
 
 def _layer(config: CodaConfig, layer: int) -> dict[str, Shape]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from .....elastic import Bucket, Submodel
 from .....workload import Op, added_rows, lookup, one_hot_product
 from .config import CodaConfig
-from .selection import capacity
+from .selection import capacity, token_bucket
 
 DISPATCH, COMBINE = "coda.dispatch", "coda.combine"
 
@@ -23,8 +23,8 @@ def variant_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> dict[
     count = capacity(config, submodel, bucket)
     if count is None:
         return {}
-    d, rows = config.hidden_size, bucket.batch * count
-    reads = ("normed", "raw") if config.ffn_residual == "raw" else ("normed",)
+    d, rows, bucket = config.hidden_size, bucket.batch * count, token_bucket(config, bucket)
+    reads = ("normed", "raw") if config.reads_raw else ("normed",)
     at = [f"layers.{layer}" for layer in config.conditional]
 
     def product(name: str) -> list[Op]:

@@ -20,8 +20,8 @@ class Answering(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (self.model(input_ids, attention_mask),)
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (self.model(*inputs),)
 
 
 class Lowered(torch.nn.Module):
@@ -31,8 +31,8 @@ class Lowered(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        output, found = self.model.routed(input_ids, attention_mask)
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        output, found = self.model.routed(*inputs)
         if not self.model.config.has_scores:
             return (output,)
         return (output, *(found[layer].chosen for layer in sorted(found)))

@@ -27,12 +27,12 @@ class Attention(torch.nn.Module):
         self,
         asking: torch.Tensor,
         read: torch.Tensor,
-        added: torch.Tensor,
+        added: torch.Tensor | None,
         turn_queries: Positions | None,
         turn_keys: Positions | None,
     ) -> torch.Tensor:
         """``asking`` [B, q, H] and ``read`` [B, m, H] to [B, q, H]; ``added``, which broadcasts to [B, n, q, m], is
-        added to every score."""
+        added to every score, if there is any."""
         query, key, value = (
             self._heads(projected) for projected in (self.query(asking), self.key(read), self.value(read))
         )
@@ -41,7 +41,8 @@ class Attention(torch.nn.Module):
         rows, heads, asked, size = query.shape
         # Queries of heads that share keys are one product with them.
         folded = (query * self.scale).reshape(rows, self.shared, -1, size)  # [B, K, n / K * q, d]
-        scores = (folded @ key.transpose(-1, -2)).view(rows, heads, asked, -1) + added
+        scores = (folded @ key.transpose(-1, -2)).view(rows, heads, asked, -1)
+        scores = scores if added is None else scores + added
         context = scores.softmax(-1).view(rows, self.shared, -1, scores.shape[-1]) @ value
         merged = context.view(rows, heads, asked, size).transpose(1, 2).flatten(2)  # [B, q, n * d]
         updated: torch.Tensor = self.output(merged)

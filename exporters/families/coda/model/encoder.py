@@ -1,4 +1,4 @@
-"""An encoder with conditional adapters: ids to last states, or to the logits of classes.
+"""An encoder with conditional adapters: a text or an image to last states, or to the logits of classes.
 
 Shapes: ``B`` rows of ``n`` tokens, ``d`` hidden, ``k`` selected tokens.
 """
@@ -9,10 +9,12 @@ from collections.abc import Mapping
 
 import torch
 
-from .....errors import InputError
 from ..architecture.config import CodaConfig
+from ..architecture.inputs import MASK
 from ..architecture.selection import selected_tokens, selects
-from .layer import Layer, make_norm
+from .embeddings import make_embeddings
+from .layer import Layer
+from .norms import make_norm
 from .places import Places, RelativeBias
 from .router import Selection
 
@@ -27,55 +29,56 @@ class CodaEncoder(torch.nn.Module):
     def __init__(self, config: CodaConfig) -> None:
         super().__init__()
         self.config, self.reduction = config, config.reduction
-        self.embeddings = Embeddings(config)
+        self.embeddings = make_embeddings(config)
         self.relative_bias = RelativeBias(config.num_attention_heads) if config.position == "relative" else None
         self.layers = torch.nn.ModuleList(
             Layer(config, layer in config.conditional) for layer in range(config.num_hidden_layers)
         )
-        self.norm = make_norm(config)
+        self.norm = make_norm(config) if config.norm_place == "before" else None
         labels = config.num_labels
         self.classifier = None if labels is None else torch.nn.Linear(config.hidden_size, labels)
         self._draw_weights()
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """``input_ids`` and ``attention_mask`` [B, n] int64, 1 where a token counts. Raises as ``routed``."""
-        return self.routed(input_ids, attention_mask)[0]
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """``inputs`` in the order of ``config.inputs``: ids, a mask that is 1 where a token counts and perhaps kinds of
+        token, each [B, n] int64; or pixels [B, C, height, width]. Raises as ``routed``."""
+        return self.routed(*inputs)[0]
 
     def routed(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        given: Mapping[int, torch.Tensor] | None = None,
+        self, *inputs: torch.Tensor, given: Mapping[int, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, dict[int, Selection]]:
         """What ``forward`` returns, and the selected tokens of every conditional layer; ``given`` [B, k] by layer
         replaces the routers' own.
 
         Raises InputError for more tokens than the model takes, PlanError for fewer in a row than the reduction.
         """
-        length = input_ids.shape[1]
-        if length > self.config.max_position_embeddings:
-            raise InputError(f"{length} tokens: the model takes at most {self.config.max_position_embeddings}")
-        hidden = self.embeddings(input_ids)
+        read = dict(zip(self.config.inputs, inputs, strict=True))
+        mask = read.pop(MASK, None)
+        hidden = self.embeddings(*read.values())
+        length = hidden.shape[1]
         bias = None if self.relative_bias is None else self.relative_bias(length)
         turned = self.config.head_size if self.config.position == "rotary" else None
-        places = Places.of(attention_mask, hidden, bias, turned)
+        places = Places.of(mask, hidden, bias, turned)
         count = self.count(length)
         found: dict[int, Selection] = {}
         for number, layer in enumerate(self.layers):
             hidden, selection = layer(hidden, places, count, (given or {}).get(number))
             if selection is not None:
                 found[number] = selection
-        return self._answer(self.norm(hidden), places.is_token), found
+        return self._answer(hidden if self.norm is None else self.norm(hidden), places.is_token), found
 
     def count(self, tokens: int) -> int | None:
         """How many of ``tokens`` a conditional layer computes, None where all pass without a gate."""
         return selected_tokens(tokens, self.reduction) if selects(self.config, self.reduction) else None
 
-    def _answer(self, hidden: torch.Tensor, is_token: torch.Tensor) -> torch.Tensor:
+    def _answer(self, hidden: torch.Tensor, is_token: torch.Tensor | None) -> torch.Tensor:
         if self.classifier is None:
             return hidden
-        counted = is_token[..., None].to(hidden.dtype)
-        mean = (hidden * counted).sum(1) / counted.sum(1).clamp(min=1)
+        if is_token is None:
+            mean = hidden.mean(1)
+        else:
+            counted = is_token[..., None].to(hidden.dtype)
+            mean = (hidden * counted).sum(1) / counted.sum(1).clamp(min=1)
         logits: torch.Tensor = self.classifier(mean)
         return logits
 
@@ -86,18 +89,3 @@ class CodaEncoder(torch.nn.Module):
                 torch.nn.init.zeros_(parameter)
             elif not name.endswith("norm.weight"):
                 torch.nn.init.normal_(parameter, std=0.02)
-
-
-class Embeddings(torch.nn.Module):
-    """Tokens, and where positions are learned, the vectors of those, added."""
-
-    def __init__(self, config: CodaConfig) -> None:
-        super().__init__()
-        self.word = torch.nn.Embedding(config.vocab_size, config.hidden_size)
-        learned = config.position == "learned"
-        self.position = torch.nn.Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """``input_ids`` [B, n] to [B, n, d]."""
-        words: torch.Tensor = self.word(input_ids)
-        return words if self.position is None else words + self.position.weight[: input_ids.shape[1]]

@@ -1,7 +1,10 @@
 """One layer: a frozen Transformer layer of which some tokens, or all, pass through, and an adapter for all.
 
-Equations (1) to (7) of Conditional Adapters (arXiv 2304.04947). Shapes: ``B`` rows of ``n`` tokens, ``d`` hidden, ``k``
-selected tokens.
+Equations (1) to (7) of Conditional Adapters (arXiv 2304.04947), which are of layers whose norms come first. Where norms
+come last the paper has none, and what a layer adds to the rows that it computes is the frozen layer of them less the
+rows: with every token at a gate of 1 and no adapter, it is the frozen layer there too.
+
+Shapes: ``B`` rows of ``n`` tokens, ``d`` hidden, ``k`` selected tokens.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from torch.nn import functional
 
 from ..architecture.config import CodaConfig
 from .attention import Attention
+from .norms import make_norm
 from .places import Places
 from .router import Router, Selection
 from .rows import Rows
@@ -22,25 +26,6 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
-
-
-class RmsNorm(torch.nn.Module):
-    """``x / rms(x) * weight``, as in T5."""
-
-    def __init__(self, hidden: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(hidden))
-        self.epsilon = epsilon
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon) * self.weight
-
-
-def make_norm(config: CodaConfig) -> torch.nn.Module:
-    """The norm of the configured kind."""
-    if config.norm == "rms":
-        return RmsNorm(config.hidden_size, config.norm_eps)
-    return torch.nn.LayerNorm(config.hidden_size, config.norm_eps)
 
 
 class Ffn(torch.nn.Module):
@@ -82,7 +67,7 @@ class Layer(torch.nn.Module):
 
     def __init__(self, config: CodaConfig, conditional: bool) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.norms_first = config, config.norm_place == "before"
         self.rows: Rows = Rows()
         self.attention_norm, self.ffn_norm = make_norm(config), make_norm(config)
         self.attention, self.ffn, self.adapter = Attention(config), Ffn(config), Adapter(config)
@@ -93,7 +78,7 @@ class Layer(torch.nn.Module):
     ) -> tuple[torch.Tensor, Selection | None]:
         """``x`` [B, n, d] to [B, n, d] and, of a conditional layer, the ``count`` tokens of each row that it computed:
         its own, or those ``given`` [B, k]. Without ``count`` all tokens pass, without a gate."""
-        normed = self.attention_norm(x)  # [B, n, d]
+        normed = self.attention_norm(x) if self.norms_first else x  # [B, n, d]
         base = x + self.adapter(normed)  # (1)
         if self.router is None or count is None:
             turn = places.turn()
@@ -101,7 +86,7 @@ class Layer(torch.nn.Module):
         selection: Selection = self.router(normed, places.is_token, count, given)  # (2)
         chosen = selection.chosen
         routed = self.rows.read(normed, chosen)  # (3) [B, k, d]
-        raw = self.rows.read(x, chosen) if self.config.ffn_residual == "raw" else routed
+        raw = self.rows.read(x, chosen) if self.config.reads_raw else routed
         to_selected = self.config.keys_of == "selected"
         computed = self._computed(
             raw,
@@ -119,12 +104,16 @@ class Layer(torch.nn.Module):
         residual: torch.Tensor,
         asking: torch.Tensor,
         read: torch.Tensor,
-        added: torch.Tensor,
+        added: torch.Tensor | None,
         turn_queries: Callable[[torch.Tensor], torch.Tensor] | None,
         turn_keys: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> torch.Tensor:
         """(4), (5): what attention and FFN make of the rows ``asking``, and of the ``residual`` beside them; the sum of
         both."""
         attended: torch.Tensor = self.attention(asking, read, added, turn_queries, turn_keys)
+        if not self.norms_first:
+            middle = self.attention_norm(residual + attended)
+            whole: torch.Tensor = self.ffn_norm(middle + self.ffn(middle))
+            return whole - residual
         updated: torch.Tensor = attended + self.ffn(self.ffn_norm(residual + attended))
         return updated

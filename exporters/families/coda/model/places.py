@@ -39,26 +39,33 @@ def relative_bucket(step: int) -> int:
 
 @dataclass(frozen=True)
 class Places:
-    """``is_token`` [B, n] says what is no padding, ``mask`` [B, 1, 1, n] the same, added to scores; ``bias`` [A, n, n]
-    and ``head_size`` are there where positions are relative, or rotary."""
+    """``row`` [n] are all places. ``is_token`` [B, n] says what is no padding, ``mask`` [B, 1, 1, n] the same, added to
+    scores: both None where rows have no padding. ``bias`` [A, n, n] and ``head_size`` are there where positions are
+    relative, or rotary."""
 
-    is_token: torch.Tensor
-    mask: torch.Tensor
+    row: torch.Tensor
+    is_token: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     head_size: int | None = None
 
     @classmethod
     def of(
-        cls, attention_mask: torch.Tensor, like: torch.Tensor, bias: torch.Tensor | None, head_size: int | None
+        cls, attention_mask: torch.Tensor | None, like: torch.Tensor, bias: torch.Tensor | None, head_size: int | None
     ) -> Places:
-        """Those of ``attention_mask`` [B, n], 1 where a token counts, in the dtype of ``like``."""
+        """Those of ``attention_mask`` [B, n], 1 where a token counts, for states ``like`` [B, n, d]."""
+        row = torch.arange(like.shape[1], device=like.device)
+        if attention_mask is None:
+            return cls(row, bias=bias, head_size=head_size)
         is_token = attention_mask > 0
-        return cls(is_token, additive_mask(is_token, like)[:, None, None], bias, head_size)
+        return cls(row, is_token, additive_mask(is_token, like)[:, None, None], bias, head_size)
 
-    def added(self, asking: torch.Tensor | None = None, read: torch.Tensor | None = None) -> torch.Tensor:
+    def added(self, asking: torch.Tensor | None = None, read: torch.Tensor | None = None) -> torch.Tensor | None:
         """What is added to scores: those of the tokens ``asking`` [B, q] for the tokens ``read`` [B, m], each all by
-        default. Broadcasts to [B, A, q, m]."""
-        mask = self.mask if read is None else self.mask.gather(-1, read[:, None, None])
+        default. Broadcasts to [B, A, q, m]; None where there is neither padding nor a bias."""
+        mask = self.mask
+        if mask is not None and read is not None:
+            mask = mask.gather(-1, read[:, None, None])
         if self.bias is None:
             return mask
         bias = self.bias[None]  # [1, A, n, n]
@@ -68,12 +75,12 @@ class Places:
             bias = functional.embedding(rows, self.bias.flatten(0, 1))  # [B, A, q, n]
         if read is not None:
             bias = bias.gather(-1, read[:, None, None].expand(-1, heads, bias.shape[2], -1))
-        return bias + mask
+        return bias if mask is None else bias + mask
 
     def turn(self, tokens: torch.Tensor | None = None) -> Positions | None:
         """What turns the queries or keys of ``tokens`` [B, k], by default all, by their own positions."""
         if self.head_size is None:
             return None
         if tokens is None:
-            return rotary(torch.arange(self.is_token.shape[1], device=self.is_token.device), self.head_size)
+            return rotary(self.row, self.head_size)
         return rotary(tokens[:, None], self.head_size)

@@ -20,19 +20,19 @@ _VANISHED = 1e-6
 def replay(model: CodaEncoder, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Replay:
     """A pass of ``model`` on the tokens ``given`` [B, k] by name, each judged by the scores behind the same tokens.
 
-    ``inputs`` are ids and mask [B, n]. Raises ParityError for tokens that no router of these shapes can select.
+    ``inputs`` are the model's. Raises ParityError for tokens that no router of these shapes can select.
     """
-    ids, mask = inputs
     names = {layer: f"{ROUTES}{layer}" for layer in model.config.conditional}
     if given.keys() != set(names.values()):
         raise ParityError(f"routes {', '.join(sorted(given)) or 'none'}: expected {', '.join(names.values())}")
-    rows, tokens = ids.shape
+    image = model.config.image
+    rows, tokens = inputs[0].shape[0], inputs[0].shape[1] if image is None else image.tokens
     count = model.count(tokens) or 0
     for name in names.values():
         shape = (rows, count)
         if problem := indices_problem(given[name], shape, 0, tokens - 1) or repeated_token(given[name], _row):
             raise ParityError(f"{name}: {problem}")
-    output, found = model.routed(ids, mask, {layer: given[name] for layer, name in names.items()})
+    output, found = model.routed(*inputs, given={layer: given[name] for layer, name in names.items()})
     return Replay((output,), {name: _judged(layer, found[layer]) for layer, name in names.items()})
 
 

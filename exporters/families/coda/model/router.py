@@ -49,23 +49,24 @@ class Router(torch.nn.Module):
             self.weight = torch.nn.Parameter(torch.empty(config.hidden_size))
 
     def forward(
-        self, normed: torch.Tensor, is_token: torch.Tensor, count: int, given: torch.Tensor | None = None
+        self, normed: torch.Tensor, is_token: torch.Tensor | None, count: int, given: torch.Tensor | None = None
     ) -> Selection:
-        """The ``count`` tokens of ``normed`` [B, n, d], of which ``is_token`` [B, n] says what is no padding; ``given``
-        [B, k] replaces the router's own."""
+        """The ``count`` tokens of ``normed`` [B, n, d], of which ``is_token`` [B, n] says what is no padding (None:
+        nothing is); ``given`` [B, k] replaces the router's own."""
+        if self.config.route_padding:
+            is_token = None
         if not self.config.has_scores:
             places = torch.arange(count, device=normed.device).expand(normed.shape[0], count)
-            routed = torch.ones_like(is_token) if self.config.route_padding else is_token
-            gates = routed[:, :count].to(normed.dtype)
-            return Selection(is_token.to(normed.dtype), places, places, gates)
+            gates = torch.ones_like(normed[..., 0]) if is_token is None else is_token.to(normed.dtype)  # [B, n]
+            return Selection(gates, places, places, gates[:, :count])
         dtype = torch.promote_types(normed.dtype, torch.float32)
         # By a matrix of one column: ONNX Runtime takes ten times as long for a product with a vector.
         scores = (normed.to(dtype) @ self.weight.to(dtype)[:, None])[..., 0]  # [B, n]
-        if not self.config.route_padding:
+        if is_token is not None:
             scores = torch.where(is_token, scores, _SCORE_OF_PADDING)
         schedule = self.config.soft_top_k
         gates = scores.sigmoid() if schedule is None else soft_top_k(scores, count, schedule)
-        if not self.config.route_padding:
+        if is_token is not None:
             gates = gates * is_token.to(dtype)
         ranked = scores if self.config.selected_by == "scores" else gates
         own = self.choose(ranked, count)

@@ -45,8 +45,8 @@ def test_narrowing_cuts_neurons_and_sets_the_reduction(folder: Path) -> None:
 
 
 def test_a_model_of_its_own_folder_has_the_trained_reduction(tmp_path: Path) -> None:
-    save_tiny_coda(tmp_path, reduction=2)
-    model, expected = load_model(tmp_path), tiny_coda(coda_config(reduction=2))
+    save_tiny_coda(tmp_path, reduction=2, reductions=(2, 1))
+    model, expected = load_model(tmp_path), tiny_coda(coda_config(reduction=2, reductions=(2, 1)))
     assert model.reduction == 2
     ids = torch.randint(0, 40, (2, 8))
     assert torch.equal(model(ids, torch.ones_like(ids)), expected(ids, torch.ones_like(ids)))

@@ -10,6 +10,8 @@ from nestforge.exporters.families.coda.architecture.config import CodaConfig
 from support.tiny_coda import SCHEDULE, coda_config
 
 JSON = coda_config().to_json()
+IMAGE = {"channels": 2, "height": 8, "width": 12, "patch_height": 4, "patch_width": 4}
+OF_IMAGES = {key: value for key, value in JSON.items() if key not in ("vocab_size", "max_position_embeddings")}
 SCHEDULE_JSON = JSON["soft_top_k"]
 
 
@@ -31,6 +33,12 @@ def test_reductions_that_are_offered() -> None:
     assert coda_config(max_position_embeddings=4, reductions=None).offered == (3, 2, 1)
     assert coda_config(reductions=(4, 1)).offered == (4, 1)
     assert coda_config(conditional_layers=(), reductions=None).offered == (1,)
+
+
+def test_an_image_has_as_many_tokens_as_it_is_cut_into() -> None:
+    config = config_from_json(CodaConfig, {**OF_IMAGES, "image": IMAGE}, "m")
+    assert (config.most_tokens, config.inputs) == (1 + 2 * 3, ("pixel_values",))
+    assert config_from_json(CodaConfig, config.to_json(), "m") == config
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -59,6 +67,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"router": "first_k", "soft_top_k": None, "selected_by": "gates"},
         "selected_by: first_k compares neither scores nor gates",
     ),
+    ({"reductions": [4, 2]}, "reductions: [4, 2] lack 1, the reduction of training; add it"),
+    (
+        {"reduction": 2, "reductions": [4, 2], "reduction_of_one": "dense"},
+        "reduction_of_one: dense says what r = 1 is, which reductions [4, 2] lack; add 1 to reductions, or leave",
+    ),
+    ({"reduction": 2, "reductions": None, "reduction_of_one": "dense"}, "reduction_of_one: dense says what r = 1 is"),
+    ({"image": IMAGE}, "vocab_size: got 40 beside image; expected one of them"),
+    ({"vocab_size": None}, "vocab_size: missing; a model of texts needs it, and one of images has image in its place"),
+    ({"max_position_embeddings": None}, "max_position_embeddings: missing; a model of texts needs it"),
+    ({"norm_place": "after", "ffn_residual": "normed"}, "ffn_residual: expected raw with norm_place after, where a l"),
     ({"num_key_value_heads": 3}, "num_key_value_heads: 3 do not divide num_attention_heads 4"),
     ({"position": "rotary", "head_dim": 7}, "position: rotary positions need heads of even size, got 7"),
     ({"softmax_scale": 0}, "softmax_scale: expected a number above 0, got 0"),
@@ -73,6 +91,16 @@ def test_refuses_in_one_line(change: dict[str, Any], problem: str) -> None:
         config_from_json(CodaConfig, {**JSON, **change}, "m")
     assert str(error.value).startswith(f"m: {problem}")
     assert "\n" not in str(error.value)
+
+
+def test_patches_larger_than_the_image_and_too_few_tokens_are_refused() -> None:
+    for image, change, problem in (
+        ({**IMAGE, "patch_width": 13}, {}, "image: patch_width: expected at most 12, the image's, got 13"),
+        (IMAGE, {"type_vocab_size": 2}, "type_vocab_size: got 2 beside image; expected one of them"),
+        (IMAGE, {"reductions": [8, 1]}, "reductions: 8: expected 1 to 7, the tokens of an image"),
+    ):
+        with pytest.raises(CheckpointError, match=f"^m: {problem}$"):
+            config_from_json(CodaConfig, {**OF_IMAGES, **change, "image": image}, "m")
 
 
 @pytest.mark.parametrize("key", ["rounds", "epsilon", "epsilon_start", "epsilon_decay", "initial"])

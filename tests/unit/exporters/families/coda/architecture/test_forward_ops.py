@@ -12,6 +12,7 @@ from nestforge.exporters.families.coda.architecture.presets import PRESETS
 from nestforge.exporters.families.coda.architecture.shapes import elastic_spec
 from nestforge.exporters.families.coda.architecture.variant_ops import variant_ops
 from nestforge.workload import macs
+from support.tiny_coda import OF_IMAGES, coda_config
 
 BUCKET = Bucket(1, 512)
 
@@ -53,3 +54,13 @@ def test_a_dense_layer_computes_every_token() -> None:
     submodel = elastic_spec(config).submodel({"coda.reduction": 8})
     ops = {op.name: op.flops for op in forward_ops(config, submodel, BUCKET)}
     assert ops["layers.0.ffn.up"] == 8 * ops["layers.1.ffn.up"]
+
+
+def test_of_images_patches_and_their_tokens_are_counted() -> None:
+    """2 images of six patches behind one token, at r = 4 two of the seven tokens."""
+    config = coda_config(**OF_IMAGES, reductions=(4, 1))
+    submodel = elastic_spec(config).submodel({"coda.reduction": 4})
+    ops = {op.name: macs([op]) for op in forward_ops(config, submodel, Bucket(2, 1))}
+    assert ops["embeddings.patch"] == 2 * 6 * (2 * 4 * 4) * 32
+    assert ops["layers.0.adapter.down"] == 2 * 7 * 32 * 8
+    assert ops["layers.0.ffn.up"] == 2 * 2 * 32 * 48

@@ -7,12 +7,14 @@ import torch
 from nestforge.elastic import Axis
 from nestforge.exporters.families.coda.architecture.shapes import elastic_spec, parameter_group, parameter_shapes
 from nestforge.exporters.families.coda.model.encoder import CodaEncoder
-from support.tiny_coda import coda_config
+from support.tiny_coda import OF_IMAGES, coda_config
 
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"router": "first_k", "position": "learned"},
     {"conditional_layers": (1,), "gated_ffn": True, "bias": True, "norm": "layer"},
+    {"norm_place": "after", "norm": "layer", "type_vocab_size": 2, "position": "learned"},
+    {**OF_IMAGES, "position": "learned"},
     {"num_key_value_heads": 2, "head_dim": 6, "adapter_bias": False, "num_labels": 3, "position": "rotary"},
 ]
 
@@ -37,7 +39,7 @@ def test_reduction_is_an_axis_of_the_whole_model() -> None:
     spec = elastic_spec(coda_config())
     assert spec.axes == (Axis("layers.0.ffn", 48), Axis("layers.1.ffn", 48), Axis("coda.reduction", 1, (4, 1)))
     assert spec.universal().id == "ffn48-coda.reduction1"
-    assert elastic_spec(coda_config(reductions=(2,))).kinds == ["ffn"], "one choice is none"
+    assert elastic_spec(coda_config(reduction=2, reductions=(2,))).kinds == ["ffn"], "one choice is none"
 
 
 def test_inspect_counts_what_a_task_trains() -> None:

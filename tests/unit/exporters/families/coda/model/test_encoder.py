@@ -105,7 +105,7 @@ def test_places_of_selected_tokens_are_their_own() -> None:
             model, (ids, mask) = model_of(1, position=position, keys_of=keys_of, router="sigmoid"), inputs()
             expected, found = model.routed(ids, mask)
             given = {layer: torch.arange(12).expand(3, 12) for layer in found}
-            torch.testing.assert_close(model.routed(ids, mask, given)[0], expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(model.routed(ids, mask, given=given)[0], expected, rtol=0, atol=1e-12)
 
 
 def test_refuses_what_it_cannot_answer() -> None:

@@ -77,6 +77,29 @@ def test_the_equations(keys_of: str, ffn_residual: str, key_value_heads: int) ->
 
 
 @pytest.mark.parametrize("keys_of", ["selected", "all"])
+def test_where_norms_come_last_the_dense_layer_less_the_rows_is_added(keys_of: str) -> None:
+    layer, x, places = drawn(keys_of=keys_of, norm_place="after")
+    found, selection = layer(x, places, 3)
+    assert selection is not None
+    assert places.bias is not None
+    assert layer.router is not None
+    for row in range(2):
+        scores = torch.where(places.is_token[row], x[row] @ layer.router.weight, -1e9)
+        gates = soft_top_k(scores, 3, SCHEDULE) * places.is_token[row]
+        matrix = torch.nn.functional.one_hot(scores.topk(3).indices, TOKENS).double()  # P [k, n]
+        rows, bias, hidden = matrix @ x[row], matrix @ places.bias, ~places.is_token[row]
+        read = x[row]
+        if keys_of == "selected":
+            read, bias, hidden = rows, bias @ matrix.T, matrix @ hidden.double() > 0
+        middle = norm_of(rows + attended(layer, rows, read, bias, hidden), layer.attention_norm.weight)
+        ffn = (middle @ layer.ffn.up.weight.T).relu() @ layer.ffn.down.weight.T
+        dense = norm_of(middle + ffn, layer.ffn_norm.weight)
+        adapter = layer.adapter(x[row])
+        added = (gates * matrix.sum(0))[:, None] * (matrix.T @ (dense - rows))
+        torch.testing.assert_close(found[row], x[row] + adapter + added, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("keys_of", ["selected", "all"])
 def test_all_tokens_at_a_gate_of_one_without_an_adapter_are_the_dense_layer(keys_of: str) -> None:
     """With the raw residual; the normalised one is another layer."""
     for ffn_residual, equal in (("raw", True), ("normed", False)):

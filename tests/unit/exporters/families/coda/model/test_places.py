@@ -36,14 +36,14 @@ def test_masks_and_biases_follow_the_selected_tokens() -> None:
 
 
 def test_without_a_bias_the_mask_is_all_that_is_added() -> None:
-    places = Places.of(MASK, torch.zeros(1), None, None)
+    places = Places.of(MASK, torch.zeros(2, 4, 1), None, None)
     assert places.added().shape == (2, 1, 1, 4)
     assert places.added(torch.tensor([[2], [1]]), torch.tensor([[3], [1]])).shape == (2, 1, 1, 1)
     assert places.turn() is None
 
 
 def test_selected_tokens_are_turned_by_their_own_positions() -> None:
-    places = Places.of(MASK, torch.zeros(1), None, 8)
+    places = Places.of(MASK, torch.zeros(2, 4, 1), None, 8)
     states, tokens = torch.randn(2, 3, 4, 8), torch.tensor([[2, 0], [1, 3]])
     every, some = places.turn(), places.turn(tokens)
     assert every is not None

@@ -1,0 +1,1 @@
+"""Ordinary encoders made conditional: T5's, ViT, BERT."""

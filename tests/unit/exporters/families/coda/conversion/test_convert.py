@@ -1,0 +1,229 @@
+"""Dense equivalence: at r = 1 a converted encoder is transformers' own, of every class that is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nestforge.compiler.parity.evidence.float64 import in_float64, widened
+from nestforge.errors import CheckpointError, PlanError, UnsupportedModelError
+from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
+from nestforge.exporters.families.coda.conversion.convert import Conversion, converted
+from nestforge.exporters.families.coda.conversion.settings import ConversionSettings
+from nestforge.exporters.families.coda.model.encoder import CodaEncoder
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+from support.tiny_models import add_pooling, save_tiny_encoder
+from support.tiny_t5 import V1_1, save_t5
+from support.tiny_vision import cut_ffn, edit_config, save_tiny_vit
+
+# As every published T5 has them.
+DISTANCES = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
+SETTINGS = ConversionSettings(adapter_size=4, reduction=2, seed=3)
+
+
+def save(folder: Path, kind: str) -> Path:
+    """A folder of each class that is read, and of what stands behind some of them."""
+    if kind.startswith("t5"):
+        name = "T5ForConditionalGeneration" if "decoder" in kind else "T5EncoderModel"
+        return save_t5(folder, name, text=False, **DISTANCES, **(V1_1 if "v1.1" in kind else {}))
+    if kind.startswith(("vit", "deit")):
+        task = "ForImageClassification" if "classifier" in kind else "Model"
+        more = {"qkv_bias": False, "image_size": [8, 12]} if "no bias" in kind else {}
+        return save_tiny_vit(folder, kind.partition(" ")[0], task, **more)
+    task = "ForSequenceClassification" if "classifier" in kind else "Model"
+    return save_tiny_encoder(folder, kind.partition(" ")[0], task, num_hidden_layers=2, hidden_act="gelu")
+
+
+KINDS = {
+    "t5": ((), 6),
+    "t5 v1.1 with a decoder": (("decoder",), 6),
+    "vit": (("pooler",), 5),
+    "vit, no bias, classifier": (("head",), 7),
+    "deit": (("pooler",), 6),
+    "bert": (("pooler",), 6),
+    "bert classifier": (("pooler", "head"), 6),
+    "roberta": (("pooler",), 6),
+    "electra": ((), 6),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Conversion]]:
+    root = tmp_path_factory.mktemp("dense")
+    folders = {kind: save(root / kind.replace(" ", "-"), kind.replace(",", "")) for kind in KINDS}
+    return {kind: (folder, converted(open_checkpoint(folder), SETTINGS)) for kind, folder in folders.items()}
+
+
+def encoder_inputs(conversion: Conversion, tokens: int) -> tuple[torch.Tensor, ...]:
+    """Two rows; of texts the second has two tokens of padding."""
+    config = conversion.config
+    generator = torch.Generator().manual_seed(1)
+    if config.image is not None:
+        return (torch.randn(2, config.image.channels, config.image.height, config.image.width, generator=generator),)
+    ids = torch.randint(4, config.vocab_size or 0, (2, tokens), generator=generator)
+    mask = (torch.arange(tokens) < torch.tensor([[tokens], [tokens - 2]])).long()
+    return (ids, mask, *([ids % 2] if len(config.inputs) == 3 else []))
+
+
+def dense_states(folder: Path, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The last states of transformers' own encoder, in float64."""
+    import transformers
+
+    name = "T5EncoderModel" if "t5" in folder.name else "AutoModel"
+    module = widened(getattr(transformers, name).from_pretrained(folder).eval().requires_grad_(False))
+    names = ("input_ids", "attention_mask", "token_type_ids") if len(inputs) > 1 else ("pixel_values",)
+    with in_float64():
+        wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
+        states: torch.Tensor = module(**dict(zip(names, wide, strict=False))).last_hidden_state
+    return states
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_one_it_is_the_encoder_that_it_was_made_of(kind: str, made: dict[str, tuple[Path, Conversion]]) -> None:
+    folder, found = made[kind]
+    left_out, tokens = KINDS[kind]
+    inputs = encoder_inputs(found, 6)
+    model = widened(found.model)
+    model.reduction = 1
+    with in_float64():
+        states = model(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
+        model.reduction = 2
+        routed = model(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
+    expected = dense_states(folder, inputs)
+    assert states.shape[1] == tokens
+    torch.testing.assert_close(states, expected, rtol=0, atol=1e-10)
+    assert float((routed - expected).abs().max()) > 1e-3, "fewer tokens pass at r = 2"
+    assert found.left_out == left_out
+
+
+@pytest.mark.parametrize("kind", ["t5", "bert", "vit"])
+def test_every_token_at_a_gate_of_one_is_the_encoder_too(kind: str, made: dict[str, tuple[Path, Conversion]]) -> None:
+    """Through the conditional branch itself, which r = 1 passes by: first k of all tokens has gates of 1."""
+    folder, _ = made[kind]
+    for keys_of in ("selected", "all"):
+        settings = ConversionSettings(router="first_k", keys_of=keys_of, reduction=1, reductions=(1,))
+        found = converted(open_checkpoint(folder), settings)
+        routed = CodaEncoder(replace(found.config, reduction_of_one="routed"))
+        routed.load_state_dict(found.model.state_dict())
+        inputs, model = encoder_inputs(found, 6), widened(routed)
+        with in_float64():
+            states, selections = model.routed(*(t.double() if t.is_floating_point() else t for t in inputs))
+        assert all(selection.chosen.shape[1] == states.shape[1] for selection in selections.values())
+        assert selections
+        valid = inputs[1] > 0 if len(inputs) > 1 else torch.ones(states.shape[:2], dtype=torch.bool)
+        torch.testing.assert_close(states[valid], dense_states(folder, inputs)[valid], rtol=0, atol=1e-10)
+
+
+def test_only_what_is_added_is_drawn(made: dict[str, tuple[Path, Conversion]]) -> None:
+    folder, first = made["bert"]
+    again = converted(open_checkpoint(folder), SETTINGS)
+    other = converted(open_checkpoint(folder), ConversionSettings(adapter_size=4, reduction=2, seed=4))
+    for (name, one), same, third in zip(
+        first.model.named_parameters(), again.model.parameters(), other.model.parameters(), strict=True
+    ):
+        assert torch.equal(one, same), name
+        drawn = name.endswith(("adapter.down.weight", "router.weight"))
+        assert torch.equal(one, third) != drawn, name
+        if ".adapter.up." in name:
+            assert not one.any()
+        if ".router." in name:
+            assert 0 < float(one.std()) < 0.1
+
+
+def test_what_settings_say_is_in_the_configuration(made: dict[str, tuple[Path, Conversion]]) -> None:
+    folder, default = made["bert"]
+    assert (default.config.offered, default.config.reduction_of_one) == ((8, 5, 3, 2, 1), "dense")
+    settings = ConversionSettings(
+        router="sigmoid",
+        adapter_activation="gelu",
+        keys_of="selected",
+        reduction=4,
+        reductions=(4, 8),
+        dense_layers=(0,),
+        num_labels=3,
+    )
+    config = converted(open_checkpoint(folder), settings).config
+    assert (config.router, config.soft_top_k, config.adapter_activation) == ("sigmoid", None, "gelu")
+    assert (config.keys_of, config.offered, config.conditional, config.num_labels) == ("selected", (8, 4), (1,), 3)
+    assert config.reduction_of_one == "routed", "which r = 1 is not offered to need"
+    assert made["vit"][1].config.offered == (5, 3, 2, 1), "of five tokens"
+
+
+def test_modules_of_sentence_transformers_are_left_out(tmp_path: Path) -> None:
+    add_pooling(save_tiny_encoder(tmp_path / "m", num_hidden_layers=1))
+    found = converted(open_checkpoint(tmp_path / "m"), SETTINGS)
+    assert found.left_out == ("pooler", "modules of sentence-transformers")
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("bert", {"model_type": "convbert"}, "model_type 'convbert' cannot be made conditional; expected one of t5, vit,"),
+    ("bert", {"model_type": 3}, "model_type 3 cannot be made conditional"),
+    ("bert", {"is_decoder": True}, "is_decoder: a decoder's tokens cannot be routed; expected an encoder"),
+    (
+        "bert",
+        {"hidden_act": "silu"},
+        "hidden_act: 'silu' is no activation of conditional layers; expected one of re",
+    ),
+    (
+        "t5",
+        {"feed_forward_proj": "silu", "dense_act_fn": None},
+        "feed_forward_proj: 'silu' is no activation of conditional layers",
+    ),
+    ("t5", {"dense_act_fn": "gelu"}, "dense_act_fn: expected relu, as feed_forward_proj relu says, got 'gelu'"),
+    ("t5", {"relative_attention_max_distance": 64}, "relative_attention_num_buckets and relative_attention_max_dist"),
+    ("vit", {"layer_norm_eps": "small"}, "norm_eps: expected a number, got"),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "problem"), REFUSED, ids=[problem[:24] for _, _, problem in REFUSED])
+def test_what_does_not_map_is_refused_in_one_line(
+    kind: str, change: dict[str, Any], problem: str, made: dict[str, tuple[Path, Conversion]], tmp_path: Path
+) -> None:
+    folder = made[kind][0]
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    edit_config(tmp_path, **change)
+    with pytest.raises((CheckpointError, UnsupportedModelError)) as error:
+        converted(open_checkpoint(tmp_path), SETTINGS)
+    assert problem in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_widths_projections_and_missing_weights_are_refused(tmp_path: Path) -> None:
+    cut_ffn(save_tiny_vit(tmp_path / "cut"), [32, 16])
+    with pytest.raises(CheckpointError, match="intermediate_size: layers of different widths cannot be made cond"):
+        converted(open_checkpoint(tmp_path / "cut"), SETTINGS)
+    save_tiny_encoder(tmp_path / "m", "electra", embedding_size=16, num_hidden_layers=1)
+    with pytest.raises(CheckpointError, match="embedding_size: 16 numbers of a token are projected to 32"):
+        converted(open_checkpoint(tmp_path / "m"), SETTINGS)
+    (tmp_path / "m" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: no such file"):
+        converted(open_checkpoint(tmp_path / "m", untrained=True), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"dense_layers": (2,)}, "dense layers: expected numbers from 0 to 1, got 2"),
+        ({"dense_layers": (0, 1)}, "dense layers: all 2 are listed; expected at least one conditional layer"),
+        ({"reductions": (8, 1)}, r".*, made conditional: reductions: \[8, 1\] lack 3, the reduction of training"),
+        ({"reduction": 41}, ".*, made conditional: reduction: 41: expected 1 to 40, the tokens of max_position"),
+    ],
+)
+def test_settings_that_make_no_model(
+    settings: dict[str, Any], problem: str, made: dict[str, tuple[Path, Conversion]]
+) -> None:
+    with pytest.raises((PlanError, CheckpointError), match=f"^{problem}"):
+        converted(open_checkpoint(made["bert"][0]), ConversionSettings(**settings))
+
+
+def test_the_reference_is_the_family_s_own(made: dict[str, tuple[Path, Conversion]]) -> None:
+    """What transformers answers here is what a compile of the original is compared with."""
+    folder, found = made["bert"]
+    inputs = encoder_inputs(found, 6)
+    module = load_universal(open_source(folder)).module
+    torch.testing.assert_close(module(*inputs)[0].double(), dense_states(folder, inputs), rtol=0, atol=1e-4)

@@ -1,0 +1,90 @@
+"""``nestforge convert-coda``: what it prints, and what its options mean in the folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from click.testing import CliRunner, Result
+from nestforge.exporters.families.coda.architecture.config import Activation, KeysOf, Router
+from nestforge.exporters.families.coda.conversion.settings import ConversionSettings
+from nestforge.tools.cli import main
+from nestforge.tools.commands.convert_coda import command
+from support.tiny_models import save_tiny_encoder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("convert") / "tiny", num_hidden_layers=2)
+
+
+def nestforge(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_it_says_what_it_made(folder: Path, tmp_path: Path) -> None:
+    result = nestforge("convert-coda", folder, "--adapter-size", "4", "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[:3] == [
+        "conditional layers 2 of 2, router soft_top_k",
+        "reductions 8, 5, 3, 2, 1; to be trained at 3",
+        "keys and values of all",
+    ]
+    assert lines[3].endswith("a task trains norms 320, adapters 584, routers 64")
+    assert lines[4] == "left out pooler"
+    assert result.stdout.endswith(f"\nwrote {tmp_path / 'out'}\n")
+
+
+def test_options_are_fields_of_the_folder(folder: Path, tmp_path: Path) -> None:
+    options = {
+        "--router": "sigmoid",
+        "--keys-of": "selected",
+        "--reduction": "4",
+        "--reductions": "4,2",
+        "--dense-layers": "0",
+        "--num-labels": "3",
+        "--adapter-activation": "gelu",
+        "--adapter-size": "2",
+        "--seed": "1",
+    }
+    given = [part for option in options.items() for part in option]
+    result = nestforge("convert-coda", folder, "--output", tmp_path / "out", "--json", *given)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["groups"]["routers"] == 32
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    expected = {
+        "model_type": "coda_encoder",
+        "router": "sigmoid",
+        "keys_of": "selected",
+        "reduction": 4,
+        "reductions": [4, 2],
+        "conditional_layers": [1],
+        "num_labels": 3,
+        "adapter_activation": "gelu",
+        "adapter_size": 2,
+    }
+    assert {key: config[key] for key in expected} == expected
+
+
+def test_options_are_those_of_the_settings() -> None:
+    """Stated again in the command, which imports nothing that needs torch."""
+    options = {option.name: option for option in command.params}
+    for setting in fields(ConversionSettings):
+        stated = command.make_context("convert-coda", ["m", "--output", "o"]).params[setting.name]
+        assert stated == setting.default, setting.name
+    for name, kinds in (("router", Router), ("keys_of", KeysOf), ("adapter_activation", Activation)):
+        assert tuple(options[name].type.choices) == get_args(kinds)
+
+
+def test_what_the_user_can_mend_is_one_line(folder: Path, tmp_path: Path) -> None:
+    result = nestforge("convert-coda", folder, "--output", tmp_path / "out", "--dense-layers", "7")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "nestforge: error: dense layers: expected numbers from 0 to 1, got 7\n"
+    wrong = nestforge("convert-coda", folder, "--output", tmp_path / "out", "--reductions", "2,half")
+    assert wrong.exit_code == 2
+    assert "expected reductions, such as 8,5,3,1" in wrong.stderr
+    assert not (tmp_path / "out").exists()
