@@ -13,6 +13,7 @@ from ..runtime.bundle.device_files.plan_index import read_plans
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.engines.host_latencies import HostLatencies, host_latencies
+from ..runtime.summary.cache_sizes import sizes_of
 from ..runtime.summary.engine_details import common_details, detail_tables
 from ..runtime.summary.tables import bundle_facts, engine_table, latency_warnings, submodel_table
 from .console import print_facts, print_table, say
@@ -23,7 +24,7 @@ _STAGES_SHOWN = 5
 
 def bundle_data(bundle: Bundle) -> dict[str, Any]:
     """The bundle as ``--json`` prints it: the manifest and the build record, complete, what hosts measured since, what
-    to be warned of, and plans if it needs any."""
+    to be warned of, what a cache takes where it generates, and plans if it needs any."""
     measurements = read_measurements(bundle)
     data = {
         "kind": "bundle",
@@ -32,6 +33,7 @@ def bundle_data(bundle: Bundle) -> dict[str, Any]:
         "build": bundle.build,
         "measurements": measurements.hosts if measurements else [],
         "warnings": bundle_warnings(bundle),
+        "cache": sizes_of(bundle.manifest.generation),
     }
     return {**data, "plans": read_plans(bundle)} if _needs_plans(bundle) else data
 

@@ -25,7 +25,8 @@ from .entries.tensor_spec import TensorSpec
 # 9 (2026-11): encoder-decoders: text that feeds both sides, encoders of generation; reads 1 to 8.
 # 10 (2026-11): axes whose choices fall, such as reductions; reads 1 to 9.
 # 11 (2026-11): heads of caches that are fewer than the model's; reads 1 to 10.
-SCHEMA_VERSION = 11
+# 12 (2026-11): windows of layers of a cache, whose buffers slide; reads 1 to 11.
+SCHEMA_VERSION = 12
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
