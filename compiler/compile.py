@@ -19,7 +19,7 @@ from ..profiles.precision import TRACED
 from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
 from ..runtime.bundle.entries.engine_entry import EngineEntry
 from ..runtime.bundle.manifest import WEIGHTS_NAME
-from ..runtime.bundle.open_bundle import Bundle
+from ..runtime.bundle.open_bundle import Bundle, open_bundle
 from ..runtime.engines.tensorrt.available import tensorrt_problem
 from ..strict import unstructure
 from .build.build_engine import EngineBuilder
@@ -32,7 +32,7 @@ from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
 from .examples.rank_axes import rank_axes, text_encoder
 from .generation.build_cached import build_cached
 from .graph.precision.proof_graphs import proof_bundle_in, with_proof_graphs
-from .graph.store import read_store, write_store
+from .graph.store import Store, read_store, write_store
 from .parity.evidence.cases import few, parity_cases
 from .parity.evidence.references import References
 from .parity.prove import prove
@@ -43,11 +43,14 @@ from .publish.write_bundle import (
     draft_bundle,
     source_entries,
     tool_versions,
+    with_task_inputs,
     write_build_record,
     write_manifest,
     written_bundle,
 )
 from .request import CompileRequest, Resolved, resolve
+from .tasks.add_tasks import add_tasks, require_names
+from .tasks.task_layout import frozen_sha256, tasks_entry
 from .tensorrt.build_bundle import build_plans
 from .verify import verify_engines
 from .work.clock import Clock, Progress, silent
@@ -80,6 +83,7 @@ def compile_request(
     """Compiles what ``request`` asks for into the bundle ``output``; see ``compile_bundle``."""
     clock, output = Clock(progress), Path(output)
     with clock.unreported("plan"):  # what would fail later fails here
+        require_names(None, list(request.tasks))
         resolved = resolve(request)
         source, device = resolved.source, resolved.profile
         source.checkpoint.require_weights()
@@ -92,6 +96,7 @@ def compile_request(
             return _with_plans(output, resolved, progress)
         with clock("load"):
             universal = load_universal(source)
+            base_sha256 = frozen_sha256(universal) if source.tasks is not None else ""
         with clock("rank"):  # every elastic dimension becomes a prefix
             ranking = rank_axes(universal, corpus, stage, clock)
         templates = Templates(universal, stage, device)
@@ -109,7 +114,9 @@ def compile_request(
                 templates.get(key)
             write = partial(write_store, universal, templates.weights(), templates.tables())
             stage.once(stage.folder / WEIGHTS_NAME, write)
-        builder = _builder(universal, device, templates, stage, draft, [*resolved.rungs, *resolved.submodels])
+        store = read_store(stage.folder / WEIGHTS_NAME, universal.spec)
+        draft = with_task_inputs(draft, tasks_entry(universal, store, base_sha256))
+        builder = _builder(universal, device, templates, stage, draft, store, [*resolved.rungs, *resolved.submodels])
         with clock("measure"):  # a few rungs on this host correct the predictions
             corrections = fit_rungs(builder, resolved.rungs, _asked(universal, resolved), clock)
         # Graphs say in which encodings engines read each weight, so that budgets are judged by what is built.
@@ -136,6 +143,9 @@ def compile_request(
         with clock("verify"):  # the written files, through the runtime
             _verify_written(stage, written_bundle(stage, completed.build), builder.references, clock)
         write_build_record(stage, manifest, command, clock, latencies)
+        if resolved.tasks:
+            with clock("tasks"):  # each proven on the written files, as one that is added later
+                add_tasks(open_bundle(stage.folder), universal, builder.cases, resolved.tasks, clock)
         publish(stage, output)
         return _with_plans(output, resolved, progress)
 
@@ -189,6 +199,7 @@ def _key(resolved: Resolved, corpus: Corpus | ArrayCorpus | None) -> dict[str, A
         "profile": recorded_profile(resolved.profile),
         "corpus": corpus.key if corpus is not None else None,
         "options": resolved.options,
+        "tasks": {name: {path.name: sha256_of(path) for path in task.files} for name, task in resolved.tasks.items()},
     }
 
 
@@ -198,6 +209,7 @@ def _builder(
     templates: Templates,
     stage: Stage,
     draft: Bundle,
+    store: Store,
     submodels: Iterable[Submodel],
 ) -> EngineBuilder:
     weights = stage.folder / WEIGHTS_NAME
@@ -208,7 +220,7 @@ def _builder(
         references=References(universal, cases),
         profile=device,
         templates=templates,
-        store=read_store(weights, universal.spec),
+        store=store,
         weights_sha256=sha256_of(weights),
         stage=stage,
         draft=draft,

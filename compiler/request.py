@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,8 +11,10 @@ from typing import Any, Literal, get_args
 from ..elastic import Bucket, Submodel
 from ..errors import PlanError
 from ..exporters.checkpoints.generation_defaults import read_generation_defaults
+from ..exporters.for_tasks.with_tasks import with_tasks
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
+from ..exporters.tasks.task_form import Task
 from ..profiles.device_profile import BudgetSpec, DeviceProfile, PromotionOrder
 from ..profiles.load_profile import load_profile
 from ..profiles.precision import PRECISIONS, Precision, precision_problem
@@ -44,6 +46,7 @@ class CompileRequest:
     ``generate`` adds engines to a causal language model that keep a cache of keys and values.
     ``emit_only`` leaves plans for TensorRT to `nestforge build` on the device. Without ``measure`` nothing is timed:
     latencies are predicted from the profile's rates, as for any device that is not this host.
+    ``tasks`` maps names to folders: of tasks on this model, whose tensors engines then take as inputs.
     """
 
     model: str | Path
@@ -64,6 +67,7 @@ class CompileRequest:
     generate: bool = False
     emit_only: bool = False
     measure: bool = True
+    tasks: Mapping[str, str | Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Resolved:
     """A request with its model opened (headers alone) and its profile as this request has it.
 
     ``submodels`` were asked for by id or as published slices; ``published`` are the slices. ``notes``
-    state what of the profile this model cannot have.
+    state what of the profile this model cannot have. ``tasks`` were read whole.
     """
 
     request: CompileRequest
@@ -81,6 +85,7 @@ class Resolved:
     submodels: tuple[Submodel, ...]
     published: tuple[Submodel, ...]
     notes: tuple[str, ...] = ()
+    tasks: Mapping[str, Task] = field(default_factory=dict)
 
     @cached_property
     def rungs(self) -> tuple[Submodel, ...]:
@@ -132,6 +137,10 @@ def resolve(request: CompileRequest) -> Resolved:
     given = request.profile if isinstance(request.profile, DeviceProfile) else load_profile(request.profile)
     profile = _for_request(given, request, source)
     source = replace(source, precisions=profile.precisions, generates=request.generate)
+    folders = {name: Path(folder) for name, folder in request.tasks.items()}
+    source, tasks = with_tasks(source, folders) if folders else (source, {})
+    if tasks:
+        _require_task_engines(source, profile)
     if request.generate:
         _require_cached_form(source, profile)
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
@@ -139,7 +148,19 @@ def resolve(request: CompileRequest) -> Resolved:
     published = _published(source, request.slices)
     require_integers(source, profile)
     notes = _notes(source, given, profile, is_asked=bool(request.buckets))
-    return Resolved(request, source, profile, levels, (*asked, *published), published, notes)
+    return Resolved(request, source, profile, levels, (*asked, *published), published, notes, tasks)
+
+
+def _require_task_engines(source: ModelSource, profile: DeviceProfile) -> None:
+    """What engines with tasks cannot be is refused before any work."""
+    if profile.backend != "onnxruntime":
+        raise PlanError(
+            f"task: engines with tasks are for onnxruntime, profile {profile.name} is for {profile.backend}"
+        )
+    if profile.precisions != ("fp32",):
+        raise PlanError(f"task: engines with tasks are in fp32, asked for {', '.join(profile.precisions)}")
+    if source.exits is not None:
+        raise PlanError(f"task: {source.name} has exits, and segments take no tasks; compile it without --task")
 
 
 def _require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:

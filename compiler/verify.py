@@ -11,6 +11,7 @@ import torch
 
 from ..elastic import DEPTH, Bucket
 from ..errors import CheckpointError, ParityError
+from ..exporters.for_tasks.with_tasks import with_stated_tasks
 from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
@@ -34,13 +35,14 @@ from .parity.evidence.reference import Reference, replayed
 from .parity.evidence.references import References
 from .parity.evidence.replayed import Replayed
 from .parity.verify_segments import verify_segments
+from .tasks.verify_tasks import verify_tasks
 from .work.clock import Clock, Progress, silent
 
 
 @dataclass(frozen=True)
 class VerifyReport:
     """Truthy if nothing failed. Without a model to compare with, ``engines`` is empty: only bytes were checked, those
-    of calibrated ``policies``, ``plans`` and ``measurements`` of hosts too."""
+    of calibrated ``policies``, ``plans``, ``measurements`` of hosts and ``tasks`` too."""
 
     bundle: str
     files: int
@@ -50,6 +52,7 @@ class VerifyReport:
     policies: int = 0
     plans: int = 0
     measurements: int = 0
+    tasks: int = 0
 
     def __bool__(self) -> bool:
         return not any(verdict.problem for verdict in self.engines)
@@ -68,8 +71,8 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
     verdicts: tuple[EngineVerdict, ...] = ()
     if against is not None:
         with clock("model"):
-            universal = load_universal(_source(against, bundle))
-            _require_same_interface(universal, bundle)
+            universal = load_universal(source_of(against, bundle))
+            require_same_interface(universal, bundle)
             orders = recover_order(bundle.file(WEIGHTS_NAME), universal)
         with clock("parity"), proof_bundle(bundle) as here:
             verdicts = _verify(here, universal, orders, clock)
@@ -82,18 +85,22 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
         policies=checked.policies,
         plans=checked.plans,
         measurements=checked.measurements,
+        tasks=checked.tasks,
     )
 
 
-def _source(against: str | Path, bundle: Bundle) -> ModelSource:
-    """The model in the bundle's precisions, cut at its exits if it has any."""
+def source_of(against: str | Path, bundle: Bundle) -> ModelSource:
+    """The model in the bundle's precisions, cut at its exits if it has any; with tasks where the bundle's engines take
+    some."""
     source = open_source(against, precisions=profile_precisions(bundle.manifest.provenance.profile))
     source = replace(source, generates=bundle.manifest.generation is not None)
+    if bundle.manifest.tasks is not None:
+        source = with_stated_tasks(source, bundle.manifest.tasks)
     depths = next((axis.choices for axis in bundle.manifest.axes if axis.name == DEPTH), None)
     return replace(source, cut_at=depths) if DEPTH in source.spec.kinds else source
 
 
-def _require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
+def require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
     signature, manifest = universal.source.signature, bundle.manifest
     for what, found, expected in (
         ("axes", universal.spec.axes, manifest.axes),
@@ -142,7 +149,7 @@ def _verify(
     bundle: Bundle, universal: UniversalModel, orders: Mapping[str, torch.Tensor], clock: Clock
 ) -> tuple[EngineVerdict, ...]:
     """The universal engines against the user's module as it is, then every engine in the bundle's order."""
-    whole, references = universal.spec.universal().id, References(universal, _cases(bundle, universal))
+    whole, references = universal.spec.universal().id, References(universal, cases_of(bundle, universal))
     as_loaded = Reference(universal.source.architecture.routing, universal.module, universal.source.signature.outputs)
     untouched = [
         _verdict(bundle, universal, engine, own, partial(replayed, as_loaded, own), orders)
@@ -155,10 +162,12 @@ def _verify(
         permute_axis(universal, axis, order)
     ordered = verify_engines(bundle, references, clock)
     failed = {verdict.engine: verdict for verdict in untouched if verdict.problem}
-    return tuple(failed.get(verdict.engine, verdict) for verdict in ordered)
+    engines = tuple(failed.get(verdict.engine, verdict) for verdict in ordered)
+    return (*engines, *verify_tasks(bundle, universal, references.cases, clock))
 
 
-def _cases(bundle: Bundle, universal: UniversalModel) -> dict[Bucket, list[Case]]:
+def cases_of(bundle: Bundle, universal: UniversalModel) -> dict[Bucket, list[Case]]:
+    """What engines of each bucket of ``bundle`` are proven on."""
     encoder = text_encoder(universal)
     buckets = {engine.bucket for engine in bundle.manifest.engines}
     return {bucket: parity_cases(universal.source.signature, bucket, encoder) for bucket in buckets}

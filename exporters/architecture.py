@@ -18,6 +18,7 @@ from .parameter_groups import is_table
 from .routing import Routing
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
+from .tasks.task_form import TaskForm
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -72,6 +73,7 @@ class Architecture:
       why.
     - ``lower(module, variants)``: what is traced in place of ``module``: the same function on the same parameters, in
       the variants chosen, with its routes after its outputs.
+    - ``tasks``: which tensors are a task's own, of a model that was made for many tasks on frozen weights.
     - ``folded``: tensors that variants read in place of parameters, made of them once.
     - ``group_of(parameter)``: the group that ``inspect`` counts a parameter in beside its own, if any.
     - ``prove_load(feeds)``: what ``load`` did to the stored weights, proven against them.
@@ -94,6 +96,7 @@ class Architecture:
     variants: Callable[[Submodel, Bucket], Variants] | None = None
     variant_problems: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     lower: Callable[[torch.nn.Module, Mapping[str, str]], torch.nn.Module] | None = None
+    tasks: TaskForm | None = None
     folded: Folded | None = None
     group_of: Callable[[str], str | None] | None = None
     prove_load: Callable[[Arrays], Iterator[Proof]] | None = None

@@ -119,7 +119,12 @@ def permute_axis(model: UniversalModel, name: str, places: torch.Tensor) -> None
     order = next(order for order in model.spec.orders if order.name == name)
     for cut in (*order.slices, *order.followers):
         data = parameters[cut.parameter].data
-        data.copy_(step_blocks(data, cut)[places].flatten(0, 1).movedim(0, cut.dim))
+        data.copy_(permuted_steps(data, cut, places))
+
+
+def permuted_steps(data: torch.Tensor, cut: PrefixSlice, places: torch.Tensor) -> torch.Tensor:
+    """``data`` with step ``places[i]`` of the axis at place ``i``."""
+    return step_blocks(data, cut)[places].flatten(0, 1).movedim(0, cut.dim)
 
 
 def step_blocks(data: torch.Tensor, cut: PrefixSlice) -> torch.Tensor:

@@ -25,6 +25,7 @@ from .part import Part
 from .presets import PREFIX, preset_checkpoint
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
+from .tasks.task_form import TaskForm
 from .weight_bytes import WeightBytes, expected_encodings, weight_bytes
 
 
@@ -34,7 +35,8 @@ class ModelSource:
 
     ``precisions`` are the ones that its engines get; where there are several, they are one more axis of its submodels.
     ``encodings(submodel)`` are the ones in which its engines read each parameter, known once graphs were traced.
-    ``generates``: its submodels get engines that keep a cache.
+    ``generates``: its submodels get engines that keep a cache. ``tasks``: its engines take tasks, and these tensors of
+    theirs as inputs.
     """
 
     checkpoint: Checkpoint
@@ -44,6 +46,7 @@ class ModelSource:
     precisions: tuple[Precision, ...] = ("fp32",)
     encodings: Callable[[Submodel], Mapping[str, Collection[Encoding]]] | None = None
     generates: bool = False
+    tasks: TaskForm | None = None
 
     @property
     def name(self) -> str:

@@ -31,13 +31,19 @@ class UniversalModel:
         """Parameters by the names that the spec uses; a tied parameter appears once."""
         return {name.removeprefix(PREFIX): value for name, value in self.module.named_parameters()}
 
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The constants that a task may have others of, by name."""
+        own = self.source.tasks.tensors if self.source.tasks is not None else frozenset()
+        named = ((name.removeprefix(PREFIX), value) for name, value in self.module.named_buffers())
+        return {name: value for name, value in named if name in own}
+
     def stored_names(self) -> set[str]:
-        """Names of what the weight store may have: parameters, and tensors made of them."""
-        return self.parameters().keys() | self.spec.folded.keys()
+        """Names of what the weight store may have: parameters, tensors made of them, constants that are a task's."""
+        return self.parameters().keys() | self.spec.folded.keys() | self.buffers().keys()
 
     def stored(self) -> Callable[[str], torch.Tensor]:
         """What gives a parameter, or a tensor made of them, by its name."""
-        parameters, folded = self.parameters(), self.source.architecture.folded
+        parameters, folded = {**self.parameters(), **self.buffers()}, self.source.architecture.folded
 
         def tensor(name: str) -> torch.Tensor:
             if folded is not None and name in folded.shapes:
@@ -47,8 +53,10 @@ class UniversalModel:
         return tensor
 
     def with_parameters(self, values: Mapping[str, torch.Tensor]) -> UniversalModel:
-        """A copy whose parameters are ``values``, and where those lack one, this model's own."""
+        """A copy whose parameters, and constants that are a task's, are ``values``, and where those lack one, this
+        model's own."""
         memo: dict[int, object] = {id(buffer): buffer for buffer in self.module.buffers()}
+        memo |= {id(buffer): values.get(name, buffer) for name, buffer in self.buffers().items()}
         for name, parameter in self.parameters().items():
             memo[id(parameter)] = torch.nn.Parameter(values.get(name, parameter.data), requires_grad=False)
         return replace(self, module=copy.deepcopy(self.module, memo))

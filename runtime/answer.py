@@ -66,7 +66,7 @@ class Answer:
     whether by its exits. With ``exits`` several engines answered: ``engine`` and ``bucket`` are the first of them, and
     ``padding`` says what all rows together were filled up, or cut, to. ``routing`` are the engine's routes by name
     (int64) where they were asked for, of its whole bucket: padding takes part in them. ``prompt`` stood before every
-    text, the model's default one too; empty for none.
+    text, the model's default one too; empty for none. ``task`` answered, None for the base.
     """
 
     outputs: Mapping[str, Array]
@@ -81,6 +81,7 @@ class Answer:
     exits: ExitRows | None = None
     routing: Mapping[str, Array] | None = None
     prompt: str = ""
+    task: str | None = None
 
     def __getitem__(self, name: str) -> Array:
         return self.outputs[name]
@@ -97,5 +98,6 @@ class Answer:
         truncated = f", {len(self.truncated)} truncated" if self.truncated else ""
         exits = f", {self.exits}" if self.exits else ""
         prompt = f", prompt {self.prompt!r:.80}" if self.prompt else ""
+        task = f"task {self.task}, " if self.task is not None else ""
         figures = f"{self.timings.run:.2f} ms{padding}{truncated}{prompt}{exits}"
-        return f"Answer({shapes}; {self.engine}, {figures}; {self.reason})"
+        return f"Answer({shapes}; {task}{self.engine}, {figures}; {self.reason})"

@@ -224,8 +224,8 @@ class Dispatcher:
                 f"{listing(self._holding(batch, sequence))}"
             )
         raise SelectionError(
-            f"submodel {submodel.id} has no engine for {batch}x{sequence} here (no bucket that large, or left out by "
-            f"memory_mb); there is {listing(self._holding(batch, sequence))}"
+            f"submodel {submodel.id} has no engine for {batch}x{sequence} here (no bucket that large, left out by "
+            f"memory_mb, or none of the task's); there is {listing(self._holding(batch, sequence))}"
         )
 
     def _forget(self) -> None:

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from types import TracebackType
 from typing import Literal
@@ -38,6 +38,7 @@ from .inputs.arrays import Array
 from .inputs.check_inputs import InputChecker
 from .inputs.text import Encoded, TextEncoder
 from .request import Request, RequestContext
+from .tasks import Tasks, without_tasks
 
 # Texts whose tokens are counted at a time.
 _TEXTS_COUNTED_AT_ONCE = 256
@@ -56,7 +57,8 @@ def load(
 ) -> ElasticModel:
     """Opens a bundle as a model; engines and tokenizer open on first use, or at once with ``preload``.
 
-    ``memory_mb`` caps what all engines may hold together (weights, private initializers, activations; 10^6 bytes), and
+    ``memory_mb`` caps what all engines and tasks may hold together (weights, private initializers, activations; 10^6
+    bytes), and
     ``residency`` is decided under it, see ``assign_residencies``. Engines that generate, and the caches of their
     sessions, open later, under what the cap then leaves. ``threads`` is the number of cores per run, by
     default the ones that this process may use. ``affinity`` names the CPU of each of these threads but the calling one
@@ -73,7 +75,13 @@ def load(
         raise InputError(f"affinity: expected none with provider {provider!r}, which computes on a GPU")
     count, cpus = threads_and_affinity(threads, affinity)
     bundle = open_bundle(path, check)
+    if ran_on is not None and bundle.manifest.tasks is not None:
+        raise InputError(
+            f"provider {provider!r}: the engines of a bundle with tasks run on the processor; expected cpu"
+        )
     engines = runnable_engines(bundle, ran_on)
+    if memory_mb is not None:
+        memory_mb = without_tasks(bundle, memory_mb)
     if ran_on is None:
         residencies = residencies_for(bundle, engines, memory_mb, residency)
     else:
@@ -114,7 +122,9 @@ class ElasticModel:
         self._inputs = InputChecker(manifest.inputs)
         self._outputs = manifest.outputs
         known = host_latencies(bundle, threads, provider is not None)
-        self._dispatcher = Dispatcher(manifest, residencies, known.latencies, known.elsewhere)
+        dispatcher = partial(Dispatcher, manifest, latencies=known.latencies, elsewhere=known.elsewhere)
+        self._dispatcher = dispatcher(residencies)
+        self.tasks = Tasks(bundle, residencies, dispatcher)
         self._pool = EnginePool(bundle, residencies, threads, provider, affinity, memory)
         # Called: ``model.generate("Once upon a time", max_tokens=64)``.
         self.generate = Generator(bundle, self._opened_encoder, threads, residency, provider, affinity, memory)
@@ -139,6 +149,7 @@ class ElasticModel:
         decisions: bool = False,
         prompt: str | None = None,
         prompt_name: str | None = None,
+        task: str | None = None,
     ) -> Answer:
         """Answers one request: arrays by input name, or a text, or a list of texts.
 
@@ -162,6 +173,7 @@ class ElasticModel:
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
         truncated: tuple[int, ...] = ()
         before = ""
+        tensors = None if task is None else self.tasks.open(task).tensors
         if type(inputs) is dict or isinstance(inputs, Mapping):
             if truncate:
                 raise InputError("truncate: applies to text only; cut the arrays yourself")
@@ -171,11 +183,12 @@ class ElasticModel:
         elif isinstance(inputs, bytes | bytearray | memoryview):
             raise InputError(f"expected arrays by input name, or text as str, got {type(inputs).__name__}; decode it")
         else:
-            encoded, before = self._encode(inputs, request if truncate else Request(), truncate, prompt, prompt_name)
+            limits = request if truncate else Request()
+            encoded, before = self._encode(inputs, limits, truncate, prompt, prompt_name, task)
             feeds, truncated = encoded.feeds, encoded.truncated
         encoded_at = perf_counter()
         shape = self._inputs.sizes_of(feeds)
-        context = RequestContext(request, exits, routing, feeds, shape, truncated, before, started, encoded_at)
+        context = RequestContext(request, exits, routing, feeds, shape, truncated, before, started, encoded_at, tensors)
 
         try:
             choice, number = self._admit(context)
@@ -195,13 +208,15 @@ class ElasticModel:
         memory_mb: float | None = None,
         submodel: str | None = None,
         deadline_ms: float | None = None,
+        task: str | None = None,
     ) -> Choice:
         """The engine that would answer ``batch`` rows of ``sequence`` steps now, and why; nothing runs. Raises as a
         call does."""
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
+        dispatcher = self._dispatcher_of(task)
         if deadline_ms is None:
-            return self._dispatcher.choose(request, batch, sequence)
-        return self._dispatcher.choose_in_time(request, batch, sequence, self._in_flight.load())
+            return dispatcher.choose(request, batch, sequence)
+        return dispatcher.choose_in_time(request, batch, sequence, self._in_flight.load())
 
     def longest_sequence(self, batch: int, submodel: str | None = None) -> int:
         """The longest sequence that any engine takes for ``batch`` rows, or any of ``submodel`` if it takes so many.
@@ -264,14 +279,14 @@ class ElasticModel:
 
     def _admit(self, context: RequestContext) -> tuple[Choice, int]:
         """The choice for a request, and its number among those in flight."""
-        request, shape = context.request, context.shape
+        request, shape, dispatcher = context.request, context.shape, self._dispatcher_of(context.task_name)
         if request.deadline_ms is None:
-            choice = self._dispatcher.choose(request, shape.batch, shape.sequence)
+            choice = dispatcher.choose(request, shape.batch, shape.sequence)
             return choice, self._in_flight.enter(choice.latency_ms)
 
         def in_time(load: LoadEstimate) -> tuple[Choice, float]:
             spent_ms = 1e3 * (perf_counter() - context.started)
-            choice = self._dispatcher.choose_in_time(request, shape.batch, shape.sequence, load, spent_ms)
+            choice = dispatcher.choose_in_time(request, shape.batch, shape.sequence, load, spent_ms)
             return choice, choice.latency_ms
 
         return self._in_flight.admit(in_time)
@@ -295,7 +310,8 @@ class ElasticModel:
         """
         request, shape = context.request, context.shape
         busy = self._in_flight.load().remaining_ms
-        choice = None if busy else self._dispatcher.to_try(request, shape.batch, shape.sequence)
+        dispatcher = self._dispatcher_of(context.task_name)
+        choice = None if busy else dispatcher.to_try(request, shape.batch, shape.sequence)
         if choice is None or _is_late(context) or self._leaves_early(context, choice):
             raise refusal
         # A first run shows little, so once more after it; with a deadline that time is gone.
@@ -345,7 +361,11 @@ class ElasticModel:
             exits=runs.exits,
             routing=runs.routing,
             prompt=context.prompt,
+            task=context.task_name,
         )
+
+    def _dispatcher_of(self, task: str | None) -> Dispatcher:
+        return self._dispatcher if task is None else self.tasks.open(task).dispatcher
 
     def _exit_choice(self, context: RequestContext, engine: EngineEntry) -> ExitChoice | None:
         """Which exits are open, or None for a model that has none. Raises SelectionError where they cannot be had."""
@@ -366,6 +386,7 @@ class ElasticModel:
         truncate: bool,
         prompt: str | None,
         prompt_name: str | None,
+        task: str | None,
     ) -> tuple[Encoded, str]:
         """Texts as inputs, and the prompt before them."""
         if not isinstance(inputs, (str, Sequence)):
@@ -373,7 +394,8 @@ class ElasticModel:
         texts = [inputs] if isinstance(inputs, str) else inputs
         encoder = self._opened_encoder()
         before = encoder.entry.prompt(prompt, prompt_name)
-        longest = self._dispatcher.longest_sequence(max(1, len(texts)), request)  # no text is refused by the encoder
+        dispatcher = self._dispatcher_of(task)
+        longest = dispatcher.longest_sequence(max(1, len(texts)), request)  # no text is refused by the encoder
         return encoder.encode(texts, longest, truncate, before), before
 
     def _opened_encoder(self) -> TextEncoder:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..elastic import Bucket
 from .exits.choice import AskedExits
+from .graphs.task_tensors import TaskTensors
 from .inputs.arrays import Array
 
 
@@ -28,7 +29,8 @@ class RequestContext(NamedTuple):
     """A request with its inputs as arrays of ``shape``, and what its answer repeats of it.
 
     ``exits`` and ``routing`` are what was asked for. ``truncated`` are the texts that were cut, ``prompt`` stood
-    before each. The call began at ``started`` and had its arrays at ``encoded`` (``perf_counter``, seconds).
+    before each; ``task`` answers, or the base. The call began at ``started`` and had its arrays at ``encoded``
+    (``perf_counter``, seconds).
     """
 
     request: Request
@@ -40,3 +42,9 @@ class RequestContext(NamedTuple):
     prompt: str
     started: float
     encoded: float
+    task: TaskTensors | None = None
+
+    @property
+    def task_name(self) -> str | None:
+        """The task that answers, None for the base."""
+        return None if self.task is None else self.task.name

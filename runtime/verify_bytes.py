@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 from .bundle.device_files.measurements import read_measurements
 from .bundle.device_files.plan_index import read_plan, read_plans
+from .bundle.device_files.task_index import read_tasks
 from .bundle.open_bundle import Bundle, open_bundle
 from .exits.calibration import read_calibration
 from .generation.draft_calibration import read_drafts
+from .graphs.task_tensors import read_task_tensors
 
 
 @dataclass(frozen=True)
 class CheckedBytes:
     """A bundle whose every byte is right: its listed ``files`` and their ``bytes``, calibrated ``policies``, ``plans``,
-    and ``measurements`` and ``drafts`` of hosts."""
+    ``measurements`` and ``drafts`` of hosts, and ``tasks``."""
 
     bundle: Bundle
     files: int
@@ -24,6 +26,7 @@ class CheckedBytes:
     plans: int
     measurements: int
     drafts: int = 0
+    tasks: int = 0
 
     def __str__(self) -> str:
         added = (
@@ -31,6 +34,7 @@ class CheckedBytes:
             (self.plans, "plans"),
             (self.measurements, "measurements of hosts"),
             (self.drafts, "calibrations of drafts"),
+            (self.tasks, "tasks"),
         )
         also = "".join(f", {count} {what}" for count, what in added if count)
         return f"{self.files} files, {self.bytes / 1e6:.1f} MB{also}, every hash and seal as written"
@@ -42,10 +46,13 @@ def verify_bytes(path: str | os.PathLike[str]) -> CheckedBytes:
     calibration, plans, measurements = read_calibration(bundle), read_plans(bundle), read_measurements(bundle)
     for plan in plans:
         read_plan(bundle, plan)
+    tasks = read_tasks(bundle)
+    for task in tasks:
+        read_task_tensors(bundle, task)
     files = bundle.manifest.files
     policies = len(calibration.policies) if calibration else 0
     hosts = len(measurements.hosts) if measurements else 0
     drafts = read_drafts(bundle)
     calibrated = len(drafts.hosts) if drafts else 0
     size = sum(entry.bytes for entry in files)
-    return CheckedBytes(bundle, len(files), size, policies, len(plans), hosts, calibrated)
+    return CheckedBytes(bundle, len(files), size, policies, len(plans), hosts, calibrated, len(tasks))

@@ -10,10 +10,10 @@ import click
 from ..runtime.bundle.build_record import BuildRecord
 from ..runtime.bundle.device_files.measurements import read_measurements
 from ..runtime.bundle.device_files.plan_index import read_plans
+from ..runtime.bundle.device_files.task_index import read_tasks
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.engines.host_latencies import HostLatencies, host_latencies
-from ..runtime.summary.cache_sizes import sizes_of
 from ..runtime.summary.engine_details import common_details, detail_tables
 from ..runtime.summary.tables import bundle_facts, engine_table, latency_warnings, submodel_table
 from .console import print_facts, print_table, say
@@ -24,7 +24,7 @@ _STAGES_SHOWN = 5
 
 def bundle_data(bundle: Bundle) -> dict[str, Any]:
     """The bundle as ``--json`` prints it: the manifest and the build record, complete, what hosts measured since, what
-    to be warned of, what a cache takes where it generates, and plans if it needs any."""
+    to be warned of, tasks, and plans if it needs any."""
     measurements = read_measurements(bundle)
     data = {
         "kind": "bundle",
@@ -33,7 +33,7 @@ def bundle_data(bundle: Bundle) -> dict[str, Any]:
         "build": bundle.build,
         "measurements": measurements.hosts if measurements else [],
         "warnings": bundle_warnings(bundle),
-        "cache": sizes_of(bundle.manifest.generation),
+        "tasks": read_tasks(bundle),
     }
     return {**data, "plans": read_plans(bundle)} if _needs_plans(bundle) else data
 
@@ -59,8 +59,32 @@ def print_bundle(bundle: Bundle) -> None:
     if _needs_plans(bundle):
         click.echo()
         _print_plans(bundle)
+    if bundle.manifest.tasks is not None:
+        click.echo()
+        print_tasks(bundle)
     click.echo()
     print_table(["file", "bytes"], [[entry.path, f"{entry.bytes:,}"] for entry in bundle.manifest.files])
+
+
+def print_tasks(bundle: Bundle) -> None:
+    """One row a task: what it takes, what its folder states, who answers for it, and the worst parity of those."""
+    rows = []
+    for task in read_tasks(bundle):
+        outputs = [output for receipt in task.parity for output in receipt.parity.outputs]
+        rows.append(
+            [
+                task.name,
+                f"{task.bytes / 1e6:.2f}",
+                ", ".join(f"{name} {value}" for name, value in task.facts.items()),
+                ", ".join(task.submodels),
+                f"{max(output.max_abs for output in outputs):.1e}",
+                f"{min(output.min_cosine for output in outputs):.7f}",
+            ]
+        )
+    if rows:
+        print_table(["task", "MB", "states", "submodels", "parity max abs", "parity cosine"], rows)
+    else:
+        say("engines take tasks, and there is none yet: nestforge add-task BUNDLE NAME=FOLDER --against MODEL")
 
 
 def _needs_plans(bundle: Bundle) -> bool:

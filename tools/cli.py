@@ -29,6 +29,7 @@ COMMANDS = (
     "nest",
     "convert-coda",
     "compile",
+    "add-task",
     "build",
     "measure",
     "calibrate",

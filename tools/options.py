@@ -114,6 +114,20 @@ class VariantType(click.ParamType):  # type: ignore[type-arg]  # as above
         return computed, variant
 
 
+class TaskType(click.ParamType):  # type: ignore[type-arg]  # as above
+    """``reviews=FOLDER``: a task by the name that requests give it, and its folder."""
+
+    name = "NAME=FOLDER"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Path]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, folder = str(value).partition("=")
+        if not name or not equals or not folder:
+            self.fail(f"{value!r}: expected the name of a task and its folder, such as reviews=FOLDER", param, ctx)
+        return name, Path(folder)
+
+
 class PrecisionsType(click.ParamType):  # type: ignore[type-arg]  # as above
     """``fp32,int8``: precisions of engines."""
 
@@ -181,6 +195,15 @@ slice_option = click.option(
     metavar="FOLDER",
     help="The submodel that this folder holds as a published slice of the model, too; repeatable.",
 )
+tasks_option = click.option(
+    "--task",
+    "tasks",
+    type=TaskType(),
+    multiple=True,
+    callback=once_each,
+    help="A task on the frozen model, by name; repeatable. Engines then take its tensors as inputs.",
+)
+task_option = click.option("--task", metavar="NAME", help="The task that answers. Default: the base.")
 exits_option = click.option(
     "--exits",
     type=LayersType(),

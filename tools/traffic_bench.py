@@ -81,8 +81,10 @@ def bench_traffic(
     concurrency: int,
     progress: Progress,
     texts: Sequence[str] | None = None,
+    task: str | None = None,
 ) -> TrafficBench:
-    """Asks each of ``submodels`` (ids or levels; none means all) from ``concurrency`` threads at once.
+    """Asks each of ``submodels`` (ids or levels; none means all) from ``concurrency`` threads at once, for ``task`` or
+    for the base.
 
     Of more than 1000 ``texts`` as many are drawn, the same each time; every one is sent, in a mixed order, and again
     until two seconds have passed. A text that is longer than the submodel takes is cut. Raises InputError for texts
@@ -90,11 +92,17 @@ def bench_traffic(
     """
     manifest = model.bundle.manifest
     resident = {e.submodel for e in manifest.engines if e.segment is None and e.id in model.residencies}
+    if task is not None:
+        model.tasks.open(task)  # read before anything is timed
+        resident &= set(model.tasks.entries[task].submodels)
     asked = [manifest.submodel(name).id for name in submodels]
     wanted = list(dict.fromkeys(asked)) or [entry.id for entry in manifest.submodels if entry.id in resident]
     for name in wanted:
         if name not in resident:
-            raise SelectionError(f"bundle {model.bundle.path}: submodel {name} has no engine that can run here")
+            of_task = f" for task {task}" if task is not None else ""
+            raise SelectionError(
+                f"bundle {model.bundle.path}: submodel {name} has no engine{of_task} that can run here"
+            )
     sent: list[str] = []
     if texts is not None:
         sent = random.Random(_SEED).sample(list(texts), min(len(texts), _MOST_TEXTS))  # noqa: S311
@@ -105,7 +113,7 @@ def bench_traffic(
     for index, name in enumerate(wanted):
         progress("traffic", index, len(wanted))
         arrays = [] if sent else [_arrays_for(model, name)]
-        rows.append(_traffic(model, name, sent or arrays, warm_ups or arrays, concurrency))
+        rows.append(_traffic(model, name, sent or arrays, warm_ups or arrays, concurrency, task))
     progress("traffic", len(wanted), len(wanted))
     lengths = lengths_of(counts, len(texts)) if texts else None
     return TrafficBench(str(model.bundle.path), concurrency, model.threads, lengths, tuple(rows))
@@ -129,11 +137,16 @@ def _arrays_for(model: ElasticModel, submodel: str) -> dict[str, Array]:
 
 
 def _traffic(
-    model: ElasticModel, submodel: str, requests: Sequence[_Sent], warm_ups: Sequence[_Sent], concurrency: int
+    model: ElasticModel,
+    submodel: str,
+    requests: Sequence[_Sent],
+    warm_ups: Sequence[_Sent],
+    concurrency: int,
+    task: str | None,
 ) -> Traffic:
     def ask(request: _Sent) -> int:
         """How many texts of the request were cut."""
-        return len(model(request, submodel=submodel, truncate=isinstance(request, str)).truncated)
+        return len(model(request, submodel=submodel, truncate=isinstance(request, str), task=task).truncated)
 
     for request in warm_ups:
         ask(request)

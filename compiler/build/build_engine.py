@@ -9,14 +9,13 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import torch
 
 from ...elastic import Bucket, Submodel
 from ...errors import BuildError, ParityError
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import PRECISIONS, TRACED, Precision
-from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityReceipt
+from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Residency, Runner, runner_for
@@ -27,7 +26,7 @@ from ..graph.precision.derive import wide_products
 from ..graph.precision.proof_graphs import in_onnx_runtime, link, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
 from ..graph.template import Template, emit, private_bytes, weight_bytes
-from ..parity.engine_verdict import judge_engine, judged_outputs, tolerance_of
+from ..parity.engine_verdict import judge_engine, judged_outputs, receipt_of, tolerance_of
 from ..parity.evidence.cases import Case
 from ..parity.evidence.compare import max_difference
 from ..parity.evidence.reference import Reference, rule_of
@@ -111,7 +110,8 @@ class EngineBuilder:
                     f"({problem}); choose one of {floats}"
                 )
             template, emitted = self.templates.traced(submodel, bucket, part), "traced"
-        graph = emit(template, self.store, submodel)
+        tasks = self.draft.manifest.tasks
+        graph = emit(template, self.store, submodel, {one.name for one in tasks.tensors} if tasks else ())
         if self.profile.backend == "tensorrt":
             graph = accepted(f"engine {name}", graph)
         proof = self._write(file, graph, template.precision)
@@ -177,19 +177,14 @@ class EngineBuilder:
         self, engine: Emitted, reference: str, rule: str, cases: Sequence[Case], verdict: Verdict
     ) -> EngineEntry:
         """The engine with the receipt of a ``verdict`` that nothing broke; ``reference`` says which PyTorch module."""
-        limit = tolerance_of(engine.entry, self.universal)
-        receipt = ParityReceipt(
-            reference=f"PyTorch {torch.__version__} module {reference}",
+        receipt = receipt_of(
+            verdict,
+            tolerance_of(engine.entry, self.universal),
+            cases,
+            reference=reference,
             rule=rule,
-            atol=limit.atol,
-            rtol=limit.rtol,
-            min_cosine=limit.min_cosine,
-            cases=tuple(case.name for case in cases),
-            outputs=verdict.outputs,
             graph_sha256=engine.graph_sha256,
             weights_sha256=self.weights_sha256,
-            routing=verdict.routes,
-            rms=limit.rms,
         )
         return replace(engine.entry, parity=receipt)
 

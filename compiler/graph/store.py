@@ -80,10 +80,10 @@ def write_store(model: UniversalModel, names: Collection[str], tables: Mapping[s
     """Writes the tensors ``names`` of the universal model (a parameter, or that with ``.T``, encoded or not), and
     ``tables``."""
     stored = model.stored()
-    save_tensors({**{name: _laid_out(stored, name) for name in sorted(names)}, **tables}, path)
+    save_tensors({**{name: laid_out(stored, name) for name in sorted(names)}, **tables}, path)
 
 
-def _laid_out(stored: Callable[[str], torch.Tensor], name: str) -> np.ndarray:
+def laid_out(stored: Callable[[str], torch.Tensor], name: str) -> np.ndarray:
     """The tensor ``name`` of the store, made from what is ``stored`` under its plain name."""
     plain, _ = split_encoding(name)
     data = stored(plain.removesuffix(TRANSPOSED)).numpy()
@@ -154,7 +154,7 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
             stored = [(name, cut) for name, cut in found if name is not None]
             if not stored or (len(stored) < len(cuts) and not made):
                 raise _other_model(model, f"weights of {order.name} have other names in {path}")
-            ours = _step_keys((_laid_out(of_model, name), name, cut) for name, cut in stored)
+            ours = _step_keys((laid_out(of_model, name), name, cut) for name, cut in stored)
             theirs = _step_keys((file.get_tensor(name), name, cut) for name, cut in stored)
             places: dict[bytes, list[int]] = {}
             for place, key in enumerate(ours):

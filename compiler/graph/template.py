@@ -41,6 +41,7 @@ from .passes.shorten_names import shorten_names
 from .passes.simplify_attention import simplify_attention
 from .passes.weights_as_inputs import weights_as_inputs
 from .store import Store, StoredTensor, stored_name, transposed_parameters, unshared_parameters
+from .weights_to_inputs import weights_to_inputs
 
 _METADATA_KEY = "nestforge.template"
 # Elements. Larger constants, such as a causal mask or the matrices of a transform, are tables: they go to the weight
@@ -172,13 +173,16 @@ def load_template(path: Path) -> Template:
     return Template(Bucket.parse(facts["bucket"]), proto, facts["modules"], facts["problem"], tables, heads=heads)
 
 
-def emit(template: Template, store: Store, submodel: Submodel) -> bytes:
+def emit(template: Template, store: Store, submodel: Submodel, inputs: Collection[str] = ()) -> bytes:
     """The ONNX file of ``submodel``: the template with its initializers bound to views of the weight store.
 
-    A table that the store does not have, of a submodel that was traced by itself, is held in the file.
+    Those called ``inputs`` become inputs, behind the others, in the shapes of their views. A table that the store does
+    not have, of a submodel that was traced by itself, is held in the file.
     """
     model = onnx.ModelProto()
     model.CopyFrom(template.proto)
+    bound = [name for name in template.external if name in inputs]
+    weights_to_inputs(model, {name: _stored(store, name).view_shape(submodel) for name in bound})
     for tensor in model.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityRouting
+from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityReceipt, ParityRouting
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.roles import continued_input, ids_input
 from ...runtime.inputs.arrays import Arrays
@@ -51,6 +53,32 @@ def judged_outputs(manifest: Manifest, universal: UniversalModel, segment: str |
     # The mask of what an encoder reads says nothing of the positions that a decoder answers.
     mask = universal.source.signature.mask if continued_input(manifest) == ids_input(manifest) else None
     return JudgedOutputs(manifest.interface(segment)[1], computed, mask)
+
+
+def receipt_of(
+    verdict: Verdict,
+    limit: Tolerance,
+    cases: Sequence[Case],
+    *,
+    reference: str,
+    rule: str,
+    graph_sha256: str,
+    weights_sha256: str,
+) -> ParityReceipt:
+    """The receipt of a ``verdict`` that nothing broke; ``reference`` says which PyTorch module."""
+    return ParityReceipt(
+        reference=f"PyTorch {torch.__version__} module {reference}",
+        rule=rule,
+        atol=limit.atol,
+        rtol=limit.rtol,
+        min_cosine=limit.min_cosine,
+        cases=tuple(case.name for case in cases),
+        outputs=verdict.outputs,
+        graph_sha256=graph_sha256,
+        weights_sha256=weights_sha256,
+        routing=verdict.routes,
+        rms=limit.rms,
+    )
 
 
 def tolerance_of(engine: EngineEntry, universal: UniversalModel) -> Tolerance:

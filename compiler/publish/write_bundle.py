@@ -19,12 +19,15 @@ from ...exporters.source import ModelSource
 from ...profiles.device_profile import DeviceProfile, recorded_profile
 from ...profiles.probe_host import probe_host
 from ...runtime.bundle.build_record import BuildRecord, Latency
+from ...runtime.bundle.device_files.task_index import TASK_FILE_PREFIX
 from ...runtime.bundle.entries.engine_entry import EngineEntry
+from ...runtime.bundle.entries.task_entry import TasksEntry
 from ...runtime.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
     REPORT_NAME,
     SCHEMA_VERSION,
+    TASKS_NAME,
     UNLISTED,
     BudgetEntry,
     FileEntry,
@@ -93,6 +96,11 @@ def draft_bundle(
     return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, ()))
 
 
+def with_task_inputs(draft: Bundle, tasks: TasksEntry | None) -> Bundle:
+    """The draft whose engines take the tensors of ``tasks`` as inputs, if there are any."""
+    return replace(draft, manifest=replace(draft.manifest, tasks=tasks))
+
+
 def complete(
     draft: Bundle,
     plan: Plan,
@@ -124,6 +132,8 @@ def complete(
 def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:
     """Writes the manifest of a completed bundle; files of engines that it does not list are removed first."""
     listed = {engine.file for engine in completed.manifest.every_engine}
+    for path in (*stage.folder.glob(f"{TASK_FILE_PREFIX}*"), stage.folder / TASKS_NAME):
+        path.unlink(missing_ok=True)  # of an earlier run: tasks are added to the bundle that this manifest is of
     for path in stage.folder.glob("*.onnx"):
         if path.name not in listed:  # rungs that were built only to be measured
             path.unlink()

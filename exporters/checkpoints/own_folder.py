@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from safetensors import safe_open
@@ -25,11 +25,17 @@ def save_model(
 
     Parameters are stored in float32 under the module's own names.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
+    save_tensors(dict(module.named_parameters()), config, folder)
     for name, content in (extra_files or {}).items():
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    weights = {name: value.detach().to("cpu", torch.float32) for name, value in module.named_parameters()}
+    return folder
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], config: OwnConfig, folder: Path) -> Path:
+    """Writes ``config.json``, and ``tensors`` in float32 as ``model.safetensors``, into ``folder``; returns it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
+    weights = {name: value.detach().to("cpu", torch.float32) for name, value in tensors.items()}
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
     return folder
 
@@ -39,20 +45,29 @@ def with_weights(module: M, checkpoint: Checkpoint) -> M:
 
     Raises CheckpointError if a tensor is missing, has another shape or is not finite.
     """
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    module.load_state_dict(read_tensors(checkpoint, shapes), assign=True)
+    return module.eval().requires_grad_(False)
+
+
+def read_tensors(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """The tensors of ``checkpoint`` that have these names and shapes, in float32.
+
+    Raises CheckpointError if one is missing, has another shape or is not finite.
+    """
     checkpoint.require_weights()
-    weights: dict[str, Any] = {}
-    for name, parameter in module.named_parameters():
+    weights: dict[str, torch.Tensor] = {}
+    for name, shape in shapes.items():
         header = checkpoint.tensors.get(name)
         if header is None:
             raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing from the weights")
-        if header.shape != tuple(parameter.shape):
+        if header.shape != shape:
             raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name} has shape {list(header.shape)}; expected "
-                f"{list(parameter.shape)} as config.json says"
+                f"{checkpoint.folder}: tensor {name} has shape {list(header.shape)}; expected {list(shape)} as "
+                "config.json says"
             )
         weights[name] = stored_tensor(checkpoint, name)
-    module.load_state_dict(weights, assign=True)
-    return module.eval().requires_grad_(False)
+    return weights
 
 
 def stored_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:

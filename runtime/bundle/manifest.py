@@ -12,6 +12,7 @@ from ...strict import nearest
 from .entries.engine_entry import EngineEntry
 from .entries.exits_entry import ExitsEntry
 from .entries.generation_entry import CACHED, ENCODER, GenerationEntry
+from .entries.task_entry import TasksEntry
 from .entries.tensor_spec import TensorSpec
 
 # 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
@@ -25,7 +26,7 @@ from .entries.tensor_spec import TensorSpec
 # 9 (2026-11): encoder-decoders: text that feeds both sides, encoders of generation; reads 1 to 8.
 # 10 (2026-11): axes whose choices fall, such as reductions; reads 1 to 9.
 # 11 (2026-11): heads of caches that are fewer than the model's; reads 1 to 10.
-# 12 (2026-11): windows of layers of a cache, whose buffers slide; reads 1 to 11.
+# 12 (2026-11): engines whose inputs are also the tensors of a task; reads 1 to 11.
 SCHEMA_VERSION = 12
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
@@ -37,8 +38,12 @@ PLANS_NAME = "plans.json"
 CALIBRATION_NAME = "calibration.json"
 MEASUREMENTS_NAME = "measurements.json"
 DRAFTS_NAME = "drafts.json"
+TASKS_NAME = "tasks.json"
 # The hashes of these cannot be in the manifest: it is one of them, and the others name its hash or follow it.
-UNLISTED = (MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME, CALIBRATION_NAME, MEASUREMENTS_NAME, DRAFTS_NAME)
+UNLISTED = (
+    *(MANIFEST_NAME, BUILD_NAME, REPORT_NAME, PLANS_NAME, CALIBRATION_NAME, MEASUREMENTS_NAME, DRAFTS_NAME),
+    TASKS_NAME,
+)
 
 
 @dataclass(frozen=True)
@@ -226,6 +231,7 @@ class Manifest:
     exits: ExitsEntry | None = None
     proofs: tuple[Proof, ...] = ()
     generation: GenerationEntry | None = None
+    tasks: TasksEntry | None = None
 
     @property
     def every_engine(self) -> tuple[EngineEntry, ...]:

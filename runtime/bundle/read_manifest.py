@@ -15,6 +15,7 @@ from ...strict import parse_json, structure, unstructure
 from .build_record import BuildRecord, LatencyPoint
 from .check_exits import exit_problems
 from .check_generation import generation_problems
+from .check_tasks import task_problems
 from .entries.engine_entry import EngineEntry
 from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec
 from .manifest import SCHEMA_VERSION, SEALED_SINCE, UNLISTED, Manifest, Quality
@@ -167,6 +168,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     yield from _routing_problems(manifest)
     yield from exit_problems(manifest)
     yield from generation_problems(manifest)
+    yield from task_problems(manifest)
     yield from role_problems(manifest)
     yield from _size_problems(manifest)
 

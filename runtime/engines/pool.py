@@ -9,10 +9,11 @@ from ...errors import BundleError
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..device.device import Device
+from ..graphs.task_tensors import TaskTensors
 from .contract.residency import Residency
 from .memory import MemoryCap
 from .onnxruntime_gpu.provider import Provider
-from .runner import Runner, device_source, runnable_engines, runner_for
+from .runner import Runner, TakesTasks, device_source, runnable_engines, runner_for
 
 
 class EnginePool:
@@ -55,6 +56,12 @@ class EnginePool:
             if engine.file not in self._open:
                 self._open[engine.file] = self._opened(engine)
             return self._open[engine.file]
+
+    def of_task(self, engine: EngineEntry, task: TaskTensors) -> Runner:
+        """The open runner of ``engine`` with the tensors of ``task`` in place of the base's. Raises as ``get``."""
+        runner = self.get(engine)
+        assert isinstance(runner, TakesTasks)  # a manifest states tasks of no other backend
+        return runner.for_task(task)
 
     def is_open(self, engine: EngineEntry) -> bool:
         """Whether a request has opened ``engine``."""

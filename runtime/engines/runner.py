@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ...errors import BundleIncompatibleError
 from ...profiles.precision import PRECISIONS
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..device.device import Device, DeviceArray
+from ..graphs.task_tensors import TaskTensors
 from ..inputs.arrays import Array
 from .contract.residency import RESIDENCIES, Residency
 from .onnxruntime.available import onnxruntime_problem
@@ -25,6 +26,7 @@ __all__ = [
     "DeviceRunner",
     "Residency",
     "Runner",
+    "TakesTasks",
     "runnable_engines",
     "runner_for",
 ]
@@ -56,6 +58,15 @@ class Runner(Protocol):
         fetched. One thread at a time may make the call. Raises InputError for an array that does not fit, BundleError
         while inactive; the call too.
         """
+        ...
+
+
+@runtime_checkable
+class TakesTasks(Protocol):
+    """A runner whose engine takes the tensors of a task as inputs; by itself it has the base's."""
+
+    def for_task(self, task: TaskTensors) -> Runner:
+        """The same engine, open as long as this runner is, with the tensors of ``task``."""
         ...
 
 

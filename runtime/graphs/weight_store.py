@@ -18,7 +18,7 @@ from ..bundle.regular_file import FETCH_AGAIN, FileIdentity, stream_sha256
 from .initializers import Initializer
 
 # Some 40,000 tensors; parsed, a header takes 15 times its bytes.
-_MAX_HEADER_BYTES = 4 * 2**20
+MAX_HEADER_BYTES = 4 * 2**20
 _LENGTH_BYTES = 8
 
 
@@ -32,8 +32,8 @@ def tensor_spans(path: Path, identity: FileIdentity) -> tuple[tuple[int, int], .
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > identity.size - _LENGTH_BYTES:
             raise ValueError("longer than the file")
-        if length > _MAX_HEADER_BYTES:
-            raise BundleCorruptError(f"{path}: a header of {length} bytes, more than the {_MAX_HEADER_BYTES} allowed")
+        if length > MAX_HEADER_BYTES:
+            raise BundleCorruptError(f"{path}: a header of {length} bytes, more than the {MAX_HEADER_BYTES} allowed")
         header = parse_json(file.read(length))
         data = _LENGTH_BYTES + length
         spans = []

@@ -341,8 +341,8 @@ def test_a_wrong_weight_stops_everything_and_is_named(
 def test_a_wrong_graph_stops_everything(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = build_engine.emit
 
-    def damaged(template_: Any, store: Any, submodel: Any) -> bytes:
-        model = onnx.ModelProto.FromString(real(template_, store, submodel))
+    def damaged(*given: Any) -> bytes:
+        model = onnx.ModelProto.FromString(real(*given))
         activation = next(node for node in model.graph.node if node.op_type == "Gelu")
         activation.op_type = "Relu"
         del activation.attribute[:]

@@ -50,9 +50,9 @@ def coda_config(**overrides: Any) -> CodaConfig:
     return CodaConfig(**settings)
 
 
-def tiny_coda(config: CodaConfig) -> CodaEncoder:
+def tiny_coda(config: CodaConfig, seed: int = 0) -> CodaEncoder:
     """The model, with weights so large that every part of it shows in the outputs."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = CodaEncoder(config)
     for name, parameter in model.named_parameters():
         scale = 1.0 if name == "embeddings.word.weight" else 0.3
@@ -60,8 +60,8 @@ def tiny_coda(config: CodaConfig) -> CodaEncoder:
     return model.eval().requires_grad_(False)
 
 
-def save_tiny_coda(folder: Path, **overrides: Any) -> Path:
+def save_tiny_coda(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     """``tiny_coda`` as a user's folder would hold it, with the tokenizer of ``tiny_models``."""
     config = coda_config(**overrides)
     tokenizer = word_tokenizer(config.vocab_size).to_str()
-    return save_model(tiny_coda(config), config, folder, {"tokenizer.json": tokenizer})
+    return save_model(tiny_coda(config, seed), config, folder, {"tokenizer.json": tokenizer})

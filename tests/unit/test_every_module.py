@@ -22,6 +22,14 @@ MODULES = {
 }
 FAMILIES = {module for module in MODULES if module.startswith("exporters.families.") and module.endswith("family")}
 TESTED_ELSEWHERE = {
+    "compiler.add_task": "compiler/tasks/test_coda_tasks.py",
+    "compiler.tasks.add_tasks": "compiler/tasks/test_coda_tasks.py",
+    "exporters.families.coda.task_folder": "compiler/tasks/test_coda_tasks.py",
+    "exporters.for_tasks.with_tasks": "compiler/tasks/test_task_layout.py",
+    "exporters.tasks.task_form": "compiler/tasks/test_task_layout.py",
+    "runtime.bundle.entries.task_entry": "runtime/bundle/test_check_tasks.py",
+    "runtime.bundle.device_files.task_index": "runtime/bundle/test_check_tasks.py",
+    "runtime.graphs.task_tensors": "runtime/test_tasks.py",
     "runtime.answer": "runtime/test_model.py",
     "runtime.bundle.build_record": "runtime/bundle/test_bundle_format.py",
     "runtime.bundle.entries.engine_entry": "runtime/bundle/test_manifest.py",
@@ -94,6 +102,9 @@ TESTED_ELSEWHERE = {
     "compiler.parity.evidence.segment_references": "compiler/parity/evidence/test_references.py",
 }
 TESTED_THROUGH = {
+    "runtime.engines.onnxruntime.task_inputs": ("runtime/test_tasks.py", "runtime.engines.onnxruntime.runner"),
+    "compiler.tasks.prove_task": ("compiler/tasks/test_coda_tasks.py", "compiler.tasks.add_tasks"),
+    "compiler.tasks.verify_tasks": ("compiler/test_verify.py", "compiler.verify"),
     "exporters.families.coda.conversion.dense": (
         "exporters/families/coda/conversion/test_convert.py",
         "exporters.families.coda.conversion.convert",

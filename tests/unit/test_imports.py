@@ -45,7 +45,9 @@ ROOMS = (
     "integrations",
     "exporters.checkpoints",
     "exporters.sentence_transformers",
+    "exporters.tasks",
     "exporters",
+    "exporters.for_tasks",
     "exporters.modules",
     "exporters.hugging_face",
     "exporters.tracing",
@@ -81,6 +83,7 @@ ROOMS = (
     "compiler.build",
     "compiler.generation",
     "compiler.publish",
+    "compiler.tasks",
     "compiler.nest",
     "compiler",
     "tools",
@@ -102,7 +105,7 @@ OUTSIDE = {
 }
 # Imported where an engine is opened in ONNX Runtime.
 IN_ONNX_RUNTIME = {
-    *(f"runtime.engines.onnxruntime.{name}" for name in ("runner", "session")),
+    *(f"runtime.engines.onnxruntime.{name}" for name in ("runner", "session", "task_inputs")),
     *(f"runtime.engines.onnxruntime_gpu.{name}" for name in ("runner", "session", "bound")),
 }
 # `nestforge plan` reads headers alone, so what it imports must not load torch.

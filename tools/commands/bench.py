@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..console import print_facts, print_json, print_table, say, working
-from ..options import ShapeType, bundle_argument, json_option, provider_option
+from ..options import ShapeType, bundle_argument, json_option, provider_option, task_option
 
 if TYPE_CHECKING:
     from ...elastic import Bucket
@@ -46,6 +46,7 @@ Examples:
     type=ShapeType(),
     help="Run engines of a range at this shape. Default: where the profile's budgets are judged.",
 )
+@task_option
 @provider_option
 @json_option
 def command(
@@ -55,6 +56,7 @@ def command(
     concurrency: int | None,
     profile_nodes: bool,
     at: Bucket | None,
+    task: str | None,
     provider: str,
     as_json: bool,
 ) -> None:
@@ -74,10 +76,12 @@ def command(
         raise click.UsageError("--profile-nodes is for engines on the processor, without --text and --concurrency")
     if traffic and at is not None:
         raise click.UsageError("--at is for engines, without --text and --concurrency")
+    if task is not None and not traffic:
+        raise click.UsageError("--task is for requests (--text, --concurrency); an engine takes as long for every task")
     if profile_nodes:
         _show_nodes(bundle, submodels, at, as_json)
     elif traffic:
-        _show_traffic(bundle, submodels, text, concurrency or 1, provider, as_json)
+        _show_traffic(bundle, submodels, text, concurrency or 1, task, provider, as_json)
     else:
         _show_engines(bundle, submodels, at, provider, as_json)
 
@@ -98,7 +102,13 @@ def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, p
 
 
 def _show_traffic(
-    bundle: Path, submodels: tuple[str, ...], text: Path | None, concurrency: int, provider: str, as_json: bool
+    bundle: Path,
+    submodels: tuple[str, ...],
+    text: Path | None,
+    concurrency: int,
+    task: str | None,
+    provider: str,
+    as_json: bool,
 ) -> None:
     from ...runtime.model import load
     from ..text_lines import read_text_lines
@@ -106,7 +116,7 @@ def _show_traffic(
 
     texts = None if text is None else read_text_lines(text).texts
     with working() as progress, load(bundle, provider=provider) as model:
-        result = bench_traffic(model, submodels, concurrency, progress, texts)
+        result = bench_traffic(model, submodels, concurrency, progress, texts, task)
     if as_json:
         print_json(result)
     else:

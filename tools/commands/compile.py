@@ -11,7 +11,7 @@ import click
 
 from ...elastic import Bucket
 from ...runtime.bundle.open_bundle import open_bundle
-from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_submodels
+from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_submodels, print_tasks
 from ..console import let_waiting_threads_sleep, print_json, resumable, say, working
 from ..options import (
     bucket_option,
@@ -26,6 +26,7 @@ from ..options import (
     promotion_order_option,
     slice_option,
     submodel_option,
+    tasks_option,
     variant_option,
 )
 
@@ -41,6 +42,7 @@ Examples:
   nestforge compile MODEL --budget 'ffn_parameters<=50 %' --promotion-order up-down --output my.bundle
   nestforge compile MODEL --submodel ffn768-heads6 --bucket 1x64 --bucket 8x128 --output my.bundle
   nestforge compile MODEL --precision fp32,int8 --text calibration.txt --output my.bundle
+  nestforge compile MODEL --task reviews=FOLDER --task questions=FOLDER --output my.bundle
   nestforge compile MODEL --profile jetson-orin-nano-8gb --emit-only --output jetson.bundle
 """
 
@@ -69,6 +71,7 @@ Examples:
 @exits_option
 @variant_option
 @precision_option
+@tasks_option
 @click.option(
     "--include",
     type=click.Choice(["budgets", "levels", "ladder"]),
@@ -104,6 +107,7 @@ def command(
     exits: tuple[int, ...] | None,
     variants: tuple[tuple[str, str], ...],
     precisions: tuple[Precision, ...] | None,
+    tasks: tuple[tuple[str, Path], ...],
     include: Include,
     generate: bool,
     emit_only: bool,
@@ -139,6 +143,7 @@ def command(
             generate=generate,
             emit_only=emit_only,
             measure=not no_measure,
+            tasks=dict(tasks),
         )
         path = compile_request(request, output, command=("nestforge", *sys.argv[1:]), progress=progress)
     bundle = open_bundle(path)
@@ -146,6 +151,9 @@ def command(
         print_json(bundle_data(bundle))
         return
     print_submodels(bundle)
+    if tasks:
+        say("")
+        print_tasks(bundle)
     for note in bundle.manifest.notes:
         say(f"\nnote: {note}")
     for warning in bundle_warnings(bundle):

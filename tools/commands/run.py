@@ -15,7 +15,15 @@ from ...runtime.inputs.npz import read_npz
 from ...whole_file import require_new, write_whole
 from ..best_answers import Best, best_answers
 from ..console import print_facts, print_json, print_table
-from ..options import bundle_argument, json_option, prompt_name_option, prompt_option, provider_option, refuse_prompts
+from ..options import (
+    bundle_argument,
+    json_option,
+    prompt_name_option,
+    prompt_option,
+    provider_option,
+    refuse_prompts,
+    task_option,
+)
 
 _SHOWN = 6  # first values of each output
 
@@ -26,6 +34,7 @@ Examples:
   nestforge run my.bundle --inputs inputs.npz --submodel ffn768-heads6 --json
   nestforge run my.bundle --text "easy or hard?" --exits 0.3
   nestforge run my.bundle --text "how is a file closed?" --prompt-name query
+  nestforge run my.bundle --text "A submodel is a view." --task reviews
   nestforge run my.bundle --text "A submodel is a view." --provider cuda
 """
 
@@ -57,6 +66,7 @@ Examples:
     help="How engines hold weights. Default: shared, which opens in milliseconds, where packing takes longer than it "
     "saves on one answer; on a GPU as its provider does.",
 )
+@task_option
 @provider_option
 @click.option("--output", type=click.Path(path_type=Path), help="NPZ file to write all outputs to.")
 @json_option
@@ -73,6 +83,7 @@ def command(
     prompt: str | None,
     prompt_name: str | None,
     residency: Residency | Literal["auto"] | None,
+    task: str | None,
     provider: str,
     output: Path | None,
     as_json: bool,
@@ -107,6 +118,7 @@ def command(
             truncate=truncate,
             prompt=prompt,
             prompt_name=prompt_name,
+            task=task,
         )
         best = best_answers(model.bundle, answer, model.token_counts(texts, answer.prompt) if texts else None)
     if output is not None:
@@ -137,6 +149,7 @@ def _answer_data(answer: Answer) -> dict[str, Any]:
         "padding": answer.padding,
         "truncated": answer.truncated,
         "prompt": answer.prompt,
+        "task": answer.task,
         "timings_ms": answer.timings._asdict(),
         "outputs": {
             name: {"dtype": str(array.dtype), "shape": array.shape, "first": [float(v) for v in array.ravel()[:_SHOWN]]}
@@ -161,6 +174,7 @@ def _exits_data(exits: ExitRows) -> dict[str, Any]:
 def _print_answer(answer: Answer, best: tuple[str, list[list[Best]]] | None) -> None:
     timings = answer.timings
     facts = [
+        *([("task", answer.task)] if answer.task is not None else []),
         ("submodel", answer.submodel),
         ("because", answer.reason),
         ("engine", f"{answer.engine}, weights {answer.residency}"),

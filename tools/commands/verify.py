@@ -14,6 +14,8 @@ from ..options import bundle_argument, json_option
 if TYPE_CHECKING:
     from ...compiler.parity.engine_verdict import EngineVerdict
 
+_COUNTS = ("files", "bytes", "policies", "plans", "measurements", "tasks")
+
 EXAMPLES = "\b\nExamples:\n  nestforge verify my.bundle\n  nestforge verify my.bundle --against MODEL --json"
 
 
@@ -29,8 +31,8 @@ EXAMPLES = "\b\nExamples:\n  nestforge verify my.bundle\n  nestforge verify my.b
 def command(bundle: Path, against: Path | None, as_json: bool) -> None:
     """Check a bundle's bytes, and its parity with a model.
 
-    Without --against the hash of every file is checked, calibration, plans and measurements included; with it every
-    engine is run and compared as well.
+    Without --against the hash of every file is checked, calibration, plans, measurements and tasks included; with it
+    every engine is run and compared as well, with the tensors of every task that it may answer for.
     """
     if against is None:
         _verify_bytes(bundle, as_json)
@@ -43,7 +45,7 @@ def _verify_bytes(path: Path, as_json: bool) -> None:
 
     checked = verify_bytes(path)
     if as_json:
-        counts = {name: getattr(checked, name) for name in ("files", "bytes", "policies", "plans", "measurements")}
+        counts = {name: getattr(checked, name) for name in _COUNTS}
         print_json({"bundle": str(checked.bundle.path), **counts, "engines": []})
     else:
         say(f"{path}: {checked}")

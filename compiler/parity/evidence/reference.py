@@ -43,15 +43,24 @@ _MAX_GAP_ROUNDING = 0.01
 class Reference:
     """A PyTorch ``module`` (float32) whose outputs are ``specs``, and ``wide``, a float64 copy made when first used.
 
-    ``routing`` is that of its model, None where it decides nothing on the way.
+    ``routing`` is that of its model, None where it decides nothing on the way. ``form`` is what a module is turned into
+    before it is compared, in float64 after it was widened.
     """
 
-    def __init__(self, routing: Routing | None, module: torch.nn.Module, specs: Sequence[TensorSpec]) -> None:
-        self.routing, self.module, self.specs = routing, module, tuple(specs)
+    def __init__(
+        self,
+        routing: Routing | None,
+        module: torch.nn.Module,
+        specs: Sequence[TensorSpec],
+        form: Callable[[torch.nn.Module], torch.nn.Module] | None = None,
+    ) -> None:
+        self.routing, self.specs = routing, tuple(specs)
+        self._form = form or (lambda unchanged: unchanged)
+        self._narrowed, self.module = module, self._form(module)
 
     @cached_property
     def wide(self) -> torch.nn.Module:
-        return widened(self.module)
+        return self._form(widened(self._narrowed))
 
     def viewed(self, view: Callable[[torch.nn.Module], torch.nn.Module], specs: Sequence[TensorSpec]) -> Reference:
         """The reference of another module on the same weights, such as one that returns every exit's answer."""

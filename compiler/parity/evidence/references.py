@@ -51,7 +51,8 @@ class References:
             self._last = None  # before the next is made
             source = self.universal.source
             module = self.universal.narrow(submodel)
-            self._last = key, Reference(source.architecture.routing, module, source.signature.outputs)
+            form = source.tasks.reference if source.tasks is not None else None
+            self._last = key, Reference(source.architecture.routing, module, source.signature.outputs, form)
         return self._last[1]
 
     def replayed(

@@ -23,12 +23,14 @@ from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...graphs.engine_graph import store_initializers
+from ...graphs.task_tensors import TaskTensors
 from ...graphs.weight_store import MappedStore, mapped_store
 from ...inputs.arrays import Array
 from ...inputs.feeds import named_sizes, nearest_shape, random_feeds
 from ..contract.residency import Residency
 from .mapped_cache import mapped_engine
 from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, session_options
+from .task_inputs import TaskInputs, TaskRunner
 
 # What an engine that was packed into a file is tried on, or the nearest that it takes.
 _TRIED_SHAPE = Bucket(1, 16)
@@ -64,6 +66,7 @@ class OnnxRuntimeRunner:
         self._all_names = [*self._output_names, *(entry.name for entry in engine.routing or ())]
         self._session: Any = None
         self._store: MappedStore | None = None  # even packed, what has no packed layout is mapped
+        self._tasks: TaskInputs | None = None
 
     def __enter__(self) -> OnnxRuntimeRunner:
         """Opens the session. Raises BundleCorruptError or BundleIncompatibleError."""
@@ -77,23 +80,30 @@ class OnnxRuntimeRunner:
                 session = open_session(path, self._options(OPTIMIZATION_LEVEL, packed=self.residency == "packed"))
                 if initializers:
                     self._store = mapped_store(bundle.file(WEIGHTS_NAME), bundle.sha256(WEIGHTS_NAME))
-        self._check_interface(session)
+        self._tasks = self._check_interface(session)
         self._session = session
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._session = self._store = None
+        self._session = self._store = self._tasks = None
 
-    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
-        """See ``Runner.run``. Raises InputError where ONNX Runtime refuses the values, BundleError while inactive or
-        where the weight store was written to."""
-        session, store = self._active(), self._store
+    def for_task(self, task: TaskTensors) -> TaskRunner:
+        """This engine, open, with the tensors of ``task`` in place of the base's. Raises BundleError while inactive."""
+        self._active()
+        return TaskRunner(self, task)
+
+    def run(self, feeds: Mapping[str, Array], routing: bool = False, task: TaskTensors | None = None) -> list[Array]:
+        """See ``Runner.run``; the base answers unless there is a ``task``. Raises InputError where ONNX Runtime refuses
+        the values, BundleError while inactive or where the weight store was written to."""
+        session, store, tasks = self._active(), self._store, self._tasks
+        names = self._all_names if routing else self._output_names
         if store is not None:
             store.require_unchanged()
         try:
-            outputs: list[Array] = session.run(self._all_names if routing else self._output_names, feeds)
+            outputs: list[Array]
+            outputs = session.run(names, feeds) if tasks is None else tasks.run(session, names, feeds, task)
         except BaseException as failure:
             if not is_of_library(failure):
                 raise
@@ -102,8 +112,10 @@ class OnnxRuntimeRunner:
             store.require_unchanged()
         return outputs
 
-    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
-        """See ``Runner.bind``.
+    def bind(
+        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], task: TaskTensors | None = None
+    ) -> Callable[[], None]:
+        """See ``Runner.bind``; the base answers unless there is a ``task``.
 
         Measured on two inputs and three outputs of a graph that does next to nothing: 23 us a run with a binding made
         for it, 5 us with one that is kept, 9 us for a run that allocates and returns its outputs. So callers with
@@ -120,6 +132,9 @@ class OnnxRuntimeRunner:
             _check_arrays(self.engine, specs, arrays, sizes)
             for name, array in arrays.items():
                 bind(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+        if self._tasks is not None:
+            for name, value in self._tasks.values(task).items():
+                binding.bind_ortvalue_input(name, value)
         missing = {spec.name for spec in self._inputs} - feeds.keys()
         if missing:
             raise InputError(f"engine {self.engine.id}: no array for input {', '.join(sorted(missing))}")
@@ -147,11 +162,14 @@ class OnnxRuntimeRunner:
             raise BundleError(f"engine {self.engine.id}: not open; run it inside its `with` block")
         return session
 
-    def _check_interface(self, session: Any) -> None:
-        """The engine has exactly the manifest's inputs, outputs and routes, with its bucket's sizes."""
+    def _check_interface(self, session: Any) -> TaskInputs | None:
+        """The engine has exactly the manifest's inputs, outputs and routes, with its bucket's sizes. Returns its inputs
+        for tasks, if it has any."""
         routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in self.engine.routing or ())
+        own = {spec.name for spec in self._inputs}
+        given = [tensor for tensor in session.get_inputs() if tensor.name in own or self._bundle.manifest.tasks is None]
         expected: tuple[tuple[str, Sequence[Any], tuple[TensorSpec, ...]], ...] = (
-            ("input", session.get_inputs(), self._inputs),
+            ("input", given, self._inputs),
             ("output", session.get_outputs(), (*self._outputs, *routing)),
         )
         for kind, found, specs in expected:
@@ -159,6 +177,9 @@ class OnnxRuntimeRunner:
             want = {spec.name: (_TYPES[spec.dtype], spec.declared(self.engine.bucket)) for spec in specs}
             if have != want:
                 raise BundleCorruptError(f"engine {self.engine.id}: {kind}s are {have}, the manifest says {want}")
+        if self._bundle.manifest.tasks is None:
+            return None
+        return TaskInputs(self._bundle, self.engine, [one for one in session.get_inputs() if one.name not in own])
 
     def _options(self, level: Any, packed: bool) -> Any:
         return session_options(self._threads, level, packed, self._affinity)
@@ -173,8 +194,9 @@ class OnnxRuntimeRunner:
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights_name)
             options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
             packed = open_session(path, options)  # other settings: raise _PACKING_VERSION in mapped_cache.py
-            self._check_interface(packed)
+            tasks = self._check_interface(packed)
             feeds = random_feeds(self._inputs, self.engine.bucket.nearest(_TRIED_SHAPE))
+            feeds |= tasks.arrays() if tasks is not None else {}
             saved_session = open_session(target, as_saved)
             with library_errors(lambda said: BundleCorruptError(f"engine {self.engine.id}: does not run: {said}")):
                 pairs = list(zip(packed.run(None, feeds), saved_session.run(None, feeds), strict=True))

@@ -48,6 +48,11 @@ class SoftTopK:
         """That of every round."""
         return tuple(max(self.epsilon_start * self.epsilon_decay**t, self.epsilon) for t in range(self.rounds))
 
+    @property
+    def all_temperatures(self) -> tuple[float, ...]:
+        """Those of the rounds, and behind them that of the gates."""
+        return (*self.temperatures, self.epsilon)
+
     def problem(self) -> str | None:
         """What makes no sense, as ``key: problem``, or None."""
         if not _LEAST_EPSILON <= self.epsilon <= self.epsilon_start:

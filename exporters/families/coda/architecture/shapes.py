@@ -73,6 +73,17 @@ def _embeddings(config: CodaConfig) -> dict[str, Shape]:
     return shapes
 
 
+def is_of_task(parameter: str) -> bool:
+    """Whether every task has ``parameter`` of its own; all others are frozen."""
+    return parameter_group(parameter) is not None or parameter.startswith("classifier.")
+
+
+def temperature_names(config: CodaConfig) -> list[str]:
+    """The constants with the temperatures of the soft top-k: one for each conditional layer that has it."""
+    layers = config.conditional if config.soft_top_k is not None else ()
+    return [f"layers.{layer}.router.temperatures" for layer in layers]
+
+
 def _layer(config: CodaConfig, layer: int) -> dict[str, Shape]:
     at, d, f = f"layers.{layer}", config.hidden_size, config.intermediate_size
     inner, shared = (heads * config.head_size for heads in (config.num_attention_heads, config.key_value_heads))

@@ -34,12 +34,14 @@ class Selection:
 
 
 class Router(torch.nn.Module):
-    """``weight`` [d], of routers that compare scores; in float32 or wider, whatever the rest computes in.
+    """``weight`` [d], of routers that compare scores; in float32 or wider, whatever the rest computes in. A soft top-k
+    has its ``temperatures`` beside it, which tasks on one frozen model differ in.
 
     ``choose(scores, k)`` gives the places of the highest.
     """
 
     choose: Callable[[torch.Tensor, int], torch.Tensor]
+    temperatures: torch.Tensor
 
     def __init__(self, config: CodaConfig) -> None:
         super().__init__()
@@ -47,6 +49,10 @@ class Router(torch.nn.Module):
         self.choose = highest
         if config.has_scores:
             self.weight = torch.nn.Parameter(torch.empty(config.hidden_size))
+        schedule = config.soft_top_k
+        if schedule is not None:  # [rounds + 1]; values even where parameters are built without any
+            values = torch.tensor(schedule.all_temperatures, dtype=torch.float32, device="cpu")
+            self.register_buffer("temperatures", values, persistent=False)
 
     def forward(
         self, normed: torch.Tensor, is_token: torch.Tensor | None, count: int, given: torch.Tensor | None = None
@@ -65,7 +71,7 @@ class Router(torch.nn.Module):
         if is_token is not None:
             scores = torch.where(is_token, scores, _SCORE_OF_PADDING)
         schedule = self.config.soft_top_k
-        gates = scores.sigmoid() if schedule is None else soft_top_k(scores, count, schedule)
+        gates = scores.sigmoid() if schedule is None else soft_top_k(scores, count, schedule, self.temperatures)
         if is_token is not None:
             gates = gates * is_token.to(dtype)
         ranked = scores if self.config.selected_by == "scores" else gates

@@ -18,13 +18,21 @@ import torch
 from ..architecture.config import SoftTopK
 
 
-def soft_top_k(scores: torch.Tensor, count: int, schedule: SoftTopK) -> torch.Tensor:
-    """``scores`` [..., T] (float32 or wider) to gates [..., T] between 0 and 1 whose sum comes close to ``count``."""
+def soft_top_k(
+    scores: torch.Tensor, count: int, schedule: SoftTopK, temperatures: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``scores`` [..., n] (float32 or wider) to gates [..., n] between 0 and 1 whose sum comes close to ``count``.
+
+    ``temperatures`` [T + 1] are those of the rounds and of the gates, in place of the ``schedule``'s.
+    """
+    if temperatures is None:
+        temperatures = torch.tensor(schedule.all_temperatures, dtype=scores.dtype)
+    *rounds, last = temperatures.to(scores.dtype).chunk(len(temperatures))  # [1] each
     top = scores.amax(-1, keepdim=True)
     u, peak = (scores, top) if schedule.initial == "zero" else (torch.zeros_like(scores), torch.zeros_like(top))
     level = peak
-    for epsilon in schedule.temperatures:
+    for epsilon in rounds:
         total = ((u - peak) / epsilon).exp().sum(-1, keepdim=True)
         level = peak + epsilon * (total.log() - math.log(count))  # [..., 1]
         u, peak = torch.minimum(scores, level), torch.minimum(top, level)
-    return ((scores - level).clamp(max=0) / schedule.epsilon).exp()
+    return ((scores - level).clamp(max=0) / last).exp()

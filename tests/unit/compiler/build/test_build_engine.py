@@ -115,7 +115,7 @@ def test_an_engine_of_another_submodel_is_not_passed_off(
     builder: EngineBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wider = builder.universal.spec.parse("ffn16-heads1")
-    monkeypatch.setattr(module, "emit", lambda template, store, _: emit(template, store, wider))
+    monkeypatch.setattr(module, "emit", lambda template, store, _, *rest: emit(template, store, wider, *rest))
     with pytest.raises(ParityError, match="first to diverge: "):
         builder.build(builder.universal.spec.parse("ffn8-heads1"), BUCKET)
 
@@ -133,7 +133,9 @@ def test_an_axis_that_cuts_nothing_is_found_out(builder: EngineBuilder, monkeypa
     spec = ElasticSpec(builder.universal.spec.axes, ())
     forgetful = _with_spec(builder, spec)
     monkeypatch.setattr(
-        module, "emit", lambda template, store, _: emit(template, store, builder.universal.spec.universal())
+        module,
+        "emit",
+        lambda template, store, _, *rest: emit(template, store, builder.universal.spec.universal(), *rest),
     )
     with pytest.raises(ParityError, match="returns the universal model's outputs; the slice has no effect"):
         forgetful.build(spec.parse("ffn8-heads1"), BUCKET)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from nestforge.runtime.bundle.build_record import BuildRecord
+from nestforge.runtime.bundle.device_files.task_index import TaskIndex
 from nestforge.runtime.bundle.entries.tensor_spec import DTYPES
 from nestforge.runtime.bundle.manifest import SCHEMA_VERSION, Manifest
 from nestforge.runtime.bundle.read_manifest import _PLAIN_NAME, MAX_JSON_BYTES, read_manifest
@@ -32,7 +33,7 @@ def dataclasses_below(cls: Any, found: set[Any]) -> set[Any]:
 
 
 CLASSES = sorted(
-    dataclasses_below(Manifest, set()) | dataclasses_below(BuildRecord, set()),
+    dataclasses_below(Manifest, set()) | dataclasses_below(BuildRecord, set()) | dataclasses_below(TaskIndex, set()),
     key=lambda cls: cls.__name__,
 )
 

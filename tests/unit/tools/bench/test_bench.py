@@ -47,7 +47,6 @@ NAMES = sorted(
         "lengths",
         "precision",
         "residency",
-        "windows",
     ]
 )
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")

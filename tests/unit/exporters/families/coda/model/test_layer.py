@@ -59,7 +59,7 @@ def test_the_equations(keys_of: str, ffn_residual: str, key_value_heads: int) ->
     for row in range(2):
         normed = norm_of(x[row], layer.attention_norm.weight)
         scores = torch.where(places.is_token[row], normed @ layer.router.weight, -1e9)
-        gates = soft_top_k(scores, 3, SCHEDULE) * places.is_token[row]
+        gates = soft_top_k(scores, 3, SCHEDULE, layer.router.temperatures) * places.is_token[row]
         matrix = torch.nn.functional.one_hot(scores.topk(3).indices, TOKENS).double()  # P [k, n]
         routed = matrix @ normed  # (3)
         bias, hidden = matrix @ places.bias, ~places.is_token[row]
@@ -85,7 +85,7 @@ def test_where_norms_come_last_the_dense_layer_less_the_rows_is_added(keys_of: s
     assert layer.router is not None
     for row in range(2):
         scores = torch.where(places.is_token[row], x[row] @ layer.router.weight, -1e9)
-        gates = soft_top_k(scores, 3, SCHEDULE) * places.is_token[row]
+        gates = soft_top_k(scores, 3, SCHEDULE, layer.router.temperatures) * places.is_token[row]
         matrix = torch.nn.functional.one_hot(scores.topk(3).indices, TOKENS).double()  # P [k, n]
         rows, bias, hidden = matrix @ x[row], matrix @ places.bias, ~places.is_token[row]
         read = x[row]

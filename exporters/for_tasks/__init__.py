@@ -1,0 +1,1 @@
+"""A model opened for tasks: its engines take their tensors as inputs."""

@@ -1,0 +1,1 @@
+"""Folders of tasks on a frozen model: what they hold."""

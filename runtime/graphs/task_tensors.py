@@ -1,0 +1,122 @@
+"""The tensors of a task, or of the base, in memory: read once, every byte hashed as it is read.
+
+They are small beside the weights, and no file is mapped: a task that is replaced on disk changes nothing here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from math import prod
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from ...errors import BundleCorruptError
+from ...strict import parse_json
+from ..bundle.device_files.task_index import TaskEntry
+from ..bundle.entries.task_entry import TasksEntry
+from ..bundle.manifest import WEIGHTS_NAME
+from ..bundle.open_bundle import Bundle
+from ..bundle.regular_file import FETCH_AGAIN, FileIdentity, regular_file
+from ..inputs.arrays import Array
+from .weight_store import MAX_HEADER_BYTES, readable
+
+_LENGTH_BYTES = 8
+_FLOAT32_BYTES = 4
+
+
+_bases: WeakValueDictionary[FileIdentity, TaskTensors] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class TaskTensors:
+    """Float32 arrays by the names of ``TasksEntry.tensors``, in their shapes, of task ``name``; None is the base."""
+
+    name: str | None
+    arrays: Mapping[str, Array]
+
+
+def read_task_tensors(bundle: Bundle, task: TaskEntry) -> TaskTensors:
+    """The tensors of one task of ``bundle``. Raises BundleCorruptError for other bytes than the bundle lists."""
+    assert bundle.manifest.tasks is not None
+    path = bundle.path / task.file
+    with regular_file(path) as (file, identity):
+        if identity.size != task.bytes:
+            raise BundleCorruptError(f"{path}: {identity.size} bytes, expected {task.bytes}; {FETCH_AGAIN}")
+        data = bytearray(task.bytes)
+        file.readinto(data)
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != task.sha256:
+        raise BundleCorruptError(f"{path}: sha256 {digest}, expected {task.sha256}; {FETCH_AGAIN}")
+    with readable(path):
+        return task_tensors(task.name, data, bundle.manifest.tasks, path)
+
+
+def task_tensors(
+    name: str, data: bytes | bytearray, tasks: TasksEntry, path: Path = Path("task.safetensors")
+) -> TaskTensors:
+    """The tensors in ``data``, the content of a task's file. Raises BundleCorruptError where one is missing."""
+    held = data if isinstance(data, bytearray) else bytearray(data)  # ONNX Runtime takes arrays that may be written
+    begin = _LENGTH_BYTES + int.from_bytes(held[:_LENGTH_BYTES], "little")
+    header = parse_json(bytes(held[_LENGTH_BYTES:begin]))
+    arrays = {
+        tensor: np.frombuffer(held, np.dtype("<f4"), prod(shape), begin + place).reshape(shape)
+        for tensor, shape, place in _places(tasks, header, len(held) - begin, path)
+    }
+    return TaskTensors(name, arrays)
+
+
+def base_tensors(bundle: Bundle) -> TaskTensors:
+    """The base's own, from the weight store; all engines of the process that read them have one copy.
+
+    Raises BundleCorruptError where the store does not have them.
+    """
+    tasks, path = bundle.manifest.tasks, bundle.path / WEIGHTS_NAME
+    assert tasks is not None
+    with bundle.held(WEIGHTS_NAME), regular_file(path) as (file, identity), _lock:
+        found = _bases.get(identity)
+        if found is None:
+            with readable(path):
+                found = _bases[identity] = TaskTensors(None, dict(_read(file, identity.size, tasks, path)))
+        return found
+
+
+def _read(file: BufferedReader, size: int, tasks: TasksEntry, path: Path) -> Iterator[tuple[str, Array]]:
+    begin, header = _header(file, size, path)
+    for name, shape, place in _places(tasks, header, size - begin, path):
+        file.seek(begin + place)
+        data = bytearray(prod(shape) * _FLOAT32_BYTES)
+        if file.readinto(data) != len(data):
+            raise ValueError("ends within a tensor")
+        yield name, np.frombuffer(data, np.dtype("<f4")).reshape(shape)
+
+
+def _header(file: BufferedReader, size: int, path: Path) -> tuple[int, Any]:
+    """Where the data begin, and the header of a safetensors file."""
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > min(size - _LENGTH_BYTES, MAX_HEADER_BYTES):
+        raise BundleCorruptError(f"{path}: a header of {length} bytes, more than the file has or is allowed")
+    return _LENGTH_BYTES + length, parse_json(file.read(length))
+
+
+def _places(tasks: TasksEntry, header: Any, size: int, path: Path) -> list[tuple[str, tuple[int, ...], int]]:
+    """Name, shape and first byte of every tensor, behind the header. Raises BundleCorruptError for another one."""
+    found = []
+    for tensor in tasks.tensors:
+        entry = header.get(tensor.name)
+        if entry is None or entry["dtype"] != "F32" or tuple(entry["shape"]) != tensor.shape:
+            raise BundleCorruptError(
+                f"{path}: tensor {tensor.name:.80} is missing or none of F32 {list(tensor.shape)}; {FETCH_AGAIN}"
+            )
+        begin, end = entry["data_offsets"]
+        if not 0 <= begin <= end <= size or end - begin != prod(tensor.shape) * _FLOAT32_BYTES:
+            raise ValueError(f"{tensor.name}: outside the file")
+        found.append((tensor.name, tensor.shape, begin))
+    return found

@@ -1,0 +1,125 @@
+"""Tasks of an open bundle: bound to engines that are open already, from several threads, under a cap."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import nestforge
+import numpy as np
+import pytest
+from nestforge.errors import BundleCorruptError, InputError, SelectionError
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
+from nestforge.runtime.graphs.task_tensors import base_tensors, read_task_tensors
+from nestforge.runtime.tasks import without_tasks
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "bundle-v12"
+IDS = np.arange(12, dtype=np.int64).reshape(1, 12)
+FEEDS = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
+QUARTER = "ffn24-coda.reduction4"
+
+
+def test_the_base_and_every_task_are_bound_to_the_same_engine_in_every_residency() -> None:
+    found = {}
+    for residency in ("shared", "packed", "mapped"):
+        with nestforge.load(GOLDEN, residency=residency) as model:
+            for task in (None, "both", "quarter", None):
+                outputs = model(FEEDS, submodel=QUARTER, task=task)["logits"]
+                np.testing.assert_allclose(outputs, found.setdefault(task, outputs), atol=1e-5)
+    assert not np.allclose(found[None], found["both"], atol=1e-2)
+    assert not np.allclose(found["quarter"], found["both"], atol=1e-2)
+
+
+def test_answers_are_the_callers_own() -> None:
+    """A binding is kept between runs, and what it returned is not written to again."""
+    with nestforge.load(GOLDEN) as model:
+        first = model(FEEDS, task="both")["logits"]
+        before = first.copy()
+        model({**FEEDS, "input_ids": IDS + 1}, task="both")
+        np.testing.assert_array_equal(first, before)
+
+
+def test_threads_that_ask_for_different_tasks_get_their_own() -> None:
+    with nestforge.load(GOLDEN, threads=1) as model:
+        expected = {task: model(FEEDS, submodel=QUARTER, task=task)["logits"] for task in (None, "both", "quarter")}
+        wrong: list[str | None] = []
+
+        def ask(task: str | None) -> None:
+            for _ in range(50):
+                if not np.array_equal(model(FEEDS, submodel=QUARTER, task=task)["logits"], expected[task]):
+                    wrong.append(task)
+
+        threads = [threading.Thread(target=ask, args=(task,)) for task in (*expected, *expected)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_a_task_is_chosen_among_its_own_engines() -> None:
+    with nestforge.load(GOLDEN) as model:
+        assert model.choose(1, 12, task="quarter").engine.submodel == QUARTER
+        assert model.choose(1, 12, task="both").engine.submodel == model.choose(1, 12).engine.submodel
+        assert "task quarter" in repr(model(FEEDS, task="quarter"))
+        with pytest.raises(InputError, match="task: expected a name, got 3"):
+            model(FEEDS, task=3)  # type: ignore[arg-type]
+    with nestforge.load(Path(GOLDEN).with_name("bundle-v10")) as model, pytest.raises(SelectionError, match="no task"):
+        model("a text", task="both")
+
+
+def test_tasks_count_under_a_cap() -> None:
+    bundle = open_bundle(GOLDEN)
+    taken = 2 * 4260 / 1e6
+    assert without_tasks(bundle, 1.0) == pytest.approx(1.0 - taken)
+    with pytest.raises(SelectionError, match="the bundle's tasks alone take"):
+        nestforge.load(GOLDEN, memory_mb=taken / 2)
+    plain = Path(GOLDEN).with_name("bundle-v10")
+    assert without_tasks(open_bundle(plain), 5) == 5
+
+
+def test_engines_share_the_base_s_own_tensors() -> None:
+    bundle = open_bundle(GOLDEN)
+    first = base_tensors(bundle)
+    assert base_tensors(open_bundle(GOLDEN)) is first
+    (task, _) = [read_task_tensors(bundle, entry) for entry in nestforge.load(GOLDEN).tasks.entries.values()]
+    assert task.arrays.keys() == first.arrays.keys()
+
+
+def test_an_engine_refuses_inputs_that_no_task_has() -> None:
+    """Names, shapes and types are the manifest's, or the bundle is damaged."""
+    bundle = open_bundle(GOLDEN)
+    engine = bundle.manifest.engines[0]
+    tasks = bundle.manifest.tasks
+    assert tasks is not None
+    fewer = replace(bundle, manifest=replace(bundle.manifest, tasks=replace(tasks, tensors=tasks.tensors[1:])))
+    with (
+        pytest.raises(BundleCorruptError, match=r"input classifier\.bias is tensor\(float\) \[3\], the manifest says"),
+        OnnxRuntimeRunner(fewer, engine, "shared", 1),
+    ):
+        pass
+    with (
+        OnnxRuntimeRunner(bundle, engine, "shared", 1) as runner,
+        pytest.raises(InputError, match="expected attention"),
+    ):
+        runner.run({"input_ids": IDS})
+
+
+def test_a_base_whose_store_lacks_a_tensor_is_damaged(tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(GOLDEN, tmp_path / "b"))
+    store = copy / WEIGHTS_NAME
+    store.write_bytes(store.read_bytes().replace(b"layers.0.adapter.down.bias", b"layers.0.adapter.down.bios", 1))
+    with pytest.raises(BundleCorruptError, match=r"tensor layers\.0\.adapter\.down\.bias is missing"):
+        base_tensors(open_bundle(copy))
+
+
+def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nestforge.runtime import model
+
+    monkeypatch.setattr(model, "provider_named", lambda name: name)
+    with pytest.raises(InputError, match="provider 'cuda': the engines of a bundle with tasks run on the processor"):
+        nestforge.load(GOLDEN, provider="cuda")
