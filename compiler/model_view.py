@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..elastic import Axis
+from ..exporters.source import ModelSource
 from ..profiles.precision import Precision
+from ..runtime.summary.cache_sizes import CacheSize, cache_sizes
 from ..workload import macs
 from .planning.variants import VariantView, variant_views, variant_workload
 from .request import CompileRequest, resolve
@@ -37,7 +39,7 @@ class LevelView:
 class ModelView:
     """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks, and
     ``variants`` are the variants that a compile for it takes. Of several ``precisions`` the levels are in the
-    widest."""
+    widest. ``cache`` is stated of a model that can generate."""
 
     kind: str
     name: str
@@ -50,6 +52,15 @@ class ModelView:
     axes: tuple[Axis, ...]
     levels: tuple[LevelView, ...]
     variants: tuple[VariantView, ...] = field(metadata={"key": "forms"})
+    cache: tuple[CacheSize, ...] = ()
+
+
+def cache_of(source: ModelSource) -> tuple[CacheSize, ...]:
+    """What keys and values of a row of ``source`` take, compiled to generate; nothing where it cannot be."""
+    form = source.architecture.cached
+    if form is None or form.problem is not None:
+        return ()
+    return cache_sizes(form.layers, form.positions, form.bucket.sequence)
 
 
 def view_model(request: CompileRequest) -> ModelView:
@@ -89,4 +100,5 @@ def view_model(request: CompileRequest) -> ModelView:
         axes=spec.axes,
         levels=tuple(views),
         variants=variant_views(source, [level.submodel for level in steps], device),
+        cache=cache_of(source),
     )

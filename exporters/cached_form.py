@@ -14,6 +14,7 @@ from ..runtime.bundle.entries.generation_entry import (
     CachedLayer,
     EncoderEntry,
     GenerationEntry,
+    window_of,
 )
 from ..workload import Op
 from .part import Part
@@ -60,8 +61,8 @@ class CachedForm:
     ``module(module)`` is what ``Architecture.load`` returned with the interface of ``GenerationEntry``; it is traced
     and never run. ``recorded(module)`` takes ``input_ids`` ``[B, S]`` and makes the model's own pass over all of them;
     it returns ``logits`` ``[B, S, vocabulary]`` and, per layer, the keys and values that attention had
-    (``[B, heads, S, size]``). ``window`` is how many tokens those layers see that do not see all. Behind an ``encoder``
-    it also takes the tokens that that reads, ``[B, N]``. ``variants`` are the ones of ``Architecture.variants`` that
+    (``[B, heads, S, size]``), of a layer with a window those of the last tokens that it sees. Behind an ``encoder`` it
+    also takes the tokens that that reads, ``[B, N]``. ``variants`` are the ones of ``Architecture.variants`` that
     ``module`` computes in, where it reads folded tensors; ``recorded`` takes a module in those too. ``head_axes`` are
     the elastic axes by which the heads of ``layers`` shrink, of a model whose heads do.
     """
@@ -71,7 +72,6 @@ class CachedForm:
     layers: tuple[CachedLayer, ...]
     module: Callable[[torch.nn.Module], torch.nn.Module]
     recorded: Callable[[torch.nn.Module], torch.nn.Module]
-    window: int | None = None
     family_problem: str | None = None
     encoder: EncoderForm | None = None
     variants: Mapping[str, str] = field(default_factory=dict)
@@ -83,6 +83,11 @@ class CachedForm:
             return self
         kept = (submodel[axis] for axis in self.head_axes)
         return replace(self, layers=tuple(replace(layer, heads=n) for layer, n in zip(self.layers, kept, strict=True)))
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens those layers see that do not see all."""
+        return window_of(self.layers)
 
     @property
     def problem(self) -> str | None:

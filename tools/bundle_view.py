@@ -14,6 +14,7 @@ from ..runtime.bundle.device_files.task_index import read_tasks
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.engines.host_latencies import HostLatencies, host_latencies
+from ..runtime.summary.cache_sizes import sizes_of
 from ..runtime.summary.engine_details import common_details, detail_tables
 from ..runtime.summary.tables import bundle_facts, engine_table, latency_warnings, submodel_table
 from .console import print_facts, print_table, say
@@ -24,7 +25,7 @@ _STAGES_SHOWN = 5
 
 def bundle_data(bundle: Bundle) -> dict[str, Any]:
     """The bundle as ``--json`` prints it: the manifest and the build record, complete, what hosts measured since, what
-    to be warned of, tasks, and plans if it needs any."""
+    to be warned of, what a cache takes where it generates, tasks, and plans if it needs any."""
     measurements = read_measurements(bundle)
     data = {
         "kind": "bundle",
@@ -33,6 +34,7 @@ def bundle_data(bundle: Bundle) -> dict[str, Any]:
         "build": bundle.build,
         "measurements": measurements.hosts if measurements else [],
         "warnings": bundle_warnings(bundle),
+        "cache": sizes_of(bundle.manifest.generation),
         "tasks": read_tasks(bundle),
     }
     return {**data, "plans": read_plans(bundle)} if _needs_plans(bundle) else data

@@ -23,7 +23,7 @@ _TOKENS = 48
 _LONGEST = MOST_NEW_TOKENS + 9
 _MOST_DRAFTED = 8
 # A text that is longer than the model's window by so much, where that has at most so many tokens and logits.
-_BEYOND, _MOST_WINDOW, _MOST_LOGITS = 9, 2048, 300_000_000
+_BEYOND, _MOST_WINDOW, _MOST_LOGITS = 3 * _MOST_DRAFTED, 2048, 300_000_000
 # Room behind the longest text: an engine must not depend on how much there is.
 _SPARE = 5
 # Tokens that an encoder reads, of one text after the other; those of the longest text are the longest.
@@ -32,10 +32,14 @@ _SOURCE_TOKENS = (_TOKENS, 1, 7, 33, 5, 18)
 
 @dataclass(frozen=True)
 class Row:
-    """A text whose tokens are given in ``pieces`` of so many."""
+    """A text whose tokens are given in ``pieces`` of so many, with room behind a window for runs of ``longest_run``:
+    of few new tokens, so that short texts slide through it. ``again``: after another text of as many, as where somebody
+    edits its beginning."""
 
     case: Case
     pieces: tuple[int, ...]
+    longest_run: int = _MOST_DRAFTED
+    again: bool = False
 
     @property
     def ids(self) -> np.ndarray:
@@ -56,18 +60,19 @@ Batch = tuple[Row, ...]
 def cached_batches(form: CachedForm, long: bool) -> list[Batch]:
     """Texts at random, always the same: whole, in pieces as drafts are verified, token by token, and in rows of
     different length; if ``long``, also one of more tokens than a run takes, where the model has so many positions, and
-    than its window has, where that is affordable. Behind an encoder each has a prompt of its own length.
+    one of more than its window has, where that is affordable, which slides within a piece and before a step. Behind an
+    encoder each has a prompt of its own length.
     """
     rng, source_rng = np.random.default_rng(form.vocabulary), np.random.default_rng(form.vocabulary + 1)
     lengths = cycle(_SOURCE_TOKENS)
     most = min(_TOKENS, form.positions - _SPARE) if form.positions > _SPARE + 1 else form.positions
 
-    def row(name: str, pieces: Sequence[int]) -> Row:
+    def row(name: str, pieces: Sequence[int], longest_run: int = _MOST_DRAFTED, again: bool = False) -> Row:
         feeds = {"input_ids": rng.integers(0, form.vocabulary, (1, sum(pieces)))}
         if form.encoder is not None:
             read = min(_LONGEST if sum(pieces) == _LONGEST else next(lengths), form.encoder.positions)
             feeds["source_ids"] = source_rng.integers(0, form.vocabulary, (1, read))
-        return Row(Case(name, feeds), tuple(pieces))
+        return Row(Case(name, feeds), tuple(pieces), longest_run, again)
 
     def single(prompt: int) -> list[int]:
         return [prompt, *[1] * (most - prompt)]
@@ -78,16 +83,15 @@ def cached_batches(form: CachedForm, long: bool) -> list[Batch]:
     steps = max(1, most // 4)
     prompts = [max(1, most - steps), max(1, most // 5), 1]
     batches = [
-        (row("whole", [most]),),
-        (row("in pieces", drafted),),
+        (row("whole", [most], MOST_NEW_TOKENS),),
+        (row("in pieces", drafted, again=True),),
         (row("token by token", single(max(1, most // 3))),),
         tuple(row(f"row {number} of {len(prompts)}", [p, *[1] * steps]) for number, p in enumerate(prompts)),
     ]
-    longest = max((n for n in (_LONGEST, _beyond_window(form)) if n + _SPARE <= form.positions), default=0)
-    if long and longest > most:
-        than = ["a run"] if longest > MOST_NEW_TOKENS else []
-        than += ["the window"] if form.window is not None and longest > form.window else []
-        batches.append((row(f"longer than {' and '.join(than)}", [longest - 2, 1, 1]),))
+    if long and most < _LONGEST <= form.positions - _SPARE:
+        batches.append((row("longer than a run", [_LONGEST - 2, 1, 1], MOST_NEW_TOKENS),))
+    if long and (longest := _beyond_window(form)) > most:
+        batches.append((row("longer than the window", [longest - _MOST_DRAFTED, *[1] * _MOST_DRAFTED]),))
     return batches
 
 
@@ -95,8 +99,8 @@ def _beyond_window(form: CachedForm) -> int:
     """Tokens of a text that is longer than the model's window; 0 where it has none or a proof would take too long."""
     if form.window is None or form.window > _MOST_WINDOW:
         return 0
-    tokens = form.window + _BEYOND
-    return tokens if tokens * form.vocabulary <= _MOST_LOGITS else 0
+    tokens = min(form.window + _BEYOND, form.positions - _SPARE)
+    return tokens if tokens > form.window and tokens * form.vocabulary <= _MOST_LOGITS else 0
 
 
 def unproven_window(form: CachedForm, batches: Sequence[Batch]) -> str | None:
@@ -130,7 +134,8 @@ def run_batches(
     read: Mapping[str, Sequence[Array]] | None = None,
 ) -> list[Arrays]:
     """Per row the logits ``[1, S, vocabulary]`` behind each of its tokens, and what the cache holds of each layer in
-    the end, ``key_0`` and ``value_0`` ``[1, heads, S, size]`` and so on. ``runner`` is the open one of ``engine``;
+    the end, ``key_0`` and ``value_0`` ``[1, heads, S, size]`` and so on; of a layer with a window those of the last
+    tokens that it sees. ``runner`` is the open one of ``engine``;
     ``read`` is what an encoder returned of each prompt, by the name of its case."""
     return [arrays for batch in batches for arrays in _run(runner, engine, entry, batch, read)]
 
@@ -148,8 +153,12 @@ def _run(
         source = Source.empty(entry, len(batch), max(row.prompt.tokens for row in batch) + _SPARE)
         for number, row in enumerate(batch):
             source.write(number, read[row.case.name])
-    cache = Cache.empty(entry.layers, len(batch), min(entry.positions, longest + _SPARE), source)
+    capacity, run = min(entry.positions, longest + _SPARE), max(row.longest_run for row in batch)
+    cache = Cache.empty(entry.layers, len(batch), capacity, source, run)
     cached = CachedEngine(runner, engine, entry, cache)
+    for number, row in enumerate(batch):
+        if row.again:
+            cached.extend(number, row.ids[::-1].copy(), 0, [])
     written = [0] * len(batch)
     logits: list[list[np.ndarray]] = [[] for _ in batch]
     for pieces in zip_longest(*(row.pieces for row in batch)):
@@ -164,7 +173,16 @@ def _run(
         written = [at + piece for at, piece in zip(written, pieces, strict=True)]
     answers: list[Arrays] = []
     for number, row in enumerate(batch):
-        kept = cache.part(number, number + 1).named("")
-        own = {name.removeprefix("_"): tensor[:, :, : len(row.ids)].copy() for name, tensor in kept.items()}
-        answers.append({"logits": np.concatenate(logits[number])[None], **own})
+        answers.append({"logits": np.concatenate(logits[number])[None], **_kept(entry, cache, number, len(row.ids))})
     return answers
+
+
+def _kept(entry: GenerationEntry, cache: Cache, row: int, tokens: int) -> Arrays:
+    """What ``cache`` has of a row of so many ``tokens``, as ``run_batches`` returns it."""
+    found: dict[str, np.ndarray] = {}
+    for number, layer in enumerate(entry.layers):
+        for kind, tensor in zip(("key", "value"), cache.tensors[2 * number : 2 * number + 2], strict=True):
+            start = 0 if layer.window is None or cache.window is None else int(cache.window.starts[row])
+            first = 0 if layer.window is None else max(0, tokens - layer.window)
+            found[f"{kind}_{number}"] = tensor[row : row + 1, :, first - start : tokens - start].copy()
+    return found

@@ -17,7 +17,7 @@ from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
 from ...profiles.precision import Precision
 from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.entries.generation_entry import GenerationEntry
+from ...runtime.bundle.entries.generation_entry import WINDOW, GenerationEntry, window_of
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.generation.source import Source
 from ...runtime.inputs.arrays import Array, Arrays
@@ -32,9 +32,14 @@ from .cached_cases import Batch, cases_of
 
 
 def judged_specs(entry: GenerationEntry) -> tuple[TensorSpec, ...]:
-    """What a text of ``S`` tokens gives: logits, and keys and values of each layer."""
+    """What a text of ``S`` tokens gives: logits, and keys and values of each layer, behind a window of the last tokens
+    alone."""
     kept = [
-        TensorSpec(f"{kind}_{number}", "float32", ("batch", layer.heads, "sequence", layer.size))
+        TensorSpec(
+            f"{kind}_{number}",
+            "float32",
+            ("batch", layer.heads, "sequence" if layer.window is None else WINDOW, layer.size),
+        )
         for number, layer in enumerate(entry.layers)
         for kind in ("key", "value")
     ]
@@ -104,6 +109,8 @@ def _in_one_run(
     tokens = ids.shape[1]
     places = np.arange(tokens, dtype=np.int64)
     feeds: dict[str, np.ndarray] = {"input_ids": ids, "position_ids": places[None], "logits_at": places}
+    if window_of(entry.layers) is not None:
+        feeds["window_places"] = np.zeros(1, np.int64)
     if read is not None:
         found = read[case.name]
         feeds |= Source(tuple(found), np.array([found[0].shape[3]])).named()

@@ -84,25 +84,23 @@ class DecoderInterface:
         inputs = (ids, stated) if masked else (ids,)
         return Signature(inputs, self._outputs(), positions, mask, text, shortened=shortened)
 
-    def cached_form(
-        self, positions: int, layers: tuple[CachedLayer, ...], window: int | None = None
-    ) -> CachedForm | None:
-        """How the model generates; ``layers`` are the ones that have keys and values of their own, in order, and
-        ``window`` what a sliding one lets a token see. None where there is no head over the vocabulary."""
+    def cached_form(self, positions: int, layers: tuple[CachedLayer, ...]) -> CachedForm | None:
+        """How the model generates; ``layers`` are the ones that have keys and values of their own, in order. None where
+        there is no head over the vocabulary."""
         if self.head is None or self.head.to != "tokens":
             return None
 
         def cached(module: torch.nn.Module) -> torch.nn.Module:
             from .cached_decoder import CachedDecoder
 
-            return CachedDecoder(module.model).eval()
+            return CachedDecoder(module.model, layers).eval()
 
         def recorded(module: torch.nn.Module) -> torch.nn.Module:
             from .cached_decoder import RecordedDecoder
 
-            return RecordedDecoder(module.model).eval()
+            return RecordedDecoder(module.model, layers).eval()
 
-        return CachedForm(self.vocabulary, positions, layers, cached, recorded, window)
+        return CachedForm(self.vocabulary, positions, layers, cached, recorded)
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
         head, tokens = self.head, ("batch", "sequence")

@@ -34,6 +34,12 @@ def cache_places(position_ids: torch.Tensor) -> CachePlaces:
     return CachePlaces(position_ids[:, -1].to(torch.int32), (position_ids.max() + 1).to(torch.int32))
 
 
+def places_in_window(first: torch.Tensor, tokens: int) -> CachePlaces:
+    """The places of so many new ``tokens`` of each row in a buffer that a window slides through, from ``first`` [B]
+    on."""
+    return CachePlaces((first + (tokens - 1)).to(torch.int32), (first.max() + tokens).to(torch.int32))
+
+
 def tokens_so_far(places: CachePlaces) -> torch.Tensor:
     """The places ``[T]`` int64 of all tokens of the longest row, those of ``places`` included."""
     total: Any = places.total.item()

@@ -18,7 +18,7 @@ from torch.export import Dim
 
 from ...elastic import Bucket
 from ...errors import ExportError
-from ...runtime.bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE
+from ...runtime.bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ..universal import PREFIX
 from .onnx_translations import TRANSLATIONS
@@ -28,7 +28,7 @@ _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 # Sizes that no other dimension of a traced model is likely to have.
 _EXAMPLE_BATCH = 3
 _EXAMPLE_SEQUENCE = 7
-_EXAMPLE_OTHERS = {CAPACITY: 11, LOGIT_COUNT: 2, SOURCE: 13}
+_EXAMPLE_OTHERS = {CAPACITY: 11, LOGIT_COUNT: 2, SOURCE: 13, WINDOW: 10}
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from .entries.tensor_spec import TensorSpec
 # 9 (2026-11): encoder-decoders: text that feeds both sides, encoders of generation; reads 1 to 8.
 # 10 (2026-11): axes whose choices fall, such as reductions; reads 1 to 9.
 # 11 (2026-11): heads of caches that are fewer than the model's; reads 1 to 10.
-# 12 (2026-11): engines whose inputs are also the tensors of a task; reads 1 to 11.
-SCHEMA_VERSION = 12
+# 12 (2026-11): windows of layers of a cache, whose buffers slide; reads 1 to 11.
+# 13 (2026-11): engines whose inputs are also the tensors of a task; reads 1 to 12.
+SCHEMA_VERSION = 13
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"

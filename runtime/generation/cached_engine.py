@@ -23,12 +23,13 @@ class _Check(NamedTuple):
 
     ids: Array
     positions: Array
+    places: Array
     logits: Array
     call: Callable[[], None]
 
 
 class CachedEngine:
-    """One engine on one cache, which has the heads that it reads. Its arrays are its own, so that one thread at a time
+    """One engine on one cache, of which it reads the first heads. Its arrays are its own, so that one thread at a time
     may use it.
 
     The call of one new token for each row is bound once, and a check of drafted tokens once for each number of them,
@@ -40,21 +41,31 @@ class CachedEngine:
         self._runner, self._engine, self._entry, self._cache = runner, engine, entry, cache
         if cache.rows > engine.bucket.batch:
             raise InputError(f"engine {engine.id}: {cache.rows} rows at once; expected at most {engine.bucket.batch}")
+        self._read = cache.with_heads([layer.heads for layer in entry.layers])
+        self._longest_run = min(engine.bucket.sequence, cache.longest_run)
         self._step_ids = np.zeros((cache.rows, 1), np.int64)
         self._step_positions = np.zeros((cache.rows, 1), np.int64)
+        self._step_places = np.zeros(cache.rows, np.int64)
         self._step_logits = np.zeros((cache.rows, 1, entry.vocabulary), np.float32)
-        self._step = self._bound(cache, self._step_ids, self._step_positions, [0], self._step_logits)
+        self._step = self._bound(
+            self._read, self._step_ids, self._step_positions, self._step_places, [0], self._step_logits
+        )
         self._checks: dict[int, _Check] = {}  # by number of tokens
         self._check_logits = np.zeros((1, 0, entry.vocabulary), np.float32)
 
-    def step(self, tokens: Sequence[int] | Array, positions: Sequence[int] | Array) -> Array:
+    def step(self, tokens: Sequence[int] | Array, positions: Sequence[int] | Array, drafted: int = 0) -> Array:
         """One new token for each row at its position: ``[rows]`` each to logits ``[rows, vocabulary]`` float32.
 
-        The next call overwrites them. Raises InputError for a position that the cache has no room for.
+        The next call overwrites them. ``drafted`` tokens before the new one may be refused. Raises InputError for a
+        position that the cache has no room for.
         """
         self._step_ids[:, 0] = tokens
         self._step_positions[:, 0] = positions
         self._require_room(int(max(positions)) + 1)
+        if self._cache.window is not None:
+            for row, position in enumerate(positions):
+                self._cache.make_room(row, position, 1, drafted)
+            np.subtract(positions, self._cache.window.starts, out=self._step_places)
         self._step()
         logits: Array = self._step_logits[:, 0]
         return logits
@@ -67,14 +78,15 @@ class CachedEngine:
         """
         self._require_room(position + len(tokens))
         found = []
-        cache = self._cache.part(row, row + 1)
-        for start in range(0, len(tokens), self._engine.bucket.sequence):
-            chunk = np.asarray(tokens[start : start + self._engine.bucket.sequence], np.int64)[None]
-            places = np.arange(position + start, position + start + chunk.shape[1], dtype=np.int64)[None]
+        cache = self._read.part(row, row + 1)
+        for start in range(0, len(tokens), self._longest_run):
+            chunk = np.asarray(tokens[start : start + self._longest_run], np.int64)[None]
+            positions = np.arange(position + start, position + start + chunk.shape[1], dtype=np.int64)[None]
             wanted = [at - start for at in logits_at if start <= at < start + chunk.shape[1]]
             # An engine computes the logits of one token at least.
             logits = np.empty((1, max(1, len(wanted)), self._entry.vocabulary), np.float32)
-            self._bound(cache, chunk, places, wanted or [0], logits)()
+            self._cache.make_room(row, position + start, chunk.shape[1])
+            self._bound(cache, chunk, positions, self._places(row, position + start), wanted or [0], logits)()
             found.append(logits[0, : len(wanted)])
         return found[0] if len(found) == 1 else np.concatenate(found)
 
@@ -91,6 +103,8 @@ class CachedEngine:
             check = self._checks[count] = self._bound_check(count)
         check.ids[0] = tokens
         check.positions[0] = np.arange(position, position + count)
+        self._cache.make_room(0, position, count)
+        check.places[:] = self._places(0, position)
         check.call()
         found: Array = check.logits[0]
         return found
@@ -103,8 +117,14 @@ class CachedEngine:
         elif len(self._checks) == _CHECKS_BOUND:
             self._checks.clear()
         ids, positions = np.zeros((1, count), np.int64), np.zeros((1, count), np.int64)
-        logits = self._check_logits[:, :count]
-        return _Check(ids, positions, logits, self._bound(self._cache.part(0, 1), ids, positions, range(count), logits))
+        places, logits = np.zeros(1, np.int64), self._check_logits[:, :count]
+        call = self._bound(self._read.part(0, 1), ids, positions, places, range(count), logits)
+        return _Check(ids, positions, places, logits, call)
+
+    def _places(self, row: int, position: int) -> Array:
+        """The place ``[1]`` of ``position`` of the text of a row in buffers of layers with a window."""
+        window = self._cache.window
+        return np.array([position if window is None else position - window.starts[row]], np.int64)
 
     def _require_room(self, tokens: int) -> None:
         """The operator writes wherever a position says."""
@@ -115,7 +135,9 @@ class CachedEngine:
             )
 
     def _bound(
-        self, cache: Cache, ids: Array, positions: Array, logits_at: Sequence[int], logits: Array
+        self, cache: Cache, ids: Array, positions: Array, places: Array, logits_at: Sequence[int], logits: Array
     ) -> Callable[[], None]:
         feeds = {"input_ids": ids, "position_ids": positions, "logits_at": np.asarray(logits_at, np.int64)}
+        if cache.window is not None:
+            feeds["window_places"] = places
         return self._runner.bind({**feeds, **cache.inputs}, {"logits": logits, **cache.named("present")})

@@ -15,6 +15,7 @@ from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.figures import cell, heading, present
 from ..bundle.manifest import Manifest, Quality
 from ..bundle.noise import is_noisy, noisy_figures
+from .cache_sizes import cache_facts, sizes_of
 
 # Of kinds of axes whose name does not say what they count.
 _AXIS_UNITS = {"moe.capacity_factor": " %", "moe.group_size": " tokens", "sequence": " tokens", "depth": " layers"}
@@ -38,6 +39,7 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
         ("order", _ranking(manifest)),
         ("precision", ", ".join(dict.fromkeys(engine.precision for engine in manifest.engines))),
         *_exit_facts(manifest),
+        *cache_facts(sizes_of(manifest.generation)),
         *_proof_facts(manifest),
         ("files", f"{len(manifest.files)}, {total / 1e6:.1f} MB in all"),
         ("profile", str(manifest.provenance.profile.get("name", "-"))),

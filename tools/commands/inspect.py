@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from ...elastic import Bucket
 from ...runtime.bundle.manifest import MANIFEST_NAME
 from ...runtime.bundle.open_bundle import open_bundle
+from ...runtime.summary.cache_sizes import cache_facts
 from ...runtime.summary.tables import describe_axes
 from ..bundle_view import bundle_data, print_bundle
 from ..console import print_facts, print_json, print_table, say, working
@@ -94,6 +95,7 @@ def _print_model(view: ModelView) -> None:
             ("trained nested", "yes" if view.trained_nested else "no: a compile ranks its axes"),
             ("levels for", f"{view.profile}, widths in multiples of {view.width_multiple}"),
             ("precision", ", ".join(view.precisions)),
+            *cache_facts(view.cache),
             *shared_variants(view.variants),
         ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...elastic import Bucket
+from ...runtime.summary.cache_sizes import CacheSize, cache_facts
 from ...strict import unstructure
 from ..console import print_facts, print_json, print_table, say, working
 from ..options import (
@@ -75,6 +77,7 @@ def command(
     Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
     the profile's figures; a compile on the target itself corrects them by measuring.
     """
+    from ...compiler.model_view import cache_of
     from ...compiler.planning.variants import variant_views
     from ...compiler.request import CompileRequest, resolve
 
@@ -96,13 +99,16 @@ def command(
         )
     source, device, made = resolved.source, resolved.profile, resolved.plan()
     variants_got = variant_views(source, [source.spec.parse(candidate.id) for candidate in made.candidates], device)
+    cache = cache_of(source)
     if as_json:
-        print_json({**unstructure(made), "forms": unstructure(variants_got)})
+        print_json({**unstructure(made), "forms": unstructure(variants_got), "cache": unstructure(cache)})
     else:
-        _print_plan(made, variants_got, device.precisions)
+        _print_plan(made, variants_got, device.precisions, cache)
 
 
-def _print_plan(plan: Plan, variants: tuple[VariantView, ...], precisions: tuple[Precision, ...]) -> None:
+def _print_plan(
+    plan: Plan, variants: tuple[VariantView, ...], precisions: tuple[Precision, ...], cache: Sequence[CacheSize]
+) -> None:
     at = plan.budget_bucket
     print_facts(
         [
@@ -110,6 +116,7 @@ def _print_plan(plan: Plan, variants: tuple[VariantView, ...], precisions: tuple
             ("profile", plan.profile),
             ("precision", ", ".join(precisions)),
             ("limits hold at", f"{at.batch}x{at.sequence}"),
+            *cache_facts(cache),
             *shared_variants(variants),
         ]
     )

@@ -18,7 +18,7 @@ class DecoderArchitecture:
     ``score_cap`` and ``logit_cap``: attention scores or logits are bent by a tanh. ``packed``: one layer makes queries,
     keys and values, and files hold gate above up in one tensor; the module has them apart. ``gemma3n`` is what only
     that model has, or None. ``positions`` are the tokens of the longest text, ``stated_positions`` the ones that the
-    configuration states. ``window``: how many tokens those layers see that do not see all.
+    configuration states. ``windows``: how many tokens each layer sees, None where it sees all.
     """
 
     interface: DecoderInterface
@@ -28,6 +28,7 @@ class DecoderArchitecture:
     widths: tuple[int, ...]
     positions: int
     stated_positions: int
+    windows: tuple[int | None, ...]
     tied: bool
     qkv_bias: bool
     output_bias: bool
@@ -37,7 +38,6 @@ class DecoderArchitecture:
     score_cap: bool
     logit_cap: bool
     packed: bool = False
-    window: int | None = None
     gemma3n: Gemma3nParts | None = None
 
     def has_keys(self, layer: int) -> bool:

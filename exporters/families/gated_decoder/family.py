@@ -90,9 +90,13 @@ def _signature(checkpoint: Checkpoint, architecture: DecoderArchitecture, masked
 
 
 def _cached(architecture: DecoderArchitecture) -> CachedForm | None:
-    with_keys = sum(architecture.has_keys(layer) for layer in range(len(architecture.widths)))
-    layers = (CachedLayer(architecture.kv_heads, architecture.head_dim),) * with_keys
-    return architecture.interface.cached_form(architecture.positions, layers, architecture.window)
+    heads, size, positions = architecture.kv_heads, architecture.head_dim, architecture.positions
+    layers = tuple(
+        CachedLayer(heads, size, None if window is None or window >= positions else window)
+        for layer, window in enumerate(architecture.windows)
+        if architecture.has_keys(layer)
+    )
+    return architecture.interface.cached_form(positions, layers)
 
 
 def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:

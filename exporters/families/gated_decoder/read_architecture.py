@@ -20,7 +20,7 @@ from ...hugging_face.transformers_config import refuse_unhonoured
 from .architecture import DecoderArchitecture
 from .gemma3n import Gemma3nParts
 from .layouts import LAYOUTS, Layout
-from .windows import read_window
+from .windows import read_windows
 
 # Tensors that published folders carry and no module has.
 _UNUSED_TENSOR = re.compile(r".*\.rotary_emb\.inv_freq")
@@ -83,6 +83,9 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
         widths=read_widths(checkpoint, stated.num_hidden_layers),
         positions=constant_positions(config, stated.max_position_embeddings, layout.original_positions),
         stated_positions=stated.max_position_embeddings,
+        windows=read_windows(
+            layout.window, {**layout.defaults, **config}, stated.num_hidden_layers, _where(checkpoint)
+        ),
         tied=stated.tie_word_embeddings,
         qkv_bias=layout.qkv_bias or (layout.reads_attention_bias and stated.attention_bias),
         output_bias=layout.reads_attention_bias and stated.attention_bias,
@@ -92,7 +95,6 @@ def read_architecture(checkpoint: Checkpoint) -> DecoderArchitecture:
         score_cap=layout.caps and stated.attn_logit_softcapping is not None,
         logit_cap=layout.caps and stated.final_logit_softcapping is not None,
         packed=layout.packed,
-        window=read_window(layout.window, {**layout.defaults, **config}, _where(checkpoint)),
         gemma3n=_gemma3n(checkpoint, stated.num_hidden_layers) if layout.gemma3n else None,
     )
     if checkpoint.has_weights:

@@ -25,49 +25,59 @@ class _Stated:
     use_bidirectional_attention: bool | None = None
 
 
-# How many tokens the layers see that do not see all, by what a configuration states; None where every layer sees all.
-Window = Callable[[_Stated], int | None]
+# How many tokens each layer sees, by what a configuration states; None for one that sees all.
+Window = Callable[[_Stated], list[int | None]]
 
 
-def read_window(window: Window | None, config: Mapping[str, Any], where: str) -> int | None:
-    """``window`` of a model type applied to its ``config``, the defaults of its class included; a model type without
-    one passes over every key of it. Raises CheckpointError for keys of another type."""
+def read_windows(window: Window | None, config: Mapping[str, Any], layers: int, where: str) -> tuple[int | None, ...]:
+    """``window`` of a model type applied to its ``config`` of so many ``layers``, the defaults of its class included; a
+    model type without one passes over every key of it. Raises CheckpointError for keys of another type, and for types
+    of another number of layers."""
     if window is None:
-        return None
+        return (None,) * layers
     known = {key.name: config[key.name] for key in fields(_Stated) if key.name in config}
-    return window(structure(_Stated, known, where, CheckpointError))
+    stated = structure(_Stated, known, where, CheckpointError)
+    if stated.layer_types is not None and len(stated.layer_types) != layers:
+        raise CheckpointError(
+            f"{where}: layer_types: expected one for each of {layers} layers, got {len(stated.layer_types)}"
+        )
+    return tuple(window(stated))
 
 
-def of_every_layer(stated: _Stated) -> int | None:
+def of_every_layer(stated: _Stated) -> list[int | None]:
     """Mistral and Phi-3: as stated; ``use_sliding_window`` is no key of theirs."""
-    return stated.sliding_window
+    return [stated.sliding_window] * stated.num_hidden_layers
 
 
-def of_later_layers(stated: _Stated) -> int | None:
+def of_later_layers(stated: _Stated) -> list[int | None]:
     """Qwen: where it is switched on, in the layers from ``max_window_layers`` on, or of the types that are named."""
     if not stated.use_sliding_window:
-        return None
+        return [None] * stated.num_hidden_layers
     return _by_type(stated, lambda layer: layer >= stated.max_window_layers)
 
 
-def of_every_second_layer(stated: _Stated) -> int | None:
+def of_every_second_layer(stated: _Stated) -> list[int | None]:
     """Gemma 2, where the types of its layers are not named."""
     return _by_type(stated, lambda layer: (layer + 1) % 2 != 0)
 
 
-def of_a_pattern(stated: _Stated) -> int | None:
+def of_a_pattern(stated: _Stated) -> list[int | None]:
     """Gemma 3: all but every ``sliding_window_pattern``-th layer. Where positions see later ones too, half to each
     side."""
-    window = _by_type(stated, lambda layer: (layer + 1) % stated.sliding_window_pattern != 0)
-    return window // 2 + 1 if window is not None and stated.use_bidirectional_attention else window
+    windows = _by_type(stated, lambda layer: (layer + 1) % stated.sliding_window_pattern != 0)
+    if not stated.use_bidirectional_attention:
+        return windows
+    return [None if window is None else window // 2 + 1 for window in windows]
 
 
-def of_four_in_five(stated: _Stated) -> int | None:
+def of_four_in_five(stated: _Stated) -> list[int | None]:
     """Gemma 3n."""
     return _by_type(stated, lambda layer: (layer + 1) % 5 != 0)
 
 
-def _by_type(stated: _Stated, slides: Callable[[int], bool]) -> int | None:
+def _by_type(stated: _Stated, slides: Callable[[int], bool]) -> list[int | None]:
     if stated.layer_types is not None:
-        return stated.sliding_window if _SLIDING in stated.layer_types else None
-    return stated.sliding_window if any(map(slides, range(stated.num_hidden_layers))) else None
+        is_sliding = [each == _SLIDING for each in stated.layer_types]
+    else:
+        is_sliding = [slides(layer) for layer in range(stated.num_hidden_layers)]
+    return [stated.sliding_window if own else None for own in is_sliding]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .engine_entry import EngineEntry
 from .tensor_spec import TensorSpec
 
 # Of engines that keep keys and values in a cache: their ``segment``, and their dimensions that the caller chooses.
-CACHED, CAPACITY, LOGIT_COUNT = "cached", "capacity", "answers"
+CACHED, CAPACITY, WINDOW, LOGIT_COUNT = "cached", "capacity", "window", "answers"
 # Of engines that read a prompt for a decoder, and the dimension of its tokens, which the caller chooses too.
 ENCODER, SOURCE = "encoder", "source"
 # Of a prompt for which the figures of engines that read one are stated.
@@ -18,10 +18,34 @@ PROMPT_TOKENS = 512
 
 @dataclass(frozen=True)
 class CachedLayer:
-    """What a layer keeps of each token: keys and values of ``heads`` heads of ``size`` numbers."""
+    """What a layer keeps of each token: keys and values of ``heads`` heads of ``size`` numbers. Its tokens see the last
+    ``window`` ones, themselves included, or all before them."""
 
     heads: int = field(metadata={"min": 1})
     size: int = field(metadata={"min": 1})
+    window: int | None = field(default=None, metadata={"min": 1})
+
+
+def window_of(layers: Iterable[CachedLayer]) -> int | None:
+    """How many tokens the buffers of all layers with a window keep, which is the largest; None where no layer has
+    one."""
+    return max((layer.window for layer in layers if layer.window is not None), default=None)
+
+
+def places_of(layers: Sequence[CachedLayer], capacity: int, longest_run: int | None) -> list[int]:
+    """Places for tokens of a row in each layer, of texts up to ``capacity``: behind a window no more than it and a run
+    of ``longest_run`` new tokens need, where that is known."""
+    seen = window_of(layers)
+    if seen is None or longest_run is None:
+        return [capacity] * len(layers)
+    behind_window = min(capacity, seen + longest_run)
+    return [capacity if layer.window is None else behind_window for layer in layers]
+
+
+def cache_bytes(layers: Sequence[CachedLayer], rows: int, capacity: int, longest_run: int) -> int:
+    """What keys and values of ``rows`` rows take that have room for ``capacity`` tokens each, in float32."""
+    places = places_of(layers, capacity, longest_run)
+    return 4 * 2 * rows * sum(own * layer.heads * layer.size for layer, own in zip(layers, places, strict=True))
 
 
 @dataclass(frozen=True)
@@ -47,7 +71,9 @@ class GenerationEntry:
 
     An engine takes ``input_ids`` and ``position_ids`` (``[B, S]`` int64), the new tokens and their places in the text,
     ``logits_at`` ``[answers]`` int64, the new tokens whose logits are wanted, and per layer ``past_key_0`` and
-    ``past_value_0`` (``[B, heads, capacity, size]``, with the heads of ``of(engine)``). It returns ``logits`` ``[B,
+    ``past_value_0`` (``[B, heads, capacity, size]``, with the heads of ``of(engine)``). Where layers have a window, it
+    also takes ``window_places`` ``[B]`` int64, the place of the first new token of each row in their buffers, whose
+    ``window`` places may be fewer than the capacity. It returns ``logits`` ``[B,
     answers, vocabulary]`` and per layer ``present_key_0`` and ``present_value_0``: the cache, with the new tokens at
     their places. Callers bind both to one buffer, so that nothing is copied. Several rows take one new token each;
     several new tokens are of one row. Figures of an engine are those of one new token of one row, its activations those
@@ -70,6 +96,15 @@ class GenerationEntry:
     chat_template: str | None = None
     special_tokens: Mapping[str, str] | None = None
     encoder: EncoderEntry | None = None
+
+    @property
+    def longest_run(self) -> int:
+        """The most new tokens of one row that a run of an engine takes."""
+        return max(engine.bucket.sequence for engine in self.engines)
+
+    def cache_bytes(self, rows: int, capacity: int) -> int:
+        """What keys and values of ``rows`` rows take that have room for ``capacity`` tokens each."""
+        return cache_bytes(self.layers, rows, capacity, self.longest_run)
 
     @property
     def every_engine(self) -> tuple[EngineEntry, ...]:
@@ -104,11 +139,13 @@ class GenerationEntry:
             TensorSpec("position_ids", "int64", tokens, high=self.positions),
             TensorSpec("logits_at", "int64", (LOGIT_COUNT,)),
         ]
+        if window_of(self.layers) is not None:
+            inputs.append(TensorSpec("window_places", "int64", ("batch",)))
         outputs = [TensorSpec("logits", "float32", ("batch", LOGIT_COUNT, self.vocabulary))]
         if self.encoder is not None:
             inputs += [TensorSpec("source_lengths", "int64", ("batch",)), *self._source("batch", SOURCE)]
         for number, layer in enumerate(self.layers):
-            dims = ("batch", layer.heads, CAPACITY, layer.size)
+            dims = ("batch", layer.heads, CAPACITY if layer.window is None else WINDOW, layer.size)
             for kind in ("key", "value"):
                 inputs.append(TensorSpec(f"past_{kind}_{number}", "float32", dims))
                 outputs.append(TensorSpec(f"present_{kind}_{number}", "float32", dims))

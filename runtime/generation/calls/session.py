@@ -2,7 +2,8 @@
 
 What a prompt has in common with what is there already is not computed again: only the tokens behind it are, and they
 overwrite what lay at their places. The keys of a token are those of the submodel that wrote it; another submodel
-continues them where it has no more heads in any layer, of which it then reads the first.
+continues them where it has no more heads in any layer, of which it then reads the first. Of layers with a window the
+cache has the last tokens alone: a text that is continued far before its end is computed again.
 
 The tokens are believed only once the run that wrote their keys has ended, so that a generation may be interrupted at
 any point: what was under way is computed again.
@@ -50,7 +51,7 @@ class Session:
         ``given_back`` is called once the session is closed, or collected."""
         self._entry, self._opened = entry, opened
         source = Source.empty(entry, rows, prompt_tokens) if prompt_tokens else None
-        self._whole = self._cache = Cache.empty(entry.layers, rows, capacity, source)
+        self._whole = self._cache = Cache.empty(entry.layers, rows, capacity, source, entry.longest_run)
         self._written = Written(rows, capacity)
         self._row_at = list(range(rows))
         # Bound to the first so many rows of the cache; what is bound for another number is not kept.
@@ -142,7 +143,7 @@ class Session:
         reads, all."""
         if source is not None:
             return len(source)
-        return len(tokens) - min(max(self._written.common(tokens, engine)), len(tokens) - 1)
+        return len(tokens) - max(self._usable(tokens, engine))
 
     def prefill(
         self,
@@ -177,7 +178,7 @@ class Session:
     def draft(self, token: int, ahead: int, engine: EngineEntry) -> Array:
         """The logits ``[V]`` behind ``token``, ``ahead`` places behind what the first row has, which the next draft
         overwrites. Its keys are not believed: ``check`` overwrites them."""
-        logits: Array = self._engine(engine, 1).step([token], [self._written.lengths[0] + ahead])[0]
+        logits: Array = self._engine(engine, 1).step([token], [self._written.lengths[0] + ahead], ahead)[0]
         return logits
 
     def check(self, tokens: Sequence[int], engine: EngineEntry) -> Array:
@@ -216,8 +217,8 @@ class Session:
         self._lay_out([layer.heads for layer in own.layers], rows)
         found = self._engines.get(engine.id)
         if found is None:
-            cache = self._cache.part(0, rows).with_heads([layer.heads for layer in own.layers])
-            found = self._engines[engine.id] = CachedEngine(self._opened(engine), engine, own, cache)
+            found = CachedEngine(self._opened(engine), engine, own, self._cache.part(0, rows))
+            self._engines[engine.id] = found
         return found
 
     def _lay_out(self, heads: Sequence[int], rows: int) -> None:
@@ -244,14 +245,20 @@ class Session:
     def _reuse(self, place: int, tokens: Ids, engine: EngineEntry, own: bool) -> int:
         """How many of ``tokens`` need not be computed: what they have in common with what is at ``place``, or with
         another row's, whose keys are then copied, as far as ``engine`` can read it, or with ``own`` wrote it."""
-        common = self._written.common(tokens, engine, own)
-        most = max(common)
-        if most > common[place]:
-            source = common.index(most)
+        usable = self._usable(tokens, engine, own)
+        most = max(usable)
+        if most > usable[place]:
+            source = usable.index(most)
             self._written.lengths[place] = 0
             self._cache.copy_row(source, place, most)
             self._written.copy(source, place, most)
-        return min(most, len(tokens) - 1)
+        return most
+
+    def _usable(self, tokens: Ids, engine: EngineEntry, own: bool = False) -> list[int]:
+        """How many of the first ``tokens`` need not be computed where each place is continued; the last one always is,
+        which is what logits come from."""
+        common = self._written.common(tokens, engine, own)
+        return [self._cache.usable(place, min(found, len(tokens) - 1)) for place, found in enumerate(common)]
 
     def _swap(self, place: int, other: int) -> None:
         if place == other:

@@ -264,5 +264,6 @@ def _cache_bytes(entry: GenerationEntry, rows: int, capacity: int, prompt_tokens
     if rows > most:
         raise InputError(f"rows: expected at most {most}, which the engines take at once, got {rows}")
     require_positions(entry, capacity)
-    kept = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * rows * (capacity + prompt_tokens)
+    source = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * rows * prompt_tokens
+    kept = entry.cache_bytes(rows, capacity) + source
     return kept + 4 * entry.vocabulary * rows * len(entry.engines)  # each that is bound has logits of its own

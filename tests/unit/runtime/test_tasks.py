@@ -17,7 +17,7 @@ from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.graphs.task_tensors import base_tensors, read_task_tensors
 from nestforge.runtime.tasks import without_tasks
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "bundle-v12"
+GOLDEN = Path(__file__).parents[2] / "golden" / "bundle-v13"
 IDS = np.arange(12, dtype=np.int64).reshape(1, 12)
 FEEDS = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
 QUARTER = "ffn24-coda.reduction4"

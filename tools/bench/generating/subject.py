@@ -1,4 +1,4 @@
-"""Llama-shaped models with random weights, compiled to generate."""
+"""Llama-shaped models with random weights, one of them with windows, compiled to generate."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ WIDTHS = tuple(f"ffn{width}" for width in range(256, 2049, 256))
 
 def llama_folder() -> Path:
     """12 layers of 768, FFN 2048, 12 heads that share 4 of keys and values, 32,000 tokens, 4096 positions."""
-    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
-    return _checkpoint("llama-100m", num_key_value_heads=4, max_position_embeddings=4096, **sizes)
+    sizes = {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+    }
+    return _checkpoint("llama-100m", "Llama", num_key_value_heads=4, max_position_embeddings=4096, **sizes)
 
 
 def llama_bundle(precision: Precision = "fp32") -> Path:
@@ -39,19 +44,33 @@ def llama_widths_bundle(precision: Precision) -> Path:
 
 def tiny_llama_bundle() -> Path:
     """One layer of 64 and 32,000 tokens, whose steps are so short that work beside them shows."""
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return _bundle(_checkpoint("llama-tiny", num_key_value_heads=2, max_position_embeddings=512, **sizes), "fp32")
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    return _bundle(
+        _checkpoint("llama-tiny", "Llama", num_key_value_heads=2, max_position_embeddings=512, **sizes), "fp32"
+    )
 
 
-def _checkpoint(name: str, **sizes: int) -> Path:
+def mistral_bundle() -> Path:
+    """4 layers of 512 whose tokens see 512, FFN 1024, 8 heads that share 4 of keys and values, 16384 positions."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}
+    sizes |= {"num_key_value_heads": 4, "sliding_window": 512, "max_position_embeddings": 16384}
+    return _bundle(_checkpoint("mistral-windows", "Mistral", **sizes), "fp32")
+
+
+def _checkpoint(name: str, kind: str, /, **sizes: int) -> Path:
     import transformers
 
     library: Any = transformers
     folder = CACHE / f"{name}-checkpoint"
     if not folder.exists():
         torch.manual_seed(0)
-        config = library.LlamaConfig(vocab_size=32_000, tie_word_embeddings=True, **sizes)
-        library.LlamaForCausalLM(config).save_pretrained(folder)
+        config = getattr(library, f"{kind}Config")(vocab_size=32_000, tie_word_embeddings=True, **sizes)
+        getattr(library, f"{kind}ForCausalLM")(config).save_pretrained(folder)
         letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
         tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -29,6 +29,7 @@ from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.runner import Runner, runner_for
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine
+from nestforge.runtime.generation.sliding_window import SlidingWindow
 from support.gated_decoders import edit_config, save_decoder
 from support.tiny_matlm import save_tiny_matlm
 
@@ -53,7 +54,7 @@ def test_every_submodel_has_an_engine_and_its_receipt(bundle: Bundle) -> None:
         assert engine.emitted == "sliced"
         assert engine.parity is not None
         assert engine.parity.cases[:2] == ("whole", "in pieces")
-        assert ("longer than a run and the window" in engine.parity.cases) == (engine.submodel == "ffn32")
+        assert ("longer than a run" in engine.parity.cases) == (engine.submodel == "ffn32")
         assert [output.name for output in engine.parity.outputs][:3] == ["logits", "key_0", "value_0"]
     assert not any(engine.segment for engine in bundle.manifest.engines), "other engines are as they were"
 
@@ -147,6 +148,19 @@ def test_the_gate_finds(bundle: Bundle, references: References, fault: Callable[
     assert judge_cached(references, form, engine, batches, found).broken is None
     fault(found)
     assert judge_cached(references, form, engine, batches, found).broken is not None
+
+
+def test_the_gate_finds_a_window_that_loses_a_token(
+    bundle: Bundle, references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(self: SlidingWindow, position: int) -> int:
+        return max(0, position - self.seen + 2)
+
+    monkeypatch.setattr(SlidingWindow, "_first_seen", late)
+    form, engine, batches, found = answered(bundle, references)
+    verdict = judge_cached(references, form, engine, batches, found)
+    assert {"in pieces", "token by token", "row 0 of 3"} <= verdict.broken_cases
+    assert "whole" not in verdict.broken_cases
 
 
 def compiled(folder: Path, **options: Any) -> Path:

@@ -10,7 +10,8 @@ from nestforge.runtime.bundle.entries.generation_entry import CachedLayer
 
 
 def form(positions: int, window: int | None = None, vocabulary: int = 50) -> CachedForm:
-    return CachedForm(vocabulary, positions, (CachedLayer(2, 8),), lambda module: module, lambda module: module, window)
+    layers = (CachedLayer(2, 8), CachedLayer(2, 8, window))
+    return CachedForm(vocabulary, positions, layers, lambda module: module, lambda module: module)
 
 
 def test_texts_are_given_whole_in_pieces_token_by_token_and_in_rows() -> None:
@@ -31,9 +32,9 @@ def test_texts_are_given_whole_in_pieces_token_by_token_and_in_rows() -> None:
     ("made", "longest", "name", "unproven"),
     [
         (form(4096), 521, "longer than a run", None),
-        (form(4096, window=3), 521, "longer than a run and the window", None),
-        (form(4096, window=512), 521, "longer than a run and the window", None),
-        (form(4096, window=1024), 1033, "longer than a run and the window", None),
+        (form(4096, window=3), 521, "longer than a run", None),
+        (form(4096, window=512), 536, "longer than the window", None),
+        (form(4096, window=1024), 1048, "longer than the window", None),
         (form(4096, window=4095), 521, "longer than a run", "no text was longer than its window of 4095 tokens"),
         (
             form(4096, window=1024, vocabulary=300_000),
@@ -41,9 +42,10 @@ def test_texts_are_given_whole_in_pieces_token_by_token_and_in_rows() -> None:
             "longer than a run",
             "no text was longer than its window of 1024 tokens",
         ),
-        (form(100, window=60), 69, "longer than the window", None),
-        (form(100, window=90), 48, "whole", "no text was longer than its window of 90 tokens"),
-        (form(100, window=100), 48, "whole", None),
+        (form(100, window=60), 84, "longer than the window", None),
+        (form(100, window=90), 95, "longer than the window", None),
+        (form(100, window=97), 48, "whole", "no text was longer than its window of 97 tokens"),
+        (form(100), 48, "whole", None),
     ],
 )
 def test_a_text_is_longer_than_the_window_where_that_is_affordable(

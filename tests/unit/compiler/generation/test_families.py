@@ -20,11 +20,14 @@ from support.tiny_gpt2 import save_gpt2
 from support.tiny_matlm import save_tiny_matlm
 
 _PROMPT, _TOKENS = [5, 7, 9, 11, 3], 128
+# Behind which a window slides within the answer: its buffers have room for it and a run of 512 tokens.
+_LONG_PROMPT = [3 + 7 * number**2 % 45 for number in range(480)]
 _COMMON: dict[str, Any] = {"head_dim": 8, "max_position_embeddings": 140, "eos_token_id": None}
 _LONG = {"rope_type": "longrope", "rope_theta": 1e3, "short_factor": [1.5, 2.0], "long_factor": [4.0, 9.0]}
-# Texts of 140 tokens, which a class of longer ones would turn otherwise from 141 on.
+_SLIDING = {"max_position_embeddings": 610, "sliding_window": 5}
+# Texts of 140 tokens, which a class of longer ones would turn otherwise from 141 on; or long ones, behind a window.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "phi3": ("phi3", {"num_hidden_layers": 1}),
+    "phi3": ("phi3", {"num_hidden_layers": 1, **_SLIDING}),
     "phi3, longrope": (
         "phi3",
         {
@@ -43,7 +46,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": [32, 16, 32],
             "activation_sparsity_pattern": [0.5, 0.0, 0.0],
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "num_kv_shared_layers": 1,
+            "num_kv_shared_layers": 1,  # the last, which reads what the first keeps of its window
+            **_SLIDING,
         },
     ),
     "llama, dynamic": (
@@ -61,9 +65,12 @@ def test_text_is_that_of_transformers(tmp_path: Path, kind: str) -> None:
     path = compiled(folder, tmp_path / "b")
     generation = nestforge.open_bundle(path).manifest.generation
     assert generation is not None
-    assert generation.positions == 140
+    slides = keys.get("sliding_window") is not None
+    assert generation.positions == (610 if slides else 140)
+    prompt = _LONG_PROMPT if slides else _PROMPT
     with nestforge.load(path, threads=1) as model:
-        assert list(model.generate(_PROMPT, max_tokens=_TOKENS).rows[0].tokens) == greedy(folder, _PROMPT, _TOKENS)
+        row = model.generate(prompt, max_tokens=_TOKENS, capacity=generation.positions).rows[0]
+        assert list(row.tokens) == greedy(folder, prompt, _TOKENS)
 
 
 def test_a_relative_bias_is_that_of_the_model(tmp_path: Path) -> None:

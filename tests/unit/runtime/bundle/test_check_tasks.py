@@ -17,7 +17,7 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.bundle.read_manifest import read_manifest
 from nestforge.runtime.bundle.seal import sealed_json
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-v12"
+GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-v13"
 Edit = Callable[[dict[str, Any]], object]
 
 

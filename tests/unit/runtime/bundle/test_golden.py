@@ -19,7 +19,7 @@ from nestforge.runtime.summary.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
-VERSIONS = [*range(1, 13)]
+VERSIONS = [*range(1, 14)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -87,7 +87,8 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
         9: {"next_tokens": "logits"},
         10: {"embedding": "last_hidden_state"},
         11: {"next_tokens": "logits"},
-        12: {"classes": "logits"},
+        12: {"next_tokens": "logits"},
+        13: {"classes": "logits"},
     }
 
 
@@ -148,9 +149,12 @@ def test_what_a_bundle_says_of_its_caches() -> None:
     assert entry is not None
     assert entry.layers == (CachedLayer(4, 8),) * 2
     assert [engine.cache_heads for engine in entry.engines] == [(2, 2), (1, 4), None]
+    entry = nestforge.open_bundle(GOLDEN / "bundle-v12").manifest.generation
+    assert entry is not None
+    assert entry.layers == (CachedLayer(2, 8, window=8), CachedLayer(2, 8))
 
 
-@pytest.mark.parametrize("version", [8, 11])
+@pytest.mark.parametrize("version", [8, 11, 12])
 def test_engines_of_a_bundle_that_generates_continue_texts_as_its_whole_ones_answer(version: int) -> None:
     path = GOLDEN / f"bundle-v{version}"
     entry = nestforge.open_bundle(path).manifest.generation
@@ -160,7 +164,7 @@ def test_engines_of_a_bundle_that_generates_continue_texts_as_its_whole_ones_ans
             ids = np.array([[7, 3, 11, 5, 2]])
             expected = model({"input_ids": ids}, submodel=engine.submodel).outputs["logits"][0]
             own = entry.of(engine)
-            cache = Cache.empty(own.layers, rows=1, capacity=8)
+            cache = Cache.empty(own.layers, rows=1, capacity=8, longest_run=entry.longest_run)
             with runner_for(model.bundle, engine, "packed", threads=1) as runner:
                 cached = CachedEngine(runner, engine, own, cache)
                 found = [*cached.extend(0, ids[0, :3], 0, [0, 1, 2])]
@@ -189,8 +193,8 @@ def test_a_bundle_of_an_encoder_decoder_reads_a_prompt_once_and_answers_as_its_w
 
 
 def test_tasks_of_a_bundle_answer_as_they_did() -> None:
-    expected = np.load(GOLDEN / "bundle-v12-task-answers.npz", allow_pickle=False)
-    with nestforge.load(GOLDEN / "bundle-v12") as model:
+    expected = np.load(GOLDEN / "bundle-v13-task-answers.npz", allow_pickle=False)
+    with nestforge.load(GOLDEN / "bundle-v13") as model:
         assert {name: task.submodels for name, task in model.tasks.entries.items()} == {
             "both": ("ffn24-coda.reduction1", "ffn24-coda.reduction4"),
             "quarter": ("ffn24-coda.reduction4",),

@@ -47,6 +47,7 @@ NAMES = sorted(
         "lengths",
         "precision",
         "residency",
+        "windows",
     ]
 )
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")

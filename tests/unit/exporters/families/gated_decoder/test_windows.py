@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.gated_decoder.layouts import LAYOUTS
 from nestforge.exporters.families.gated_decoder.read_architecture import read_architecture
-from nestforge.exporters.families.gated_decoder.windows import read_window
+from nestforge.exporters.families.gated_decoder.windows import read_windows
 from support.gated_decoders import TINY
 
 LEFT_OVER = {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 0}
@@ -43,16 +44,16 @@ CASES: list[tuple[str, dict[str, Any], int | None]] = [
 def test_a_window_is_what_the_class_has(model_type: str, stated: dict[str, Any], window: int | None) -> None:
     config = {**TINY, "num_kv_shared_layers": 0, "vocab_size_per_layer_input": 40, "model_type": model_type, **stated}
     found = read_architecture(Checkpoint(Path("m"), {**config, "architectures": None}, {}, missing="untrained"))
-    assert found.window == window
-    assert windows_of_the_class(config) - {None} == ({window} - {None})
+    assert max((each for each in found.windows if each is not None), default=None) == window
+    assert list(found.windows) == windows_of_the_class(config)
 
 
-def windows_of_the_class(config: dict[str, Any]) -> set[int | None]:
+def windows_of_the_class(config: dict[str, Any]) -> list[int | None]:
     """What each layer's attention is given."""
-    given: set[int | None] = set()
+    given: list[int | None] = []
 
     def attend(_module: Any, query: torch.Tensor, *_others: Any, **how: Any) -> Any:
-        given.add(how.get("sliding_window"))
+        given.append(how.get("sliding_window"))
         return torch.zeros_like(query).transpose(1, 2), None
 
     transformers.AttentionInterface.register("windows", attend)
@@ -66,4 +67,12 @@ def windows_of_the_class(config: dict[str, Any]) -> set[int | None]:
 def test_positions_that_see_later_ones_have_half_a_window_to_each_side() -> None:
     config = {"num_hidden_layers": 2, "sliding_window": 7, "use_bidirectional_attention": True}
     made = transformers.Gemma3TextConfig(**config)
-    assert read_window(LAYOUTS["gemma3_text"].window, config, "config.json") == made.sliding_window == 4
+    assert made.sliding_window == 4
+    assert read_windows(LAYOUTS["gemma3_text"].window, config, 2, "config.json") == (4, 4)
+
+
+def test_layers_without_a_type_are_refused() -> None:
+    config = {"num_hidden_layers": 3, "sliding_window": 7, "layer_types": ["full_attention"] * 2}
+    line = "config.json: layer_types: expected one for each of 3 layers, got 2"
+    with pytest.raises(CheckpointError, match=f"^{line}$"):
+        read_windows(LAYOUTS["gemma3_text"].window, config, 3, "config.json")
