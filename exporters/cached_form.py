@@ -62,9 +62,10 @@ class CachedForm:
     and never run. ``recorded(module)`` takes ``input_ids`` ``[B, S]`` and makes the model's own pass over all of them;
     it returns ``logits`` ``[B, S, vocabulary]`` and, per layer, the keys and values that attention had
     (``[B, heads, S, size]``), of a layer with a window those of the last tokens that it sees. Behind an ``encoder`` it
-    also takes the tokens that that reads, ``[B, N]``. ``variants`` are the ones of ``Architecture.variants`` that
-    ``module`` computes in, where it reads folded tensors; ``recorded`` takes a module in those too. ``head_axes`` are
-    the elastic axes by which the heads of ``layers`` shrink, of a model whose heads do.
+    also takes the tokens that that reads, ``[B, N]``. ``variants`` are those of ``Architecture.variants`` in which
+    ``module`` and that of the encoder are traced, of a model that reads folded tensors; ``recorded`` and the encoder's
+    take a module in those too. ``head_axes`` are the elastic axes by which the heads of ``layers`` shrink, of a model
+    whose heads do.
     """
 
     vocabulary: int
@@ -112,17 +113,21 @@ class CachedForm:
         """The parts of a model that has ``workload``; figures are those of one new token, of an encoder those of a
         prompt."""
         encoder, entry = self.encoder, self.entry
-        if encoder is None:
-            yield Part(
-                CACHED, *entry.interface, lambda s, _: workload(s, Bucket(1, 1)), self.module, bucket=self.bucket
-            )
-            return
-        prompt = Bucket(1, min(PROMPT_TOKENS, encoder.positions))
-        yield Part(CACHED, *entry.interface, lambda s, _: encoder.step(s), self.module, bucket=self.bucket)
         yield Part(
-            ENCODER,
-            *entry.encoder_interface,
-            lambda s, _: encoder.workload(s, prompt),
-            encoder.module,
-            bucket=encoder.bucket,
+            CACHED,
+            *entry.interface,
+            lambda s, _: workload(s, Bucket(1, 1)) if encoder is None else encoder.step(s),
+            self.module,
+            bucket=self.bucket,
+            variants=self.variants,
         )
+        if encoder is not None:
+            prompt = Bucket(1, min(PROMPT_TOKENS, encoder.positions))
+            yield Part(
+                ENCODER,
+                *entry.encoder_interface,
+                lambda s, _: encoder.workload(s, prompt),
+                encoder.module,
+                bucket=encoder.bucket,
+                variants=self.variants,
+            )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
@@ -21,6 +21,7 @@ class Part:
 
     ``module(module)`` is the part of what ``Architecture.load`` returned, perhaps narrowed, on its weights: ``forward``
     takes the ``inputs`` by position and returns the ``outputs`` as a tuple; the user's module is attribute ``model``.
+    Where the model is traced in ``variants`` of ``Architecture.variants``, it is given in those for that.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Part:
     module: Callable[[torch.nn.Module], torch.nn.Module]
     min_depth: int = 0
     bucket: Bucket | None = None
+    variants: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, bucket: Bucket) -> Bucket:
         """The bucket that its engines have in the place of ``bucket``."""

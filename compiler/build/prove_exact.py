@@ -51,14 +51,16 @@ class ExactProof:
         against the model as it is ``written``. Raises ParityError, naming the first module that diverges, if a rule is
         broken.
         """
-        entry, source, variants = engine.entry, self.universal.source, engine.entry.variants or {}
+        entry, source = engine.entry, self.universal.source
+        part = None if entry.segment is None else source.parts[entry.segment]
+        variants = (entry.variants or {}) if part is None else part.variants
         limit = tolerance_for(TRACED, self.universal.spec.depth)
         if (form := self.form(engine, submodel, variants)) is not None:
-            answers = in_torch(form, cases, outputs.specs)
+            answers = in_torch(form if part is None else part.module(form), cases, outputs.specs)
             require_form(entry.id, judge(written, answers, cases, outputs, TRACED, limit), limit)
         module = self.module(engine, submodel, variants)
-        if entry.segment is not None:
-            module = source.parts[entry.segment].module(module)
+        if part is not None:
+            module = part.module(module)
         reference = Reference(source.architecture.routing, module, outputs.specs)
         exact_engine, graph = self.graph(engine)
         found = self.run(exact_engine, [case.feeds for case in cases])

@@ -128,12 +128,15 @@ class Templates:
     def _traced(self, submodel: Submodel, bucket: Bucket, part: str | None) -> Template:
         source, module = self.universal.source, self.universal.narrow(submodel)
         interface: Interface = source.signature
+        lower = source.architecture.lower
         if part is not None:
-            interface, module = source.parts[part], source.parts[part].module(module)
+            interface = source.parts[part]
+            if lower is not None and interface.variants:
+                module = lower(module, interface.variants)
+            module = interface.module(module)
         else:
-            if source.architecture.lower is not None:
-                chosen = chosen_variants(source, submodel, bucket, self.profile)
-                module = source.architecture.lower(module, chosen)
+            if lower is not None:
+                module = lower(module, chosen_variants(source, submodel, bucket, self.profile))
             interface = _with_routes(interface, source.routes(submodel, bucket))
         return traced_template(self.universal, module, interface, bucket, self.profile.opset)
 

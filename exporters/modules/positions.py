@@ -1,4 +1,4 @@
-"""What attention of a causal model, or one with rotary positions, knows about places."""
+"""What attention knows about places: which of them a token sees, and rotary positions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ def causal_mask(length: int, like: torch.Tensor) -> torch.Tensor:
     """``[S, S]`` in the dtype of ``like``, added to scores: 0 where a query may see a key."""
     place = torch.arange(length, device=like.device)
     return additive_mask(place[:, None] >= place[None, :], like)
+
+
+def hidden_beyond(lengths: torch.Tensor, most: int) -> torch.Tensor:
+    """What is added to scores of ``most`` tokens, [B, 1, 1, most]: 0 for the first ``lengths`` [B] of a row, and the
+    lowest number behind them."""
+    is_seen = torch.arange(most) < lengths[:, None]
+    return torch.where(is_seen, 0.0, torch.finfo(torch.float32).min)[:, None, None, :]
 
 
 def rotary(places: torch.Tensor, head_dim: int) -> Positions:

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nestforge.exporters.families.mhe.architecture.config import MheConfig, MheDecoderConfig, MheEncoderConfig
-from nestforge.exporters.families.mhe.folder import save_model
-from nestforge.exporters.families.mhe.model.decoder import MheDecoder
-from nestforge.exporters.families.mhe.model.encoder import MheEncoder
+from nestforge.exporters.families.mhe.architecture.config import (
+    MheConfig,
+    MheDecoderConfig,
+    MheEncoderConfig,
+    MheEncoderDecoderConfig,
+)
+from nestforge.exporters.families.mhe.folder import made, save_model
 
 torch.set_num_threads(1)  # several threads on products this small only wait for each other
 
@@ -32,17 +35,23 @@ def decoder_config(**overrides: Any) -> MheDecoderConfig:
     return MheDecoderConfig(**_settings(overrides))
 
 
-def tiny_mhe(config: MheConfig) -> Any:  # MheEncoder or MheDecoder
+def pair_config(**overrides: Any) -> MheEncoderDecoderConfig:
+    """Of one layer on each side, unless stated."""
+    sizes = {"num_hidden_layers": 1, "decoder_start_token_id": 1}
+    return MheEncoderDecoderConfig(**_settings({**sizes, **overrides}))
+
+
+def tiny_mhe(config: MheConfig) -> Any:  # MheEncoder, MheDecoder or MheEncoderDecoder
     """The model, with weights so large that every part of it shows in the outputs; a factor of each head is 0, one is
     below 0."""
     torch.manual_seed(0)
-    model = MheDecoder(config) if isinstance(config, MheDecoderConfig) else MheEncoder(config)
+    model = made(config)
     for name, parameter in model.named_parameters():
         scale = 1.0 if name == "embeddings.word.weight" else 0.3
-        ones = name.endswith("norm.weight") or ".attention.factor." in name
+        ones = name.endswith("norm.weight") or "attention.factor." in name
         parameter.data = torch.randn_like(parameter) * scale + ones
-        if ".attention.factor." in name or ".attention.embedding." in name:
-            shift = 0.0 if ".attention.factor." in name else 1.0
+        if "attention.factor." in name or "attention.embedding." in name:
+            shift = 0.0 if "attention.factor." in name else 1.0
             parameter.data[:, 0], parameter.data[:, 1] = 0 - shift, -0.5 - shift
     return model.eval().requires_grad_(False)
 
@@ -51,6 +60,14 @@ def save_tiny_mhe(folder: Path, decoder: bool = False, **overrides: Any) -> Path
     """``tiny_mhe`` as a user's folder would hold it."""
     config = decoder_config(**overrides) if decoder else encoder_config(**overrides)
     return save_model(tiny_mhe(config), config, folder)
+
+
+def save_tiny_pair(folder: Path, **overrides: Any) -> Path:
+    """The folder of a translation model, whose places differ so much that its texts do not repeat one token."""
+    config = pair_config(**overrides)
+    model = tiny_mhe(config)
+    model.embeddings.position.weight *= 5
+    return save_model(model, config, folder)
 
 
 def _settings(overrides: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -9,27 +10,40 @@ import torch
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.own_config import read_config
 from ...checkpoints.own_folder import save_model, with_weights
-from .architecture.config import MheConfig, MheDecoderConfig, MheEncoderConfig
+from .architecture.config import MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .model.decoder import MheDecoder
 from .model.encoder import MheEncoder
+from .model.encoder_decoder import MheEncoderDecoder
 
-__all__ = ["load_model", "model_of", "save_model"]
+__all__ = ["load_model", "made", "model_of", "save_model"]
 
 
 def load_model(folder: Path) -> torch.nn.Module:
-    """The MheEncoder or MheDecoder in ``folder``, in eval mode and float32, without gradients.
+    """The MheEncoder, MheDecoder or MheEncoderDecoder in ``folder``, in eval mode and float32, without gradients.
 
-    Raises CheckpointError for a folder that holds neither, or whose weights are missing, misfit or not finite.
+    Raises CheckpointError for a folder that holds none, or whose weights are missing, misfit or not finite.
     """
     checkpoint = open_checkpoint(folder)
-    is_decoder = checkpoint.config.get("model_type") == "mhe_decoder"
-    return model_of(checkpoint, read_config(checkpoint, MheDecoderConfig if is_decoder else MheEncoderConfig))
+    kinds: Mapping[object, type[MheConfig]] = {
+        "mhe_decoder": MheDecoderConfig,
+        "mhe_encoder_decoder": MheEncoderDecoderConfig,
+    }
+    return model_of(
+        checkpoint, read_config(checkpoint, kinds.get(checkpoint.config.get("model_type"), MheEncoderConfig))
+    )
 
 
 def model_of(checkpoint: Checkpoint, config: MheConfig) -> torch.nn.Module:
     """What ``load_model`` returns, of an open checkpoint with its configuration."""
     with torch.device("meta"):
-        if isinstance(config, MheDecoderConfig):
-            return with_weights(MheDecoder(config), checkpoint)
-        assert isinstance(config, MheEncoderConfig)
-        return with_weights(MheEncoder(config), checkpoint)
+        return with_weights(made(config), checkpoint)
+
+
+def made(config: MheConfig) -> torch.nn.Module:
+    """The model that ``config`` describes, with weights drawn at random."""
+    if isinstance(config, MheEncoderDecoderConfig):
+        return MheEncoderDecoder(config)
+    if isinstance(config, MheDecoderConfig):
+        return MheDecoder(config)
+    assert isinstance(config, MheEncoderConfig)
+    return MheEncoder(config)

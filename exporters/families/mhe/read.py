@@ -1,4 +1,4 @@
-"""What encoders and decoders with head embeddings tell the compiler in the same way."""
+"""What all models with head embeddings tell the compiler in the same way."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ...folded import Folded
 from ...hugging_face.layer_shapes import Shape
 from .architecture.config import MheConfig
 from .architecture.folded_shapes import folded_shapes
-from .architecture.forms import ATTENTION, FORMS, form_problem
+from .architecture.forms import FORMS, form_problem
 from .architecture.forward_ops import variant_ops
+from .architecture.places import places_of
 from .architecture.shapes import elastic_spec, parameter_group
 
 if TYPE_CHECKING:  # plans are made without torch
@@ -25,15 +26,15 @@ _TABLES = ("embeddings.word.weight", "embeddings.position.weight", "lm_head.weig
 def attention_facts(config: MheConfig, shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """The fields of an ``Architecture`` that say what shrinks, and how attention may be computed."""
     problems = {form: problem for form in FORMS if (problem := form_problem(config, form)) is not None}
-    at = [f"layers.{layer}.attention" for layer in range(config.num_hidden_layers)]
-    made = {name: shape for sublayer in at for name, shape in folded_shapes(config, sublayer).items()}
+    places = places_of(config)
+    made = {name: shape for place in places for name, shape in folded_shapes(config, place.at).items()}
     return {
         "spec": elastic_spec(config, shapes),
         "parameter_shapes": shapes,
         "is_embedding": lambda parameter, _: parameter in _TABLES,
         "group_of": parameter_group,
         "variants": partial(variant_ops, config),
-        "variant_problems": {ATTENTION: problems} if problems else {},
+        "variant_problems": dict.fromkeys((place.role for place in places), problems) if problems else {},
         "lower": _lower if config.has_tables else None,
         "folded": Folded(made, _folded_tensor) if made else None,
     }
@@ -51,7 +52,7 @@ def _lower(module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Mod
     from .model.lower import lower
 
     assert isinstance(module, Answering)
-    return lower(module, variants[ATTENTION])
+    return lower(module, variants)
 
 
 def _folded_tensor(module: torch.nn.Module, name: str) -> torch.Tensor:

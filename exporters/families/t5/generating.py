@@ -18,6 +18,7 @@ from ...modules.cached_attention import (
     caches_of,
     tokens_so_far,
 )
+from ...modules.positions import hidden_beyond
 
 
 class SourceEncoder(torch.nn.Module):
@@ -57,7 +58,7 @@ class CachedT5(torch.nn.Module):
         sources, past = kept[: 2 * layers], caches_of(kept[2 * layers :])
         places = cache_places(position_ids)
         bias = _position_bias(decoder.block[0].layer[0].SelfAttention, position_ids, places)
-        hidden_beyond = _hidden_beyond(source_lengths, sources[0].shape[3])
+        beyond = hidden_beyond(source_lengths, sources[0].shape[3])
         hidden, present = decoder.embed_tokens(input_ids), []
         for number, block in enumerate(decoder.block):
             own, cross, ffn = block.layer
@@ -66,7 +67,7 @@ class CachedT5(torch.nn.Module):
             hidden = hidden + found
             keys, values = sources[2 * number : 2 * number + 2]
             query = _heads(cross.EncDecAttention, cross.EncDecAttention.q(cross.layer_norm(hidden)))
-            seen = torch.softmax(torch.matmul(query, keys) + hidden_beyond, dim=-1)
+            seen = torch.softmax(torch.matmul(query, keys) + beyond, dim=-1)
             hidden = hidden + cross.EncDecAttention.o(torch.matmul(seen, values).transpose(1, 2).flatten(2))
             hidden = ffn(hidden)
         hidden = decoder.final_layer_norm(hidden[:, logits_at])
@@ -116,9 +117,3 @@ def _position_bias(attention: Any, position_ids: torch.Tensor, places: CachePlac
     )
     bias: torch.Tensor = attention.relative_attention_bias(buckets).permute(0, 3, 1, 2)
     return bias
-
-
-def _hidden_beyond(lengths: torch.Tensor, most: int) -> torch.Tensor:
-    """0 where a row has a token of the encoder's, and the lowest number behind its end: [B, 1, 1, N]."""
-    is_seen = torch.arange(most) < lengths[:, None]
-    return torch.where(is_seen, 0.0, torch.finfo(torch.float32).min)[:, None, None, :]

@@ -16,21 +16,28 @@ _FLOAT32_BYTES = 4
 
 
 class Sublayer(NamedTuple):
-    """One attention sublayer, called ``at``, of a submodel that keeps ``heads``."""
+    """One attention sublayer, called ``at``, of a submodel that keeps ``heads``. Its queries read ``source`` tokens of
+    each row, as many as there are queries unless stated."""
 
     config: MheConfig
     at: str
     bucket: Bucket
     heads: int
+    source: int | None = None
 
     @property
     def inner(self) -> int:
         return self.heads * self.config.head_size
 
     @property
+    def pairs(self) -> int:
+        """Numbers of one head's scores."""
+        return self.bucket.tokens * (self.source or self.bucket.sequence)
+
+    @property
     def scores(self) -> int:
         """Numbers of all heads' scores."""
-        return self.heads * self.bucket.batch * self.bucket.sequence**2
+        return self.heads * self.pairs
 
     def linear(self, part: str, outputs: int, bias: bool | None = None) -> Op:
         """A projection of the hidden state."""
@@ -46,30 +53,60 @@ class Sublayer(NamedTuple):
 
     def product(self, part: str, heads: int) -> Op:
         """Scores of ``heads`` queries for each token, or what they mix."""
-        size, pairs = self.config.head_size, heads * self.bucket.batch * self.bucket.sequence**2
-        moved = (heads * self.bucket.tokens * size + self.bucket.tokens * size + pairs) * _FLOAT32_BYTES
+        size, pairs = self.config.head_size, heads * self.pairs
+        read = self.bucket.batch * (self.source or self.bucket.sequence)
+        moved = (heads * self.bucket.tokens * size + read * size + pairs) * _FLOAT32_BYTES
         return Op(f"{self.at}.{part}", "batched_gemm", 2 * pairs * size, 0, moved)
 
 
 def plain_ops(of: Sublayer) -> list[Op]:
     """One sublayer of a kind without head embeddings (section 2.4)."""
-    size, kind = of.config.head_size, of.config.attention
-    widths = {
+    widths, heads = _plain_widths(of), _heads_of_scores(of)
+    return [
+        *(of.linear(f"projection.{number}", width) for number, width in enumerate(widths)),
+        of.elementwise("split", of.bucket.tokens * sum(widths), passes=4),
+        of.product("scores", heads),
+        of.elementwise("softmax", heads * of.pairs, passes=8),
+        of.product("context", heads),
+        of.output(),
+    ]
+
+
+def kept_ops(of: Sublayer) -> list[Op]:
+    """The keys and values that all queries of a generation read, in the form of engines that keep a cache."""
+    one = of.config.head_size
+    widths = (one, one) if of.config.has_tables else _plain_widths(of)[1:]
+    return [of.linear(f"kept.{number}", width) for number, width in enumerate(widths)]
+
+
+def reading_ops(of: Sublayer) -> list[Op]:
+    """Queries over keys and values that are there, in the form of engines that keep a cache."""
+    heads, config = _heads_of_scores(of), of.config
+    fold = [of.elementwise("embeddings", of.bucket.tokens * of.inner, passes=2)] if config.has_tables else []
+    return [
+        of.linear("query", config.head_size if config.has_tables else _plain_widths(of)[0]),
+        *fold,
+        of.product("scores", heads),
+        of.elementwise("softmax", heads * of.pairs, passes=8),
+        of.product("context", heads),
+        of.output(),
+    ]
+
+
+def _plain_widths(of: Sublayer) -> tuple[int, ...]:
+    """Outputs of the projections of a kind without head embeddings, queries first."""
+    size = of.config.head_size
+    return {
         "mha": (of.inner,) * 3,
         "sha": (size,) * 3,
         "mqa": (of.inner, size, size),
         "skv": (of.inner,) * 2,
         "el_att": (of.inner,),
-    }[kind]
-    heads = 1 if kind == "sha" else of.heads
-    return [
-        *(of.linear(f"projection.{number}", width) for number, width in enumerate(widths)),
-        of.elementwise("split", of.bucket.tokens * sum(widths), passes=4),
-        of.product("scores", heads),
-        of.elementwise("softmax", heads * of.scores // of.heads, passes=8),
-        of.product("context", heads),
-        of.output(),
-    ]
+    }[of.config.attention]
+
+
+def _heads_of_scores(of: Sublayer) -> int:
+    return 1 if of.config.attention == "sha" else of.heads
 
 
 def form_ops(of: Sublayer) -> Mapping[str, list[Op]]:
@@ -108,11 +145,11 @@ def _normal(of: Sublayer) -> list[Op]:
 
 
 def _shared_scores(of: Sublayer) -> list[Op]:
-    size, pairs = of.config.head_size, of.bucket.batch * of.bucket.sequence**2
+    size = of.config.head_size
     return [
         *(of.linear(part, size) for part in ("query", "key", "value")),
         of.product("scores", 1),
-        of.elementwise("mask", pairs, passes=2),
+        of.elementwise("mask", of.pairs, passes=2),
         linear(f"{of.at}.key_bias", of.bucket.tokens, size, of.heads, bias=False),
         of.elementwise("softmax", of.scores, passes=8),
         *_mixed(of),

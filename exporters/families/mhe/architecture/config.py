@@ -22,12 +22,14 @@ Factors = Literal["e", "1+e"]
 Position = Literal["learned", "rotary"]
 Head = Literal["none", "masked_lm", "classifier"]
 
-_DEFAULT_GRANULARITIES = {"ffn": (0.25, 0.5, 0.75, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}
+# Of these all heads read the same keys and values, in one form at least, so that a cache does not shrink with them.
+WITH_SHARED_KEYS: frozenset[str] = frozenset({"sha", "mqa", *MHE})
+_DEFAULT_GRANULARITIES = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MheConfig(OwnConfig):
-    """What encoders and decoders share.
+    """What encoders, decoders and both together share.
 
     ``attention`` is the kind of every sublayer; ``head_dim`` the size of a head, by default ``hidden_size`` over the
     heads; ``softmax_scale`` what scores are multiplied by, by default ``1 / sqrt(head_dim)``. ``factors`` says how the
@@ -88,7 +90,7 @@ class MheConfig(OwnConfig):
         """The levels that training sampled: those stated, else four even steps; None where it was not nested."""
         if self.granularities is not None or not self.nested:
             return self.granularities
-        return {kind: _DEFAULT_GRANULARITIES[kind] for kind in self.kinds}
+        return dict.fromkeys(self.kinds, _DEFAULT_GRANULARITIES)
 
     def problem(self) -> str | None:
         """What makes no sense among the values, as ``key: problem``, or None."""
@@ -135,3 +137,44 @@ class MheDecoderConfig(MheConfig):
 
     tie_word_embeddings: bool = True
     model_type: Literal["mhe_decoder"] = "mhe_decoder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MheEncoderDecoderConfig(MheConfig):
+    """A translation model (Vaswani et al. 2017), whose norms follow what they normalise.
+
+    ``num_hidden_layers`` are the encoder's; ``num_decoder_layers`` as many unless stated. Its decoder begins with
+    ``decoder_start_token_id``. Both sides have one table of tokens, which is the matrix back to the vocabulary too, and
+    one of positions.
+    """
+
+    decoder_start_token_id: int = field(metadata={"min": 0})
+    num_decoder_layers: int | None = field(default=None, metadata={"min": 1})
+    model_type: Literal["mhe_encoder_decoder"] = "mhe_encoder_decoder"
+
+    @property
+    def decoder_layers(self) -> int:
+        return self.num_decoder_layers or self.num_hidden_layers
+
+    @property
+    def decoder_heads_shrink(self) -> bool:
+        """Whether heads of the decoder are axes: a cache has as many heads as what it reads of the encoder, so only
+        where both have one."""
+        return self.heads_shrink and self.attention in WITH_SHARED_KEYS
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Axis kinds of the model."""
+        return (*super().kinds, "cross_heads") if self.decoder_heads_shrink else super().kinds
+
+    def problem(self) -> str | None:
+        if self.decoder_layers > MOST_LAYERS:
+            return f"num_decoder_layers: expected at most {MOST_LAYERS}, got {self.decoder_layers}"
+        if self.decoder_start_token_id >= self.vocab_size:
+            return (
+                f"decoder_start_token_id: expected a token of the vocabulary, 0..{self.vocab_size - 1}, got "
+                f"{self.decoder_start_token_id}"
+            )
+        if self.position == "rotary":
+            return "position: expected learned in an encoder-decoder, whose attentions read two texts; got rotary"
+        return super().problem()

@@ -3,7 +3,7 @@
 Each is made of parameters head by head, so that the first heads of it are what the first heads of the parameters give:
 slicing first and folding second is a prefix of what was folded once. model/folds.py makes them.
 
-Names below ``layers.N.attention``, ``n`` heads of size ``d``:
+Names below the module of a sublayer, such as ``layers.N.attention``, ``n`` heads of size ``d``:
 
 - ``folded.query`` ``[n, d]``, of mhe_mul: both factors of a head and the softmax scale, ``c_i`` of section 6.3.
 - ``folded.key`` ``[d, H]``, of mhe_add: the key projection with the softmax scale.

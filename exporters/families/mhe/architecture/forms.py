@@ -7,9 +7,11 @@ made of one projection; ``shared_scores`` (E), one matrix of scores for all head
 
 from __future__ import annotations
 
-from .config import MheConfig
+from .config import WITH_SHARED_KEYS, MheConfig
 
+# What has these forms, as variants call it: all attention of a model with one side; of one with two, by its role.
 ATTENTION = "attention"
+ENCODER, DECODER, CROSS = "encoder_attention", "decoder_attention", "cross_attention"
 # The first that holds is what figures without a device count.
 FORMS = ("normal", "shared_scores", "expanded_queries", "expanded", "literal")
 # Those in which heads share keys and values, so that a cache has two vectors for each token and layer.
@@ -26,10 +28,15 @@ def cached_form(config: MheConfig) -> str:
     return "normal" if form_problem(config, "normal") is None else "literal"
 
 
+def prompt_form(config: MheConfig) -> str:
+    """The form of engines that read a prompt of any length, whole: where all heads have one matrix of scores, that."""
+    return "shared_scores" if form_problem(config, "shared_scores") is None else "normal"
+
+
 def cached_heads(config: MheConfig) -> int:
     """Heads of keys and values that a cache has of each layer."""
-    is_shared = cached_form(config) == "normal" or config.attention in ("sha", "mqa")
-    return 1 if is_shared else config.num_attention_heads
+    is_turned = config.has_tables and cached_form(config) == "literal"
+    return 1 if config.attention in WITH_SHARED_KEYS and not is_turned else config.num_attention_heads
 
 
 def form_problem(config: MheConfig, form: str) -> str | None:

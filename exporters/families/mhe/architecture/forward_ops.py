@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from .....elastic import Bucket, Submodel
 from .....workload import Op, elementwise, linear, lookup
-from .attention_ops import Sublayer, form_ops, plain_ops
-from .config import MheConfig, MheDecoderConfig, MheEncoderConfig
-from .forms import ATTENTION, held_forms
+from .attention_ops import Sublayer, form_ops, kept_ops, plain_ops, reading_ops
+from .config import MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
+from .forms import CROSS, ENCODER, held_forms, prompt_form
+from .places import Place, layers_of, places_in, places_of
+
+# Behind which a step is counted.
+_PROMPT_TOKENS = 64
 
 
 def encoder_ops(config: MheEncoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
@@ -35,41 +39,90 @@ def decoder_ops(config: MheDecoderConfig, submodel: Submodel, bucket: Bucket) ->
         lookup("embeddings", 2 * t * d),
         *_layer_ops(config, submodel, bucket),
         elementwise("norm", t * d, passes=4),
-        linear("lm_head", t, d, config.vocab_size, bias=False),
+        _head(config, bucket),
     ]
 
 
-def variant_ops(config: MheConfig, submodel: Submodel, bucket: Bucket) -> dict[str, dict[str, list[Op]]]:
-    """Attention of all layers in each form that the model may have; nothing where heads have no embeddings."""
-    held = held_forms(config)
-    if not held:
-        return {}
-    by_layer = [form_ops(of) for of in _sublayers(config, submodel, bucket)]
-    return {ATTENTION: {form: [op for ops in by_layer for op in ops[form]] for form in held}}
-
-
-def _layer_ops(config: MheConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+def encoder_decoder_ops(config: MheEncoderDecoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """One pass of ``MheEncoderDecoder`` over two texts of the bucket's length, with the logits of every position."""
     d, t = config.hidden_size, bucket.tokens
-    ops: list[Op] = []
-    for layer, of in enumerate(_sublayers(config, submodel, bucket)):
-        at, width = f"layers.{layer}", submodel[f"layers.{layer}.ffn"]
-        if not config.has_tables:
-            ops += plain_ops(of)
-        if config.position == "rotary":
-            ops.append(elementwise(f"{at}.attention.rotary", 2 * t * of.inner, passes=4))
-        ops += [
-            elementwise(f"{at}.attention_norm", t * d, passes=5),
-            linear(f"{at}.ffn.up", t, d, width),
-            elementwise(f"{at}.ffn.activation", t * width, passes=2),
-            linear(f"{at}.ffn.down", t, width, d),
-            elementwise(f"{at}.ffn_norm", t * d, passes=5),
-        ]
+    tables = [lookup("encoder.embeddings", 2 * t * d), lookup("decoder.embeddings", 2 * t * d)]
+    return [*tables, *_layer_ops(config, submodel, bucket), _head(config, bucket)]
+
+
+def encoding_ops(config: MheEncoderDecoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """The encoder, and the keys and values that the decoder reads of it."""
+    places, form = places_of(config), prompt_form(config)
+    ops = [lookup("encoder.embeddings", 2 * bucket.tokens * config.hidden_size)]
+    ops += [op for layer in layers_of(config) if _is_encoder(layer) for op in _between(config, submodel, bucket, layer)]
+    for place in places:
+        of = _sublayer(config, submodel, bucket, place)
+        if place.role == ENCODER:
+            ops += form_ops(of)[form] if config.has_tables else plain_ops(of)
+        elif place.role == CROSS:
+            ops += kept_ops(of)
     return ops
 
 
-def _sublayers(config: MheConfig, submodel: Submodel, bucket: Bucket) -> list[Sublayer]:
-    kept = (
-        submodel[f"layers.{layer}.heads"] if config.heads_shrink else config.num_attention_heads
-        for layer in range(config.num_hidden_layers)
-    )
-    return [Sublayer(config, f"layers.{layer}.attention", bucket, heads) for layer, heads in enumerate(kept)]
+def step_ops(config: MheEncoderDecoderConfig, submodel: Submodel) -> list[Op]:
+    """One new token of the decoder, behind a short prompt."""
+    bucket = Bucket(1, 1)
+    ops = [lookup("decoder.embeddings", 2 * config.hidden_size)]
+    for layer in layers_of(config):
+        if not _is_encoder(layer):
+            own, cross = (_sublayer(config, submodel, bucket, place) for place in places_in(config, layer))
+            ops += [*kept_ops(own), *reading_ops(own), *reading_ops(cross._replace(source=_PROMPT_TOKENS))]
+            ops += _between(config, submodel, bucket, layer)
+    return [*ops, _head(config, bucket)]
+
+
+def variant_ops(config: MheConfig, submodel: Submodel, bucket: Bucket) -> dict[str, dict[str, list[Op]]]:
+    """Attention of all layers by its role, in each form that the model may have; nothing where heads have no
+    embeddings."""
+    held = held_forms(config)
+    if not held:
+        return {}
+    by_role: dict[str, dict[str, list[Op]]] = {}
+    for place in places_of(config):
+        ops = form_ops(_sublayer(config, submodel, bucket, place))
+        offered = by_role.setdefault(place.role, {form: [] for form in held})
+        for form in held:
+            offered[form] += ops[form]
+    return by_role
+
+
+def _layer_ops(config: MheConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    ops = [op for layer in layers_of(config) for op in _between(config, submodel, bucket, layer)]
+    for place in places_of(config):
+        of = _sublayer(config, submodel, bucket, place)
+        if not config.has_tables:
+            ops += plain_ops(of)
+        if config.position == "rotary":
+            ops.append(elementwise(f"{place.at}.rotary", 2 * bucket.tokens * of.inner, passes=4))
+    return ops
+
+
+def _between(config: MheConfig, submodel: Submodel, bucket: Bucket, layer: str) -> list[Op]:
+    """What a layer has beside attention."""
+    d, t, width = config.hidden_size, bucket.tokens, submodel[f"{layer}.ffn"]
+    return [
+        *(elementwise(f"{place.at}_norm", t * d, passes=5) for place in places_in(config, layer)),
+        linear(f"{layer}.ffn.up", t, d, width),
+        elementwise(f"{layer}.ffn.activation", t * width, passes=2),
+        linear(f"{layer}.ffn.down", t, width, d),
+        elementwise(f"{layer}.ffn_norm", t * d, passes=5),
+    ]
+
+
+def _sublayer(config: MheConfig, submodel: Submodel, bucket: Bucket, place: Place) -> Sublayer:
+    heads = config.num_attention_heads if place.heads is None else submodel[place.heads]
+    return Sublayer(config, place.at, bucket, heads)
+
+
+def _head(config: MheConfig, bucket: Bucket) -> Op:
+    """The product with the vocabulary."""
+    return linear("lm_head", bucket.tokens, config.hidden_size, config.vocab_size, bias=False)
+
+
+def _is_encoder(layer: str) -> bool:
+    return layer.startswith("encoder.")

@@ -1,7 +1,8 @@
 """The paper's models by name (section 5.2), and the shapes of which it states parameters (4.4), for every attention.
 
-Encoders have BERT-base's shape, decoders GPT-2-base's; ``large`` and ``medium`` are those of its appendix. Sublayers of
-attention have no biases: the paper's counts omit them and its text does not say.
+Encoders have BERT-base's shape, decoders GPT-2-base's; ``large`` and ``medium`` are those of its appendix. Translation
+models have 6 and 6 layers, and texts of up to 100 tokens. Sublayers of attention have no biases: the paper's counts
+omit them and its text does not say.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from .config import AttentionKind, MheConfig, MheDecoderConfig, MheEncoderConfig
+from .config import AttentionKind, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 
 # Layers, width, heads.
 _BASE, _LARGE, _GPT3 = (12, 768, 12), (24, 1024, 16), (96, 12288, 96)
+_TRANSLATION = (6, 512, 8)
 
 
 def _shape(kind: AttentionKind, layers: int, width: int, heads: int) -> dict[str, Any]:
@@ -35,6 +37,12 @@ def _decoder(kind: AttentionKind, shape: tuple[int, int, int], tokens: int) -> M
     return MheDecoderConfig(**_shape(kind, *shape), vocab_size=50_257, max_position_embeddings=tokens)
 
 
+def _encoder_decoder(kind: AttentionKind) -> MheEncoderDecoderConfig:
+    """37K tokens that both languages share."""
+    shape = _shape(kind, *_TRANSLATION)
+    return MheEncoderDecoderConfig(**shape, vocab_size=37_000, max_position_embeddings=100, decoder_start_token_id=0)
+
+
 def _of(kind: AttentionKind) -> dict[str, MheConfig]:
     name = kind.replace("_", "-")
     return {
@@ -43,6 +51,7 @@ def _of(kind: AttentionKind) -> dict[str, MheConfig]:
         f"{name}-decoder-base": _decoder(kind, _BASE, 512),
         f"{name}-decoder-medium": _decoder(kind, _LARGE, 512),
         f"{name}-decoder-gpt3": _decoder(kind, _GPT3, 2048),
+        f"{name}-encoder-decoder-base": _encoder_decoder(kind),
     }
 
 

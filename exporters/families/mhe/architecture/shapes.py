@@ -6,15 +6,16 @@ says how those of ``mhe_mul`` are stored: ``embedding`` holds what 1 is added to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from .....elastic import Axis, ElasticSpec, PrefixSlice
 from .....errors import CheckpointError
 from ....checkpoints.checkpoint import Checkpoint
 from ....checkpoints.stored_tensors import compare_with_headers
 from ....hugging_face.layer_shapes import Shape, linear_shapes, norm_shapes
-from .config import MheConfig, MheDecoderConfig, MheEncoderConfig
+from .config import MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .folded_shapes import folded_slices
+from .places import Place, layers_of, places_in
 
 ROLES = ("query", "key", "value")
 
@@ -37,6 +38,11 @@ def decoder_shapes(config: MheDecoderConfig) -> dict[str, Shape]:
     d = config.hidden_size
     shapes = _embeddings(config) | _layers(config) | norm_shapes("norm", d)
     return shapes if config.tie_word_embeddings else {**shapes, "lm_head.weight": (config.vocab_size, d)}
+
+
+def encoder_decoder_shapes(config: MheEncoderDecoderConfig) -> dict[str, Shape]:
+    """Parameters of ``MheEncoderDecoder``."""
+    return _embeddings(config) | _layers(config)
 
 
 def attention_shapes(config: MheConfig, at: str) -> dict[str, Shape]:
@@ -67,46 +73,49 @@ def table(config: MheConfig) -> str:
 
 
 def elastic_spec(config: MheConfig, shapes: Mapping[str, Shape]) -> ElasticSpec:
-    """The axes ``layers.N.ffn`` and, where heads shrink, ``layers.N.heads``, and the slices of ``shapes``."""
+    """The axes ``ffn`` of every layer and, where heads shrink, ``heads`` or ``cross_heads`` of every attention, and the
+    slices of ``shapes``."""
     axes: list[Axis] = []
     slices: list[PrefixSlice] = []
     folded: dict[str, PrefixSlice | None] = {}
-    size = config.head_size
-    for layer in range(config.num_hidden_layers):
-        at = f"layers.{layer}"
-        ffn = Axis(f"{at}.ffn", config.intermediate_size)
+    for layer in layers_of(config):
+        ffn = Axis(f"{layer}.ffn", config.intermediate_size)
         axes.append(ffn)
-        slices += [PrefixSlice(f"{at}.ffn.up.{kind}", 0, ffn.name) for kind in ("weight", "bias")]
-        slices.append(PrefixSlice(f"{at}.ffn.down.weight", 1, ffn.name))
-        heads = Axis(f"{at}.heads", config.num_attention_heads) if config.heads_shrink else None
-        folded |= folded_slices(config, f"{at}.attention", None if heads is None else heads.name)
-        if heads is None:
-            continue
-        axes.append(heads)
-        every = ("query", "key", "value", "key_value") if config.attention in ("mha", "skv") else ("query",)
-        if config.has_tables:
-            slices += [PrefixSlice(f"{at}.attention.{table(config)}.{role}", 0, heads.name) for role in ROLES]
-        else:
-            slices += [
-                PrefixSlice(f"{at}.attention.{part}.{kind}", 0, heads.name, size)
-                for part in every
-                for kind in ("weight", "bias")
-            ]
-        slices.append(PrefixSlice(f"{at}.attention.output.weight", 1, heads.name, size))
+        slices += [PrefixSlice(f"{layer}.ffn.up.{kind}", 0, ffn.name) for kind in ("weight", "bias")]
+        slices.append(PrefixSlice(f"{layer}.ffn.down.weight", 1, ffn.name))
+        for place in places_in(config, layer):
+            folded |= folded_slices(config, place.at, place.heads)
+            if place.heads is not None:
+                axes.append(Axis(place.heads, config.num_attention_heads))
+                slices += _slices_of_heads(config, place)
     return ElasticSpec(
         tuple(axes),
         tuple(cut for cut in slices if cut.parameter in shapes),
         config.nested,
-        depth=config.num_hidden_layers,
+        depth=len(layers_of(config)),
         granularities=config.levels,
         folded=folded,
     )
 
 
+def _slices_of_heads(config: MheConfig, place: Place) -> Iterator[PrefixSlice]:
+    """What shrinks with the heads of one attention, and biases that it may not have."""
+    at, heads, _ = place
+    assert heads is not None
+    if config.has_tables:
+        yield from (PrefixSlice(f"{at}.{table(config)}.{role}", 0, heads) for role in ROLES)
+    else:
+        every = ("query", "key", "value", "key_value") if config.attention in ("mha", "skv") else ("query",)
+        for part in every:
+            for kind in ("weight", "bias"):
+                yield PrefixSlice(f"{at}.{part}.{kind}", 0, heads, config.head_size)
+    yield PrefixSlice(f"{at}.output.weight", 1, heads, config.head_size)
+
+
 def parameter_group(parameter: str) -> str | None:
     """The group that ``inspect`` counts ``parameter`` in: the paper's tables have attention with its output projection
     and without. Biases, which its counts omit, are in none."""
-    if ".attention." not in parameter or parameter.endswith(".bias"):
+    if "attention." not in parameter or parameter.endswith(".bias"):
         return None
     return "attention output" if parameter.endswith("attention.output.weight") else "attention q/k/v"
 
@@ -116,7 +125,7 @@ def compare_weights(checkpoint: Checkpoint, config: MheConfig, shapes: Mapping[s
     stated = table(config)
     other = {"factor": "embedding", "embedding": "factor"}[stated]
     for name in checkpoint.tensors:
-        if f".attention.{other}." in name and config.has_tables:
+        if f"attention.{other}." in name and config.has_tables:
             held, means = ("1+e", "1 would be added twice") if other == "factor" else ("e", "1 would be missing")
             if config.attention == "mhe_add":
                 held, means = "1+e", "these are factors of mhe_mul"
@@ -126,7 +135,7 @@ def compare_weights(checkpoint: Checkpoint, config: MheConfig, shapes: Mapping[s
             )
     for name in shapes:
         found = checkpoint.tensors.get(name)
-        if found is not None and f".attention.{stated}." in name and found.shape != shapes[name]:
+        if found is not None and f"attention.{stated}." in name and found.shape != shapes[name]:
             raise CheckpointError(
                 f"{checkpoint.folder}: tensor {name} has shape {list(found.shape)}; expected {list(shapes[name])}, "
                 "a row for each head in the order of the blocks of attention.output"
@@ -145,9 +154,9 @@ def _embeddings(config: MheConfig) -> dict[str, Shape]:
 def _layers(config: MheConfig) -> dict[str, Shape]:
     d, f = config.hidden_size, config.intermediate_size
     shapes: dict[str, Shape] = {}
-    for layer in range(config.num_hidden_layers):
-        at = f"layers.{layer}"
-        shapes |= attention_shapes(config, f"{at}.attention") | norm_shapes(f"{at}.attention_norm", d)
+    for at in layers_of(config):
+        for place in places_in(config, at):
+            shapes |= attention_shapes(config, place.at) | norm_shapes(f"{place.at}_norm", d)
         shapes |= (
             linear_shapes(f"{at}.ffn.up", d, f)
             | linear_shapes(f"{at}.ffn.down", f, d)

@@ -10,10 +10,9 @@ import torch
 class Answering(torch.nn.Module):
     """``model`` as families hand it over: inputs by position, a tuple of outputs."""
 
-    def __init__(self, model: Any) -> None:  # MheEncoder or MheDecoder
+    def __init__(self, model: Any) -> None:  # MheEncoder, MheDecoder or MheEncoderDecoder
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        given = (input_ids,) if attention_mask is None else (input_ids, attention_mask)
-        return (self.model(*given),)
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (self.model(*inputs),)

@@ -2,8 +2,8 @@
 
 The number of heads is read off the weights, so that a narrowed copy needs no attribute mended.
 
-Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden, ``n`` heads of size ``d``; ``K`` heads of keys and values, ``n`` or one
-that all share.
+Shapes: ``B`` rows, ``S`` tokens, ``N`` tokens that they read, ``H`` hidden, ``n`` heads of size ``d``; ``K`` heads of
+keys and values, ``n`` or one that all share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from ....modules.positions import Positions
 from ..architecture.config import MheConfig
 from ..architecture.shapes import ROLES, attention_shapes, table
 
-# What queries [B, n, S, d] read of keys and values [B, K, S, d], given what is added to scores, [1 or B, 1, 1 or S, S]
+# Keys and values [B, K, N, d] that queries read, of the same tokens or of others.
+Kept = tuple[torch.Tensor, torch.Tensor]
+# What queries [B, n, S, d] read of keys and values [B, K, N, d], given what is added to scores, [1 or B, 1, 1 or S, N]
 # or nothing, and what scores are multiplied by: [B, n, S, d].
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor]
 
@@ -51,37 +53,38 @@ class Attention(torch.nn.Module):
         mask: torch.Tensor | None = None,
         turn: Positions | None = None,
         attend: Attend | None = None,
+        kept: Kept | None = None,
     ) -> torch.Tensor:
         """``hidden`` [B, S, H] to [B, S, H]. ``turn`` turns queries and keys by their positions, after their head
-        embeddings; ``attend`` takes the place of attention over these tokens alone."""
-        query, key, value = self.heads(hidden)
+        embeddings; ``attend`` takes the place of attention over these tokens alone. In cross-attention ``kept`` is what
+        the method of that name made of what is read."""
+        query = self._queries(hidden)
+        key, value = kept or self.kept(hidden, turn)
         if turn is not None:
-            query, key = turn(query), turn(key)
+            query = turn(query)
         context = (attend or attend_to_all)(query, key, value, mask, self.config.scale)
         if self.config.attention == "sha":  # one head, which the output projection reads as often as it has blocks
             context = context.expand(-1, self.output.weight.shape[1] // self.config.head_size, -1, -1)
         updated: torch.Tensor = self.output(context.transpose(1, 2).flatten(2))
         return updated
 
-    def kept(self, hidden: torch.Tensor, turn: Positions | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values [B, K, S, d] that a cache has of ``hidden`` [B, S, H]."""
-        _, key, value = self.heads(hidden)
+    def kept(self, hidden: torch.Tensor, turn: Positions | None = None) -> Kept:
+        """The keys and values [B, K, S, d] of ``hidden`` [B, S, H], of which a cache has these."""
+        match self.config.attention:
+            case "skv":
+                key = value = self._split(self.key_value(hidden))
+            case "el_att":
+                key = value = self._split(hidden)
+            case _:
+                key, value = self._split(self.key(hidden)), self._split(self.value(hidden))
+        if self.config.has_tables:
+            key, value = self._told_apart(key, "key"), self._told_apart(value, "value")
         return (key if turn is None else turn(key)), value
 
-    def heads(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``hidden`` [B, S, H] to queries [B, n, S, d], and keys and values [B, K, S, d]."""
-        kind = self.config.attention
+    def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``hidden`` [B, S, H] to [B, n, S, d]."""
         query = self._split(self.query(hidden))
-        if kind == "skv":
-            both = self._split(self.key_value(hidden))
-            return query, both, both
-        if kind == "el_att":
-            slices = self._split(hidden)
-            return query, slices, slices
-        key, value = self._split(self.key(hidden)), self._split(self.value(hidden))
-        if not self.config.has_tables:
-            return query, key, value
-        return self._told_apart(query, "query"), self._told_apart(key, "key"), self._told_apart(value, "value")
+        return self._told_apart(query, "query") if self.config.has_tables else query
 
     def factors(self, role: str) -> torch.Tensor:
         """``s = 1 + e`` of every head of mhe_mul, [n, d], however it is stored."""

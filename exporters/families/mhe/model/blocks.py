@@ -1,16 +1,18 @@
-"""What encoders and decoders are made of beside attention.
+"""What models are made of beside attention.
 
 Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
 from ....modules.positions import Positions
 from ..architecture.config import MheConfig
-from .attention import Attend, Attention
+from .attention import Attend, Attention, Kept
 
 
 class Embeddings(torch.nn.Module):
@@ -75,6 +77,35 @@ class Layer(torch.nn.Module):
         return normed
 
 
+class ReadingLayer(torch.nn.Module):
+    """A decoder's layer behind an encoder: attention over its own text and over the other, and an FFN, each added to
+    its input and normalised after the sum (Vaswani et al. 2017, section 3.1)."""
+
+    def __init__(self, config: MheConfig, epsilon: float) -> None:
+        super().__init__()
+        self.attention: Any = Attention(config)
+        self.attention_norm = torch.nn.LayerNorm(config.hidden_size, epsilon)
+        self.cross_attention: Any = Attention(config)
+        self.cross_attention_norm = torch.nn.LayerNorm(config.hidden_size, epsilon)
+        self.ffn = Ffn(config.hidden_size, config.intermediate_size)
+        self.ffn_norm = torch.nn.LayerNorm(config.hidden_size, epsilon)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        mask: torch.Tensor | None,
+        source: Kept,
+        source_mask: torch.Tensor | None,
+        attend: Attend | None = None,
+    ) -> torch.Tensor:
+        """``hidden`` [B, S, H] to [B, S, H]. ``source`` are keys and values of N tokens, made by ``cross_attention``;
+        ``source_mask`` [B, 1, 1, N] is added to their scores, ``mask`` and ``attend`` are those of ``attention``."""
+        hidden = self.attention_norm(hidden + self.attention(hidden, mask, None, attend))
+        hidden = self.cross_attention_norm(hidden + self.cross_attention(hidden, source_mask, kept=source))
+        normed: torch.Tensor = self.ffn_norm(hidden + self.ffn(hidden))
+        return normed
+
+
 @torch.no_grad()
 def draw_weights(model: torch.nn.Module) -> None:
     """Draws weights as BERT and GPT-2 do: normal, 0.02; biases 0, norms 1. Head embeddings start at 0 with as little
@@ -83,4 +114,4 @@ def draw_weights(model: torch.nn.Module) -> None:
         if name.endswith("bias"):
             torch.nn.init.zeros_(parameter)
         elif not name.endswith("norm.weight"):
-            torch.nn.init.normal_(parameter, mean=1.0 if ".attention.factor." in name else 0.0, std=0.02)
+            torch.nn.init.normal_(parameter, mean=1.0 if "attention.factor." in name else 0.0, std=0.02)

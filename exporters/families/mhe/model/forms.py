@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ....modules.positions import Positions
 from ..architecture.folded_shapes import folded_shapes
-from .attention import Attend, Attention, attend_to_all
+from .attention import Attend, Attention, Kept, attend_to_all
 from .folds import fold
 
 
@@ -49,23 +49,24 @@ class SharedKeys(torch.nn.Module):
         mask: torch.Tensor | None = None,
         turn: Positions | None = None,
         attend: Attend | None = None,
+        kept: Kept | None = None,
     ) -> torch.Tensor:
         """As ``Attention.forward``; positions turn nothing in these forms."""
+        assert turn is None
         if attend is not None:
             query = self._queries(hidden).transpose(1, 2)
-            return self._output(attend(query, *self.kept(hidden, turn), mask, 1.0).transpose(1, 2))
-        assert turn is None
-        key, value = self._key(hidden), self.value(hidden)  # [B, S, d]
+            return self._output(attend(query, *(kept or self.kept(hidden)), mask, 1.0).transpose(1, 2))
+        key, value = (one.squeeze(1) for one in kept) if kept else (self._key(hidden), self.value(hidden))  # [B, N, d]
         scores = self._shared_scores(hidden, key, mask) if self.form == "shared_scores" else None
         if scores is None:
             query = self._queries(hidden)  # [B, S, n, d]
-            scores = (query.flatten(1, 2) @ key.transpose(1, 2)).view(*query.shape[:3], key.shape[1])  # [B, S, n, S]
+            scores = (query.flatten(1, 2) @ key.transpose(1, 2)).view(*query.shape[:3], key.shape[1])  # [B, S, n, N]
             if mask is not None:
                 scores = scores + mask.transpose(1, 2)
         context = scores.softmax(-1).flatten(1, 2) @ value
         return self._output(context.view(*scores.shape[:3], value.shape[2]))
 
-    def kept(self, hidden: torch.Tensor, turn: Positions | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def kept(self, hidden: torch.Tensor, turn: Positions | None = None) -> Kept:
         """The keys and values [B, 1, S, d] that a cache has of ``hidden`` [B, S, H]."""
         assert turn is None
         return self._key(hidden)[:, :, None].transpose(1, 2), self.value(hidden)[:, :, None].transpose(1, 2)
@@ -83,11 +84,11 @@ class SharedKeys(torch.nn.Module):
         return functional.linear(hidden, self.key.weight if self.is_mul else self.folded.key)
 
     def _shared_scores(self, hidden: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Section 6.4: one score matrix and, for each head and key, one number, to [B, S, n, S]."""
-        scores = self.query(hidden) @ key.transpose(1, 2)  # [B, S, S]
+        """Section 6.4: one score matrix and, for each head and key, one number, to [B, S, n, N]."""
+        scores = self.query(hidden) @ key.transpose(1, 2)  # [B, S, N]
         if mask is not None:
             scores = scores + mask[:, 0]
-        by_key = functional.linear(key, self.embedding["query"]).transpose(1, 2)  # [B, n, S]
+        by_key = functional.linear(key, self.embedding["query"]).transpose(1, 2)  # [B, n, N]
         told_apart: torch.Tensor = scores[:, :, None] + by_key[:, None]
         return told_apart
 
@@ -115,17 +116,25 @@ class Expanded(torch.nn.Module):
         mask: torch.Tensor | None = None,
         turn: Positions | None = None,
         attend: Attend | None = None,
+        kept: Kept | None = None,
     ) -> torch.Tensor:
         """As ``Attention.forward``."""
-        query, key, value = (
-            _projected(hidden, part, self.config.head_size).transpose(1, 2)  # [B, n, S, d]
-            for part in (self.expanded.query, self.expanded.key, self.expanded.value)
-        )
+        query = self._of_heads(hidden, self.expanded.query)
+        key, value = kept or self.kept(hidden, turn)
         if turn is not None:
-            query, key = turn(query), turn(key)
+            query = turn(query)
         context = (attend or attend_to_all)(query, key, value, mask, self.config.scale)
         updated: torch.Tensor = self.output(context.transpose(1, 2).flatten(2))
         return updated
+
+    def kept(self, hidden: torch.Tensor, turn: Positions | None = None) -> Kept:
+        """The keys and values [B, n, S, d] of ``hidden`` [B, S, H]."""
+        key, value = (self._of_heads(hidden, part) for part in (self.expanded.key, self.expanded.value))
+        return (key if turn is None else turn(key)), value
+
+    def _of_heads(self, hidden: torch.Tensor, part: Any) -> torch.Tensor:
+        """``hidden`` [B, S, H] to a vector of each head, [B, n, S, d]."""
+        return _projected(hidden, part, self.config.head_size).transpose(1, 2)
 
 
 def in_form(literal: Attention, form: str) -> torch.nn.Module:

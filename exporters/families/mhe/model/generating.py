@@ -1,7 +1,7 @@
 """A decoder as it generates, and as it shows the keys and values that a cache has of it.
 
 Where the normal form holds, heads share keys and values, and so a cache has one head of each: the engine that keeps it
-attends in that form. Shapes as in decoder.py, and ``K`` heads of size ``d`` in a cache.
+is traced in that form. Shapes as in decoder.py, and ``K`` heads of size ``d`` in a cache.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from ....modules.cached_attention import Cache, cache_places, cached_attention, caches_of
+from ....modules.cached_attention import Cache, CachePlaces, cache_places, cached_attention, caches_of
 from ....modules.positions import Positions
 from ..architecture.forms import cached_form
-from .attention import Attention
+from .attention import Attend, Attention
 from .forms import in_form
-from .lower import copied, in_one_form
+from .lower import copied
 
 
 class CachedLM(torch.nn.Module):
-    """``model`` with the interface of ``GenerationEntry``; to be traced."""
+    """``model``, in the form of engines that keep a cache, with the interface of ``GenerationEntry``; to be traced."""
 
     def __init__(self, model: Any) -> None:  # MheDecoder
         super().__init__()
-        self.model = in_one_form(model, cached_form(model.config))
+        self.model = model
 
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *past: torch.Tensor
@@ -32,21 +32,22 @@ class CachedLM(torch.nn.Module):
         present: list[torch.Tensor] = []
         hidden, turn = model.embeddings(input_ids, position_ids), model.turn(position_ids[:, None])
         for layer, before in zip(model.layers, caches_of(past), strict=True):
-
-            def attend(
-                query: torch.Tensor,
-                key: torch.Tensor,
-                value: torch.Tensor,
-                _mask: torch.Tensor | None,
-                scale: float,
-                before: Cache = before,
-            ) -> torch.Tensor:
-                found, after = cached_attention(query, Cache(key, value), before, new, scale)
-                present.extend(after)
-                return found.transpose(1, 2)
-
-            hidden = layer(hidden, None, turn, attend)
+            hidden = layer(hidden, None, turn, over_cache(before, new, present))
         return (model.logits(hidden[:, logits_at]), *present)
+
+
+def over_cache(before: Cache, new: CachePlaces, present: list[torch.Tensor]) -> Attend:
+    """Attention of new tokens at ``new`` over what the cache has ``before`` them; appends to ``present`` the keys and
+    values that it has with them."""
+
+    def attend(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        found, after = cached_attention(query, Cache(key, value), before, new, scale)
+        present.extend(after)
+        return found.transpose(1, 2)
+
+    return attend
 
 
 class RecordedLM(torch.nn.Module):
@@ -56,7 +57,7 @@ class RecordedLM(torch.nn.Module):
         super().__init__()
         self.model = copied(model)
         for layer in self.model.layers:
-            layer.attention = _Recording(layer.attention)
+            layer.attention = Recording(layer.attention)
 
     def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """``input_ids`` [B, S] to logits [B, S, V], and per layer keys and values [B, K, S, d]."""
@@ -64,14 +65,13 @@ class RecordedLM(torch.nn.Module):
         return (logits, *(tensor for layer in self.model.layers for tensor in layer.attention.last))
 
 
-class _Recording(torch.nn.Module):
+class Recording(torch.nn.Module):
     """``attention``, which keeps in ``last`` the keys and values that a cache would get of its last pass."""
 
     def __init__(self, attention: Any) -> None:  # Attention, or in a form of its own
         super().__init__()
         self.attention = attention
-        literal = isinstance(attention, Attention)
-        self.cached: Any = in_form(attention, cached_form(attention.config)) if literal else attention
+        self.cached = as_cached(attention)
         self.last: tuple[torch.Tensor, ...] = ()
 
     def forward(
@@ -80,3 +80,8 @@ class _Recording(torch.nn.Module):
         self.last = self.cached.kept(hidden, turn)
         updated: torch.Tensor = self.attention(hidden, mask, turn, attend)
         return updated
+
+
+def as_cached(attention: Any) -> Any:  # Attention, or in a form of its own
+    """What makes the keys and values that engines keep of ``attention``: of the literal one, its form in those."""
+    return in_form(attention, cached_form(attention.config)) if isinstance(attention, Attention) else attention

@@ -114,7 +114,7 @@ def test_the_gate_finds_a_row_that_reads_another_prompt(bundle: Bundle, folder: 
 
 
 def test_room_behind_a_prompt_that_is_read_stops_the_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generating, "_hidden_beyond", lambda lengths, _most: 0.0 * lengths[:, None, None, None])
+    monkeypatch.setattr(generating, "hidden_beyond", lambda lengths, _most: 0.0 * lengths[:, None, None, None])
     with pytest.raises(ParityError, match=r"cached@b1_64-s1_512: .*no module in one run over the text"):
         compile_t5(save_t5(tmp_path / "t5", d_ff=16, text=False, num_decoder_layers=1), tmp_path / "b", submodels=[])
 

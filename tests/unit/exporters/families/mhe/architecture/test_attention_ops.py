@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.exporters.families.mhe.architecture.attention_ops import Sublayer, form_ops, plain_ops
-from nestforge.exporters.families.mhe.architecture.forward_ops import decoder_ops, encoder_ops, variant_ops
+from nestforge.exporters.families.mhe.architecture.forward_ops import (
+    decoder_ops,
+    encoder_decoder_ops,
+    encoder_ops,
+    encoding_ops,
+    step_ops,
+    variant_ops,
+)
 from nestforge.exporters.families.mhe.architecture.presets import PRESETS
-from nestforge.exporters.families.mhe.architecture.shapes import elastic_spec, encoder_shapes
+from nestforge.exporters.families.mhe.architecture.shapes import elastic_spec, encoder_decoder_shapes, encoder_shapes
 from nestforge.workload import macs
-from support.tiny_mhe import decoder_config, encoder_config
+from support.tiny_mhe import decoder_config, encoder_config, pair_config
 
 L512 = Bucket(1, 512)
 # Form: projections of queries, keys and values, and scores, in MFLOPs.
@@ -68,3 +75,29 @@ def test_fewer_heads_cost_less() -> None:
     for form in ("normal", "literal"):
         flops = [sum(op.flops for op in variant_ops(config, s, Bucket(1, 8))["attention"][form]) for s in (half, whole)]
         assert flops[0] < flops[1]
+
+
+@pytest.mark.parametrize("attention", ["mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul"])
+def test_a_prompt_and_a_step_are_parts_of_a_pass(attention: str) -> None:
+    """Of one row of one token on each side: the encoder with what the decoder reads of it, and one step behind."""
+    config = pair_config(attention=attention, num_decoder_layers=2)
+    whole, one = elastic_spec(config, encoder_decoder_shapes(config)).universal(), Bucket(1, 1)
+    forms = variant_ops(config, whole, one)
+    assert list(forms) == (["encoder_attention", "decoder_attention", "cross_attention"] if config.has_tables else [])
+    normal = [op for offered in forms.values() for op in offered["normal"]]
+    passed = [op for op in (*encoder_decoder_ops(config, whole, one), *normal) if op.kind == "gemm"]
+    parts = [*encoding_ops(config, whole, one), *step_ops(config, whole)]
+    found = [op for op in parts if op.kind == "gemm" and "key_bias" not in op.name]
+    assert sum(op.weight_bytes for op in found) == sum(op.weight_bytes for op in passed)
+
+
+def test_a_step_reads_the_prompt_and_not_its_weights() -> None:
+    """Section 6.8: keys and values of a prompt are made once, of all heads that share them together."""
+    config = pair_config(attention="mhe_mul")
+    whole = elastic_spec(config, encoder_decoder_shapes(config)).universal()
+    at = "decoder.layers.0.cross_attention."
+    made = [op for op in encoding_ops(config, whole, Bucket(1, 8)) if op.name.startswith(at)]
+    assert [(op.flops, op.weight_bytes) for op in made] == [(2 * 8 * 32 * 8, 32 * 8 * 4)] * 2
+    step = {op.name.removeprefix(at): op for op in step_ops(config, whole) if op.name.startswith(at)}
+    assert {name for name, op in step.items() if op.kind == "gemm"} == {"query", "output"}
+    assert step["scores"].flops == 2 * 4 * 64 * 8

@@ -10,6 +10,7 @@ from nestforge.exporters.checkpoints.own_config import config_from_json
 from nestforge.exporters.families.mhe.architecture.config import (
     MheDecoderConfig,
     MheEncoderConfig,
+    MheEncoderDecoderConfig,
 )
 from nestforge.exporters.families.mhe.architecture.presets import PRESETS
 from support.tiny_mhe import TINY_MHE
@@ -93,3 +94,41 @@ def test_a_decoder_has_keys_of_its_own() -> None:
     assert not config_from_json(MheDecoderConfig, data, "config.json").tie_word_embeddings
     with pytest.raises(CheckpointError, match=r"config.json: .*head"):
         config_from_json(MheDecoderConfig, {**data, "head": "none"}, "config.json")
+
+
+PAIR: dict[str, Any] = {**ENCODER, "model_type": "mhe_encoder_decoder", "decoder_start_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("attention", "kinds"),
+    [
+        ("mhe_add", ("ffn", "heads", "cross_heads")),
+        ("mqa", ("ffn", "heads", "cross_heads")),
+        ("mha", ("ffn", "heads")),
+        ("sha", ("ffn",)),
+        ("el_att", ("ffn",)),
+    ],
+)
+def test_heads_of_a_decoder_shrink_where_all_of_them_read_the_same_keys(attention: str, kinds: tuple[str, ...]) -> None:
+    data = {key: value for key, value in PAIR.items() if key != "factors"}
+    config = config_from_json(MheEncoderDecoderConfig, {**data, "attention": attention}, "config.json")
+    assert (config.kinds, config.decoder_layers) == (kinds, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"decoder_start_token_id": 40}, "decoder_start_token_id: expected a token of the vocabulary, 0..39, got 40"),
+        ({"num_decoder_layers": 1025}, "num_decoder_layers: expected at most 1024, got 1025"),
+        ({"position": "rotary"}, "position: expected learned in an encoder-decoder, whose attentions read two texts"),
+        ({"num_attention_heads": 5}, "num_attention_heads: 5 heads do not divide hidden_size 32"),
+    ],
+)
+def test_what_makes_no_translation_model(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^config.json: {re.escape(problem)}"):
+        config_from_json(MheEncoderDecoderConfig, {**PAIR, **changes}, "config.json")
+
+
+def test_a_translation_model_says_what_its_decoder_begins_with() -> None:
+    with pytest.raises(CheckpointError, match=r"config.json: missing key 'decoder_start_token_id'"):
+        config_from_json(MheEncoderDecoderConfig, {**ENCODER, "model_type": "mhe_encoder_decoder"}, "config.json")

@@ -9,7 +9,7 @@ from nestforge.errors import PlanError
 from nestforge.exporters.families.mhe.architecture.forms import cached_form, cached_heads, held_forms
 from nestforge.exporters.source import open_source
 from support.tiny_compile import board
-from support.tiny_mhe import decoder_config, encoder_config, save_tiny_mhe
+from support.tiny_mhe import decoder_config, encoder_config, save_tiny_mhe, save_tiny_pair
 
 
 def test_which_forms_hold() -> None:
@@ -49,6 +49,32 @@ def test_a_form_that_does_not_hold_is_refused_with_the_reason(
     source = open_source(save_tiny_mhe(tmp_path / "m", **changes))
     with pytest.raises(PlanError, match=f"^variant attention={form}: {problem}"):
         chosen_variants(source, source.spec.universal(), Bucket(1, 8), board(variants={"attention": form}))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ({"cross_attention": "shared_scores"}, "cross_attention=shared_scores: a head of mhe_mul stretches queries"),
+        ({"attention": "normal"}, "attention=normal: no such computation in this model"),
+        ({"decoder_attention": "flash"}, "decoder_attention=flash: expected one of normal, expanded_queries, expanded"),
+    ],
+)
+def test_a_form_of_one_role_is_refused(tmp_path: Path, wanted: dict[str, str], problem: str) -> None:
+    source = open_source(save_tiny_pair(tmp_path / "m"))
+    with pytest.raises(PlanError, match=f"^variant {problem}"):
+        chosen_variants(source, source.spec.universal(), Bucket(1, 8), board(variants=wanted))
+
+
+def test_each_role_has_the_form_that_is_cheapest_there() -> None:
+    source = open_source("preset:mhe-add-encoder-decoder-base")
+    found = chosen_variants(
+        source, source.spec.universal(), Bucket(1, 100), board(variants={"decoder_attention": "literal"})
+    )
+    assert found == {
+        "encoder_attention": "shared_scores",
+        "decoder_attention": "literal",
+        "cross_attention": "shared_scores",
+    }
 
 
 def test_the_cheapest_form_on_a_device() -> None:

@@ -62,6 +62,27 @@ def test_training_memory_by_the_papers_rule(kind: str, total: int) -> None:
     assert sum(groups(f"{kind}-encoder-base").values()) // 12 * 20 + 32 * 512 * 768 * 2 == total
 
 
+# Section 4.4: 6 and 6 layers of 512, 8 heads, 18 sublayers with the cross-attention's, in millions.
+TRANSLATION = {
+    "mha": 18.87,
+    "skv": 14.16,
+    "mqa": 10.62,
+    "el-att": 9.44,
+    "mhe-add": 6.52,
+    "mhe-mul": 6.52,
+    "sha": 6.49,
+}
+
+
+@pytest.mark.parametrize(("kind", "millions"), TRANSLATION.items())
+def test_eighteen_sublayers_of_a_translation_model(kind: str, millions: float) -> None:
+    found = groups(f"{kind}-encoder-decoder-base")
+    assert found[OUTPUT] == 18 * 512 * 512
+    assert round(sum(found.values()) / 1e6, 2) == millions
+    if kind.startswith("mhe"):
+        assert found[QKV] == 18 * (3 * 512 * 64 + 3 * 8 * 64)
+
+
 def test_inspect_shows_both_counts_without_torch() -> None:
     code = "import sys; from nestforge.tools.cli import main; main.main(sys.argv[1:], standalone_mode=False); " + (
         "assert 'torch' not in sys.modules"

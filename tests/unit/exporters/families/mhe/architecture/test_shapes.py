@@ -6,10 +6,11 @@ from nestforge.exporters.families.mhe.architecture.shapes import (
     attention_shapes,
     decoder_shapes,
     elastic_spec,
+    encoder_decoder_shapes,
     encoder_shapes,
     parameter_group,
 )
-from support.tiny_mhe import decoder_config, encoder_config, tiny_mhe
+from support.tiny_mhe import decoder_config, encoder_config, pair_config, tiny_mhe
 
 
 @pytest.mark.parametrize("attention", ["mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul"])
@@ -18,7 +19,9 @@ def test_shapes_are_the_modules_own(attention: str, bias: bool) -> None:
     encoder = encoder_config(attention=attention, attention_bias=bias, head="masked_lm")
     decoder = decoder_config(attention=attention, attention_bias=bias, tie_word_embeddings=False, position="rotary")
     classifier = encoder_config(attention=attention, head="classifier", num_labels=3)
+    pair = pair_config(attention=attention, attention_bias=bias, num_decoder_layers=2)
     for config, shapes in (
+        (pair, encoder_decoder_shapes(pair)),
         (encoder, encoder_shapes(encoder)),
         (decoder, decoder_shapes(decoder)),
         (classifier, encoder_shapes(classifier)),
@@ -76,5 +79,8 @@ def test_groups_of_the_papers_tables() -> None:
     assert parameter_group("layers.0.attention.query.weight") == "attention q/k/v"
     assert parameter_group("layers.0.attention.factor.value") == "attention q/k/v"
     assert parameter_group("layers.0.attention.output.weight") == "attention output"
+    assert parameter_group("decoder.layers.0.cross_attention.output.weight") == "attention output"
+    assert parameter_group("decoder.layers.0.cross_attention.embedding.key") == "attention q/k/v"
+    assert parameter_group("decoder.layers.0.cross_attention_norm.weight") is None
     assert parameter_group("layers.0.attention.query.bias") is None
     assert parameter_group("layers.0.ffn.up.weight") is None

@@ -19,16 +19,18 @@ def drawn(config: MheConfig) -> Attention:
     return attention
 
 
-def head(attention: Attention, x: torch.Tensor, i: int) -> torch.Tensor:
-    """``H_i = softmax(Q_i K_i^T / sqrt(d)) V_i`` [L, d] of ``x`` [L, H]."""
+def head(attention: Attention, x: torch.Tensor, i: int, read: torch.Tensor | None = None) -> torch.Tensor:
+    """``H_i = softmax(Q_i K_i^T / sqrt(d)) V_i`` [L, d] of ``x`` [L, H], keys and values of ``read`` [N, H], of itself
+    unless given."""
+    y = x if read is None else read
     config, d = attention.config, attention.config.head_size
     own = slice(i * d, (i + 1) * d)
 
     def projected(part: str, rows: slice | None) -> torch.Tensor:
         layer = getattr(attention, part)
         rows = slice(None) if rows is None else rows
-        y = x @ layer.weight[rows].T
-        return y if layer.bias is None else y + layer.bias[rows]
+        found = (x if part == "query" else y) @ layer.weight[rows].T
+        return found if layer.bias is None else found + layer.bias[rows]
 
     match config.attention:
         case "mha":
@@ -41,7 +43,7 @@ def head(attention: Attention, x: torch.Tensor, i: int) -> torch.Tensor:
             q, k = projected("query", own), projected("key_value", own)
             v = k
         case "el_att":
-            q, k, v = projected("query", own), x[:, own], x[:, own]
+            q, k, v = projected("query", own), y[:, own], y[:, own]
         case "mhe_add":
             q, k, v = (projected(p, None) + attention.embedding[p][i] for p in ("query", "key", "value"))
         case "mhe_mul":
@@ -60,6 +62,16 @@ def test_every_kind(kind: str, bias: bool) -> None:
         if bias:
             expected = expected + attention.output.bias
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_over_another_text(kind: str) -> None:
+    """Cross-attention: queries of one text, keys and values of the other."""
+    attention = drawn(encoder_config(attention=kind))
+    x, y = torch.randn(1, 4, 32, dtype=torch.float64), torch.randn(1, 7, 32, dtype=torch.float64)
+    heads = torch.cat([head(attention, x[0], i, read=y[0]) for i in range(4)], -1)
+    found = attention(x, kept=attention.kept(y))
+    torch.testing.assert_close(found[0], heads @ attention.output.weight.T, rtol=0, atol=1e-13)
 
 
 def test_factors_are_stored_with_or_without_their_one() -> None:

@@ -12,10 +12,15 @@ from nestforge.exporters.families.mhe.architecture.folded_shapes import folded_s
 from nestforge.exporters.families.mhe.architecture.forms import held_forms
 from nestforge.exporters.families.mhe.model.answering import Answering
 from nestforge.exporters.families.mhe.model.folds import fold
-from nestforge.exporters.families.mhe.model.lower import folded_tensor, in_one_form, lower
-from support.tiny_mhe import decoder_config, encoder_config, tiny_mhe
+from nestforge.exporters.families.mhe.model.lower import folded_tensor, in_forms, lower
+from support.tiny_mhe import decoder_config, encoder_config, pair_config, tiny_mhe
 
 LIMIT = 1e-12
+ROLES = ("encoder_attention", "decoder_attention", "cross_attention")
+
+
+def in_one_form(model: Any, form: str) -> Any:
+    return in_forms(model, {"attention": form})
 
 
 def inputs(is_decoder: bool) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -47,6 +52,21 @@ def test_every_form_that_holds(config_of: Any, kind: str, position: str, bias: b
         expected = model(*given)
         for form in held_forms(config):
             assert (in_one_form(model, form)(*given) - expected).abs().max() < LIMIT, form
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["without bias", "with bias"])
+@pytest.mark.parametrize("kind", ["mhe_add", "mhe_mul"])
+def test_every_form_in_every_role_of_two_sides(kind: str, bias: bool) -> None:
+    """The second text is shorter than the first; in each role one form after the other, the others as they are written,
+    and all at once."""
+    config = pair_config(attention=kind, attention_bias=bias, num_decoder_layers=2)
+    model, written = tiny_mhe(config).double(), dict.fromkeys(ROLES, "literal")
+    for ids, mask in inputs(is_decoder=False):
+        given = (ids, mask, (ids + 7)[:, :5] % 40)
+        expected = model(*given)
+        for form in held_forms(config):
+            for forms in (*({**written, role: form} for role in ROLES), dict.fromkeys(ROLES, form)):
+                assert (in_forms(model, forms)(*given) - expected).abs().max() < LIMIT, forms
 
 
 def test_heads_of_another_size_and_a_scale_that_is_stated() -> None:
@@ -101,7 +121,7 @@ def test_slicing_first_and_folding_second_is_a_prefix_of_what_is_folded(attentio
 
 def test_a_lowered_module_has_the_weights_of_the_users() -> None:
     module = Answering(tiny_mhe(encoder_config()))
-    lowered = lower(module, "normal")
+    lowered = lower(module, {"attention": "normal"})
     own = dict(lowered.named_parameters())
     assert own["model.layers.1.attention.query.weight"] is module.model.layers[1].attention.query.weight
     name = "layers.1.attention.folded.query"

@@ -1,0 +1,104 @@
+"""Translation models with MHE attention, or one that its paper compares with. See docs/mhe.md.
+
+Axes of every layer of both sides as of encoders (encoder_family.py), and ``cross_heads`` of the decoder's attention to
+the encoder. The whole engine answers a pair of texts at every position of the second; both have the bucket's length,
+since what pads the first is masked, and what pads the second on its right changes nothing before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ....runtime.bundle.entries.generation_entry import CachedLayer
+from ....runtime.bundle.entries.tensor_spec import TensorSpec
+from ...architecture import Architecture
+from ...cached_form import CachedForm, EncoderForm
+from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.own_config import read_config
+from ...family import Family
+from ...signature import Signature
+from .architecture.config import MheEncoderDecoderConfig
+from .architecture.forms import CROSS, DECODER, ENCODER, cached_form, cached_heads, prompt_form
+from .architecture.forward_ops import encoder_decoder_ops, encoding_ops, step_ops
+from .architecture.presets import PRESETS
+from .architecture.shapes import compare_weights, encoder_decoder_shapes
+from .read import attention_facts, text_entry
+
+if TYPE_CHECKING:  # plans are made without torch
+    import torch
+
+
+def read(checkpoint: Checkpoint) -> Architecture:
+    """The model in ``checkpoint``, whose weights may be absent altogether."""
+    config = read_config(checkpoint, MheEncoderDecoderConfig)
+    shapes = encoder_decoder_shapes(config)
+    if checkpoint.has_weights:
+        compare_weights(checkpoint, config, shapes)
+
+    def load() -> torch.nn.Module:
+        from .folder import model_of
+        from .model.answering import Answering
+
+        return Answering(model_of(checkpoint, config))
+
+    return Architecture(
+        signature=_signature(checkpoint, config),
+        workload=partial(encoder_decoder_ops, config),
+        load=load,
+        cached=_cached(config),
+        **attention_facts(config, shapes),
+    )
+
+
+FAMILY = Family(
+    "mhe_encoder_decoder",
+    ("mhe_encoder_decoder",),
+    read,
+    reads_config_alone=True,
+    presets={name: config.to_json() for name, config in PRESETS.items() if isinstance(config, MheEncoderDecoderConfig)},
+)
+
+
+def _cached(config: MheEncoderDecoderConfig) -> CachedForm:
+    def encoder(module: torch.nn.Module) -> torch.nn.Module:
+        from .model.translating import SourceEncoder
+
+        return SourceEncoder(module.model).eval()
+
+    def cached(module: torch.nn.Module) -> torch.nn.Module:
+        from .model.translating import CachedDecoder
+
+        return CachedDecoder(module.model).eval()
+
+    def recorded(module: torch.nn.Module) -> torch.nn.Module:
+        from .model.translating import RecordedPair
+
+        return RecordedPair(module.model).eval()
+
+    positions, kept = config.max_position_embeddings, cached_form(config)
+    form = EncoderForm(
+        config.decoder_start_token_id, positions, encoder, partial(encoding_ops, config), partial(step_ops, config)
+    )
+    return CachedForm(
+        config.vocab_size,
+        positions,
+        (CachedLayer(cached_heads(config), config.head_size),) * config.decoder_layers,
+        cached,
+        recorded,
+        encoder=form,
+        variants={ENCODER: prompt_form(config), DECODER: kept, CROSS: kept} if config.has_tables else {},
+    )
+
+
+def _signature(checkpoint: Checkpoint, config: MheEncoderDecoderConfig) -> Signature:
+    tokens = ("batch", "sequence")
+    ids = TensorSpec("input_ids", "int64", tokens, pad=0, high=config.vocab_size)
+    mask = TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="token")
+    follows = TensorSpec("decoder_input_ids", "int64", tokens, pad=0, high=config.vocab_size)
+    logits = TensorSpec("logits", "float32", (*tokens, config.vocab_size), role="next_tokens")
+    text = text_entry(checkpoint, mask.name)
+    if text is not None:
+        text = replace(text, shifted=follows.name, start=config.decoder_start_token_id)
+    return Signature((ids, mask, follows), (logits,), config.max_position_embeddings, mask.name, text)
