@@ -199,6 +199,7 @@ def _key(resolved: Resolved, corpus: Corpus | ArrayCorpus | None) -> dict[str, A
         "profile": recorded_profile(resolved.profile),
         "corpus": corpus.key if corpus is not None else None,
         "options": resolved.options,
+        "lora_rank": resolved.request.lora_rank,
         "tasks": {name: {path.name: sha256_of(path) for path in task.files} for name, task in resolved.tasks.items()},
     }
 

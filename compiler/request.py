@@ -46,7 +46,8 @@ class CompileRequest:
     ``generate`` adds engines to a causal language model that keep a cache of keys and values.
     ``emit_only`` leaves plans for TensorRT to `nestforge build` on the device. Without ``measure`` nothing is timed:
     latencies are predicted from the profile's rates, as for any device that is not this host.
-    ``tasks`` maps names to folders: of tasks on this model, whose tensors engines then take as inputs.
+    ``tasks`` maps names to folders: of tasks on this model, whose tensors engines then take as inputs. ``lora_rank`` is
+    the least rank that engines have for adapters of PEFT; by default the largest of those.
     """
 
     model: str | Path
@@ -68,6 +69,7 @@ class CompileRequest:
     emit_only: bool = False
     measure: bool = True
     tasks: Mapping[str, str | Path] = field(default_factory=dict)
+    lora_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,10 @@ def resolve(request: CompileRequest) -> Resolved:
     given = request.profile if isinstance(request.profile, DeviceProfile) else load_profile(request.profile)
     profile = _for_request(given, request, source)
     source = replace(source, precisions=profile.precisions, generates=request.generate)
+    if request.lora_rank is not None and (not request.tasks or request.lora_rank < 1):
+        raise PlanError(f"lora_rank {request.lora_rank}: expected at least 1, with tasks that are adapters of PEFT")
     folders = {name: Path(folder) for name, folder in request.tasks.items()}
-    source, tasks = with_tasks(source, folders) if folders else (source, {})
+    source, tasks = with_tasks(source, folders, request.lora_rank) if folders else (source, {})
     if tasks:
         _require_task_engines(source, profile)
     if request.generate:
@@ -159,6 +163,8 @@ def _require_task_engines(source: ModelSource, profile: DeviceProfile) -> None:
         )
     if profile.precisions != ("fp32",):
         raise PlanError(f"task: engines with tasks are in fp32, asked for {', '.join(profile.precisions)}")
+    if source.generates:
+        raise PlanError("task: engines that keep a cache take no tasks; compile without --generate, or without --task")
     if source.exits is not None:
         raise PlanError(f"task: {source.name} has exits, and segments take no tasks; compile it without --task")
 

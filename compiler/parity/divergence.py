@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import torch
+from safetensors import safe_open
 
 from ...exporters.universal import PREFIX
+from ...runtime.bundle.manifest import WEIGHTS_NAME
 from .evidence.cases import Case
 from .evidence.compare import Tolerance, within
 from .evidence.reference import Reference
@@ -72,6 +75,14 @@ def _module_values(module: torch.nn.Module, run: Callable[[torch.nn.Module], obj
     return values
 
 
+def _of_base(inputs: Sequence[Any], folder: Path) -> dict[str, np.ndarray]:
+    """Inputs that a task has its own of: the base's, from the weight store."""
+    if not inputs:
+        return {}
+    with safe_open(folder / WEIGHTS_NAME, framework="np") as store:
+        return {value.name: store.get_tensor(value.name)[: value.shape[0]] for value in inputs}
+
+
 def _graph_values(
     graph: bytes, modules: Mapping[str, str], feeds: Mapping[str, np.ndarray], folder: Path
 ) -> dict[str, np.ndarray]:
@@ -94,7 +105,8 @@ def _graph_values(
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-        arrays = session.run(wanted, dict(feeds))
+        own = [value for value in session.get_inputs() if value.name not in feeds]
+        arrays = session.run(wanted, {**feeds, **_of_base(own, folder)})
     finally:
         path.unlink()
     # Where several modules return the same value, the innermost (longest) name says most.

@@ -26,6 +26,8 @@ TESTED_ELSEWHERE = {
     "compiler.tasks.add_tasks": "compiler/tasks/test_coda_tasks.py",
     "exporters.families.coda.task_folder": "compiler/tasks/test_coda_tasks.py",
     "exporters.for_tasks.with_tasks": "compiler/tasks/test_task_layout.py",
+    "exporters.for_tasks.low_rank": "compiler/tasks/test_lora_tasks.py",
+    "exporters.tasks.adapter_config": "exporters/tasks/test_adapter_folder.py",
     "exporters.tasks.task_form": "compiler/tasks/test_task_layout.py",
     "runtime.bundle.entries.task_entry": "runtime/bundle/test_check_tasks.py",
     "runtime.bundle.device_files.task_index": "runtime/bundle/test_check_tasks.py",

@@ -73,6 +73,11 @@ Examples:
 @precision_option
 @tasks_option
 @click.option(
+    "--lora-rank",
+    type=click.IntRange(1, 2**16),
+    help="Least rank of engines for PEFT adapters, so that add-task takes larger ones. Default: the largest given.",
+)
+@click.option(
     "--include",
     type=click.Choice(["budgets", "levels", "ladder"]),
     default="levels",
@@ -108,6 +113,7 @@ def command(
     variants: tuple[tuple[str, str], ...],
     precisions: tuple[Precision, ...] | None,
     tasks: tuple[tuple[str, Path], ...],
+    lora_rank: int | None,
     include: Include,
     generate: bool,
     emit_only: bool,
@@ -144,6 +150,7 @@ def command(
             emit_only=emit_only,
             measure=not no_measure,
             tasks=dict(tasks),
+            lora_rank=lora_rank,
         )
         path = compile_request(request, output, command=("nestforge", *sys.argv[1:]), progress=progress)
     bundle = open_bundle(path)

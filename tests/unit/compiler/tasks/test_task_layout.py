@@ -61,5 +61,5 @@ def test_another_base_is_refused(opened: tuple[UniversalModel, Task]) -> None:
 
 
 def test_a_model_without_tasks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="family bert takes no tasks on frozen weights"):
+    with pytest.raises(CheckpointError, match="family bert has tasks as adapters of PEFT alone"):
         with_tasks(open_source(save_tiniest(tmp_path)), {"one": tmp_path})

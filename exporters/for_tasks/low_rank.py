@@ -1,0 +1,154 @@
+"""A model with pairs of low-rank matrices beside some of its linear layers: the pairs are a task's (no torch here)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...elastic import Bucket, ElasticSpec, PrefixSlice, Submodel
+from ...errors import CheckpointError
+from ...runtime.bundle.entries.task_entry import TasksEntry
+from ...workload import Op, linear
+from ..architecture import Architecture
+from ..source import ModelSource
+from ..tasks.adapter_folder import Adapter, read_adapter
+from ..tasks.task_form import Task, TaskForm
+
+if TYPE_CHECKING:  # plans are made without torch
+    import torch
+
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+def ranks_of(adapters: Iterable[Adapter], least: int | None) -> dict[str, int]:
+    """The rank of the engines' pair beside each target of ``adapters``: the largest, and ``least`` at least."""
+    ranks: dict[str, int] = {}
+    for adapter in adapters:
+        for module, (down, _) in adapter.pairs.items():
+            ranks[module] = max(ranks.get(module, least or 1), len(down))
+    return dict(sorted(ranks.items()))
+
+
+def stated_ranks(entry: TasksEntry) -> tuple[dict[str, int], frozenset[str]]:
+    """The ranks that the engines of a bundle have, and the parameters that tasks may have whole."""
+    pairs = {t.name.removesuffix(_B): t.shape[1] for t in entry.tensors if t.name.endswith(_B)}
+    whole = (t.name.removesuffix(".T") for t in entry.tensors)
+    return pairs, frozenset(name for name in whole if not name.endswith((_A, _B)))
+
+
+def with_low_rank(source: ModelSource, ranks: Mapping[str, int], saved: Iterable[str]) -> ModelSource:
+    """``source`` with a pair of the rank in ``ranks`` beside each linear layer named there; tasks may have parameters
+    ``saved`` of their own too."""
+    base = source.architecture
+    pairs: dict[str, tuple[int, ...]] = {}
+    for module, rank in ranks.items():
+        outputs, inputs = base.parameter_shapes[f"{module}.weight"]
+        pairs |= {module + _A: (rank, inputs), module + _B: (outputs, rank)}
+    form = TaskForm(
+        "lora", frozenset({*pairs, *saved}), partial(_read, base.parameter_shapes, ranks, frozenset(saved)), _merged
+    )
+    architecture = replace(
+        base,
+        spec=_spec(base.spec, ranks),
+        parameter_shapes={**base.parameter_shapes, **pairs},
+        workload=partial(_workload, base, ranks),
+        load=partial(_load, base, ranks, str(source.checkpoint.folder)),
+        tasks=form,
+    )
+    return replace(source, architecture=architecture, tasks=form)
+
+
+def task_of(adapter: Adapter, ranks: Mapping[str, int]) -> Task:
+    """``adapter`` with its pairs filled up with zeros to ``ranks``, which changes no product."""
+    tensors: dict[str, np.ndarray] = dict(adapter.saved)
+    for module, (down, up) in adapter.pairs.items():
+        more = ranks[module] - len(down)
+        tensors[module + _A] = np.pad(down, ((0, more), (0, 0)))
+        tensors[module + _B] = np.pad(up, ((0, 0), (0, more)))
+    own = {module: len(down) for module, (down, _) in adapter.pairs.items()}
+    facts: dict[str, int | str] = {
+        "rank": max(own.values()),
+        "targets": ", ".join(sorted({_last(module) for module in own})),
+    }
+    filled = sorted({(rank, ranks[module]) for module, rank in own.items() if rank < ranks[module]})
+    if filled:
+        facts["filled with zeros"] = ", ".join(f"rank {rank} to {engines}" for rank, engines in filled)
+    if adapter.saved:
+        facts["whole"] = ", ".join(sorted({name.rpartition(".")[0] for name in adapter.saved}))
+    return Task(adapter.folder, tensors, adapter.files, facts=facts)
+
+
+def _read(shapes: Mapping[str, tuple[int, ...]], ranks: Mapping[str, int], saved: frozenset[str], folder: Path) -> Task:
+    adapter = read_adapter(folder, shapes)
+    for module, (down, _) in adapter.pairs.items():
+        if module not in ranks:
+            raise CheckpointError(
+                f"{folder}: target {module}: the engines have no pair there; compile again with this task, or another "
+                "with that target, as --task"
+            )
+        if len(down) > ranks[module]:
+            raise CheckpointError(
+                f"{folder}: rank {len(down)} beside {module}: the engines have {ranks[module]}; compile again with "
+                f"--lora-rank {len(down)}"
+            )
+    if missing := adapter.saved.keys() - saved:
+        raise CheckpointError(
+            f"{folder}: {sorted(missing)[0]} was trained whole, and the engines have it frozen; compile again"
+        )
+    return task_of(adapter, ranks)
+
+
+def _spec(spec: ElasticSpec, ranks: Mapping[str, int]) -> ElasticSpec:
+    """Slices, and depths, of the pairs: those of the layer beside."""
+    cuts = [cut for module in ranks for cut in _cuts(spec, module)]
+    depths = {
+        module + end: spec.min_depth[f"{module}.weight"]
+        for module in ranks
+        for end in (_A, _B)
+        if f"{module}.weight" in spec.min_depth
+    }
+    return replace(spec, slices=(*spec.slices, *cuts), min_depth={**spec.min_depth, **depths})
+
+
+def _cuts(spec: ElasticSpec, module: str) -> Iterator[PrefixSlice]:
+    for cut in spec.slices_of(f"{module}.weight"):
+        yield PrefixSlice(module + (_B if cut.dim == 0 else _A), cut.dim, cut.axis, cut.unit)
+
+
+def _workload(base: Architecture, ranks: Mapping[str, int], submodel: Submodel, bucket: Bucket) -> list[Op]:
+    ops = base.workload(submodel, bucket)
+    for module, rank in ranks.items():
+        name = f"{module}.weight"
+        if base.spec.has(name, submodel):
+            outputs, inputs = base.spec.shape_of(name, base.parameter_shapes[name], submodel)
+            ops += [
+                linear(f"{module}.lora_A", bucket.tokens, inputs, rank, bias=False),
+                linear(f"{module}.lora_B", bucket.tokens, rank, outputs, bias=False),
+            ]
+    return ops
+
+
+def _load(base: Architecture, ranks: Mapping[str, int], where: str) -> torch.nn.Module:
+    import torch
+
+    from .low_rank_layer import with_pairs
+
+    module = base.load()
+    assert isinstance(module.model, torch.nn.Module)
+    with_pairs(module.model, ranks, where)
+    return module
+
+
+def _merged(module: torch.nn.Module) -> torch.nn.Module:
+    from .low_rank_layer import merged
+
+    return merged(module)
+
+
+def _last(module: str) -> str:
+    return module.rpartition(".")[2]

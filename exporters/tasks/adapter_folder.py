@@ -1,0 +1,143 @@
+"""A folder of Hugging Face's PEFT with a LoRA adapter: pairs of low-rank matrices by the model's own modules.
+
+``y = x W^T + scale (x A^T) B^T`` with ``A`` [r, in] and ``B`` [out, r] (LoRA, arXiv 2106.09685, section 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import CheckpointError
+from ..checkpoints.checkpoint import Checkpoint, read_headers
+from .adapter_config import CONFIG_NAME, AdapterConfig, read_adapter_config
+
+WEIGHTS_NAME = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+_MAX_SHOWN = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """``pairs`` are ``A`` [r, in] and scaled ``B`` [out, r] by module of the model, float32; ``saved`` are parameters
+    that were trained whole, by name."""
+
+    folder: Path
+    config: AdapterConfig
+    pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    saved: Mapping[str, np.ndarray]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.folder / CONFIG_NAME, self.folder / WEIGHTS_NAME
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether ``folder`` is one of PEFT."""
+    return (folder / CONFIG_NAME).is_file()
+
+
+def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Adapter:
+    """The adapter in ``folder``, of a model whose parameters have ``shapes`` by name.
+
+    Raises CheckpointError for another kind of adapter, for targets that the model does not have, and for tensors of
+    another shape.
+    """
+    config = read_adapter_config(folder)
+    checkpoint = _opened(folder)
+    linear = [
+        name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2
+    ]
+    for target in config.targets or ():
+        if not any(_ends(module, target) or _ends(target, module) for module in linear):
+            raise CheckpointError(
+                f"{folder / CONFIG_NAME}: target_modules: the model has no linear layer {target[:80]!r}; it has "
+                f"{_shown(linear)}"
+            )
+    pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    saved: dict[str, np.ndarray] = {}
+    for name in checkpoint.tensors:
+        path = name.removeprefix(_PREFIX)
+        if path.endswith(_A):
+            module = _module(folder, path.removesuffix(_A), linear)
+            pairs[module] = _pair(checkpoint, config, name, shapes[f"{module}.weight"])
+        elif not path.endswith(_B):
+            parameter = _saved(folder, path, config, shapes)
+            saved[parameter] = _array(checkpoint, name, shapes[parameter])
+        elif name.removesuffix(_B) + _A not in checkpoint.tensors:
+            raise CheckpointError(f"{folder / WEIGHTS_NAME}: tensor {name[:120]} has no {_A[1:]} beside it")
+    if not pairs:
+        raise CheckpointError(f"{folder / WEIGHTS_NAME}: no tensor ends in {_A}; expected those of a LoRA adapter")
+    return Adapter(folder, config, pairs, saved)
+
+
+def _opened(folder: Path) -> Checkpoint:
+    path = folder / WEIGHTS_NAME
+    if not path.is_file():
+        pickled = folder / "adapter_model.bin"
+        why = f"{pickled.name} is pickled, which can run code; " if pickled.exists() else ""
+        raise CheckpointError(f"{path}: no such file; {why}save the adapter with PEFT's save_pretrained")
+    return Checkpoint(folder, {}, read_headers(path, path.name))
+
+
+def _module(folder: Path, path: str, linear: Collection[str]) -> str:
+    """The linear layer that the adapter calls ``path``; a folder may have a prefix such as ``bert.``, or lack it."""
+    found = [module for module in linear if _ends(path, module) or _ends(module, path)]
+    exact = [module for module in found if module == path]
+    if len(exact or found) != 1:
+        which = "several" if found else "no"
+        raise CheckpointError(
+            f"{folder / WEIGHTS_NAME}: target {path[:120]}: the model has {which} linear layer of that name; it has "
+            f"{_shown(found or linear)}"
+        )
+    return (exact or found)[0]
+
+
+def _pair(
+    checkpoint: Checkpoint, config: AdapterConfig, name: str, shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    path = name.removeprefix(_PREFIX).removesuffix(_A)
+    outputs, inputs, rank = *shape, config.rank_of(path)
+    other = name.removesuffix(_A) + _B
+    if other not in checkpoint.tensors:
+        raise CheckpointError(f"{checkpoint.folder / WEIGHTS_NAME}: tensor {other[:120]} is missing")
+    down, up = _array(checkpoint, name, (rank, inputs)), _array(checkpoint, other, (outputs, rank))
+    return down, (up.astype(np.float64) * config.scale_of(path)).astype(np.float32)
+
+
+def _saved(folder: Path, path: str, config: AdapterConfig, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The parameter of a module that was trained whole."""
+    found = [name for name in shapes if name == path] or [name for name in shapes if _ends(path, name)]
+    module = path.rpartition(".")[0]
+    if len(found) != 1 or not any(_ends(module, saved) for saved in config.saved):
+        raise CheckpointError(
+            f"{folder / WEIGHTS_NAME}: tensor {path[:120]} is no pair of LoRA, nor of a module that modules_to_save "
+            "names and the model has"
+        )
+    return found[0]
+
+
+def _array(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    from ..checkpoints.own_folder import stored_tensor  # it needs torch
+
+    header = checkpoint.tensors[name]
+    if header.shape != shape:
+        raise CheckpointError(
+            f"{checkpoint.folder / WEIGHTS_NAME}: tensor {name[:120]} has shape {list(header.shape)}, expected "
+            f"{list(shape)} as {CONFIG_NAME} and the model say"
+        )
+    array: np.ndarray = stored_tensor(checkpoint, name).numpy()
+    return array
+
+
+def _ends(path: str, name: str) -> bool:
+    return path == name or path.endswith(f".{name}")
+
+
+def _shown(names: Collection[str]) -> str:
+    kinds = sorted({name.rpartition(".")[2] for name in names}) if len(names) > _MAX_SHOWN else sorted(names)
+    return ", ".join(kinds[:_MAX_SHOWN]) + (", ..." if len(kinds) > _MAX_SHOWN else "")
