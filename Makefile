@@ -18,7 +18,7 @@ TRAINED := demo/exits/slender/model.safetensors
 PACKAGE_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench docs demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe wheel clean distclean
+.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench docs demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe demo-coda wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ demo-mixer: $(SETUP)  ## train masked-token models with experts and without, com
 
 demo-mhe: $(SETUP)  ## train encoders and decoders with seven attentions equally, compile every form of them, compare quality, latency and caches
 	$(BIN)/python -m nestforge.tools.demo.mhe
+
+demo-coda: $(SETUP)  ## train a dense ViT, make it conditional, train two tasks on it, compare every reduction
+	$(BIN)/python -m nestforge.tools.demo.coda
 
 test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
 

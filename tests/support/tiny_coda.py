@@ -47,6 +47,8 @@ def coda_config(**overrides: Any) -> CodaConfig:
     settings = {**TINY_CODA, **overrides}
     if settings["router"] != "soft_top_k":
         settings["soft_top_k"] = None
+    if settings.get("adapter") == "lora":
+        settings["adapter_activation"] = None
     return CodaConfig(**settings)
 
 

@@ -51,6 +51,7 @@ TESTED_ELSEWHERE = {
     "runtime.retrieval.identity": "runtime/retrieval/test_index_file.py",
     "profiles.tensorrt_options": "profiles/test_device_profile.py",
     "exporters.families.coda.architecture.inputs": "exporters/families/coda/model/test_embeddings.py",
+    "exporters.families.coda.model.adapters": "exporters/families/coda/model/test_layer.py",
     "exporters.families.coda.conversion.settings": "exporters/families/coda/conversion/test_convert.py",
     "exporters.families.coda.folder": "exporters/families/coda/test_family.py",
     "exporters.families.cost_eff.entropy": "exporters/families/cost_eff/test_model.py",

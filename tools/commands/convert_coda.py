@@ -26,18 +26,25 @@ Examples:
 @model_argument
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
 @click.option(
+    "--adapter",
+    type=click.Choice(("parallel", "sequential", "lora")),
+    default="parallel",
+    show_default=True,
+    help="Beside a layer, behind it, or low-rank terms of queries and values.",
+)
+@click.option(
     "--adapter-size",
     type=click.IntRange(min=1),
     default=64,
     show_default=True,
-    help="Neurons of the adapter of each layer.",
+    help="Neurons of the adapter of each layer, or the rank.",
 )
 @click.option(
     "--adapter-activation",
     type=click.Choice(("relu", "gelu", "gelu_tanh")),
     default="relu",
     show_default=True,
-    help="Of the adapters.",
+    help="Of the adapters; LoRA has none.",
 )
 @click.option(
     "--router",

@@ -11,6 +11,7 @@ from ....checkpoints.own_config import OwnConfig
 from .inputs import IDS, MASK, PIXELS, TYPE_IDS, ImageInput
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
+AdapterKind = Literal["parallel", "sequential", "lora"]
 Norm = Literal["rms", "layer"]
 Position = Literal["learned", "relative", "rotary"]
 Router = Literal["soft_top_k", "sigmoid", "first_k"]
@@ -67,8 +68,10 @@ class SoftTopK:
 
 @dataclass(frozen=True, kw_only=True)
 class CodaConfig(OwnConfig):
-    """An encoder with an adapter beside every layer.
+    """An encoder with an adapter in every layer, of ``adapter_size`` neurons, or of that rank.
 
+    ``adapter`` is ``parallel`` beside the layer, ``sequential`` behind it, both for all tokens, or ``lora``: low-rank
+    terms of queries and values, which only tokens that pass through attention get. It has no ``adapter_activation``.
     It reads texts, of ``vocab_size`` tokens and up to ``max_position_embeddings``, or where ``image`` is stated images.
     ``type_vocab_size`` kinds of token have a vector of their own; of two or more each token's is an input.
     ``norm_place``: norms come ``before`` what they feed and at the end, or, as in BERT, ``after`` each sum and the
@@ -95,7 +98,6 @@ class CodaConfig(OwnConfig):
     norm: Norm
     position: Position
     adapter_size: int = field(metadata={"min": 1})
-    adapter_activation: Activation
     router: Router
     keys_of: KeysOf
     ffn_residual: Literal["raw", "normed"]
@@ -105,6 +107,8 @@ class CodaConfig(OwnConfig):
     type_vocab_size: int = field(default=0, metadata={"min": 0})
     image: ImageInput | None = None
     norm_place: Literal["before", "after"] = "before"
+    adapter: AdapterKind = "parallel"
+    adapter_activation: Activation | None = None
     soft_top_k: SoftTopK | None = None
     selected_by: Literal["scores", "gates"] = "scores"
     route_padding: bool = False
@@ -199,6 +203,9 @@ class CodaConfig(OwnConfig):
             return f"norm_eps: expected a number between 0 and 1, got {self.norm_eps:g}"
         if self.granularities is not None and (found := granularity_problem(self.granularities, self.kinds)):
             return found
+        if (self.adapter_activation is None) != (self.adapter == "lora"):
+            wanted = "none with lora" if self.adapter == "lora" else f"one with adapter {self.adapter}"
+            return f"adapter_activation: expected {wanted}, got {self.adapter_activation or 'none'}"
         if self.norm_place == "after" and self.ffn_residual != "raw":
             return "ffn_residual: expected raw with norm_place after, where a layer's input is not normed"
         return self._attention_problem() or self._routing_problem() or self._reduction_problem()

@@ -25,13 +25,14 @@ def forward_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> list[
         ops += [lookup("relative_bias", pairs), elementwise("relative_bias.turn", pairs, passes=2)]
     for layer in range(config.num_hidden_layers):
         at, asking = f"layers.{layer}", n
-        ops += [
-            elementwise(f"{at}.attention_norm", t * d, passes=4),
-            linear(f"{at}.adapter.down", t, d, config.adapter_size, config.adapter_bias),
-            elementwise(f"{at}.adapter.activation", t * config.adapter_size, passes=2),
-            linear(f"{at}.adapter.up", t, config.adapter_size, d, config.adapter_bias),
-            elementwise(f"{at}.adapter.residual", t * d, passes=3),
-        ]
+        ops.append(elementwise(f"{at}.attention_norm", t * d, passes=4))
+        if config.adapter != "lora":
+            ops += [
+                linear(f"{at}.adapter.down", t, d, config.adapter_size, config.adapter_bias),
+                elementwise(f"{at}.adapter.activation", t * config.adapter_size, passes=2),
+                linear(f"{at}.adapter.up", t, config.adapter_size, d, config.adapter_bias),
+                elementwise(f"{at}.adapter.residual", t * d, passes=3),
+            ]
         if count is not None and layer in config.conditional:
             asking = count
             ops += _router_ops(config, f"{at}.router", bucket)
@@ -88,6 +89,13 @@ def _attention_ops(config: CodaConfig, at: str, rows: int, asking: int, reads: i
         linear(f"{at}.value", m, d, shared, bias),
         elementwise(f"{at}.split", 2 * q * inner + 2 * m * shared, passes=2),
     ]
+    if config.adapter == "lora":
+        for part, tokens, width in (("query", q, inner), ("value", m, shared)):
+            ops += [
+                linear(f"{at}.{part}.low_rank.down", tokens, d, config.adapter_size, bias=False),
+                linear(f"{at}.{part}.low_rank.up", tokens, config.adapter_size, width, bias=False),
+                elementwise(f"{at}.{part}.low_rank.sum", tokens * width, passes=3),
+            ]
     if config.position == "rotary":
         ops.append(elementwise(f"{at}.rotary", q * inner + m * shared, passes=4))
     if config.position == "relative":

@@ -94,8 +94,13 @@ def _layer(config: CodaConfig, layer: int) -> dict[str, Shape]:
     for part in ("gate", "up") if config.gated_ffn else ("up",):
         shapes |= linear_shapes(f"{at}.ffn.{part}", d, f, config.bias)
     shapes |= linear_shapes(f"{at}.ffn.down", f, d, config.bias)
-    shapes |= linear_shapes(f"{at}.adapter.down", d, config.adapter_size, config.adapter_bias)
-    shapes |= linear_shapes(f"{at}.adapter.up", config.adapter_size, d, config.adapter_bias)
+    if config.adapter == "lora":
+        ends, bias = {".query": inner, ".value": shared}, False
+    else:
+        ends, bias = {"": d}, config.adapter_bias
+    for part, width in ends.items():
+        shapes |= linear_shapes(f"{at}.adapter{part}.down", d, config.adapter_size, bias)
+        shapes |= linear_shapes(f"{at}.adapter{part}.up", config.adapter_size, width, bias)
     if config.has_scores and layer in config.conditional:
         shapes[f"{at}.router.weight"] = (d,)
     return shapes

@@ -54,7 +54,9 @@ def converted(checkpoint: Checkpoint, settings: ConversionSettings) -> Conversio
         model = CodaEncoder(config)
     for layer in model.layers:
         assert isinstance(layer, Layer)
-        torch.nn.init.zeros_(layer.adapter.up.weight)
+        for name, weight in layer.adapter.named_parameters():
+            if name.endswith("up.weight"):
+                torch.nn.init.zeros_(weight)
     drawn = {name: value for name, value in model.state_dict().items() if any(part in name for part in _DRAWN)}
     model.load_state_dict({**drawn, **dense.weights}, assign=True)
     modules = ("modules of sentence-transformers",) if checkpoint.has_modules else ()

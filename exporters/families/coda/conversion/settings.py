@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .....errors import PlanError
-from ..architecture.config import Activation, KeysOf, Router, SoftTopK
+from ..architecture.config import Activation, AdapterKind, KeysOf, Router, SoftTopK
 
 _REDUCTIONS = (8, 5, 3, 2, 1)
 # 20 rounds are the paper's; the target epsilon of a task is not published.
@@ -15,12 +15,13 @@ _SCHEDULE = SoftTopK(rounds=20, epsilon=0.1, epsilon_start=4.0, epsilon_decay=0.
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionSettings:
-    """Adapters and routers, drawn with ``seed``; ``keys_of``, ``reduction`` and ``reductions`` as in ``CodaConfig``.
+    """Adapters and routers, drawn with ``seed``; what they are called as in ``CodaConfig``.
 
     ``dense_layers`` stay dense (numbers from 0, nearest the input). By default ``reductions`` are 8, 5, 3, 2, 1 and the
     trained one. ``num_labels`` draws a classifier of the mean of a row's tokens.
     """
 
+    adapter: AdapterKind = "parallel"
     adapter_size: int = 64
     adapter_activation: Activation = "relu"
     router: Router = "soft_top_k"
@@ -45,8 +46,9 @@ class ConversionSettings:
         if self.reductions is None:
             offered = {r for r in offered if r <= most_tokens or r == self.reduction}
         return {
+            "adapter": self.adapter,
             "adapter_size": self.adapter_size,
-            "adapter_activation": self.adapter_activation,
+            "adapter_activation": None if self.adapter == "lora" else self.adapter_activation,
             "router": self.router,
             "soft_top_k": _SCHEDULE if self.router == "soft_top_k" else None,
             "keys_of": self.keys_of,

@@ -10,6 +10,7 @@ import torch
 
 from ....modules.positions import Positions
 from ..architecture.config import CodaConfig
+from .adapters import LowRank
 
 
 class Attention(torch.nn.Module):
@@ -30,12 +31,14 @@ class Attention(torch.nn.Module):
         added: torch.Tensor | None,
         turn_queries: Positions | None,
         turn_keys: Positions | None,
+        low_rank: LowRank | None = None,
     ) -> torch.Tensor:
         """``asking`` [B, q, H] and ``read`` [B, m, H] to [B, q, H]; ``added``, which broadcasts to [B, n, q, m], is
-        added to every score, if there is any."""
-        query, key, value = (
-            self._heads(projected) for projected in (self.query(asking), self.key(read), self.value(read))
-        )
+        added to every score, if there is any, ``low_rank`` to queries and values."""
+        queries, values = self.query(asking), self.value(read)
+        if low_rank is not None:
+            queries, values = queries + low_rank.query(asking), values + low_rank.value(read)
+        query, key, value = (self._heads(projected) for projected in (queries, self.key(read), values))
         if turn_queries is not None and turn_keys is not None:
             query, key = turn_queries(query), turn_keys(key)
         rows, heads, asked, size = query.shape

@@ -4,6 +4,10 @@ Equations (1) to (7) of Conditional Adapters (arXiv 2304.04947), which are of la
 come last the paper has none, and what a layer adds to the rows that it computes is the frozen layer of them less the
 rows: with every token at a gate of 1 and no adapter, it is the frozen layer there too.
 
+The equations are of parallel adapters. Of the others the paper says no more than that they work, and the readings are
+ours: a sequential adapter reads what the layer made of every token and adds to it; LoRA belongs to the frozen weights
+of the conditional branch, so that a token that is left out passes as it is.
+
 Shapes: ``B`` rows of ``n`` tokens, ``d`` hidden, ``k`` selected tokens.
 """
 
@@ -12,20 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional
 
 from ..architecture.config import CodaConfig
+from .adapters import ACTIVATIONS, LowRank, make_adapter
 from .attention import Attention
 from .norms import make_norm
 from .places import Places
 from .router import Router, Selection
 from .rows import Rows
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-}
 
 
 class Ffn(torch.nn.Module):
@@ -34,7 +32,7 @@ class Ffn(torch.nn.Module):
     def __init__(self, config: CodaConfig) -> None:
         super().__init__()
         hidden, width = config.hidden_size, config.intermediate_size
-        self.activation = _ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activation]
         self.gate = torch.nn.Linear(hidden, width, config.bias) if config.gated_ffn else None
         self.up = torch.nn.Linear(hidden, width, config.bias)
         self.down = torch.nn.Linear(width, hidden, config.bias)
@@ -46,22 +44,6 @@ class Ffn(torch.nn.Module):
         return updated
 
 
-class Adapter(torch.nn.Module):
-    """A small FFN beside the whole layer, for all tokens: ``scale * up(activation(down(x)))``."""
-
-    def __init__(self, config: CodaConfig) -> None:
-        super().__init__()
-        hidden, width = config.hidden_size, config.adapter_size
-        self.activation, self.scale = _ACTIVATIONS[config.adapter_activation], config.adapter_scale
-        self.down = torch.nn.Linear(hidden, width, config.adapter_bias)
-        self.up = torch.nn.Linear(width, hidden, config.adapter_bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [B, n, d] to [B, n, d]."""
-        updated: torch.Tensor = self.up(self.activation(self.down(x)))
-        return updated if self.scale == 1 else updated * self.scale
-
-
 class Layer(torch.nn.Module):
     """Adapter, attention and FFN; with a router where ``conditional``. ``rows`` says how tokens are read and added."""
 
@@ -70,7 +52,7 @@ class Layer(torch.nn.Module):
         self.config, self.norms_first = config, config.norm_place == "before"
         self.rows: Rows = Rows()
         self.attention_norm, self.ffn_norm = make_norm(config), make_norm(config)
-        self.attention, self.ffn, self.adapter = Attention(config), Ffn(config), Adapter(config)
+        self.attention, self.ffn, self.adapter = Attention(config), Ffn(config), make_adapter(config)
         self.router = Router(config) if conditional else None
 
     def forward(
@@ -79,10 +61,10 @@ class Layer(torch.nn.Module):
         """``x`` [B, n, d] to [B, n, d] and, of a conditional layer, the ``count`` tokens of each row that it computed:
         its own, or those ``given`` [B, k]. Without ``count`` all tokens pass, without a gate."""
         normed = self.attention_norm(x) if self.norms_first else x  # [B, n, d]
-        base = x + self.adapter(normed)  # (1)
+        base = x + self.adapter(normed) if self.config.adapter == "parallel" else x  # (1)
         if self.router is None or count is None:
             turn = places.turn()
-            return base + self._computed(x, normed, normed, places.added(), turn, turn), None
+            return self._behind(base + self._computed(x, normed, normed, places.added(), turn, turn)), None
         selection: Selection = self.router(normed, places.is_token, count, given)  # (2)
         chosen = selection.chosen
         routed = self.rows.read(normed, chosen)  # (3) [B, k, d]
@@ -97,7 +79,11 @@ class Layer(torch.nn.Module):
             places.turn(chosen if to_selected else None),
         )
         # (6), (7): gates scale the k rows that were computed, not all n.
-        return self.rows.add(base, chosen, selection.gates[..., None] * computed), selection
+        return self._behind(self.rows.add(base, chosen, selection.gates[..., None] * computed)), selection
+
+    def _behind(self, y: torch.Tensor) -> torch.Tensor:
+        """What the layer made of all tokens, and a sequential adapter of that."""
+        return y + self.adapter(y) if self.config.adapter == "sequential" else y
 
     def _computed(
         self,
@@ -110,7 +96,8 @@ class Layer(torch.nn.Module):
     ) -> torch.Tensor:
         """(4), (5): what attention and FFN make of the rows ``asking``, and of the ``residual`` beside them; the sum of
         both."""
-        attended: torch.Tensor = self.attention(asking, read, added, turn_queries, turn_keys)
+        low_rank = self.adapter if isinstance(self.adapter, LowRank) else None
+        attended: torch.Tensor = self.attention(asking, read, added, turn_queries, turn_keys, low_rank)
         if not self.norms_first:
             middle = self.attention_norm(residual + attended)
             whole: torch.Tensor = self.ffn_norm(middle + self.ffn(middle))

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.exporters.families.coda.architecture.config import Activation, KeysOf, Router
+from nestforge.exporters.families.coda.architecture.config import Activation, AdapterKind, KeysOf, Router
 from nestforge.exporters.families.coda.conversion.settings import ConversionSettings
 from nestforge.tools.cli import main
 from nestforge.tools.commands.convert_coda import command
@@ -41,6 +41,7 @@ def test_it_says_what_it_made(folder: Path, tmp_path: Path) -> None:
 
 def test_options_are_fields_of_the_folder(folder: Path, tmp_path: Path) -> None:
     options = {
+        "--adapter": "sequential",
         "--router": "sigmoid",
         "--keys-of": "selected",
         "--reduction": "4",
@@ -58,6 +59,7 @@ def test_options_are_fields_of_the_folder(folder: Path, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     expected = {
         "model_type": "coda_encoder",
+        "adapter": "sequential",
         "router": "sigmoid",
         "keys_of": "selected",
         "reduction": 4,
@@ -76,7 +78,12 @@ def test_options_are_those_of_the_settings() -> None:
     for setting in fields(ConversionSettings):
         stated = command.make_context("convert-coda", ["m", "--output", "o"]).params[setting.name]
         assert stated == setting.default, setting.name
-    for name, kinds in (("router", Router), ("keys_of", KeysOf), ("adapter_activation", Activation)):
+    for name, kinds in (
+        ("adapter", AdapterKind),
+        ("router", Router),
+        ("keys_of", KeysOf),
+        ("adapter_activation", Activation),
+    ):
         assert tuple(options[name].type.choices) == get_args(kinds)
 
 

@@ -126,16 +126,18 @@ def test_another_k_than_the_manifest_s_is_refused(bundle: Bundle, tmp_path: Path
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "k to k, grouped, gated, the paper's residual": {
+    "k to k, LoRA, grouped, gated, the paper's residual": {
         "num_hidden_layers": 1,
         "keys_of": "selected",
+        "adapter": "lora",
         "num_key_value_heads": 2,
         "gated_ffn": True,
         "activation": "gelu_tanh",
         "ffn_residual": "normed",
     },
-    "rotary, multi-query, sigmoid, one dense layer, classes": {
+    "rotary, sequential adapter, multi-query, sigmoid, one dense layer, classes": {
         "position": "rotary",
+        "adapter": "sequential",
         "num_key_value_heads": 1,
         "router": "sigmoid",
         "conditional_layers": (1,),

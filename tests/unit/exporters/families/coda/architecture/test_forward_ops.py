@@ -15,6 +15,7 @@ from nestforge.workload import macs
 from support.tiny_coda import OF_IMAGES, coda_config
 
 BUCKET = Bucket(1, 512)
+PARALLEL = ("parallel", "sequential")
 
 
 def layer_macs(config: CodaConfig, reduction: int) -> int:
@@ -64,3 +65,16 @@ def test_of_images_patches_and_their_tokens_are_counted() -> None:
     assert ops["embeddings.patch"] == 2 * 6 * (2 * 4 * 4) * 32
     assert ops["layers.0.adapter.down"] == 2 * 7 * 32 * 8
     assert ops["layers.0.ffn.up"] == 2 * 2 * 32 * 48
+
+
+def test_low_rank_terms_are_of_what_attention_reads() -> None:
+    """At r = 4 two of eight tokens ask, and k-to-all makes values of all; of the adapter's FFN nothing is left."""
+    config = coda_config(adapter="lora", num_key_value_heads=2)
+    submodel = elastic_spec(config).submodel({"coda.reduction": 4})
+    ops = {op.name: macs([op]) for op in forward_ops(config, submodel, Bucket(2, 8))}
+    found = {name.removeprefix("layers.0.attention."): ops[name] for name in ops if name.startswith("layers.0")}
+    assert not any(".adapter." in name for name in ops)
+    assert found["query.low_rank.down"] == found["query.low_rank.up"] == 2 * 2 * 32 * 8
+    assert (found["value.low_rank.down"], found["value.low_rank.up"]) == (2 * 8 * 32 * 8, 2 * 8 * 8 * 16)
+    parallel, sequential = (forward_ops(coda_config(adapter=kind), submodel, Bucket(2, 8)) for kind in PARALLEL)
+    assert parallel == sequential

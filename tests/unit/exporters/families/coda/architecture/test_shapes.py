@@ -14,7 +14,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"router": "first_k", "position": "learned"},
     {"conditional_layers": (1,), "gated_ffn": True, "bias": True, "norm": "layer"},
     {"norm_place": "after", "norm": "layer", "type_vocab_size": 2, "position": "learned"},
-    {**OF_IMAGES, "position": "learned"},
+    {**OF_IMAGES, "position": "learned", "adapter": "sequential"},
+    {"adapter": "lora", "num_key_value_heads": 2},
     {"num_key_value_heads": 2, "head_dim": 6, "adapter_bias": False, "num_labels": 3, "position": "rotary"},
 ]
 

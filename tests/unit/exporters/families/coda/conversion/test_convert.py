@@ -118,6 +118,18 @@ def test_every_token_at_a_gate_of_one_is_the_encoder_too(kind: str, made: dict[s
         torch.testing.assert_close(states[valid], dense_states(folder, inputs)[valid], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("adapter", ["sequential", "lora"])
+def test_the_other_adapters_add_nothing_at_first_either(adapter: Any, made: dict[str, tuple[Path, Conversion]]) -> None:
+    folder, _ = made["bert"]
+    found = converted(open_checkpoint(folder), replace(SETTINGS, adapter=adapter))
+    assert found.config.adapter == adapter
+    inputs, model = encoder_inputs(found, 6), widened(found.model)
+    model.reduction = 1
+    with in_float64():
+        states = model(*inputs)
+    torch.testing.assert_close(states, dense_states(folder, inputs), rtol=0, atol=1e-10)
+
+
 def test_only_what_is_added_is_drawn(made: dict[str, tuple[Path, Conversion]]) -> None:
     folder, first = made["bert"]
     again = converted(open_checkpoint(folder), SETTINGS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from nestforge.exporters.families.coda.model.adapters import LowRank
 from nestforge.exporters.families.coda.model.layer import Layer
 from nestforge.exporters.families.coda.model.places import Places
 from nestforge.exporters.families.coda.model.soft_top_k import soft_top_k
@@ -97,6 +98,41 @@ def test_where_norms_come_last_the_dense_layer_less_the_rows_is_added(keys_of: s
         adapter = layer.adapter(x[row])
         added = (gates * matrix.sum(0))[:, None] * (matrix.T @ (dense - rows))
         torch.testing.assert_close(found[row], x[row] + adapter + added, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("keys_of", ["selected", "all"])
+def test_low_rank_terms_are_matrices_added_to_queries_and_values(keys_of: str) -> None:
+    """LoRA (arXiv 2106.09685, equation 3) merged into frozen matrices; tokens that are left out pass as they are."""
+    layer, x, places = drawn(keys_of=keys_of, adapter="lora", adapter_scale=0.5, num_key_value_heads=2)
+    found, selection = layer(x, places, 3)
+    assert selection is not None
+    terms = layer.adapter
+    assert isinstance(terms, LowRank)
+    merged, _, _ = drawn(keys_of=keys_of, num_key_value_heads=2)
+    frozen = {name: tensor for name, tensor in layer.state_dict().items() if "adapter" not in name}
+    merged.load_state_dict({**merged.state_dict(), **frozen})
+    merged.adapter.up.weight.zero_(), merged.adapter.up.bias.zero_()
+    for part in ("query", "value"):
+        term = getattr(terms, part)
+        getattr(merged.attention, part).weight += 0.5 * term.up.weight @ term.down.weight
+    expected, chosen = merged(x, places, 3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    left_out = torch.ones(2, TOKENS, dtype=torch.bool).scatter(1, selection.chosen, False)
+    assert torch.equal(found[left_out], x[left_out])
+    assert torch.equal(chosen.chosen, selection.chosen)
+
+
+def test_a_sequential_adapter_reads_what_the_layer_made_of_every_token() -> None:
+    layer, x, places = drawn(adapter="sequential")
+    with_adapter, selection = layer(x, places, 3)
+    up = layer.adapter.up.weight.clone(), layer.adapter.up.bias.clone()
+    layer.adapter.up.weight.zero_(), layer.adapter.up.bias.zero_()
+    bare, _ = layer(x, places, 3)
+    inner = (bare @ layer.adapter.down.weight.T + layer.adapter.down.bias).relu()
+    torch.testing.assert_close(with_adapter, bare + inner @ up[0].T + up[1], rtol=0, atol=1e-12)
+    left_out = torch.ones(2, TOKENS, dtype=torch.bool).scatter(1, selection.chosen, False)
+    assert torch.equal(bare[left_out], x[left_out])
+    assert float((with_adapter - bare)[left_out].abs().max()) > 1e-3, "also of tokens that are left out"
 
 
 @pytest.mark.parametrize("keys_of", ["selected", "all"])

@@ -1,0 +1,1 @@
+"""A dense encoder of bytes, made conditional, with adapters and routers for two tasks."""

@@ -1,0 +1,92 @@
+"""``python -m nestforge.tools.train.coda``: a dense ViT, made conditional, trained for two tasks; prints accuracies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import click
+
+from ....errors import NestforgeError, OutputError
+from ...console import Progress, print_table, working
+from ..matformer.digits import read_digits
+from ..side_by_side import side_by_side
+from ..stages import Record, Stages
+from .recipe import DENSE, KEYS, RECIPE, REDUCTIONS, TASKS, conversion
+from .runs import Run, Trainer
+
+TRAINER = Trainer(RECIPE)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo/coda"),
+    show_default=True,
+    help="Folder for the models and training.json. What is finished in it is kept.",
+)
+def main(output: Path) -> None:
+    """Train a dense ViT on scikit-learn's digits, make it conditional, and train adapters, routers and scales of norms
+    for two tasks on it: digits upright, and upside down.
+
+    No network, no GPU. The dense model first, then the tasks, each on one core, as many side by side as there are. An
+    interrupted training goes on with what it had not finished.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with working() as progress:
+            records = train_all(output, progress)
+    except OSError as failure:
+        _fail(OutputError(f"{failure.filename or output}: {failure.strerror}"))
+    except NestforgeError as failure:
+        _fail(failure)
+    rows = []
+    for name, record in records.items():
+        if "reductions" in record:
+            by_reduction = [f"{one['accuracy']:.1%}" for one in record["reductions"]]
+            rows.append([name, f"{record['trained']:,}", f"{record['seconds']:.0f}", *by_reduction])
+    print_table(["task, keys of", "trained numbers", "seconds of a core", *(f"r = {r}" for r in REDUCTIONS)], rows)
+    dense = records["dense"]
+    shown = ", ".join(f"{task} {value:.1%}" for task, value in dense["accuracy"].items())
+    click.echo(f"\nThe dense model, trained on upright digits: {shown}; the commonest digit: {dense['commonest']:.1%}")
+    click.echo(f"Models and training.json lie in {output.resolve()}")
+
+
+def train_all(output: Path, progress: Progress) -> Record:
+    """Trains what is not there, and returns all records by name."""
+    stages = Stages(output, progress)
+    key = {"recipe": TRAINER.recipe, "shape": dict(DENSE), "data": read_digits().facts}
+    dense = output / "dense"
+    progress("dense model", 0, 1)
+    stages.run("dense", key, [dense], 0, lambda: TRAINER.dense(dict(DENSE), dense))
+    runs = []
+    for keys_of in KEYS:
+        base, made_from = output / f"base-{keys_of}", {**key, "conversion": conversion(TRAINER.recipe, keys_of)}
+        if not stages.kept(base.name, made_from, [base]):
+            shutil.rmtree(base, ignore_errors=True)
+            stages.store(base.name, made_from, TRAINER.convert(dense, keys_of, base))
+        runs += [Run(task, keys_of, base, output / f"{task}-{keys_of}") for task in TASKS]
+    keys = {run: {**key, "conversion": conversion(TRAINER.recipe, run.keys_of), "task": run.task} for run in runs}
+    left = [run for run in runs if not stages.kept(run.name, keys[run], [run.folder, run.alone])]
+    finished: list[Run] = []
+
+    def on_done(run: Run, record: Record) -> None:
+        stages.store(run.name, keys[run], record)
+        finished.append(run)
+        progress("tasks", len(finished), len(left))
+
+    if left:
+        side_by_side(TRAINER, left, min(os.cpu_count() or 1, len(left)), on_done)
+    records = stages.records()
+    return {name: records[name] for name in ("dense", *(run.name for run in runs))}
+
+
+def _fail(failure: NestforgeError) -> None:
+    click.echo(f"train: error: {failure}", err=True)
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
