@@ -28,6 +28,10 @@ if TYPE_CHECKING:  # plans are made without torch
 Variants = Mapping[str, Mapping[str, Sequence[Op]]]
 
 
+# In ``variant_problems``, in the place of each variant.
+EVERY_VARIANT = "*"
+
+
 class Place(NamedTuple):
     """A parameter in the weight files: the name and the shape of its tensor, and the rows of that which it has,
     ``transposed`` where it is."""
@@ -69,8 +73,8 @@ class Architecture:
     - ``exits``: where the model can answer early, cut at all of them; ``spec`` then has an axis ``depth``.
     - ``routing``: what the model decides on the way.
     - ``variants(submodel, bucket)``: equal computations; the compiler takes the cheapest on the device.
-    - ``variant_problems``: what is computed, to variants that other models of the family have and this one has not, to
-      why.
+    - ``variant_problems``: what is computed, to variants that other models have and this one has not (or
+      ``EVERY_VARIANT``), to why.
     - ``lower(module, variants)``: what is traced in place of ``module``: the same function on the same parameters, in
       the variants chosen, with its routes after its outputs.
     - ``tasks``: which tensors are a task's own, of a model that was made for many tasks on frozen weights.

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ...elastic import Bucket, ElasticSpec, Submodel
 from ...errors import PlanError
+from ...exporters.architecture import EVERY_VARIANT
 from ...profiles.device_profile import DeviceProfile
 from ...strict import nearest
 from ...workload import Op
@@ -83,7 +84,8 @@ def _refuse_unknown(
     problems: Mapping[str, Mapping[str, str]],
 ) -> None:
     for computed, variant in wanted.items():
-        if problem := problems.get(computed, {}).get(variant):
+        known = problems.get(computed, {})
+        if problem := known.get(variant, known.get(EVERY_VARIANT)):
             raise PlanError(f"variant {computed}={variant}: {problem}")
         if not offered:
             raise PlanError(f"variant {computed}={variant}: this model computes nothing in more than one variant")

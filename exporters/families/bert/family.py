@@ -19,6 +19,7 @@ from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import read_nesting
 from ...family import Family
+from ...hugging_face.attention_forms import attention_problems
 from ...hugging_face.sentence_interface import with_modules
 from ...sentence_transformers.read_modules import read_modules
 from ...signature import Signature
@@ -52,6 +53,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         narrow=_narrow,
         names_in_files=names_in_files(checkpoint, architecture),
         modules=modules,
+        variant_problems=attention_problems(architecture.heads, architecture.heads),
     )
 
 

@@ -17,6 +17,7 @@ from ...architecture import Architecture
 from ...cached_form import CachedForm
 from ...checkpoints.checkpoint import Checkpoint
 from ...family import Family
+from ...hugging_face.attention_forms import attention_problems
 from ...hugging_face.sentence_interface import with_modules
 from ...sentence_transformers.read_modules import read_modules
 from ...signature import Signature
@@ -56,6 +57,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         stacked={names[tensor]: parts for tensor, parts in architecture.stacked.items() if tensor in names},
         modules=modules,
         cached=_cached(architecture),
+        variant_problems=attention_problems(architecture.heads, architecture.kv_heads),
     )
 
 

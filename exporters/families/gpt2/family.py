@@ -17,6 +17,7 @@ from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import read_nesting
 from ...family import Family
+from ...hugging_face.attention_forms import attention_problems
 from ...hugging_face.sentence_interface import with_modules
 from ...sentence_transformers.read_modules import read_modules
 from .architecture import Gpt2Architecture, names_in_files, read_gpt2
@@ -50,6 +51,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         cached=interface.cached_form(
             architecture.positions, (CachedLayer(architecture.heads, architecture.head_dim),) * layers
         ),
+        variant_problems=attention_problems(architecture.heads, architecture.heads),
     )
 
 

@@ -20,6 +20,7 @@ from ...cached_form import CachedForm, EncoderForm
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import read_nesting
 from ...family import Family
+from ...hugging_face.attention_forms import attention_problems
 from ...hugging_face.sentence_interface import with_modules
 from ...parameter_groups import is_table
 from ...sentence_transformers.read_modules import read_modules
@@ -52,6 +53,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         is_embedding=lambda name, shape: name == TABLE or is_table(name, shape),
         modules=modules,
         cached=_cached(architecture) if architecture.decoder_layers else None,
+        variant_problems=attention_problems(architecture.heads, architecture.heads),
     )
 
 

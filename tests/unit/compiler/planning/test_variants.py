@@ -9,6 +9,7 @@ from nestforge.compiler.planning.cost_model import predict
 from nestforge.compiler.planning.variants import VariantView, chosen_variants, variant_views, variant_workload
 from nestforge.elastic import Axis, Bucket, ElasticSpec, Submodel
 from nestforge.errors import PlanError
+from nestforge.exporters.architecture import EVERY_VARIANT
 from nestforge.exporters.source import open_source
 from nestforge.workload import Op
 from support.tiny_compile import board
@@ -54,6 +55,15 @@ def test_a_variant_that_does_not_hold_is_refused_with_the_reason() -> None:
     for wanted, problem in (("tree", "this model's terms do not commute"), ("pairs", "expected one of many, few")):
         with pytest.raises(PlanError, match=f"^variant sum={wanted}: {problem}$"):
             chosen_variants(source, SPEC.universal(), BUCKET, board(variants={"sum": wanted}))
+
+
+def test_a_line_for_every_variant_is_said_where_the_one_asked_for_has_none() -> None:
+    problems = {"sum": {"tree": "this model's terms do not commute", EVERY_VARIANT: "there is but one way"}}
+    for wanted, problem in (("tree", "this model's terms do not commute"), ("pairs", "there is but one way")):
+        with pytest.raises(PlanError, match=f"^variant sum={wanted}: {problem}$"):
+            chosen_variants(
+                HasVariants(variant_problems=problems), SPEC.universal(), BUCKET, board(variants={"sum": wanted})
+            )
 
 
 def test_of_equal_forms_the_first() -> None:

@@ -47,6 +47,7 @@ NAMES = sorted(
         "lengths",
         "precision",
         "residency",
+        "shared_keys",
         "windows",
     ]
 )
