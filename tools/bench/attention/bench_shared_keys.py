@@ -18,7 +18,8 @@ from ....elastic import Bucket
 from ....exporters.modules.positions import causal_mask
 from ..blocks import HiddenStates, block_engine
 from ..harness import Row, interleaved, ratio
-from ..subjects import CACHE, CORES, default_session
+from ..kept import CACHE
+from ..subjects import CORES, default_session
 
 _FOLDER = CACHE / "shared-keys"
 # Hidden size, heads, pairs of keys and values, head size: GPT-2's shape with one pair, Gemma 2B's, Llama 3.2 1B's.
