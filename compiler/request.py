@@ -17,7 +17,7 @@ from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks.task_form import Task
 from ..profiles.device_profile import BudgetSpec, DeviceProfile, PromotionOrder
 from ..profiles.load_profile import load_profile
-from ..profiles.precision import PRECISIONS, Precision, precision_problem
+from ..profiles.precision import PRECISIONS, TRACED, Precision, precision_problem
 from ..profiles.probe_host import HOST_PROFILE_NAME
 from .planning.assignments import read_assignment
 from .planning.integers import require_integers
@@ -175,10 +175,18 @@ def _require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
         raise PlanError(f"generate: {source.name} cannot; expected a causal language model, see docs/models.md")
     if source.cached.problem is not None:
         raise PlanError(f"generate: {source.name} cannot: {source.cached.problem}")
-    if profile.backend != "onnxruntime":
-        raise PlanError(
-            f"generate: engines that keep a cache are for onnxruntime, profile {profile.name} is for {profile.backend}"
-        )
+    if profile.backend == "tensorrt":
+        if source.cached.encoder is not None:
+            raise PlanError(
+                f"generate: {source.name}: a decoder behind an encoder is for onnxruntime, profile {profile.name} is "
+                "for tensorrt"
+            )
+        if profile.precisions != (TRACED,):
+            asked = ", ".join(profile.precisions)
+            raise PlanError(
+                f"generate: for tensorrt engines that keep a cache are in {TRACED} alone, asked for {asked}"
+            )
+        return
     for precision in profile.precisions:
         if PRECISIONS[precision].numbers == "halves":
             raise PlanError(
@@ -193,6 +201,11 @@ def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is
     if asked is not None and source.signature.max_sequence is None:
         asked = Bucket(asked.batch, 1)  # of such a model only batches differ
     notes = _generation_notes(source)
+    if source.generates and profile.backend == "tensorrt":
+        notes = (
+            *notes,
+            "engines that keep a cache are proven graphs for TensorRT; plans of them and runs on a GPU are not built",
+        )
     if source.signature.shortened is not None:
         notes = (*notes, f"texts of at most {source.signature.max_sequence} tokens: {source.signature.shortened}")
     if asked not in (None, shape):

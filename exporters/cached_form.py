@@ -85,6 +85,10 @@ class CachedForm:
         kept = (submodel[axis] for axis in self.head_axes)
         return replace(self, layers=tuple(replace(layer, heads=n) for layer, n in zip(self.layers, kept, strict=True)))
 
+    def within(self, capacity: int) -> CachedForm:
+        """This for texts of at most ``capacity`` tokens."""
+        return replace(self, positions=min(capacity, self.positions))
+
     @property
     def window(self) -> int | None:
         """How many tokens those layers see that do not see all."""

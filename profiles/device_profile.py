@@ -24,6 +24,9 @@ SCHEMA_VERSION = 1
 # Which layers a rung of the promotion ladder promotes first; compiler/planning/ladder.py defines them.
 PromotionOrder = Literal["increasing", "decreasing", "up-down", "down-up"]
 
+# Of caches, where a profile states none.
+_CAPACITIES = (512, 2048)
+
 # Names that keys had before: manifests and older YAML files hold them.
 _OLD_KEYS = {"forms": "variants", "shape": "promotion_order"}
 
@@ -97,6 +100,8 @@ class DeviceProfile:
     takes the widest one that it can afford at the largest submodel that it can afford.
     ``budget_at`` is the shape at which budgets limit latency and FLOPs, or None for the largest bucket's, of a range
     its fewest rows.
+    ``capacities`` are the sizes, in tokens of a row, of caches of engines that generate for TensorRT, where a cache has
+    one size; None leaves them to the default.
     ``host`` is the fingerprint of the machine that was probed (processor, cores, version of ONNX Runtime): a compile
     there measures engines, elsewhere it predicts.
     """
@@ -120,6 +125,13 @@ class DeviceProfile:
     tensorrt: TensorRTOptions | None = None
     host: str | None = None
     budget_at: Bucket | None = None
+    capacities: tuple[int, ...] | None = None
+
+    def capacities_for(self, positions: int) -> tuple[int | None, ...]:
+        """The capacities that engines which generate get for a model of so many ``positions``; None is any."""
+        if self.backend == "onnxruntime":
+            return (None,)
+        return tuple(dict.fromkeys(min(tokens, positions) for tokens in self.capacities or _CAPACITIES))
 
     @property
     def budget_bucket(self) -> Bucket:
@@ -292,6 +304,13 @@ def _check(profile: DeviceProfile, where: str) -> None:
         _check_positive(f"{where}: rates: at.{precision}: batched_gemm_gflops", products.batched_gemm_gflops)
     if profile.tensorrt is not None and profile.backend != "tensorrt":
         raise ProfileError(f"{where}: tensorrt: only for backend tensorrt, this profile's is {profile.backend}")
+    capacities = profile.capacities
+    if capacities is not None and profile.backend != "tensorrt":
+        raise ProfileError(f"{where}: capacities: only for backend tensorrt, this profile's is {profile.backend}")
+    if capacities is not None and (not capacities or min(capacities) < 2 or len(set(capacities)) != len(capacities)):
+        raise ProfileError(
+            f"{where}: capacities: expected numbers of tokens, each once and 2 or above, got {capacities}"
+        )
     if profile.host is not None and profile.backend != "onnxruntime":
         raise ProfileError(f"{where}: host: a compile measures on ONNX Runtime alone, backend is {profile.backend}")
     for name, budget in profile.budgets.items():

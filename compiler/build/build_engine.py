@@ -97,10 +97,20 @@ class EngineBuilder:
         link_shared_files(self.draft, folder)
         return with_proof_graphs(self.draft, folder)
 
-    def emit(self, name: str, file: str, submodel: Submodel, bucket: Bucket, part: str | None = None) -> Emitted:
+    def emit(
+        self,
+        name: str,
+        file: str,
+        submodel: Submodel,
+        bucket: Bucket,
+        part: str | None = None,
+        capacity: int | None = None,
+    ) -> Emitted:
         """Writes the engine of ``submodel``, or of one part of it, and what proves it: sliced from its template, or
-        traced."""
-        template = self.templates.of(submodel, bucket, part)
+        traced. ``capacity`` is that of a cache of one size."""
+        source, whole = self.universal.source, part is None
+        at = bucket if part is None else source.parts[part].at(bucket)
+        template = self.templates.of(submodel, at, part)
         problem, emitted = template.slice_problem, "sliced"
         if problem and any(value < axis.size for axis, value in submodel.values if axis.choices is None):
             if PRECISIONS[template.precision].is_integer:
@@ -109,13 +119,12 @@ class EngineBuilder:
                     f"engine {name}: {template.precision} is for models that are sliced as graphs, and this one is not "
                     f"({problem}); choose one of {floats}"
                 )
-            template, emitted = self.templates.traced(submodel, bucket, part), "traced"
+            template, emitted = self.templates.traced(submodel, at, part), "traced"
         tasks = self.draft.manifest.tasks
         graph = emit(template, self.store, submodel, {one.name for one in tasks.tensors} if tasks else ())
         if self.profile.backend == "tensorrt":
-            graph = accepted(f"engine {name}", graph)
+            graph = accepted(f"engine {name}", graph, capacity)
         proof = self._write(file, graph, template.precision)
-        source, whole = self.universal.source, part is None
         if part is None:
             ops: Sequence[Op] = variant_workload(source, submodel, bucket, self.profile)
         else:
@@ -141,6 +150,7 @@ class EngineBuilder:
             metadata=({**source.metadata(submodel, bucket), **_wide(template)} or None) if whole else None,
             variants=(chosen_variants(source, submodel, bucket, self.profile) or None) if whole else None,
             precision=template.precision,
+            capacity=capacity,
         )
         return Emitted(entry, template, graph, proof)
 

@@ -138,7 +138,8 @@ class Templates:
             if lower is not None:
                 module = lower(module, chosen_variants(source, submodel, bucket, self.profile))
             interface = _with_routes(interface, source.routes(submodel, bucket))
-        return traced_template(self.universal, module, interface, bucket, self.profile.opset)
+        fuses = self.profile.backend == "onnxruntime"
+        return traced_template(self.universal, module, interface, bucket, self.profile.opset, fuses)
 
     def _precision(self, submodel: Submodel) -> Precision:
         return precision_of(submodel, self.profile.precisions)

@@ -64,8 +64,15 @@ def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> list
         engines.append(_once(builder, submodel, ENCODER, form.encoder.bucket, build_encoder))
         with _runner(builder, engines[0]) as runner:
             read = read_prompts(runner, form.entry, batches)
-    build = partial(_build, builder, form, submodel, batches, read)
-    return [*engines, _once(builder, submodel, CACHED, form.bucket, build)]
+    for capacity in builder.profile.capacities_for(form.positions):
+        own, texts = form, batches
+        if capacity is not None:
+            own = form.within(capacity)
+            texts = cached_batches(own, long=submodel.is_universal)
+        build = partial(_build, builder, own, submodel, texts, read, capacity)
+        part = CACHED if capacity is None else f"{CACHED}{capacity}"
+        engines.append(_once(builder, submodel, part, own.bucket, build))
+    return engines
 
 
 def _once(
@@ -95,10 +102,11 @@ def _build(
     submodel: Submodel,
     batches: Sequence[Batch],
     read: _Read,
+    capacity: int | None,
     name: str,
     file: str,
 ) -> EngineEntry:
-    emitted = builder.emit(name, file, submodel, form.bucket, CACHED)
+    emitted = builder.emit(name, file, submodel, form.bucket, CACHED, capacity)
     held = _activation_bytes(builder, form, submodel, emitted.entry.precision)
     entry = replace(emitted.entry, activation_bytes=held, cache_heads=_fewer_heads(builder, form))
     engine = replace(emitted, entry=entry)
@@ -107,7 +115,13 @@ def _build(
     verdict = judge_cached(builder.references, form, entry, batches, answers)
     reference = cached_reference(builder.references, submodel, form)
     run = CachedRun(
-        f"engine {name}", engine.proof_graph, engine.template.module_outputs, builder.proofs.path, reference, read
+        f"engine {name}",
+        engine.proof_graph,
+        engine.template.module_outputs,
+        builder.proofs.path,
+        reference,
+        read,
+        capacity,
     )
     require_cached_parity(run, form, batches, verdict, limit)
     rule = limit.rule

@@ -154,6 +154,8 @@ def _run(
         for number, row in enumerate(batch):
             source.write(number, read[row.case.name])
     capacity, run = min(entry.positions, longest + _SPARE), max(row.longest_run for row in batch)
+    if engine.capacity is not None:  # of one size, in every layer
+        capacity, run = engine.capacity, engine.capacity
     cache = Cache.empty(entry.layers, len(batch), capacity, source, run)
     cached = CachedEngine(runner, engine, entry, cache)
     for number, row in enumerate(batch):

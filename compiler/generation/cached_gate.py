@@ -72,7 +72,7 @@ def judge_rows(
 class CachedRun:
     """What was run, and what it was compared with: a ``graph`` whose weight store lies in ``folder``, and whose value
     ``modules[name]`` is what the module ``name`` of ``reference`` returns. ``read`` is what an encoder returned of each
-    prompt, by the name of its case."""
+    prompt, by the name of its case; ``capacity`` is that of a cache of one size."""
 
     subject: str
     graph: bytes
@@ -80,6 +80,7 @@ class CachedRun:
     folder: Path
     reference: Reference
     read: Mapping[str, Sequence[Array]] | None = None
+    capacity: int | None = None
 
 
 def require_cached_parity(
@@ -93,7 +94,7 @@ def require_cached_parity(
     if verdict.unprovable:
         raise ParityError(f"{run.subject}: {broken.describe()}")
     case = next(case for case in cases_of(batches) if case.name == broken.failed_case)
-    once = Case(case.name, _in_one_run(form.entry, case, run.read))
+    once = Case(case.name, _in_one_run(form.entry, case, run))
     bound = run.reference.bound(case.feeds, None, {})
     where = first_divergence(run.graph, run.modules, run.reference, once, limit, run.folder, bound)
     if where == NOWHERE:
@@ -101,9 +102,7 @@ def require_cached_parity(
     raise ParityError(f"{run.subject}: {broken.describe()}; allowed {limit.rule}; first to diverge: {where}")
 
 
-def _in_one_run(
-    entry: GenerationEntry, case: Case, read: Mapping[str, Sequence[Array]] | None
-) -> dict[str, np.ndarray]:
+def _in_one_run(entry: GenerationEntry, case: Case, run: CachedRun) -> dict[str, np.ndarray]:
     """The inputs of an engine that gets the whole text of ``case`` [1, S] at once, with an empty cache."""
     ids = case.feeds["input_ids"]
     tokens = ids.shape[1]
@@ -111,10 +110,10 @@ def _in_one_run(
     feeds: dict[str, np.ndarray] = {"input_ids": ids, "position_ids": places[None], "logits_at": places}
     if window_of(entry.layers) is not None:
         feeds["window_places"] = np.zeros(1, np.int64)
-    if read is not None:
-        found = read[case.name]
+    if run.read is not None:
+        found = run.read[case.name]
         feeds |= Source(tuple(found), np.array([found[0].shape[3]])).named()
     for number, layer in enumerate(entry.layers):
         for kind in ("key", "value"):
-            feeds[f"past_{kind}_{number}"] = np.zeros((1, layer.heads, tokens, layer.size), np.float32)
+            feeds[f"past_{kind}_{number}"] = np.zeros((1, layer.heads, run.capacity or tokens, layer.size), np.float32)
     return feeds

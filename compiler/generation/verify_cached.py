@@ -28,6 +28,8 @@ def verify_cached(bundle: Bundle, references: References, clock: Clock) -> list[
     for engine in clock.each(generation.engines):
         submodel = references.universal.spec.parse(engine.submodel)
         entry, form = generation.of(engine), whole.at(submodel)
+        if engine.capacity is not None:
+            form = form.within(engine.capacity)
         batches = cached_batches(form, long=submodel.is_universal)
         read = None
         if engine.submodel in encoders:

@@ -96,15 +96,18 @@ class Template:
         return sum(len(t.raw_data) for t in tensors if t.data_location != onnx.TensorProto.EXTERNAL)
 
 
-def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: Collection[str]) -> Template:
-    """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external."""
+def make_template(
+    traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: Collection[str], fuses: bool = True
+) -> Template:
+    """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external.
+    Where it ``fuses``, an engine that keeps a cache has operators of ONNX Runtime's own."""
     model = traced.model
     with weights_as_inputs(model, parameters):
         _fold(model)  # fold constants first: the optimiser then sees fewer nodes
         optimize(model, _MAX_FOLDED_ELEMENTS)  # fold shape arithmetic, keep large constants
     linear_to_gemm(model, transposed_parameters(spec))  # linear layers as Gemm, whose slices are prefixes
     keeps_cache = _keeps_cache(model)
-    if keeps_cache:  # a step of one token costs as much by its nodes as by its products
+    if keeps_cache and fuses:  # a step of one token costs as much by its nodes as by its products
         fuse_norms(model)  # norms with the sums before them, and SiLU, as one node
         fuse_rotary(model)  # rotary positions as one node
     returned = _returned_values(model, traced.module_outputs)
@@ -137,11 +140,16 @@ def make_template(traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: 
 
 
 def traced_template(
-    model: UniversalModel, module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: int
+    model: UniversalModel,
+    module: torch.nn.Module,
+    interface: Interface,
+    bucket: Bucket,
+    opset: int,
+    fuses: bool = True,
 ) -> Template:
     """Traces ``module`` (the universal model's, one narrowed from it, or a segment) and makes a template of it."""
     traced = trace(module, interface, bucket, opset)
-    return make_template(traced, model.spec, bucket, model.stored_names())
+    return make_template(traced, model.spec, bucket, model.stored_names(), fuses)
 
 
 def save_template(template: Template, path: Path) -> None:

@@ -7,16 +7,24 @@ import onnx
 from ...errors import BuildError
 from .float_sums import float_sums
 from .operators import unsupported
+from .scatter_caches import scatter_caches
+
+# The release whose parser takes scatters into a cache, and attention.
+_OLDEST_WITH_CACHES = "10.15"
 
 
-def accepted(where: str, graph: bytes) -> bytes:
-    """``graph`` as every release of TensorRT from 10.3 on takes it: an equal function, in operators that it has.
+def accepted(where: str, graph: bytes, capacity: int | None = None) -> bytes:
+    """``graph`` as every release of TensorRT from 10.3 on takes it: an equal function, in operators that it has. One
+    that keeps a cache, of ``capacity`` tokens, is for releases from 10.15 on.
 
     Raises BuildError; see ``require_supported``.
     """
     model = onnx.ModelProto.FromString(graph)
-    changed = float_sums(model)
-    require_supported(where, model)
+    changed = float_sums(model) > 0
+    if capacity is not None:
+        scatter_caches(where, model, capacity)
+        changed = True
+    require_supported(where, model, _OLDEST_WITH_CACHES if capacity is not None else None)
     return model.SerializeToString(deterministic=True) if changed else graph
 
 

@@ -18,8 +18,9 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
     """What keeps the bundle from generating; nothing where it does not."""
     entry = manifest.generation
     for engine in manifest.engines:
-        if engine.cache_heads is not None:
-            yield f"engine {engine.id}: cache_heads, of an engine that keeps no cache"
+        if engine.cache_heads is not None or engine.capacity is not None:
+            what = "cache_heads" if engine.cache_heads is not None else "capacity"
+            yield f"engine {engine.id}: {what}, of an engine that keeps no cache"
     if entry is None:
         return
     if not entry.layers or len(entry.layers) > _MAX_LAYERS:
@@ -31,9 +32,10 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
             yield f"generation: layer {number} keeps more than {MAX_ELEMENTS} numbers at {entry.positions} positions"
     if (kept := sum(layer.heads * layer.size for layer in entry.layers)) > _MAX_KEPT:
         yield f"generation: all layers keep {kept} numbers of a token, more than {_MAX_KEPT}"
-    submodels = [engine.submodel for engine in entry.engines]
-    for submodel in {name for name in submodels if submodels.count(name) > 1}:
-        yield f"generation: submodel {submodel} has several engines; expected one"
+    places = [(engine.submodel, engine.capacity) for engine in entry.engines]
+    for submodel, capacity in {place for place in places if places.count(place) > 1}:
+        of_one_size = "" if capacity is None else f" at capacity {capacity}"
+        yield f"generation: submodel {submodel} has several engines{of_one_size}; expected one"
     for name, ids in (("end_ids", entry.end_ids), ("begin_id", [] if entry.begin_id is None else [entry.begin_id])):
         if any(not 0 <= number < entry.vocabulary for number in ids):
             yield f"generation: {name} {list(ids)[:80]}; expected numbers below the vocabulary of {entry.vocabulary}"
@@ -52,6 +54,13 @@ def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[st
         yield f"engine {engine.id}: bucket {engine.bucket}; expected one that begins with 1 row of 1 token"
     if engine.bucket.sequence > entry.positions:
         yield f"engine {engine.id}: {engine.bucket.sequence} new tokens, more than the {entry.positions} positions"
+    if (engine.capacity is None) != (engine.backend == "onnxruntime"):
+        yield f"engine {engine.id}: capacity {engine.capacity}; engines for tensorrt have one, others none"
+    if engine.capacity is not None and not engine.bucket.sequence <= engine.capacity <= entry.positions:
+        yield (
+            f"engine {engine.id}: capacity {engine.capacity}; expected {engine.bucket.sequence}, its new tokens, to "
+            f"{entry.positions}, the positions"
+        )
     if engine.routing:
         yield f"engine {engine.id}: has decisions, which engines that generate have not"
     if engine.weight_bytes is None:

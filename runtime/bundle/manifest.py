@@ -28,7 +28,8 @@ from .entries.tensor_spec import TensorSpec
 # 11 (2026-11): heads of caches that are fewer than the model's; reads 1 to 10.
 # 12 (2026-11): windows of layers of a cache, whose buffers slide; reads 1 to 11.
 # 13 (2026-11): engines whose inputs are also the tensors of a task; reads 1 to 12.
-SCHEMA_VERSION = 13
+# 14 (2026-11): capacities of engines whose caches have one size; reads 1 to 13.
+SCHEMA_VERSION = 14
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
@@ -266,7 +267,7 @@ class Manifest:
     def interface_of(self, engine: EngineEntry) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
         """Inputs and outputs of ``engine``."""
         if engine.segment == CACHED and self.generation is not None:
-            return self.generation.of(engine).interface
+            return self.generation.of(engine).interface_at(engine.capacity)
         return self.interface(engine.segment)
 
     def _completed(self, submodel_id: str) -> str:

@@ -27,7 +27,12 @@ def cache_sizes(layers: Sequence[CachedLayer], positions: int, longest_run: int)
 
 def sizes_of(entry: GenerationEntry | None) -> tuple[CacheSize, ...]:
     """Of a bundle; none where it does not generate."""
-    return () if entry is None else cache_sizes(entry.layers, entry.positions, entry.longest_run)
+    if entry is None:
+        return ()
+    capacities = sorted({engine.capacity for engine in entry.engines if engine.capacity is not None})
+    if capacities:  # where every layer has so many places
+        return tuple(CacheSize(tokens, cache_bytes(entry.layers, 1, tokens, tokens)) for tokens in capacities)
+    return cache_sizes(entry.layers, entry.positions, entry.longest_run)
 
 
 def cache_facts(sizes: Sequence[CacheSize]) -> list[tuple[str, str]]:

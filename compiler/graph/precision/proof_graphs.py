@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from ....profiles.precision import PRECISIONS, Precision
 from ....runtime.bundle.entries.engine_entry import EngineEntry
-from ....runtime.bundle.manifest import WEIGHTS_NAME
+from ....runtime.bundle.manifest import WEIGHTS_NAME, Manifest
 from ....runtime.bundle.open_bundle import Bundle
 from .emulation import emulated
 
@@ -34,8 +34,16 @@ def in_onnx_runtime(engine: EngineEntry) -> EngineEntry:
 
 def with_proof_graphs(bundle: Bundle, folder: Path) -> Bundle:
     """``bundle`` as this host runs it, with the proof graphs in ``folder``, whose hashes are not those it lists."""
-    engines = tuple(map(in_onnx_runtime, bundle.manifest.engines))
-    return Bundle(folder.absolute(), replace(bundle.manifest, engines=engines, files=()), bundle.build)
+    manifest = replace(_here(bundle.manifest), files=())
+    return Bundle(folder.absolute(), manifest, bundle.build)
+
+
+def _here(manifest: Manifest) -> Manifest:
+    """``manifest`` with its engines as this host runs them."""
+    generation = manifest.generation
+    if generation is not None:
+        generation = generation.with_engines(map(in_onnx_runtime, generation.every_engine))
+    return replace(manifest, engines=tuple(map(in_onnx_runtime, manifest.engines)), generation=generation)
 
 
 def link_shared_files(bundle: Bundle, folder: Path) -> None:
@@ -58,9 +66,7 @@ def proof_bundle_in(bundle: Bundle, folder: Path) -> Bundle:
     """A written ``bundle`` as this host runs it: its own files, or proof graphs in ``folder`` where any differs."""
     engines = {engine.file: engine for engine in bundle.manifest.engines}
     if not any(PRECISIONS[engine.precision].is_emulated for engine in engines.values()):
-        return replace(
-            bundle, manifest=replace(bundle.manifest, engines=tuple(map(in_onnx_runtime, bundle.manifest.engines)))
-        )
+        return replace(bundle, manifest=_here(bundle.manifest))
     link_shared_files(bundle, folder)
     for file, engine in engines.items():
         (folder / file).write_bytes(proof_graph(bundle.file(file).read_bytes(), engine.precision))

@@ -88,7 +88,8 @@ class EngineEntry:
     shows, such as the slots of an expert; ``variants`` say in which of several equal variants it computes what. Each of
     the three is None where there is nothing to say. ``precision`` is that of its products; which values it holds in
     others its graph says. ``cache_heads`` is how many heads each layer of its cache has, of an engine that keeps one
-    and whose submodel has fewer than the model.
+    and whose submodel has fewer than the model. ``capacity`` is how many tokens each row of its cache has room for, of
+    an engine whose cache has one size.
     """
 
     id: str
@@ -110,6 +111,7 @@ class EngineEntry:
     variants: Mapping[str, str] | None = field(default=None, metadata={"key": "forms"})
     precision: Precision = "fp32"
     cache_heads: tuple[int, ...] | None = None
+    capacity: int | None = field(default=None, metadata={"min": 2})
 
     def can_continue(self, other: EngineEntry) -> bool:
         """Whether the keys and values that ``other`` wrote have every head that this one reads."""

@@ -66,7 +66,8 @@ class EncoderEntry:
 @dataclass(frozen=True)
 class GenerationEntry:
     """The ``engines`` of a causal language model, or of a decoder behind an ``encoder``, that keep keys and values in a
-    cache of the caller's, one for each submodel. A submodel continues the cache of another that has as many heads in
+    cache of the caller's, one for each submodel; of those for TensorRT, whose caches have one size, one for each
+    capacity too. A submodel continues the cache of another that has as many heads in
     every layer, or more: it reads the first of them.
 
     An engine takes ``input_ids`` and ``position_ids`` (``[B, S]`` int64), the new tokens and their places in the text,
@@ -132,7 +133,12 @@ class GenerationEntry:
 
     @property
     def interface(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """Inputs and outputs of its engines, by position."""
+        """Inputs and outputs of engines whose caches are of any size, by position."""
+        return self.interface_at(None)
+
+    def interface_at(self, capacity: int | None) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Inputs and outputs of engines, by position; where they state a ``capacity``, every layer has so many
+        places."""
         tokens = ("batch", "sequence")
         inputs = [
             TensorSpec("input_ids", "int64", tokens, high=self.vocabulary),
@@ -145,7 +151,8 @@ class GenerationEntry:
         if self.encoder is not None:
             inputs += [TensorSpec("source_lengths", "int64", ("batch",)), *self._source("batch", SOURCE)]
         for number, layer in enumerate(self.layers):
-            dims = ("batch", layer.heads, CAPACITY if layer.window is None else WINDOW, layer.size)
+            places = capacity or (CAPACITY if layer.window is None else WINDOW)
+            dims = ("batch", layer.heads, places, layer.size)
             for kind in ("key", "value"):
                 inputs.append(TensorSpec(f"past_{kind}_{number}", "float32", dims))
                 outputs.append(TensorSpec(f"present_{kind}_{number}", "float32", dims))

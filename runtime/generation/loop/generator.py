@@ -179,6 +179,11 @@ class Generator:
             raise InputError(
                 f"bundle {self._bundle.path}: has no engines that generate; compile the language model with --generate"
             )
+        if any(engine.backend == "tensorrt" for engine in entry.engines):
+            raise InputError(
+                f"bundle {self._bundle.path}: its engines that keep a cache are graphs for TensorRT, which nothing "
+                "runs yet; compile for the profile of a processor to generate"
+            )
         if self._provider is not None:
             raise InputError(
                 f"generate: engines that keep a cache run on the processor, not with provider {self._provider.name}; "

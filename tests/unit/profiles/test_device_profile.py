@@ -112,6 +112,21 @@ def test_options_of_tensorrt() -> None:
         read_profile({**DATA, "backend": "tensorrt", "tensorrt": {"workspace_mb": 0}}, "here")
 
 
+def test_capacities_of_caches_of_one_size() -> None:
+    profile = read_profile({**DATA, "backend": "tensorrt", "capacities": [256, 1024]}, "here")
+    assert read_profile(profile_data(profile), "there") == profile
+    assert profile.capacities_for(4096) == (256, 1024)
+    assert profile.capacities_for(1000) == (256, 1000)
+    assert profile.capacities_for(100) == (100,)
+    assert read_profile({**DATA, "backend": "tensorrt"}, "here").capacities_for(4096) == (512, 2048)
+    assert read_profile(DATA, "here").capacities_for(4096) == (None,)
+    with pytest.raises(ProfileError, match=r"^here: capacities: only for backend tensorrt, this profile's is onnx"):
+        read_profile({**DATA, "capacities": [256]}, "here")
+    for wrong in ([], [1], [256, 256]):
+        with pytest.raises(ProfileError, match="here: capacities: expected numbers of tokens, each once and 2 or"):
+            read_profile({**DATA, "backend": "tensorrt", "capacities": wrong}, "here")
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [

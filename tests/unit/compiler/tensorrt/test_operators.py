@@ -150,3 +150,30 @@ def test_sums_that_may_not_be_exact_stay(body: str, signature: str) -> None:
     raw = graph.SerializeToString()
     assert float_sums(graph) == 0
     assert graph.SerializeToString() == raw
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("out = Attention <scale = 0.5> (q, k, v, seen)", None),
+        ("out = Attention <softcap = 2.0> (q, k, v, seen)", "Attention (node 'out'): softcap, which the parser passes"),
+        ("out, p, r = Attention (q, k, v, seen)", "Attention (node 'out'): 3 outputs; expected one"),
+        (
+            "out = Attention (q, k, v, seen, k, v)",
+            "Attention (node 'out'): keys and values of earlier tokens as inputs",
+        ),
+        ("a = TensorScatter <axis = 2> (k, q) out = Attention (q, a, v, seen)", None),
+        (
+            'a = TensorScatter <axis = 2, mode = "circular"> (k, q) out = Attention (q, a, v, seen)',
+            "TensorScatter (node 'a'): mode 'circular'; expected linear",
+        ),
+    ],
+)
+def test_attention_over_a_cache_is_of_the_kind_that_the_parser_reads(body: str, problem: str | None) -> None:
+    given = "float[1,2,3,8] q, float[1,2,9,8] k, float[1,2,9,8] v, bool[1,1,3,9] seen"
+    text = f'<ir_version: 10, opset_import: ["" : 24]> agraph ({given}) => (float[1,2,3,8] out) {{ {body} }}'
+    found = unsupported(onnx.parser.parse_model(text), "10.15")
+    if problem is None:
+        assert found == []
+    else:
+        assert any(line.startswith(problem) for line in found), found

@@ -65,6 +65,22 @@ REFUSED = {
     "end beyond": (replace(ENTRY, end_ids=(48,)), "end_ids [48]; expected numbers below the vocabulary of 48"),
     "begin beyond": (replace(ENTRY, begin_id=50), "begin_id [50]; expected numbers below the vocabulary of 48"),
     "no template": (replace(ENTRY, chat_template="other.jinja"), "file 'other.jinja' is not among the files"),
+    "capacity": (
+        replace(ENTRY, engines=(replace(ENGINE, capacity=40),)),
+        "capacity 40; engines for tensorrt have one, others none",
+    ),
+    "no capacity": (
+        replace(ENTRY, engines=(replace(ENGINE, backend="tensorrt"),)),
+        "capacity None; engines for tensorrt have one, others none",
+    ),
+    "small": (
+        replace(ENTRY, engines=(replace(ENGINE, backend="tensorrt", capacity=39),)),
+        "capacity 39; expected 40, its new tokens, to 40, the positions",
+    ),
+    "two of one size": (
+        replace(ENTRY, engines=(replace(ENGINE, backend="tensorrt", capacity=40),) * 2),
+        "submodel ffn8 has several engines at capacity 40; expected one",
+    ),
     "heads": (replace(ENTRY, engines=(replace(ENGINE, cache_heads=(3,)),)), "cache_heads [3]; expected 1 to [2]"),
     "layers of heads": (replace(ENTRY, engines=(replace(ENGINE, cache_heads=(1, 1)),)), "cache_heads [1, 1]; expected"),
     "huge": (replace(ENTRY, positions=2**30), "layer 0 keeps more than 2147483648 numbers"),

@@ -1,0 +1,158 @@
+"""Attention over a cache as TensorRT takes it, against the operator of ONNX Runtime that it replaces; both run here."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from nestforge.compiler.tensorrt.operators import unsupported
+from nestforge.compiler.tensorrt.scatter_caches import scatter_caches
+from nestforge.errors import BuildError
+from onnx import TensorProto, helper
+
+CAPACITY, SIZE = 24, 8
+Arrays = dict[str, np.ndarray]
+
+
+def attending(heads: int, shared: int, window: int = -1, cap: float = 0.0, bias: bool = False) -> onnx.ModelProto:
+    """Two layers: one that writes its keys and values, and one that reads the same with other queries."""
+    inputs = ["query", "key", "value", "past_key", "past_value", "last", "total"]
+    attributes = {"num_heads": heads, "kv_num_heads": shared, "scale": 0.3, "softcap": cap, "local_window_size": window}
+    given = [*inputs, "", "", "", "bias"] if bias else inputs
+    nodes = [
+        helper.make_node("Shape", ["query"], ["unread"]),
+        helper.make_node(
+            "GroupQueryAttention",
+            given,
+            ["out", "key_after", "value_after"],
+            "own",
+            domain="com.microsoft",
+            **attributes,
+        ),
+        helper.make_node("Slice", ["key", "zero", "zero", "one"], ["no_key"]),
+        helper.make_node("Slice", ["value", "zero", "zero", "one"], ["no_value"]),
+        helper.make_node(
+            "GroupQueryAttention",
+            ["other", "no_key", "no_value", "key_after", "value_after", "last", "total"],
+            ["read"],
+            "reading",
+            domain="com.microsoft",
+            **attributes,
+        ),
+    ]
+
+    def value(name: str, *dims: int | str, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, dtype, dims)
+
+    cache = ("batch", shared, "capacity", SIZE)
+    given_values = [
+        value("query", "batch", "sequence", heads * SIZE),
+        value("other", "batch", "sequence", heads * SIZE),
+        *(value(name, "batch", "sequence", shared * SIZE) for name in ("key", "value")),
+        *(value(name, *cache) for name in ("past_key", "past_value")),
+        value("last", "batch", dtype=TensorProto.INT32),
+        value("total", dtype=TensorProto.INT32),
+        *([value("bias", 1, heads, "sequence", "total")] if bias else []),
+    ]
+    returned = [value(name, "batch", "sequence", heads * SIZE) for name in ("out", "read")]
+    returned += [value(name, *cache) for name in ("key_after", "value_after")]
+    constants = [
+        helper.make_tensor(name, TensorProto.INT64, [1], [number]) for name, number in (("zero", 0), ("one", 1))
+    ]
+    graph = helper.make_graph(nodes, "attending", given_values, returned, constants)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, ir_version=10, opset_imports=opsets)
+
+
+def answers(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
+    """The caches bound to one buffer each, as a session has them."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    buffers = {
+        kind: onnxruntime.OrtValue.ortvalue_from_numpy(feeds[f"past_{kind}"].copy()) for kind in ("key", "value")
+    }
+    binding = session.io_binding()
+    for value in session.get_inputs():
+        kind = value.name.removeprefix("past_")
+        if kind in buffers and kind != value.name:
+            binding.bind_ortvalue_input(value.name, buffers[kind])
+        else:
+            binding.bind_cpu_input(value.name, feeds[value.name])
+    for kind, buffer in buffers.items():
+        binding.bind_ortvalue_output(f"{kind}_after", buffer)
+    for name in ("out", "read"):
+        binding.bind_output(name)
+    session.run_with_iobinding(binding)
+    names = [*(f"{kind}_after" for kind in buffers), "out", "read"]
+    returned = dict(zip(names, binding.get_outputs(), strict=True))
+    return {name: value.numpy().copy() for name, value in returned.items()}
+
+
+def feeds_for(heads: int, shared: int, tokens: int, before: list[int], seed: int) -> Arrays:
+    """``tokens`` new ones of each row behind so many ``before``; what lies behind them in the cache is hidden."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    rows, last = len(before), np.array(before, np.int32) + tokens - 1
+    return {
+        **{name: normal(rows, tokens, heads * SIZE) for name in ("query", "other")},
+        **{name: normal(rows, tokens, shared * SIZE) for name in ("key", "value")},
+        **{name: normal(rows, shared, CAPACITY, SIZE) for name in ("past_key", "past_value")},
+        "last": last,
+        "total": np.array(last.max() + 1, np.int32),
+    }
+
+
+@pytest.mark.parametrize(("heads", "shared"), [(4, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize(("window", "cap"), [(-1, 0.0), (5, 0.0), (-1, 0.7), (1, 0.7)])
+@pytest.mark.parametrize(("tokens", "before"), [(6, [0]), (5, [11]), (1, [23]), (1, [0, 7, 20])])
+def test_it_is_what_the_operator_computes(
+    heads: int, shared: int, window: int, cap: float, tokens: int, before: list[int]
+) -> None:
+    model = attending(heads, shared, window, cap)
+    feeds = feeds_for(heads, shared, tokens, before, seed=heads + tokens)
+    expected = answers(model, feeds)
+    scatter_caches("engine e", model, CAPACITY)
+    found = answers(model, feeds)
+    for name in ("key_after", "value_after"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    for name in ("out", "read"):
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-5)
+
+
+def test_the_parser_takes_it_from_the_release_on_that_has_caches() -> None:
+    model = attending(4, 2, window=5)
+    refused = unsupported(model, "10.15")
+    assert any("belongs to com.microsoft" in problem for problem in refused)
+    scatter_caches("engine e", model, CAPACITY)
+    onnx.checker.check_model(model)
+    assert unsupported(model, "10.15") == []
+    earlier = unsupported(model, "10.14")
+    assert any("TensorScatter" in line and "TensorRT 10.15 and later have it" in line for line in earlier)
+
+
+def test_every_cache_is_an_input_of_one_size_and_comes_back_by_a_scatter() -> None:
+    model = attending(4, 2)
+    scatter_caches("engine e", model, CAPACITY)
+    graph = model.graph
+    sizes = {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
+    makers = {name: node for node in graph.node for name in node.output}
+    for kind in ("key", "value"):
+        scatter = makers[f"{kind}_after"]
+        assert (scatter.op_type, scatter.input[0]) == ("TensorScatter", f"past_{kind}")
+        assert sizes[f"past_{kind}"][1:] == sizes[f"{kind}_after"][1:] == [2, CAPACITY, SIZE]
+    attentions = [node for node in graph.node if node.op_type == "Attention"]
+    assert [list(node.input[1:3]) for node in attentions] == [["key_after", "value_after"]] * 2
+    assert len({node.input[3] for node in attentions}) == 1, "one mask for all layers"
+    assert "unread" not in makers
+    assert not {"no_key", "no_value"} & makers.keys()
+
+
+def test_a_bias_by_distance_is_refused() -> None:
+    with pytest.raises(BuildError, match=r"^engine e: a bias by distance is as long as the text, which"):
+        scatter_caches("engine e", attending(4, 2, bias=True), CAPACITY)
