@@ -163,8 +163,6 @@ def _require_task_engines(source: ModelSource, profile: DeviceProfile) -> None:
         )
     if profile.precisions != ("fp32",):
         raise PlanError(f"task: engines with tasks are in fp32, asked for {', '.join(profile.precisions)}")
-    if source.generates:
-        raise PlanError("task: engines that keep a cache take no tasks; compile without --generate, or without --task")
     if source.exits is not None:
         raise PlanError(f"task: {source.name} has exits, and segments take no tasks; compile it without --task")
 

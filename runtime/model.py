@@ -33,6 +33,7 @@ from .exits.choice import OFF, AskedExits, ExitChoice, ExitChooser
 from .exits.drift import Drift
 from .generation.calls.session import Session
 from .generation.loop.generator import Generator
+from .graphs.task_tensors import TaskTensors
 from .in_flight import InFlight, LoadEstimate
 from .inputs.arrays import Array
 from .inputs.check_inputs import InputChecker
@@ -127,7 +128,9 @@ class ElasticModel:
         self.tasks = Tasks(bundle, residencies, dispatcher)
         self._pool = EnginePool(bundle, residencies, threads, provider, affinity, memory)
         # Called: ``model.generate("Once upon a time", max_tokens=64)``.
-        self.generate = Generator(bundle, self._opened_encoder, threads, residency, provider, affinity, memory)
+        self.generate = Generator(
+            bundle, self._opened_encoder, threads, residency, provider, affinity, memory, self._task_tensors
+        )
         self._exits = ExitChooser(bundle, manifest.exits, self._pool) if manifest.exits else None
         # With fewer threads than cores several runs proceed at full speed.
         self._in_flight = InFlight(max(1.0, probe_host().cores / threads))
@@ -240,9 +243,9 @@ class ElasticModel:
             counts += encoder.lengths(texts[start : start + _TEXTS_COUNTED_AT_ONCE], prompt)
         return counts
 
-    def session(self, rows: int = 1, capacity: int | None = None) -> Session:
+    def session(self, rows: int = 1, capacity: int | None = None, task: str | None = None) -> Session:
         """A cache that ``generate`` keeps between calls; see Generator.session."""
-        return self.generate.session(rows, capacity)
+        return self.generate.session(rows, capacity, task)
 
     def drift(self) -> Mapping[str, Drift]:
         """By calibrated policy, how the exits that answered since loading compare with the calibration's; of those
@@ -366,6 +369,9 @@ class ElasticModel:
 
     def _dispatcher_of(self, task: str | None) -> Dispatcher:
         return self._dispatcher if task is None else self.tasks.open(task).dispatcher
+
+    def _task_tensors(self, task: str) -> TaskTensors:
+        return self.tasks.open(task).tensors
 
     def _exit_choice(self, context: RequestContext, engine: EngineEntry) -> ExitChoice | None:
         """Which exits are open, or None for a model that has none. Raises SelectionError where they cannot be had."""

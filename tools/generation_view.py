@@ -63,7 +63,8 @@ def say_speed(generated: Generated, of_a_chat: bool = False) -> None:
             err=True,
         )
         for run in row.runs[:_RUNS_SHOWN]:
-            say(f"{before}{run.tokens} by {run.submodel}: {run.reason}", err=True)
+            of_task = f", task {generated.task}" if generated.task is not None else ""
+            say(f"{before}{run.tokens} by {run.submodel}{of_task}: {run.reason}", err=True)
         if more := row.runs[_RUNS_SHOWN:]:
             counted = Counter[str]()
             for run in more:
@@ -85,6 +86,7 @@ def say_endless(entry: GenerationEntry | None, stops: Collection[str]) -> None:
 def generated_data(generated: Generated) -> dict[str, Any]:
     """As JSON has it."""
     return {
+        "task": generated.task,
         "rows": [
             {
                 "text": row.text,

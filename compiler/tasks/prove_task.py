@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 from ...errors import ParityError
 from ...runtime.bundle.device_files.task_index import TaskReceipt
 from ...runtime.bundle.entries.engine_entry import EngineEntry
+from ...runtime.bundle.entries.generation_entry import CACHED
 from ...runtime.bundle.manifest import WEIGHTS_NAME
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Arrays
+from ..generation.verify_cached import JudgedEngine, judge_generating
 from ..parity.engine_verdict import judge_engine, receipt_of, tolerance_of
 from ..parity.evidence.reference import rule_of
 from ..parity.evidence.references import References
@@ -27,25 +31,37 @@ def prove_task(
 
     Raises ParityError for the first engine that breaks the rule of the gate.
     """
-    engines = [engine for engine in bundle.manifest.engines if engine.submodel in submodels]
     receipts = []
-    for engine in clock.each(engines):
-        verdict = judge_task(bundle, references, task, engine)
+    for judged in judge_task(bundle, references, task, submodels, clock):
+        engine, verdict = judged.engine, judged.verdict
         if verdict.broken is not None:
             limit = tolerance_of(engine, references.universal)
             raise ParityError(
                 f"task {task.name}, engine {engine.id}: {verdict.broken.describe()}; allowed "
                 f"{rule_of(limit, engine.routing)}"
             )
-        receipts.append(_receipt(bundle, references, engine, verdict))
+        receipts.append(_receipt(bundle, references, judged))
     return tuple(receipts)
 
 
-def judge_task(bundle: Bundle, references: References, task: TaskTensors, engine: EngineEntry) -> Verdict:
-    """One engine of ``bundle`` with the tensors of ``task``, on the cases of its bucket.
+def judge_task(
+    bundle: Bundle, references: References, task: TaskTensors, submodels: Collection[str], clock: Clock
+) -> Iterator[JudgedEngine]:
+    """Every engine of ``submodels``, those that keep a cache too, with the tensors of ``task``.
 
     Raises ParityError for routes that no model of these shapes can take.
     """
+    generation = bundle.manifest.generation
+    cached = generation.engines if generation is not None else ()
+    for engine in clock.each([one for one in (*bundle.manifest.engines, *cached) if one.submodel in submodels]):
+        if engine.segment == CACHED:
+            yield from judge_generating(bundle, references, engine, task)
+        else:
+            yield JudgedEngine(engine, _judged(bundle, references, task, engine), references.cases[engine.bucket])
+
+
+def _judged(bundle: Bundle, references: References, task: TaskTensors, engine: EngineEntry) -> Verdict:
+    """A whole engine on the cases of its bucket."""
     universal = references.universal
     cases, limit = references.cases[engine.bucket], tolerance_of(engine, universal)
     names = [spec.name for spec in bundle.manifest.outputs] + [entry.name for entry in engine.routing or ()]
@@ -60,12 +76,13 @@ def judge_task(bundle: Bundle, references: References, task: TaskTensors, engine
     return judge_engine(bundle.manifest, universal, engine, cases, expected, found)
 
 
-def _receipt(bundle: Bundle, references: References, engine: EngineEntry, verdict: Verdict) -> TaskReceipt:
+def _receipt(bundle: Bundle, references: References, judged: JudgedEngine) -> TaskReceipt:
+    engine = judged.engine
     limit = tolerance_of(engine, references.universal)
     receipt = receipt_of(
-        verdict,
+        judged.verdict,
         limit,
-        references.cases[engine.bucket],
+        judged.cases,
         reference=f"with the task's tensors, narrowed to {engine.submodel}, in float64",
         rule=rule_of(limit, engine.routing),
         graph_sha256=bundle.sha256(engine.file) or "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -25,20 +26,15 @@ def verify_tasks(
 ) -> tuple[EngineVerdict, ...]:
     """A verdict for every task on every engine that may answer for it; ``universal`` is in the bundle's order."""
     verdicts = []
-    for task in clock.each(read_tasks(bundle)):
+    for task in read_tasks(bundle):
         tensors = read_task_tensors(bundle, task)
         references = References(with_stored(universal, tensors), cases)
-        for engine in bundle.manifest.engines:
-            if engine.submodel not in task.submodels:
-                continue
-            name = f"{engine.id}, task {task.name}"
-            try:
-                verdict = judge_task(bundle, references, tensors, engine)
-            except ParityError as failure:
-                verdicts.append(EngineVerdict(name, (), str(failure)))
-            else:
-                problem = verdict.broken.describe() if verdict.broken is not None else None
-                verdicts.append(EngineVerdict(name, verdict.outputs, problem, verdict.routes))
+        try:
+            for judged in judge_task(bundle, references, tensors, task.submodels, clock):
+                verdict = EngineVerdict.of(judged.engine, judged.verdict)
+                verdicts.append(replace(verdict, engine=f"{verdict.engine}, task {task.name}"))
+        except ParityError as failure:
+            verdicts.append(EngineVerdict(f"task {task.name}", (), str(failure)))
     return tuple(verdicts)
 
 

@@ -21,7 +21,7 @@ from ..generation_view import (
     say_speed,
     stream_text,
 )
-from ..options import bundle_argument, json_option
+from ..options import bundle_argument, json_option, task_option
 
 EXAMPLES = """\b
 Examples:
@@ -85,6 +85,7 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
     help="How engines hold weights: packed, a copy for each submodel that writes, or shared by all, which takes less "
     "memory and more time a token. Default: packed.",
 )
+@task_option
 @click.option("--logprobs", type=click.IntRange(min=0), metavar="N", help="Log-probabilities, with the N most likely.")
 @json_option
 def command(
@@ -110,6 +111,7 @@ def command(
     capacity: int | None,
     threads: int | None,
     residency: Residency | Literal["auto"],
+    task: str | None,
     logprobs: int | None,
     as_json: bool,
 ) -> None:
@@ -142,12 +144,13 @@ def command(
         "deadline_ms": deadline_ms,
         "draft": draft,
         "drafted": drafted,
+        "task": task,
     }
     with load(bundle, residency=residency, threads=threads) as model:
         say_endless(model.bundle.manifest.generation, stops)
         if chat:
             model.generate.require_chats()
-            with model.session(capacity=capacity) as session:
+            with model.session(capacity=capacity, task=task) as session:
                 converse(lambda turns: model.generate(messages=turns, session=session, stream=True, **options))
             return
         asked = _asked(prompts, prompt_file, messages)

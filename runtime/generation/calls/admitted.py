@@ -17,6 +17,7 @@ from ...engines.memory import MemoryCap
 from ...engines.needs import residencies_for
 from ...engines.pool import EnginePool
 from ...engines.runner import Runner
+from ...graphs.task_tensors import TaskTensors
 
 
 class AdmittedEngines:
@@ -65,6 +66,10 @@ class AdmittedEngines:
         """The open runner of an admitted engine. Raises BundleError, or SelectionError where the cap does not allow
         it."""
         return self._pool.get(engine)
+
+    def of_task(self, task: TaskTensors | None) -> Callable[[EngineEntry], Runner]:
+        """What ``get`` gives, with the tensors of ``task``."""
+        return self._pool.get if task is None else partial(self._pool.of_task, task=task)
 
     def is_open(self, engine: EngineEntry) -> bool:
         """Whether a call has opened it."""

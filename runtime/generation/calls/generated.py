@@ -74,10 +74,12 @@ class GeneratedRow:
 
 @dataclass(frozen=True)
 class Generated:
-    """The rows of one call, in its order. ``tokens_per_second`` is of all rows together, after their prompts."""
+    """The rows of one call, in its order. ``tokens_per_second`` is of all rows together, after their prompts. ``task``
+    wrote them, None for the base."""
 
     rows: tuple[GeneratedRow, ...]
     tokens_per_second: float | None
+    task: str | None = None
 
     @property
     def text(self) -> str | None:

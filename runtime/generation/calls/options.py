@@ -33,8 +33,8 @@ class Options:
     submodel, by id or label, or "n-gram", the text itself where it repeats what it had; or "auto", in every run what
     is expected to write fastest, none where nothing is faster than steps. The text is the same as without, and where
     tokens are drawn their distribution is. ``drafted``: so many a run, by default 4; with "auto" the most, by default
-    8. Not with limits, by which it changes who writes.
-    Raises InputError, SelectionError.
+    8. Not with limits, by which it changes who writes. ``task``: the one whose tensors all of them have, by default
+    the base's. Raises InputError, SelectionError.
     """
 
     max_tokens: int | None = None
@@ -54,6 +54,7 @@ class Options:
     capacity: int | None = None
     draft: str | None = None
     drafted: int | None = None
+    task: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("max_tokens", 1), ("logprobs", 0), ("capacity", 2), ("drafted", 1)):
@@ -62,7 +63,7 @@ class Options:
                 object.__setattr__(self, name, whole_number(name, value, least))
         if self.logprobs is not None and self.logprobs > _MOST_LOGPROBS:
             raise InputError(f"logprobs: expected at most {_MOST_LOGPROBS}, got {self.logprobs}")
-        for name in ("budget", "submodel", "draft"):
+        for name in ("budget", "submodel", "draft", "task"):
             if not isinstance(getattr(self, name), str | None):
                 raise SelectionError(f"{name}: expected a name, got {getattr(self, name)!r:.80}")
         limits = ("memory_mb", "tokens_per_second", "deadline_ms")

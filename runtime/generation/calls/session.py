@@ -45,11 +45,12 @@ class Session:
         capacity: int,
         given_back: Callable[[], None],
         prompt_tokens: int = 0,
+        task: str | None = None,
     ) -> None:
-        """``opened`` gives the open runner of an engine; ``rows`` and ``capacity`` are what its engines take. Behind an
-        encoder there is room for prompts of ``prompt_tokens``.
+        """``opened`` gives the open runner of an engine, with the tensors of ``task`` or of the base; ``rows`` and
+        ``capacity`` are what its engines take. Behind an encoder there is room for prompts of ``prompt_tokens``.
         ``given_back`` is called once the session is closed, or collected."""
-        self._entry, self._opened = entry, opened
+        self._entry, self._opened, self.task = entry, opened, task
         source = Source.empty(entry, rows, prompt_tokens) if prompt_tokens else None
         self._whole = self._cache = Cache.empty(entry.layers, rows, capacity, source, entry.longest_run)
         self._written = Written(rows, capacity)

@@ -119,7 +119,7 @@ class _Loop:
     def result(self) -> Generated:
         """The rows as far as they have come."""
         rate = 1e3 * self._stepped / self._step_ms if self._step_ms else None
-        return Generated(tuple(row.result() for row in self._rows), rate)
+        return Generated(tuple(row.result() for row in self._rows), rate, self._session.task)
 
     def hold(self) -> None:
         """Says to the session which thread continues."""

@@ -16,6 +16,7 @@ from ...bundle.open_bundle import Bundle
 from ...engines.contract.residency import Residency
 from ...engines.memory import MemoryCap
 from ...engines.onnxruntime_gpu.provider import Provider
+from ...graphs.task_tensors import TaskTensors
 from ...inputs.text import TextEncoder
 from ..calls.admitted import AdmittedEngines, longer_prompt_bytes
 from ..calls.asked_rows import AskedRows, asked_rows, require_positions
@@ -51,8 +52,10 @@ class Generator:
         provider: Provider | None = None,
         affinity: Sequence[int] = (),
         memory: MemoryCap | None = None,
+        task: Callable[[str], TaskTensors] | None = None,
     ) -> None:
-        """``encoder`` gives the bundle's; ``memory`` also counts what else is open."""
+        """``encoder`` gives the bundle's, ``task`` the tensors of one; ``memory`` also counts what else is open."""
+        self._task = task
         self._bundle, self._encoder, self._threads, self._residency = bundle, encoder, threads, residency
         self._provider = provider
         self._engines = AdmittedEngines(bundle, threads, residency, affinity, memory)
@@ -105,6 +108,11 @@ class Generator:
         asked, entry = Options.of(options), self._entry()
         if session is not None and not session.is_of(entry):
             raise InputError("session: of another model; open one with the session() of this model")
+        if session is not None and session.task != asked.task:
+            raise InputError(
+                f"session: its keys are those of {_named(session.task)}, asked for {_named(asked.task)}; open one for "
+                "each"
+            )
         rows = asked_rows(self._prompts(entry), entry, asked, session, prompt, messages)
         with ExitStack() as own:  # gives back what this call took, should it fail
             own.enter_context(self._engines.in_use())
@@ -125,9 +133,10 @@ class Generator:
             ended.push(own.pop_all())
         return generation if stream else generation.finish()
 
-    def session(self, rows: int = 1, capacity: int | None = None) -> Session:
+    def session(self, rows: int = 1, capacity: int | None = None, task: str | None = None) -> Session:
         """A cache of ``rows`` rows, with room for ``capacity`` tokens in each, by default 2048 or as many as the model
-        takes. Raises InputError, or SelectionError where the memory cap does not allow it."""
+        takes, for generations of ``task``, or of the base. Raises InputError, or SelectionError where the memory cap
+        does not allow it."""
         entry = self._entry()
         if entry.encoder is not None:
             raise InputError(
@@ -139,7 +148,7 @@ class Generator:
         size = _cache_bytes(entry, count, given)
         with self._engines.in_use():
             self._engines.admit(entry, size)
-            return self._session(entry, size, count, given)
+            return self._session(entry, size, count, given, task=task)
 
     @property
     def open_submodels(self) -> tuple[str, ...]:
@@ -219,22 +228,36 @@ class Generator:
             admitted = self._engines.admit(entry, size + uncounted)
         own.enter_context(self._engines.longer_prompt(uncounted, rows.prompt_tokens))
         if session is None:
-            session = self._session(entry, size, len(rows.each), rows.capacity, rows.prompt_tokens)
+            session = self._session(entry, size, len(rows.each), rows.capacity, rows.prompt_tokens, asked.task)
             own.enter_context(session)
         return _Room(session, admitted, session.bytes + prompt_bytes, may_draft)
 
-    def _session(self, entry: GenerationEntry, size: int, count: int, given: int, prompt_tokens: int = 0) -> Session:
+    def _session(
+        self,
+        entry: GenerationEntry,
+        size: int,
+        count: int,
+        given: int,
+        prompt_tokens: int = 0,
+        task: str | None = None,
+    ) -> Session:
         """A cache of ``size`` bytes; ``count`` rows have a capacity of ``given`` tokens, behind prompts of up to
         ``prompt_tokens`` that an encoder reads. Raises as ``session``."""
+        opened = self._engines.of_task(None if task is None else self._tensors(task))
         give = self._engines.take(size, "a cache", "ask for fewer rows, a smaller capacity or fewer tokens")
         try:
-            return Session(entry, self._engines.get, count, given, give, prompt_tokens)
+            return Session(entry, opened, count, given, give, prompt_tokens, task)
         except MemoryError as failure:
             give()
             raise SelectionError(
                 f"a cache of {size / 1e6:.1f} MB: this host has no memory for it; ask for fewer rows or a smaller "
                 "capacity"
             ) from failure
+
+    def _tensors(self, task: str) -> TaskTensors:
+        if self._task is None:
+            raise SelectionError(f"no task {task!r:.80} in bundle {self._bundle.path}")
+        return self._task(task)
 
     def _start_from_calibration(self, entry: GenerationEntry) -> None:
         """What this host found of drafts counts, once. Raises BundleError where it cannot be read."""
@@ -261,6 +284,10 @@ class _Room(NamedTuple):
     admitted: Set[str]
     bytes: int
     may_draft: bool
+
+
+def _named(task: str | None) -> str:
+    return "the base" if task is None else f"task {task}"
 
 
 def _cache_bytes(entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int = 0) -> int:
