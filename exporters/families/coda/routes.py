@@ -10,7 +10,7 @@ from ....elastic import Bucket, Submodel
 from ....runtime.bundle.entries.engine_entry import RoutingEntry
 from ...routing import Replay, Routing
 from .architecture.config import ROUTES, CodaConfig
-from .architecture.selection import capacity, reduction_of, token_bucket
+from .architecture.selection import capacities, reduction_of, token_bucket
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -24,23 +24,24 @@ class TokenRoutes(Routing):
 
     def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
         """Of every row the tokens by falling rank; none where nothing is compared."""
-        count = capacity(self.config, submodel, bucket)
-        if count is None or not self.config.has_scores:
+        if not self.config.has_scores:
             return ()
-        return tuple(RoutingEntry(f"{ROUTES}{layer}", (bucket.batch, count)) for layer in self.config.conditional)
+        counts = capacities(self.config, submodel, bucket)
+        return tuple(RoutingEntry(f"{ROUTES}{layer}", (bucket.batch, count)) for layer, count in counts.items())
 
     def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
-        config, count = self.config, capacity(self.config, submodel, bucket)
+        config, counts = self.config, capacities(self.config, submodel, bucket)
         tokens = token_bucket(config, bucket).sequence
+        selected = {*counts.values()} or {tokens}
         stated: dict[str, int | str] = {
             "reduction": reduction_of(config, submodel),
             "tokens per row": tokens,
-            "tokens selected": tokens if count is None else count,
-            "router": "none" if count is None else config.router,
+            "tokens selected": max(selected) if len(selected) == 1 else ", ".join(map(str, counts.values())),
+            "router": config.router if counts else "none",
             "keys and values of": config.keys_of,
             "padding is routed": "yes" if config.route_padding else "no",
         }
-        if count is not None and config.soft_top_k is not None:
+        if counts and config.soft_top_k is not None:
             schedule = config.soft_top_k
             stated["soft top-k"] = (
                 f"{schedule.rounds} rounds from epsilon {schedule.epsilon_start:g} by {schedule.epsilon_decay:g} to "

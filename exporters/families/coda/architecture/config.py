@@ -9,6 +9,7 @@ from typing import Literal
 from ....checkpoints.elastic_config import MOST_LAYERS, granularity_problem
 from ....checkpoints.own_config import OwnConfig
 from .inputs import IDS, MASK, PIXELS, TYPE_IDS, ImageInput
+from .stated_tokens import StatedTokens, stated_tokens_problem
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 AdapterKind = Literal["parallel", "sequential", "lora"]
@@ -82,7 +83,8 @@ class CodaConfig(OwnConfig):
     router. ``selected_by``: tokens are ranked by their raw scores or by their gates, which differ where gates saturate.
     ``route_padding``: padding takes part in the routing, as a token.
     ``reduction`` is the trained r, ``reductions`` those that the model is offered at; ``reduction_of_one`` says whether
-    at r = 1 the router still gates every token, or every token passes whole.
+    at r = 1 the router still gates every token, or every token passes whole. ``tokens_selected`` are other k than
+    ``ceil(n / r)`` (stated_tokens.py).
     ``num_key_value_heads`` are fewer than the heads in grouped attention, 1 in multi-query attention. ``bias`` gives
     every linear layer outside the adapters one. ``nested`` says that every prefix of the FFN was trained as a model,
     ``granularities`` at which levels. Without ``num_labels`` the model answers with its last states, else with logits
@@ -114,6 +116,7 @@ class CodaConfig(OwnConfig):
     route_padding: bool = False
     reduction_of_one: Literal["routed", "dense"] = "routed"
     reductions: tuple[int, ...] | None = None
+    tokens_selected: StatedTokens | None = field(default=None, hash=False)
     conditional_layers: tuple[int, ...] | None = None
     adapter_bias: bool = True
     adapter_scale: float = 1.0
@@ -269,6 +272,10 @@ class CodaConfig(OwnConfig):
                 f"reduction_of_one: dense says what r = 1 is, which reductions {_shown(self.offered)} lack; add 1 to "
                 "reductions, or leave reduction_of_one out"
             )
+        if self.tokens_selected is not None:
+            found = stated_tokens_problem(self.tokens_selected, self.offered, len(self.conditional), most)
+            if found:
+                return f"tokens_selected: {found}"
         if self.reductions is None:
             return None
         if list(self.reductions) != sorted(set(self.reductions), reverse=True) or not self.reductions:

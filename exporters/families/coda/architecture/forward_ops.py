@@ -8,14 +8,14 @@ from __future__ import annotations
 from .....elastic import Bucket, Submodel
 from .....workload import Op, elementwise, linear, lookup
 from .config import CodaConfig
-from .selection import capacity, token_bucket
+from .selection import capacities, token_bucket
 
 _FLOAT32_BYTES = 4
 
 
 def forward_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
     """One pass of ``CodaEncoder``. Raises PlanError for a reduction above the tokens of a row."""
-    count, bucket = capacity(config, submodel, bucket), token_bucket(config, bucket)
+    counts, bucket = capacities(config, submodel, bucket), token_bucket(config, bucket)
     d, t, n = config.hidden_size, bucket.tokens, bucket.sequence
     ops = _embedding_ops(config, bucket)
     if config.position == "learned":
@@ -33,10 +33,10 @@ def forward_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> list[
                 linear(f"{at}.adapter.up", t, config.adapter_size, d, config.adapter_bias),
                 elementwise(f"{at}.adapter.residual", t * d, passes=3),
             ]
-        if count is not None and layer in config.conditional:
-            asking = count
+        if layer in counts:
+            asking = counts[layer]
             ops += _router_ops(config, f"{at}.router", bucket)
-            ops.append(elementwise(f"{at}.gates", bucket.batch * count * d, passes=2))
+            ops.append(elementwise(f"{at}.gates", bucket.batch * asking * d, passes=2))
         reads = asking if config.keys_of == "selected" else n
         ops += _attention_ops(config, f"{at}.attention", bucket.batch, asking, reads)
         ops += _ffn_ops(config, at, bucket.batch * asking, submodel[f"{at}.ffn"])

@@ -5,13 +5,7 @@ from __future__ import annotations
 from .....elastic import Bucket, Submodel
 from .....errors import PlanError
 from .config import REDUCTION, CodaConfig
-
-
-def selected_tokens(tokens: int, reduction: int) -> int:
-    """``ceil(tokens / reduction)``, exactly. Raises PlanError for a reduction below 1 or above ``tokens``."""
-    if not 1 <= reduction <= tokens:
-        raise PlanError(f"{REDUCTION} {reduction}: expected 1 to {tokens}, the tokens of a row")
-    return -(-tokens // reduction)
+from .stated_tokens import tokens_of_layers
 
 
 def reduction_of(config: CodaConfig, submodel: Submodel) -> int:
@@ -30,16 +24,23 @@ def token_bucket(config: CodaConfig, bucket: Bucket) -> Bucket:
     return bucket if config.image is None else Bucket(bucket.batch, config.image.tokens)
 
 
-def capacity(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> int | None:
-    """The tokens of each row that a conditional layer of ``submodel`` computes at ``bucket``, or None where all pass.
+def layer_tokens(config: CodaConfig, tokens: int, reduction: int) -> dict[int, int]:
+    """By conditional layer how many of the ``tokens`` of a row it computes; empty where all pass without a gate.
 
-    Raises PlanError for a reduction above the tokens of a row.
+    Raises PlanError for a reduction below 1 or above ``tokens``.
     """
-    reduction = reduction_of(config, submodel)
     if not selects(config, reduction):
-        return None
+        return {}
+    if not 1 <= reduction <= tokens:
+        raise PlanError(f"{REDUCTION} {reduction}: expected 1 to {tokens}, the tokens of a row")
+    layers = config.conditional
+    return dict(zip(layers, tokens_of_layers(config.tokens_selected, tokens, reduction, len(layers)), strict=True))
+
+
+def capacities(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> dict[int, int]:
+    """``layer_tokens`` of ``submodel`` at ``bucket``. Raises PlanError for a reduction above the tokens of a row."""
     try:
-        return selected_tokens(token_bucket(config, bucket).sequence, reduction)
+        return layer_tokens(config, token_bucket(config, bucket).sequence, reduction_of(config, submodel))
     except PlanError as failure:
         raise PlanError(
             f"bucket {bucket.label}: {failure}; ask for a longer bucket, or leave that level out "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from .....elastic import Bucket, Submodel
 from .....workload import Op, added_rows, lookup, one_hot_product
 from .config import CodaConfig
-from .selection import capacity, token_bucket
+from .selection import capacities, token_bucket
 
 DISPATCH, COMBINE = "coda.dispatch", "coda.combine"
 
@@ -20,23 +20,26 @@ def variant_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> dict[
 
     Raises PlanError for a reduction above the tokens of a row.
     """
-    count = capacity(config, submodel, bucket)
-    if count is None:
+    counts, bucket = capacities(config, submodel, bucket), token_bucket(config, bucket)
+    if not counts:
         return {}
-    d, rows, bucket = config.hidden_size, bucket.batch * count, token_bucket(config, bucket)
+    d = config.hidden_size
     reads = ("normed", "raw") if config.reads_raw else ("normed",)
-    at = [f"layers.{layer}" for layer in config.conditional]
+    at = {f"layers.{layer}": bucket.batch * count for layer, count in counts.items()}
 
-    def product(name: str) -> list[Op]:
+    read = [(f"{layer}.dispatch.{what}", rows) for layer, rows in at.items() for what in reads]
+    written = [(f"{layer}.combine", rows) for layer, rows in at.items()]
+
+    def product(name: str, rows: int) -> list[Op]:
         return one_hot_product(name, rows, bucket.sequence, bucket.batch, d)
 
     return {
         DISPATCH: {
-            "gather": [lookup(f"{layer}.dispatch.{what}", rows * d) for layer in at for what in reads],
-            "one_hot": [op for layer in at for what in reads for op in product(f"{layer}.dispatch.{what}")],
+            "gather": [lookup(name, rows * d) for name, rows in read],
+            "one_hot": [op for name, rows in read for op in product(name, rows)],
         },
         COMBINE: {
-            "scatter": [op for layer in at for op in added_rows(f"{layer}.combine", rows * d, bucket.tokens * d)],
-            "one_hot": [op for layer in at for op in product(f"{layer}.combine")],
+            "scatter": [op for name, rows in written for op in added_rows(name, rows * d, bucket.tokens * d)],
+            "one_hot": [op for name, rows in written for op in product(name, rows)],
         },
     }

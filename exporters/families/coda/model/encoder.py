@@ -11,7 +11,7 @@ import torch
 
 from ..architecture.config import CodaConfig
 from ..architecture.inputs import MASK
-from ..architecture.selection import selected_tokens, selects
+from ..architecture.selection import layer_tokens
 from .embeddings import make_embeddings
 from .layer import Layer
 from .norms import make_norm
@@ -59,17 +59,17 @@ class CodaEncoder(torch.nn.Module):
         bias = None if self.relative_bias is None else self.relative_bias(length)
         turned = self.config.head_size if self.config.position == "rotary" else None
         places = Places.of(mask, hidden, bias, turned)
-        count = self.count(length)
+        counts = self.counts(length)
         found: dict[int, Selection] = {}
         for number, layer in enumerate(self.layers):
-            hidden, selection = layer(hidden, places, count, (given or {}).get(number))
+            hidden, selection = layer(hidden, places, counts.get(number), (given or {}).get(number))
             if selection is not None:
                 found[number] = selection
         return self._answer(hidden if self.norm is None else self.norm(hidden), places.is_token), found
 
-    def count(self, tokens: int) -> int | None:
-        """How many of ``tokens`` a conditional layer computes, None where all pass without a gate."""
-        return selected_tokens(tokens, self.reduction) if selects(self.config, self.reduction) else None
+    def counts(self, tokens: int) -> dict[int, int]:
+        """By conditional layer how many of ``tokens`` it computes; empty where all pass without a gate."""
+        return layer_tokens(self.config, tokens, self.reduction)
 
     def _answer(self, hidden: torch.Tensor, is_token: torch.Tensor | None) -> torch.Tensor:
         if self.classifier is None:

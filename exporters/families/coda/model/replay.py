@@ -27,9 +27,9 @@ def replay(model: CodaEncoder, inputs: Sequence[torch.Tensor], given: Mapping[st
         raise ParityError(f"routes {', '.join(sorted(given)) or 'none'}: expected {', '.join(names.values())}")
     image = model.config.image
     rows, tokens = inputs[0].shape[0], inputs[0].shape[1] if image is None else image.tokens
-    count = model.count(tokens) or 0
-    for name in names.values():
-        shape = (rows, count)
+    counts = model.counts(tokens)
+    for layer, name in names.items():
+        shape = (rows, counts.get(layer, 0))
         if problem := indices_problem(given[name], shape, 0, tokens - 1) or repeated_token(given[name], _row):
             raise ParityError(f"{name}: {problem}")
     output, found = model.routed(*inputs, given={layer: given[name] for layer, name in names.items()})

@@ -137,6 +137,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "rotary, sequential adapter, multi-query, sigmoid, one dense layer, classes": {
         "position": "rotary",
+        "tokens_selected": {"8": {"4": 3}},
         "adapter": "sequential",
         "num_key_value_heads": 1,
         "router": "sigmoid",
@@ -162,6 +163,8 @@ def test_the_other_kinds(tmp_path: Path, settings: dict[str, Any]) -> None:
     for engine in open_bundle(path).manifest.engines:
         assert (engine.emitted, engine.slice_problem) == ("sliced", None)
         assert engine.parity is not None
+        if engine.submodel.endswith("reduction4"):
+            assert (engine.metadata or {})["tokens selected"] == (3 if "tokens_selected" in settings else 2)
 
 
 def test_ranges_and_short_buckets_stop_before_any_work(tmp_path: Path) -> None:

@@ -78,3 +78,12 @@ def test_low_rank_terms_are_of_what_attention_reads() -> None:
     assert (found["value.low_rank.down"], found["value.low_rank.up"]) == (2 * 8 * 32 * 8, 2 * 8 * 8 * 16)
     parallel, sequential = (forward_ops(coda_config(adapter=kind), submodel, Bucket(2, 8)) for kind in PARALLEL)
     assert parallel == sequential
+
+
+def test_layers_that_select_other_numbers_cost_other_numbers() -> None:
+    config = coda_config(tokens_selected={"8": {"4": (6, 1)}})
+    submodel = elastic_spec(config).submodel({"coda.reduction": 4})
+    ops = {op.name: macs([op]) for op in forward_ops(config, submodel, Bucket(2, 8))}
+    assert ops["layers.0.ffn.up"] == 6 * ops["layers.1.ffn.up"]
+    offered = variant_ops(config, submodel, Bucket(2, 8))["coda.combine"]["one_hot"]
+    assert macs(offered) == 2 * 8 * 32 * (6 + 1)

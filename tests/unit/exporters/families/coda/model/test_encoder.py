@@ -68,7 +68,7 @@ def test_k_follows_the_padded_length() -> None:
     short = model(ids, mask)
     padded = [torch.nn.functional.pad(tensor, (0, 12)) for tensor in (ids, mask)]
     long, found = model.routed(*padded)
-    assert (model.count(12), model.count(24)) == (6, 12)
+    assert (model.counts(12), model.counts(24)) == ({0: 6, 1: 6}, {0: 12, 1: 12})
     assert {tuple(selection.chosen.shape) for selection in found.values()} == {(1, 12)}
     assert float((long[:, :12] - short).abs().max()) > 1e-3
 
@@ -76,7 +76,7 @@ def test_k_follows_the_padded_length() -> None:
 def test_every_token_passes_at_one_where_the_checkpoint_says_so() -> None:
     routed, dense = model_of(1), model_of(1, reduction_of_one="dense")
     ids, mask = inputs()
-    assert (routed.count(12), dense.count(12)) == (12, None)
+    assert (routed.counts(12), dense.counts(12)) == ({0: 12, 1: 12}, {})
     assert routed.routed(ids, mask)[1].keys() == {0, 1}
     assert dense.routed(ids, mask)[1] == {}
     assert float((routed(ids, mask) - dense(ids, mask)).abs().max()) > 1e-3, "gates below 1"
