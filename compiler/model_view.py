@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from ..elastic import Axis
 from ..exporters.source import ModelSource
+from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import Precision
-from ..runtime.summary.cache_sizes import CacheSize, cache_sizes
+from ..runtime.summary.cache_sizes import CacheSize, cache_sizes, sizes_at
 from ..workload import macs
 from .planning.variants import VariantView, variant_views, variant_workload
 from .request import CompileRequest, resolve
@@ -55,11 +56,14 @@ class ModelView:
     cache: tuple[CacheSize, ...] = ()
 
 
-def cache_of(source: ModelSource) -> tuple[CacheSize, ...]:
-    """What keys and values of a row of ``source`` take, compiled to generate; nothing where it cannot be."""
+def cache_of(source: ModelSource, device: DeviceProfile) -> tuple[CacheSize, ...]:
+    """What keys and values of a row of ``source`` take, compiled for ``device`` to generate; nothing where it cannot
+    be."""
     form = source.architecture.cached
     if form is None or form.problem is not None:
         return ()
+    if static := [tokens for tokens in device.capacities_for(form.positions) if tokens is not None]:
+        return sizes_at(form.layers, static)
     return cache_sizes(form.layers, form.positions, form.bucket.sequence)
 
 
@@ -100,5 +104,5 @@ def view_model(request: CompileRequest) -> ModelView:
         axes=spec.axes,
         levels=tuple(views),
         variants=variant_views(source, [level.submodel for level in steps], device),
-        cache=cache_of(source),
+        cache=cache_of(source, device),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..bundle.entries.generation_entry import CachedLayer, GenerationEntry, cache_bytes
@@ -25,13 +25,17 @@ def cache_sizes(layers: Sequence[CachedLayer], positions: int, longest_run: int)
     return tuple(CacheSize(tokens, cache_bytes(layers, 1, tokens, longest_run)) for tokens in capacities)
 
 
+def sizes_at(layers: Sequence[CachedLayer], capacities: Iterable[int]) -> tuple[CacheSize, ...]:
+    """At capacities that are static, where every layer has so many places."""
+    return tuple(CacheSize(tokens, cache_bytes(layers, 1, tokens, tokens)) for tokens in sorted(set(capacities)))
+
+
 def sizes_of(entry: GenerationEntry | None) -> tuple[CacheSize, ...]:
     """Of a bundle; none where it does not generate."""
     if entry is None:
         return ()
-    capacities = sorted({engine.capacity for engine in entry.engines if engine.capacity is not None})
-    if capacities:  # where every layer has so many places
-        return tuple(CacheSize(tokens, cache_bytes(entry.layers, 1, tokens, tokens)) for tokens in capacities)
+    if capacities := [engine.capacity for engine in entry.engines if engine.capacity is not None]:
+        return sizes_at(entry.layers, capacities)
     return cache_sizes(entry.layers, entry.positions, entry.longest_run)
 
 

@@ -99,7 +99,7 @@ def command(
         )
     source, device, made = resolved.source, resolved.profile, resolved.plan()
     variants_got = variant_views(source, [source.spec.parse(candidate.id) for candidate in made.candidates], device)
-    cache = cache_of(source)
+    cache = cache_of(source, device)
     if as_json:
         print_json({**unstructure(made), "forms": unstructure(variants_got), "cache": unstructure(cache)})
     else:

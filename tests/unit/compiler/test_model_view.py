@@ -6,7 +6,9 @@ from nestforge.compiler.model_view import view_model
 from nestforge.compiler.request import CompileRequest, plan
 from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
+from nestforge.runtime.summary.cache_sizes import CacheSize
 from nestforge.workload import macs
+from support.gated_decoders import save_decoder
 from support.tiny_compile import board
 
 
@@ -25,3 +27,17 @@ def test_levels_are_those_that_a_plan_counts(tiny_folder: Path) -> None:
         assert level.macs == {"b2-s8": macs(source.workload(submodel, Bucket(2, 8)))}
     assert (view.kind, view.folder, view.profile, view.variants) == ("model", str(tiny_folder), "board", ())
     assert (view.axes, view.width_multiple, view.precisions) == (source.spec.axes, 8, ("fp32",))
+
+
+def test_the_bytes_of_a_cache_are_those_that_its_engines_take(tmp_path: Path, tiny_folder: Path) -> None:
+    sizes = {"head_dim": 8, "max_position_embeddings": 4096, "sliding_window": 512}
+    folder, token = save_decoder(tmp_path / "m", "gemma2", **sizes), 4 * 2 * 2 * 8
+
+    def seen(**changes: object) -> tuple[CacheSize, ...]:
+        return view_model(CompileRequest(folder, board(**changes), buckets=[Bucket(1, 8)])).cache
+
+    behind_a_window = (CacheSize(2048, token * (1024 + 2048)), CacheSize(4096, token * (1024 + 4096)))
+    assert seen() == behind_a_window
+    whole = (CacheSize(64, token * 2 * 64), CacheSize(4096, token * 2 * 4096))
+    assert seen(backend="tensorrt", capacities=[64, 5000]) == whole
+    assert view_model(CompileRequest(tiny_folder, board())).cache == (), "no language model"

@@ -15,6 +15,8 @@ from support.fake_cuda import World
 from support.fake_tensorrt import installed
 from support.sealing import reseal
 
+GOLDEN = Path(__file__).parents[3] / "golden"
+
 if TYPE_CHECKING:
     from ..conftest import Compiled
 
@@ -42,3 +44,13 @@ def test_plans_are_listed(compiled: Compiled, tmp_path: Path, monkeypatch: pytes
 def test_a_bundle_for_another_backend_is_refused(compiled: Compiled) -> None:
     with pytest.raises(BuildError, match="has no engines for TensorRT"):
         CliRunner().invoke(command, [str(compiled.bundle)], catch_exceptions=False)
+
+
+def test_graphs_that_keep_a_cache_get_none_and_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bundle = Path(shutil.copytree(GOLDEN / "bundle-v14", tmp_path / "tiny.bundle"))
+    with installed(World()):
+        done = CliRunner().invoke(command, [str(bundle)], catch_exceptions=False)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:-3]] == ["ffn16-heads2@b1-s16", "ffn32-heads4@b1-s16"]
+    assert lines[-1] == "4 graphs that keep a cache have none: plans of them are not built yet"
