@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 import torch
 from nestforge.elastic import Axis
-from nestforge.exporters.families.coda.architecture.shapes import elastic_spec, parameter_group, parameter_shapes
+from nestforge.exporters.families.coda.architecture.shapes import (
+    elastic_spec,
+    is_of_task,
+    parameter_group,
+    parameter_shapes,
+)
 from nestforge.exporters.families.coda.model.encoder import CodaEncoder
 from support.tiny_coda import OF_IMAGES, coda_config
 
@@ -41,6 +46,16 @@ def test_reduction_is_an_axis_of_the_whole_model() -> None:
     assert spec.axes == (Axis("layers.0.ffn", 48), Axis("layers.1.ffn", 48), Axis("coda.reduction", 1, (4, 1)))
     assert spec.universal().id == "ffn48-coda.reduction1"
     assert elastic_spec(coda_config(reduction=2, reductions=(2,))).kinds == ["ffn"], "one choice is none"
+
+
+@pytest.mark.parametrize("adapter", ["parallel", "sequential", "lora"])
+def test_a_task_has_what_every_kind_of_adapter_trains(adapter: str) -> None:
+    shapes = parameter_shapes(coda_config(adapter=adapter, num_hidden_layers=1))
+    own = {name.removeprefix("layers.0.") for name in shapes if is_of_task(name)}
+    ffn = {f"adapter.{part}.{kind}" for part in ("down", "up") for kind in ("weight", "bias")}
+    terms = {f"adapter.{matrix}.{part}.weight" for matrix in ("query", "value") for part in ("down", "up")}
+    trained = terms if adapter == "lora" else ffn
+    assert own == {*trained, "router.weight", "attention_norm.weight", "ffn_norm.weight", "norm.weight"}
 
 
 def test_inspect_counts_what_a_task_trains() -> None:
