@@ -24,7 +24,6 @@ FAMILIES = {module for module in MODULES if module.startswith("exporters.familie
 TESTED_ELSEWHERE = {
     "compiler.add_task": "compiler/tasks/test_coda_tasks.py",
     "compiler.tasks.add_tasks": "compiler/tasks/test_coda_tasks.py",
-    "exporters.families.coda.task_folder": "compiler/tasks/test_coda_tasks.py",
     "exporters.for_tasks.with_tasks": "compiler/tasks/test_task_layout.py",
     "exporters.for_tasks.low_rank": "compiler/tasks/test_lora_tasks.py",
     "exporters.tasks.adapter_config": "exporters/tasks/test_adapter_folder.py",
