@@ -16,6 +16,9 @@ from nestforge.exporters.families.mhe.folder import made, save_model
 
 torch.set_num_threads(1)  # several threads on products this small only wait for each other
 
+# Makes heads of mhe_add weigh keys so nearly alike that all their forms hold: exp(7) apart at most.
+FAR = 0.4
+
 TINY_MHE: dict[str, Any] = {
     "attention": "mhe_mul",
     "vocab_size": 40,
@@ -41,9 +44,9 @@ def pair_config(**overrides: Any) -> MheEncoderDecoderConfig:
     return MheEncoderDecoderConfig(**_settings({**sizes, **overrides}))
 
 
-def tiny_mhe(config: MheConfig) -> Any:  # MheEncoder, MheDecoder or MheEncoderDecoder
+def tiny_mhe(config: MheConfig, far: float = 1.0) -> Any:  # MheEncoder, MheDecoder or MheEncoderDecoder
     """The model, with weights so large that every part of it shows in the outputs; a factor of each head is 0, one is
-    below 0."""
+    below 0. Head embeddings of queries are ``far`` times as large."""
     torch.manual_seed(0)
     model = made(config)
     for name, parameter in model.named_parameters():
@@ -53,19 +56,21 @@ def tiny_mhe(config: MheConfig) -> Any:  # MheEncoder, MheDecoder or MheEncoderD
         if "attention.factor." in name or "attention.embedding." in name:
             shift = 0.0 if "attention.factor." in name else 1.0
             parameter.data[:, 0], parameter.data[:, 1] = 0 - shift, -0.5 - shift
+        if name.endswith("attention.embedding.query"):
+            parameter.data *= far
     return model.eval().requires_grad_(False)
 
 
-def save_tiny_mhe(folder: Path, decoder: bool = False, **overrides: Any) -> Path:
+def save_tiny_mhe(folder: Path, decoder: bool = False, far: float = 1.0, **overrides: Any) -> Path:
     """``tiny_mhe`` as a user's folder would hold it."""
     config = decoder_config(**overrides) if decoder else encoder_config(**overrides)
-    return save_model(tiny_mhe(config), config, folder)
+    return save_model(tiny_mhe(config, far), config, folder)
 
 
-def save_tiny_pair(folder: Path, **overrides: Any) -> Path:
+def save_tiny_pair(folder: Path, far: float = 1.0, **overrides: Any) -> Path:
     """The folder of a translation model, whose places differ so much that its texts do not repeat one token."""
     config = pair_config(**overrides)
-    model = tiny_mhe(config)
+    model = tiny_mhe(config, far)
     model.embeddings.position.weight *= 5
     return save_model(model, config, folder)
 

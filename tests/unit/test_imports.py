@@ -99,7 +99,7 @@ OUTSIDE = {
     "runtime": {*DEVICE, "jinja2"} - {"yaml"},
     # what else they need is imported by name where it is asked for: see optional.py
     "integrations": {"numpy", "rich"},
-    "exporters": {"numpy", "torch", "transformers", "onnx_ir", "onnxscript", "safetensors"},
+    "exporters": {"numpy", *BUILD} - {"onnx"},
     "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},
     "tools": DEVICE | {"click", "rich", "matplotlib"},
 }
@@ -108,7 +108,7 @@ IN_ONNX_RUNTIME = {
     *(f"runtime.engines.onnxruntime.{name}" for name in ("runner", "session", "task_inputs")),
     *(f"runtime.engines.onnxruntime_gpu.{name}" for name in ("runner", "session", "bound")),
 }
-# `nestforge plan` reads headers alone, so what it imports must not load torch.
+# `nestforge plan` reads headers, and of MHE models a few tensors in numpy: what it imports must not load torch.
 TORCH_FREE = {
     *("exporters.family", "exporters.source", "exporters.exits", "exporters.presets"),
     *("exporters.families.matformer.architecture", "exporters.families.sparse_mixer.architecture"),

@@ -188,12 +188,13 @@ def _concat(node: ir.Node, inputs: list[Dims]) -> Dims:
     return inputs[0]
 
 
-def _mean(node: ir.Node, inputs: list[Dims]) -> Dims:
-    """A mean over an elastic dimension divides by the extent that it finds; a sum's divisor may be a constant."""
+def _reduced(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """A mean or a maximum over an elastic dimension is that of the extent that it finds; a sum's divisor may be a
+    constant."""
     given = node.inputs[1] if len(node.inputs) > 1 else None
     axes = ir.convenience.get_const_tensor(given) if given is not None else None
     if axes is None:
-        raise _error(node, "the axes of a mean are not constant")
+        raise _error(node, f"the axes of a {node.op_type} are not constant")
     reduced = {int(axis) % len(inputs[0]) for axis in axes.numpy().tolist()}
     if node.attributes.get_int("keepdims", 1):
         return tuple((1,) if index in reduced else dim for index, dim in enumerate(inputs[0]))
@@ -275,7 +276,8 @@ _DIMS_BY_OPERATOR: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     "Transpose": _transpose,
     "Softmax": _last_axis_whole,
     "LayerNormalization": _last_axis_whole,
-    "ReduceMean": _mean,
+    "ReduceMax": _reduced,
+    "ReduceMean": _reduced,
     "Reshape": _reshape,
     "Flatten": _reshape,
     "Split": _split,

@@ -19,6 +19,7 @@ from ...signature import Signature
 from .architecture.config import MheDecoderConfig
 from .architecture.forms import ATTENTION, cached_form, cached_heads
 from .architecture.forward_ops import decoder_ops
+from .architecture.key_spread import key_spread
 from .architecture.presets import PRESETS
 from .architecture.shapes import compare_weights, decoder_shapes
 from .read import attention_facts, text_entry
@@ -33,6 +34,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
     shapes = decoder_shapes(config)
     if checkpoint.has_weights:
         compare_weights(checkpoint, config, shapes)
+    spread = key_spread(checkpoint, config)
 
     def load() -> torch.nn.Module:
         from .folder import model_of
@@ -45,7 +47,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         workload=partial(decoder_ops, config),
         load=load,
         cached=_cached(config),
-        **attention_facts(config, shapes),
+        **attention_facts(config, shapes, spread),
     )
 
 

@@ -22,6 +22,7 @@ from ...signature import Signature
 from .architecture.config import MheEncoderDecoderConfig
 from .architecture.forms import CROSS, DECODER, ENCODER, cached_form, cached_heads, prompt_form
 from .architecture.forward_ops import encoder_decoder_ops, encoding_ops, step_ops
+from .architecture.key_spread import key_spread
 from .architecture.presets import PRESETS
 from .architecture.shapes import compare_weights, encoder_decoder_shapes
 from .read import attention_facts, text_entry
@@ -36,6 +37,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
     shapes = encoder_decoder_shapes(config)
     if checkpoint.has_weights:
         compare_weights(checkpoint, config, shapes)
+    spread = key_spread(checkpoint, config)
 
     def load() -> torch.nn.Module:
         from .folder import model_of
@@ -47,8 +49,8 @@ def read(checkpoint: Checkpoint) -> Architecture:
         signature=_signature(checkpoint, config),
         workload=partial(encoder_decoder_ops, config),
         load=load,
-        cached=_cached(config),
-        **attention_facts(config, shapes),
+        cached=_cached(config, spread),
+        **attention_facts(config, shapes, spread),
     )
 
 
@@ -61,7 +63,7 @@ FAMILY = Family(
 )
 
 
-def _cached(config: MheEncoderDecoderConfig) -> CachedForm:
+def _cached(config: MheEncoderDecoderConfig, spread: float) -> CachedForm:
     def encoder(module: torch.nn.Module) -> torch.nn.Module:
         from .model.translating import SourceEncoder
 
@@ -78,9 +80,8 @@ def _cached(config: MheEncoderDecoderConfig) -> CachedForm:
         return RecordedPair(module.model).eval()
 
     positions, kept = config.max_position_embeddings, cached_form(config)
-    form = EncoderForm(
-        config.decoder_start_token_id, positions, encoder, partial(encoding_ops, config), partial(step_ops, config)
-    )
+    encoding, step = partial(encoding_ops, config, spread=spread), partial(step_ops, config)
+    form = EncoderForm(config.decoder_start_token_id, positions, encoder, encoding, step)
     return CachedForm(
         config.vocab_size,
         positions,
@@ -88,7 +89,7 @@ def _cached(config: MheEncoderDecoderConfig) -> CachedForm:
         cached,
         recorded,
         encoder=form,
-        variants={ENCODER: prompt_form(config), DECODER: kept, CROSS: kept} if config.has_tables else {},
+        variants={ENCODER: prompt_form(config, spread), DECODER: kept, CROSS: kept} if config.has_tables else {},
     )
 
 

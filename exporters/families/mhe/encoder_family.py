@@ -17,6 +17,7 @@ from ...family import Family
 from ...signature import Signature
 from .architecture.config import MheEncoderConfig
 from .architecture.forward_ops import encoder_ops
+from .architecture.key_spread import key_spread
 from .architecture.presets import PRESETS
 from .architecture.shapes import compare_weights, encoder_shapes
 from .read import attention_facts, text_entry
@@ -33,6 +34,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
     shapes = encoder_shapes(config)
     if checkpoint.has_weights:
         compare_weights(checkpoint, config, shapes)
+    spread = key_spread(checkpoint, config)
 
     def load() -> torch.nn.Module:
         from .folder import model_of
@@ -44,7 +46,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         signature=_signature(checkpoint, config),
         workload=partial(encoder_ops, config),
         load=load,
-        **attention_facts(config, shapes),
+        **attention_facts(config, shapes, spread),
     )
 
 

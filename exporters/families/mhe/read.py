@@ -23,9 +23,10 @@ if TYPE_CHECKING:  # plans are made without torch
 _TABLES = ("embeddings.word.weight", "embeddings.position.weight", "lm_head.weight")
 
 
-def attention_facts(config: MheConfig, shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """The fields of an ``Architecture`` that say what shrinks, and how attention may be computed."""
-    problems = {form: problem for form in FORMS if (problem := form_problem(config, form)) is not None}
+def attention_facts(config: MheConfig, shapes: Mapping[str, Shape], spread: float) -> dict[str, Any]:
+    """The fields of an ``Architecture`` that say what shrinks, and how attention may be computed; ``spread`` is what
+    ``key_spread`` says of its weights."""
+    problems = {form: problem for form in FORMS if (problem := form_problem(config, form, spread)) is not None}
     places = places_of(config)
     made = {name: shape for place in places for name, shape in folded_shapes(config, place.at).items()}
     return {
@@ -33,7 +34,7 @@ def attention_facts(config: MheConfig, shapes: Mapping[str, Shape]) -> dict[str,
         "parameter_shapes": shapes,
         "is_embedding": lambda parameter, _: parameter in _TABLES,
         "group_of": parameter_group,
-        "variants": partial(variant_ops, config),
+        "variants": partial(variant_ops, config, spread=spread),
         "variant_problems": dict.fromkeys((place.role for place in places), problems) if problems else {},
         "lower": _lower if config.has_tables else None,
         "folded": Folded(made, _folded_tensor) if made else None,

@@ -156,6 +156,25 @@ def _shared_scores(of: Sublayer) -> list[Op]:
     ]
 
 
+def _one_exponential(of: Sublayer) -> list[Op]:
+    size, tokens = of.config.head_size, of.bucket.tokens
+    moved = (of.pairs + 2 * tokens * of.inner) * _FLOAT32_BYTES
+    return [
+        *(of.linear(part, size) for part in ("query", "key", "value")),
+        of.product("scores", 1),
+        of.elementwise("mask", of.pairs, passes=2),
+        of.elementwise("softmax", of.pairs, passes=8),
+        linear(f"{of.at}.key_bias", tokens, size, of.heads, bias=False),
+        of.elementwise("weights", tokens * of.heads, passes=6),
+        of.elementwise("weighed", tokens * of.inner, passes=2),
+        Op(f"{of.at}.context", "batched_gemm", 2 * of.pairs * of.inner, 0, moved),
+        Op(f"{of.at}.sums", "batched_gemm", 2 * of.scores, 0, of.pairs * _FLOAT32_BYTES),
+        of.elementwise("divided", tokens * of.inner, passes=2),
+        of.elementwise("value_shift", tokens * of.inner, passes=2),
+        of.output(),
+    ]
+
+
 def _over_shared_keys(of: Sublayer) -> list[Op]:
     return [
         *(of.linear(part, of.config.head_size) for part in ("key", "value")),
@@ -175,6 +194,7 @@ def _mixed(of: Sublayer) -> list[Op]:
 _OPS_BY_FORM: Mapping[str, Callable[[Sublayer], list[Op]]] = {
     "normal": _normal,
     "shared_scores": _shared_scores,
+    "one_exponential": _one_exponential,
     "expanded_queries": _expanded_queries,
     "expanded": _expanded,
     "literal": _literal,

@@ -2,7 +2,8 @@
 
 Section 6 of the reference derives them: ``literal`` (form A) as the module is written; ``expanded`` (B), an ordinary
 MHA; ``expanded_queries`` (C), queries of each head over keys and values that all share; ``normal`` (D), those queries
-made of one projection; ``shared_scores`` (E), one matrix of scores for all heads and a number for each key.
+made of one projection; ``shared_scores`` (E), one matrix of scores for all heads and a number for each key;
+``one_exponential`` (6.7), that matrix's softmax for all heads, times an exponential for each head and key.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ from .config import WITH_SHARED_KEYS, MheConfig
 ATTENTION = "attention"
 ENCODER, DECODER, CROSS = "encoder_attention", "decoder_attention", "cross_attention"
 # The first that holds is what figures without a device count.
-FORMS = ("normal", "shared_scores", "expanded_queries", "expanded", "literal")
+FORMS = ("normal", "shared_scores", "one_exponential", "expanded_queries", "expanded", "literal")
 # Those in which heads share keys and values, so that a cache has two vectors for each token and layer.
-SHARED_KEYS = ("normal", "shared_scores", "expanded_queries")
+SHARED_KEYS = ("normal", "shared_scores", "one_exponential", "expanded_queries")
+# Those in which heads share a matrix of scores too.
+_SHARED_SCORES = ("shared_scores", "one_exponential")
+# What a head adds to the scores of two keys may differ by so much where its exponential is taken apart: between 1 and
+# exp(-8), 3e-4, which half precision has too.
+MOST_SPREAD = 8.0
 
 
-def held_forms(config: MheConfig) -> tuple[str, ...]:
-    """The forms that a model may have, cheapest cache first; none where heads have no embeddings."""
-    return tuple(form for form in FORMS if form_problem(config, form) is None)
+def held_forms(config: MheConfig, spread: float = 0.0) -> tuple[str, ...]:
+    """The forms that a model may have, cheapest cache first; none where heads have no embeddings. ``spread`` is
+    ``key_spread``'s."""
+    return tuple(form for form in FORMS if form_problem(config, form, spread) is None)
 
 
 def cached_form(config: MheConfig) -> str:
@@ -28,9 +35,11 @@ def cached_form(config: MheConfig) -> str:
     return "normal" if form_problem(config, "normal") is None else "literal"
 
 
-def prompt_form(config: MheConfig) -> str:
-    """The form of engines that read a prompt of any length, whole: where all heads have one matrix of scores, that."""
-    return "shared_scores" if form_problem(config, "shared_scores") is None else "normal"
+def prompt_form(config: MheConfig, spread: float = 0.0) -> str:
+    """The form of engines that read a prompt of any length, whole: the one with the fewest products and exponentials of
+    long ones."""
+    held = held_forms(config, spread)
+    return next(form for form in (*reversed(_SHARED_SCORES), "normal") if form in held)
 
 
 def cached_heads(config: MheConfig) -> int:
@@ -39,7 +48,7 @@ def cached_heads(config: MheConfig) -> int:
     return 1 if config.attention in WITH_SHARED_KEYS and not is_turned else config.num_attention_heads
 
 
-def form_problem(config: MheConfig, form: str) -> str | None:
+def form_problem(config: MheConfig, form: str, spread: float = 0.0) -> str | None:
     """Why ``form`` would be another function than the model (section 6.8), or None."""
     if not config.has_tables:
         return f"{config.attention} attention has no head embeddings, and one form alone"
@@ -48,6 +57,11 @@ def form_problem(config: MheConfig, form: str) -> str | None:
             "rotary positions turn keys after their head embeddings, so that heads do not share keys; "
             "expanded and literal hold"
         )
-    if form == "shared_scores" and config.attention == "mhe_mul":
+    if form in _SHARED_SCORES and config.attention == "mhe_mul":
         return "a head of mhe_mul stretches queries and keys by factors of its own; one matrix of scores is mhe_add's"
+    if form == "one_exponential" and spread > MOST_SPREAD:
+        return (
+            f"by the weights of this model a head may weigh two keys exp({spread:.3g}) apart, more than exp("
+            f"{MOST_SPREAD:g}), up to which no product of exponentials rounds to nothing; shared_scores holds"
+        )
     return None

@@ -50,15 +50,14 @@ def encoder_decoder_ops(config: MheEncoderDecoderConfig, submodel: Submodel, buc
     return [*tables, *_layer_ops(config, submodel, bucket), _head(config, bucket)]
 
 
-def encoding_ops(config: MheEncoderDecoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
-    """The encoder, and the keys and values that the decoder reads of it."""
-    places, form = places_of(config), prompt_form(config)
+def encoding_ops(config: MheEncoderDecoderConfig, submodel: Submodel, bucket: Bucket, spread: float = 0.0) -> list[Op]:
+    """The encoder, and the keys and values that the decoder reads of it. ``spread`` as of ``variant_ops``."""
     ops = [lookup("encoder.embeddings", 2 * bucket.tokens * config.hidden_size)]
     ops += [op for layer in layers_of(config) if _is_encoder(layer) for op in _between(config, submodel, bucket, layer)]
-    for place in places:
+    for place in places_of(config):
         of = _sublayer(config, submodel, bucket, place)
         if place.role == ENCODER:
-            ops += form_ops(of)[form] if config.has_tables else plain_ops(of)
+            ops += form_ops(of)[prompt_form(config, spread)] if config.has_tables else plain_ops(of)
         elif place.role == CROSS:
             ops += kept_ops(of)
     return ops
@@ -76,10 +75,12 @@ def step_ops(config: MheEncoderDecoderConfig, submodel: Submodel) -> list[Op]:
     return [*ops, _head(config, bucket)]
 
 
-def variant_ops(config: MheConfig, submodel: Submodel, bucket: Bucket) -> dict[str, dict[str, list[Op]]]:
+def variant_ops(
+    config: MheConfig, submodel: Submodel, bucket: Bucket, spread: float = 0.0
+) -> dict[str, dict[str, list[Op]]]:
     """Attention of all layers by its role, in each form that the model may have; nothing where heads have no
-    embeddings."""
-    held = held_forms(config)
+    embeddings. ``spread`` is what ``key_spread`` says of its weights."""
+    held = held_forms(config, spread)
     if not held:
         return {}
     by_role: dict[str, dict[str, list[Op]]] = {}

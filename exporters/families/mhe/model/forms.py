@@ -31,7 +31,7 @@ class Folded(torch.nn.Module):
 
 
 class SharedKeys(torch.nn.Module):
-    """Forms C, D and E: ``normal``, ``expanded_queries`` or ``shared_scores`` of ``literal``, on its parameters."""
+    """Forms C, D and E, and E's with one exponential, of ``literal``, on its parameters."""
 
     def __init__(self, literal: Attention, form: str) -> None:
         super().__init__()
@@ -57,8 +57,11 @@ class SharedKeys(torch.nn.Module):
             query = self._queries(hidden).transpose(1, 2)
             return self._output(attend(query, *(kept or self.kept(hidden)), mask, 1.0).transpose(1, 2))
         key, value = (one.squeeze(1) for one in kept) if kept else (self._key(hidden), self.value(hidden))  # [B, N, d]
-        scores = self._shared_scores(hidden, key, mask) if self.form == "shared_scores" else None
-        if scores is None:
+        if self.form == "one_exponential":
+            return self._output(self._weighed(hidden, key, value, mask))
+        if self.form == "shared_scores":
+            scores = self._seed_scores(hidden, key, mask)[:, :, None] + self._by_key(key).transpose(1, 2)[:, None]
+        else:
             query = self._queries(hidden)  # [B, S, n, d]
             scores = (query.flatten(1, 2) @ key.transpose(1, 2)).view(*query.shape[:3], key.shape[1])  # [B, S, n, N]
             if mask is not None:
@@ -83,14 +86,26 @@ class SharedKeys(torch.nn.Module):
         """[B, S, d]. A bias of keys, as what mhe_add adds to them, is the same for all keys of a query (6.4)."""
         return functional.linear(hidden, self.key.weight if self.is_mul else self.folded.key)
 
-    def _shared_scores(self, hidden: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Section 6.4: one score matrix and, for each head and key, one number, to [B, S, n, N]."""
-        scores = self.query(hidden) @ key.transpose(1, 2)  # [B, S, N]
-        if mask is not None:
-            scores = scores + mask[:, 0]
-        by_key = functional.linear(key, self.embedding["query"]).transpose(1, 2)  # [B, n, N]
-        told_apart: torch.Tensor = scores[:, :, None] + by_key[:, None]
-        return told_apart
+    def _seed_scores(self, hidden: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Section 6.4: the matrix of scores that all heads share, [B, S, N]."""
+        scores: torch.Tensor = self.query(hidden) @ key.transpose(1, 2)
+        return scores if mask is None else scores + mask[:, 0]
+
+    def _by_key(self, key: torch.Tensor) -> torch.Tensor:
+        """What each head adds to the scores of each ``key`` [B, N, d]: [B, N, n]."""
+        return functional.linear(key, self.embedding["query"])
+
+    def _weighed(
+        self, hidden: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Section 6.7, to [B, S, n, d]: a head's probabilities are the shared ones times ``exp`` of what it adds to a
+        key, divided by their sum. Both exponentials are taken of what their largest leaves, so that none overflows; the
+        smallest is bounded by ``key_spread``, so that no sum is lost."""
+        shared, by_key = self._seed_scores(hidden, key, mask).softmax(-1), self._by_key(key)
+        weights = (by_key - by_key.amax(1, keepdim=True)).exp()  # [B, N, n]
+        weighed = weights[..., None] * value[:, :, None]  # [B, N, n, d]
+        context = (shared @ weighed.flatten(2)).view(*hidden.shape[:2], *weighed.shape[2:])
+        return context / (shared @ weights)[..., None]
 
     def _output(self, context: torch.Tensor) -> torch.Tensor:
         """What heads read [B, S, n, d] to [B, S, H]. What mhe_add adds to values is added here: rows of probabilities

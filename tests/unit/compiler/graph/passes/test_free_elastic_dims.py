@@ -180,9 +180,10 @@ cutoff (float[6, 32] x) => (float[6, 5] y)
 """
 
 
-def test_a_mean_over_an_elastic_dimension_is_followed() -> None:
-    """It divides by the extent that it finds, so a submodel's mean is taken over its own neurons."""
-    model = _model(MEAN.replace("OPERATION", "ReduceMean"))
+@pytest.mark.parametrize("operator", ["ReduceMean", "ReduceMax"])
+def test_a_mean_or_maximum_over_an_elastic_dimension_is_followed(operator: str) -> None:
+    """It is that of the extent that it finds, so a submodel's is taken over its own neurons."""
+    model = _model(MEAN.replace("OPERATION", operator))
     assert not free_elastic_dims(model, {"w": (Elastic(FFN),), "v": (Elastic(FFN),)})
 
 

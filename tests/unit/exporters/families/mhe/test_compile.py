@@ -21,10 +21,10 @@ from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from safetensors import safe_open
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_compile import board
-from support.tiny_mhe import save_tiny_mhe
+from support.tiny_mhe import FAR, save_tiny_mhe
 
 FORMS = {
-    "mhe_add": ("normal", "shared_scores", "expanded_queries", "expanded", "literal"),
+    "mhe_add": ("normal", "shared_scores", "one_exponential", "expanded_queries", "expanded", "literal"),
     "mhe_mul": ("normal", "expanded_queries", "expanded", "literal"),
 }
 EVERY_FORM = [(kind, form) for kind, forms in FORMS.items() for form in forms]
@@ -41,7 +41,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     @cache
     def of(kind: str, form: str) -> Bundle:
         folder = tmp_path_factory.mktemp("mhe")
-        save_tiny_mhe(folder / "m", kind == "mhe_add", attention=kind, num_hidden_layers=1, attention_bias=True)
+        far = FAR if form == "one_exponential" else 1.0
+        save_tiny_mhe(folder / "m", kind == "mhe_add", far, attention=kind, num_hidden_layers=1, attention_bias=True)
         profile = board(budgets={"full": {}}, buckets=[str(BUCKET)], variants={"attention": form})
         options: dict[str, Any] = {"submodels": [NARROW], "levels": {"ffn": (1.0,), "heads": (1.0,)}}
         return open_bundle(compile_bundle(folder / "m", profile, folder / "b", **options))
@@ -76,6 +77,7 @@ READ = {
     },
     ("mhe_add", "normal"): {*SEEDS, "folded.key", "embedding.query", "embedding.value", "output.weight.T"},
     ("mhe_add", "shared_scores"): {*SEEDS, "folded.key", "embedding.query", "embedding.value", "output.weight.T"},
+    ("mhe_add", "one_exponential"): {*SEEDS, "folded.key", "embedding.query", "embedding.value", "output.weight.T"},
 }
 
 

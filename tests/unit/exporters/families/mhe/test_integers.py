@@ -23,7 +23,7 @@ from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from safetensors import safe_open
 from support.tiny_compile import board
-from support.tiny_mhe import save_tiny_mhe
+from support.tiny_mhe import FAR, save_tiny_mhe
 
 # Heads of 16, since products with fewer outputs stay float32.
 SHAPE: dict[str, Any] = {
@@ -39,6 +39,7 @@ WHOLE_LEVELS = {"ffn": (1.0,), "heads": (1.0,)}
 FOLDED = {
     ("mhe_add", "normal"): {"folded.key"},
     ("mhe_add", "shared_scores"): {"folded.key"},
+    ("mhe_add", "one_exponential"): {"folded.key"},
     ("mhe_add", "expanded_queries"): {"folded.key", "folded.queries.weight"},
     ("mhe_add", "expanded"): {"expanded.query.weight", "expanded.key.weight", "expanded.value.weight"},
     ("mhe_mul", "normal"): {"folded.output.T"},
@@ -56,7 +57,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     @cache
     def of(kind: str, form: str) -> Bundle:
         folder = tmp_path_factory.mktemp("mhe")
-        save_tiny_mhe(folder / "m", attention=kind, **SHAPE)
+        save_tiny_mhe(folder / "m", far=FAR if form == "one_exponential" else 1.0, attention=kind, **SHAPE)
         return open_bundle(_compile(folder, "int8-dynamic", form, submodels=[NARROW]))
 
     return of

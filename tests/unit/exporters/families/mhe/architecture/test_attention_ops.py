@@ -26,12 +26,13 @@ SECTION_7 = {
     "expanded_queries": (704.6, 402.7),
     "normal": (151.0, 402.7),
     "shared_scores": (151.8, 33.6),
+    "one_exponential": (151.8, 33.6),
 }
 
 
 @pytest.mark.parametrize(("form", "figures"), SECTION_7.items())
 def test_flops_of_a_form(form: str, figures: tuple[float, float]) -> None:
-    kind = "mhe-add" if form == "shared_scores" else "mhe-mul"
+    kind = "mhe-add" if form in ("shared_scores", "one_exponential") else "mhe-mul"
     ops = {op.name: op for op in form_ops(Sublayer(PRESETS[f"{kind}-encoder-base"], "a", L512, 12))[form]}
     products = [op for op in ops.values() if op.kind == "gemm" and op.name != "a.output"]
     assert round(sum(op.flops for op in products) / 1e6, 1) == figures[0]

@@ -9,13 +9,13 @@ from nestforge.errors import PlanError
 from nestforge.exporters.families.mhe.architecture.forms import cached_form, cached_heads, held_forms
 from nestforge.exporters.source import open_source
 from support.tiny_compile import board
-from support.tiny_mhe import decoder_config, encoder_config, save_tiny_mhe, save_tiny_pair
+from support.tiny_mhe import FAR, decoder_config, encoder_config, save_tiny_mhe, save_tiny_pair
 
 
 def test_which_forms_hold() -> None:
-    every = ("normal", "shared_scores", "expanded_queries", "expanded", "literal")
+    every = ("normal", "shared_scores", "one_exponential", "expanded_queries", "expanded", "literal")
     assert held_forms(encoder_config(attention="mhe_add")) == every
-    assert held_forms(encoder_config()) == tuple(form for form in every if form != "shared_scores")
+    assert held_forms(encoder_config()) == ("normal", "expanded_queries", "expanded", "literal")
     for attention in ("mhe_add", "mhe_mul"):
         assert held_forms(encoder_config(attention=attention, position="rotary")) == ("expanded", "literal")
     assert held_forms(encoder_config(attention="mha")) == ()
@@ -40,6 +40,7 @@ def test_heads_of_a_cache() -> None:
         ),
         ({"position": "rotary", "attention": "mhe_add"}, "shared_scores", "rotary positions turn keys after"),
         ({"attention": "mha"}, "normal", "mha attention has no head embeddings, and one form alone"),
+        ({}, "one_exponential", "a head of mhe_mul stretches queries and keys by factors of its own; one matrix"),
         ({}, "flash", "expected one of normal, expanded_queries, expanded, literal"),
     ],
 )
@@ -71,14 +72,31 @@ def test_each_role_has_the_form_that_is_cheapest_there() -> None:
         source, source.spec.universal(), Bucket(1, 100), board(variants={"decoder_attention": "literal"})
     )
     assert found == {
-        "encoder_attention": "shared_scores",
+        "encoder_attention": "one_exponential",
         "decoder_attention": "literal",
-        "cross_attention": "shared_scores",
+        "cross_attention": "one_exponential",
     }
 
 
+def test_exponentials_are_taken_apart_only_where_the_weights_keep_them_near(tmp_path: Path) -> None:
+    """Refused with the bound; a model whose heads weigh keys nearly alike has the form, and prompts are read in it."""
+    wide = open_source(save_tiny_mhe(tmp_path / "wide", attention="mhe_add"))
+    asked = board(variants={"attention": "one_exponential"})
+    problem = r"^variant attention=one_exponential: by the weights of this model a head may weigh two keys exp\(\d+"
+    with pytest.raises(PlanError, match=problem):
+        chosen_variants(wide, wide.spec.universal(), Bucket(1, 8), asked)
+    assert "one_exponential" not in wide.variants(wide.spec.universal(), Bucket(1, 8))["attention"]
+    near = open_source(save_tiny_mhe(tmp_path / "near", attention="mhe_add", far=FAR))
+    assert chosen_variants(near, near.spec.universal(), Bucket(1, 8), asked) == {"attention": "one_exponential"}
+    for far, form in ((1.0, "shared_scores"), (FAR, "one_exponential")):
+        cached = open_source(save_tiny_pair(tmp_path / form, attention="mhe_add", far=far)).architecture.cached
+        assert cached is not None
+        assert cached.variants["encoder_attention"] == form
+
+
 def test_the_cheapest_form_on_a_device() -> None:
-    """Scores shared by all heads save products; of mhe_mul the normal form has the fewest weights and products."""
-    for preset, form in (("mhe-add-encoder-base", "shared_scores"), ("mhe-mul-encoder-base", "normal")):
+    """Scores shared by all heads save products and exponentials; of mhe_mul the normal form has the fewest weights and
+    products."""
+    for preset, form in (("mhe-add-encoder-base", "one_exponential"), ("mhe-mul-encoder-base", "normal")):
         source = open_source(f"preset:{preset}")
         assert chosen_variants(source, source.spec.universal(), Bucket(1, 512), board()) == {"attention": form}

@@ -79,15 +79,19 @@ def test_heads_of_another_size_and_a_scale_that_is_stated() -> None:
 
 
 def test_a_row_without_a_token_is_the_same_in_every_form() -> None:
-    """Its probabilities are even and sum to 1: the finite mask decides what 6.8 leaves open."""
+    """Its probabilities are even and sum to 1: the finite mask decides what 6.8 leaves open. But for exponentials that
+    are taken apart: there what a head adds to keys still counts, and the answer is a finite one."""
     config = encoder_config(attention="mhe_add")
     model, ids = tiny_mhe(config).double(), torch.randint(0, 40, (1, 6))
-    for form in held_forms(config):
+    assert in_one_form(model, "one_exponential")(ids, torch.zeros_like(ids)).isfinite().all()
+    for form in set(held_forms(config)) - {"one_exponential"}:
         found = in_one_form(model, form)(ids, torch.zeros_like(ids))
         assert (found - model(ids, torch.zeros_like(ids))).abs().max() < LIMIT, form
 
 
-@pytest.mark.parametrize("form", ["literal", "expanded", "expanded_queries", "normal", "shared_scores"])
+@pytest.mark.parametrize(
+    "form", ["literal", "expanded", "expanded_queries", "normal", "shared_scores", "one_exponential"]
+)
 def test_keys_of_mhe_add_have_no_effect(form: str) -> None:
     """Section 6.4: neither their head embeddings, at random here, nor a bias of their seed."""
     model = tiny_mhe(encoder_config(attention="mhe_add", attention_bias=True)).double()
@@ -101,6 +105,19 @@ def test_keys_of_mhe_add_have_no_effect(form: str) -> None:
         for layer in model.layers:
             layer.attention.embedding["key"].fill_(torch.nan)
         assert (in_one_form(model, form)(ids, mask) - before).abs().max() < LIMIT
+
+
+def test_exponentials_taken_apart_lose_what_the_bound_on_weights_refuses() -> None:
+    """In float32, of a head that weighs keys more than exp(1000) apart: what is left of those that a token reads is 0,
+    and so is their sum. Less than exp(8) apart they are as exact as in any form."""
+    config, ids = encoder_config(attention="mhe_add", num_hidden_layers=1, softmax_scale=3.0), torch.arange(24)[None]
+    near, wide = (
+        [in_one_form(tiny_mhe(config, far), form)(ids, torch.ones_like(ids)) for form in ("one_exponential", "normal")]
+        for far in (0.05, 10.0)
+    )
+    assert (near[0] - near[1]).abs().max() < 1e-5
+    assert wide[1].isfinite().all()
+    assert wide[0].isnan().any()
 
 
 @pytest.mark.parametrize("attention", ["mhe_add", "mhe_mul"])
