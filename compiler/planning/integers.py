@@ -29,9 +29,13 @@ def require_integers(source: ModelSource, profile: DeviceProfile) -> None:
             wanted = others if source.cached is None else dict(source.cached.variants)
             raise PlanError(
                 f"precision {scaled[0]}: activations are scaled by examples in one variant, and engines have "
-                f"{_listed(variants)} at {first} and {_listed(others)} at {where}; ask for one with --variant "
-                f"{_listed(wanted)}, or for int8-dynamic, which needs no examples"
+                f"{_listed(variants)} at {first} and {_listed(others)} at {where}; ask for one with "
+                f"{_asked(wanted)}, or for int8-dynamic, which needs no examples"
             )
+
+
+def _asked(variants: dict[str, str]) -> str:
+    return " ".join(f"--variant {computed}={variant}" for computed, variant in variants.items())
 
 
 def _listed(variants: dict[str, str]) -> str:
