@@ -27,7 +27,9 @@ def soft_top_k(
     """
     if temperatures is None:
         temperatures = torch.tensor(schedule.all_temperatures, dtype=scores.dtype)
-    *rounds, last = temperatures.to(scores.dtype).chunk(len(temperatures))  # [1] each
+    given = temperatures.to(scores.dtype)
+    # One by one, which the compiler folds where they are constants; not so a split.
+    *rounds, last = (given[t : t + 1] for t in range(len(given)))
     top = scores.amax(-1, keepdim=True)
     u, peak = (scores, top) if schedule.initial == "zero" else (torch.zeros_like(scores), torch.zeros_like(top))
     level = peak

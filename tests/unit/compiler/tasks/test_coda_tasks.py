@@ -6,12 +6,15 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nestforge
 import numpy as np
+import onnx
 import pytest
 import torch
 from nestforge.compiler.add_task import add_task
+from nestforge.compiler.build import build_engine
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.tasks import add_tasks
 from nestforge.errors import (
@@ -137,6 +140,24 @@ def test_a_task_that_fails_its_gate_is_not_added(folder: Path, bundle: Path, mon
     with pytest.raises(ParityError, match=r"task quarter, engine ffn24-coda.reduction4@b2-s8: .*allowed"):
         add_task(bundle, "quarter", folder / "quarter", folder / "base")
     assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
+
+
+def test_a_wrong_engine_is_named_by_its_first_module(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its graph runs with the base's tensors, which are inputs."""
+
+    def damaged(*given: Any) -> bytes:
+        model = onnx.ModelProto.FromString(emit(*given))
+        next(node for node in model.graph.node if node.op_type == "Relu").op_type = "Tanh"
+        raw: bytes = model.SerializeToString()
+        return raw
+
+    emit = build_engine.emit
+    monkeypatch.setattr(build_engine, "emit", damaged)
+    with pytest.raises(ParityError, match=r"first to diverge: layers\.0\.adapter"):
+        compile_bundle(folder / "base", PROFILE, tmp_path / "b", tasks={"both": folder / "both"})
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ NAMES = sorted(
         "precision",
         "residency",
         "shared_keys",
+        "tasks",
         "windows",
     ]
 )

@@ -1,0 +1,79 @@
+"""Tasks on the command line: shown, asked for, added, refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from nestforge.tools.cli import main
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+BUNDLE = str(GOLDEN / "bundle-v13")
+TEXT = ("--text", "the quick brown fox")
+
+
+def said(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_inspect_lists_tasks_with_what_they_state() -> None:
+    shown = said("inspect", BUNDLE)
+    for word in ("quarter", "epsilon 0.3, reduction 4", "parity max abs"):
+        assert word in shown
+    data = json.loads(said("inspect", BUNDLE, "--json"))
+    assert [(task["name"], task["bytes"]) for task in data["tasks"]] == [("both", 4260), ("quarter", 4260)]
+
+
+def test_run_says_which_task_answered() -> None:
+    assert json.loads(said("run", BUNDLE, *TEXT, "--task", "quarter", "--json"))["task"] == "quarter"
+    assert json.loads(said("run", BUNDLE, *TEXT, "--json"))["task"] is None
+    assert "no task 'quater' in bundle" in said("run", BUNDLE, *TEXT, "--task", "quater", code=1)
+
+
+def test_verify_counts_tasks_and_bench_measures_requests_of_one() -> None:
+    assert "2 tasks, every hash and seal as written" in said("verify", BUNDLE)
+    assert "--task is for requests" in said("bench", BUNDLE, "--task", "quarter", code=2)
+    assert "has no engine for task quarter" in said(
+        "bench", BUNDLE, "--task", "quarter", "--concurrency", "1", "--submodel", "ffn24-coda.reduction1", code=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(("x",), "expected the name of a task and its folder"), (("a=b",), "Missing option '--against'")],
+)
+def test_add_task_needs_a_name_a_folder_and_the_base(arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in said("add-task", BUNDLE, *arguments, code=2)
+
+
+def test_add_task_adds_an_adapter(tmp_path: Path) -> None:
+    """And a bundle that takes none says what to do."""
+    assert "its engines take no tasks; compile it with --task" in said(
+        "add-task", str(GOLDEN / "bundle-v10"), "a=b", "--against", "c", code=1
+    )
+    bert = GOLDEN / "peft" / "bert"
+    bundle = str(tmp_path / "b")
+    shape = (
+        "--bucket",
+        "1x8",
+        "--levels",
+        "ffn=1",
+        "--no-measure",
+        "--profile",
+        "raspberry-pi-5",
+        "--include",
+        "budgets",
+    )
+    said("compile", str(bert / "base"), *shape, "--task", f"b={bert / 'b'}", "--lora-rank", "4", "--output", bundle)
+    shown = said("add-task", bundle, f"a={bert / 'a'}", "--against", str(bert / "base"))
+    assert "rank 4, targets query, value" in shown
+    assert "added a to" in shown
+    assert "task a: the bundle has one of this name" in said(
+        "add-task", bundle, f"a={bert / 'a'}", "--against", str(bert / "base"), code=1
+    )
+    shutil.rmtree(bundle)
