@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from .runtime.generation.calls.generated import Generated
     from .runtime.generation.calls.session import Session
     from .runtime.generation.loop.generation import Generation
-    from .runtime.model import ElasticModel, load
+    from .runtime.load import load
+    from .runtime.model import ElasticModel
 
 __version__ = "0.1.0"
 
@@ -97,7 +98,7 @@ _HOMES = {
     "Session": ("runtime.generation.calls.session", "Session"),
     "compile": ("compiler.compile", "compile_bundle"),
     "convert_coda": ("compiler.convert_coda", "convert_coda"),
-    "load": ("runtime.model", "load"),
+    "load": ("runtime.load", "load"),
     "nest": ("compiler.nest.nest", "nest"),
     "open_bundle": ("runtime.bundle.open_bundle", "open_bundle"),
     "plan": ("compiler.request", "plan"),

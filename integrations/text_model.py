@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from ..errors import InputError
 from ..runtime.answer import Answer
 from ..runtime.inputs.arrays import Array
-from ..runtime.model import ElasticModel, load
+from ..runtime.load import load
+from ..runtime.model import ElasticModel
 from ..runtime.rows import Rows, answers, buckets_of, rows_of
 
 _Self = TypeVar("_Self", bound="TextModel")

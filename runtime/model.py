@@ -1,13 +1,11 @@
-"""A bundle ready to answer: ``load`` opens it, and a call runs dispatch -> fill -> run -> cut back, or a chain."""
+"""A bundle ready to answer: a call runs dispatch -> fill -> run -> cut back, or a chain."""
 
 from __future__ import annotations
 
-import os
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import Literal
@@ -16,19 +14,15 @@ from ..errors import InputError, SelectionError
 from ..profiles.probe_host import probe_host
 from .answer import Answer, Padding, Timings
 from .bundle.entries.engine_entry import EngineEntry
-from .bundle.manifest import TextEntry
-from .bundle.open_bundle import Bundle, Check, open_bundle
+from .bundle.open_bundle import Bundle
 from .candidates import Choice
 from .dispatcher import Dispatcher
 from .engine_runs import run_chain, run_whole
-from .engines.contract.residency import RESIDENCIES, Residency
-from .engines.contract.threads import threads_and_affinity
+from .engines.contract.residency import Residency
 from .engines.host_latencies import host_latencies
 from .engines.memory import MemoryCap
-from .engines.needs import residencies_for
-from .engines.onnxruntime_gpu.provider import Provider, provider_named
+from .engines.onnxruntime_gpu.provider import Provider
 from .engines.pool import EnginePool
-from .engines.runner import runnable_engines
 from .exits.choice import OFF, AskedExits, ExitChoice, ExitChooser
 from .exits.drift import Drift
 from .generation.calls.session import Session
@@ -37,68 +31,9 @@ from .graphs.task_tensors import TaskTensors
 from .in_flight import InFlight, LoadEstimate
 from .inputs.arrays import Array
 from .inputs.check_inputs import InputChecker
-from .inputs.text import Encoded, TextEncoder
 from .request import Request, RequestContext
-from .tasks import Tasks, without_tasks
-
-# Texts whose tokens are counted at a time.
-_TEXTS_COUNTED_AT_ONCE = 256
-
-
-def load(
-    path: str | os.PathLike[str],
-    *,
-    memory_mb: float | None = None,
-    residency: Residency | Literal["auto"] = "auto",
-    threads: int | None = None,
-    affinity: Sequence[int] | None = None,
-    check: Check = "fast",
-    preload: bool = False,
-    provider: str = "cpu",
-) -> ElasticModel:
-    """Opens a bundle as a model; engines and tokenizer open on first use, or at once with ``preload``.
-
-    ``memory_mb`` caps what all engines and tasks may hold together (weights, private initializers, activations; 10^6
-    bytes), and
-    ``residency`` is decided under it, see ``assign_residencies``. Engines that generate, and the caches of their
-    sessions, open later, under what the cap then leaves. ``threads`` is the number of cores per run, by
-    default the ones that this process may use. ``affinity`` names the CPU of each of these threads but the calling one
-    (Linux alone); by default the system places them. None of them spins. ``provider`` is where ONNX Runtime runs the
-    engines: ``cpu``, where TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or
-    ``tensorrt``, where ONNX Runtime builds an engine of its own from each. Never does another one answer than was asked
-    for. Raises a BundleError, InputError for an unknown name, for threads and CPUs beyond what this process may
-    use, or SelectionError if the cap cannot be met.
-    """
-    if residency not in (*RESIDENCIES, "auto"):
-        raise InputError(f"residency {residency!r}: expected one of auto, {', '.join(RESIDENCIES)}")
-    ran_on = provider_named(provider)
-    if ran_on is not None and affinity is not None:
-        raise InputError(f"affinity: expected none with provider {provider!r}, which computes on a GPU")
-    count, cpus = threads_and_affinity(threads, affinity)
-    bundle = open_bundle(path, check)
-    if ran_on is not None and bundle.manifest.tasks is not None:
-        raise InputError(
-            f"provider {provider!r}: the engines of a bundle with tasks run on the processor; expected cpu"
-        )
-    engines = runnable_engines(bundle, ran_on)
-    if memory_mb is not None:
-        memory_mb = without_tasks(bundle, memory_mb)
-    if ran_on is None:
-        residencies = residencies_for(bundle, engines, memory_mb, residency)
-    else:
-        held: Residency = "shared" if ran_on.shares else "packed"
-        if residency not in ("auto", held):
-            raise InputError(f"residency {residency!r}: with provider {provider!r} expected auto or {held}")
-        residencies = dict.fromkeys(residencies_for(bundle, engines, memory_mb, held), held)
-    memory = None if memory_mb is None or bundle.manifest.generation is None else MemoryCap(bundle, memory_mb)
-    model = ElasticModel(bundle, residencies, count, ran_on, cpus, residency, memory)
-    if preload:
-        try:
-            model.open_engines()
-        except BaseException:
-            model.close()
-            raise
-    return model
+from .tasks import Tasks
+from .texts import Texts
 
 
 class ElasticModel:
@@ -120,7 +55,7 @@ class ElasticModel:
         self.residencies = residencies
         self.threads = threads
         manifest = bundle.manifest
-        self._inputs = InputChecker(manifest.inputs)
+        self._inputs, self._texts = InputChecker(manifest.inputs), Texts(bundle)
         self._outputs = manifest.outputs
         known = host_latencies(bundle, threads, provider is not None)
         dispatcher = partial(Dispatcher, manifest, latencies=known.latencies, elsewhere=known.elsewhere)
@@ -129,13 +64,12 @@ class ElasticModel:
         self._pool = EnginePool(bundle, residencies, threads, provider, affinity, memory)
         # Called: ``model.generate("Once upon a time", max_tokens=64)``.
         self.generate = Generator(
-            bundle, self._opened_encoder, threads, residency, provider, affinity, memory, self._task_tensors
+            bundle, self._texts.encoder, threads, residency, provider, affinity, memory, self._task_tensors
         )
         self._exits = ExitChooser(bundle, manifest.exits, self._pool) if manifest.exits else None
         # With fewer threads than cores several runs proceed at full speed.
         self._in_flight = InFlight(max(1.0, probe_host().cores / threads))
         self._latency_budgets = {b.name for b in manifest.budgets if b.limits.latency_ms is not None}
-        self._encoder_lock = threading.Lock()
 
     def __call__(
         self,
@@ -186,8 +120,9 @@ class ElasticModel:
         elif isinstance(inputs, bytes | bytearray | memoryview):
             raise InputError(f"expected arrays by input name, or text as str, got {type(inputs).__name__}; decode it")
         else:
-            limits = request if truncate else Request()
-            encoded, before = self._encode(inputs, limits, truncate, prompt, prompt_name, task)
+            dispatcher, limits = self._dispatcher_of(task), request if truncate else Request()
+            longest = partial(dispatcher.longest_sequence, request=limits)  # no text is refused by the encoder
+            encoded, before = self._texts.encode(inputs, longest, truncate, prompt, prompt_name)
             feeds, truncated = encoded.feeds, encoded.truncated
         encoded_at = perf_counter()
         shape = self._inputs.sizes_of(feeds)
@@ -230,18 +165,12 @@ class ElasticModel:
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """What stands before a text of a request with these arguments; empty for nothing. Raises InputError."""
-        return self._text_entry().prompt(prompt, prompt_name)
+        return self._texts.prompt(prompt, prompt_name)
 
     def token_counts(self, texts: Sequence[str], prompt: str | None = None) -> list[int]:
         """How many tokens each text has for this model behind ``prompt`` (None is the default one), with the tokens
         that its tokenizer adds. Raises InputError."""
-        if isinstance(texts, str):
-            raise InputError(f"texts: expected a list of texts, got {texts!r:.80}")
-        encoder = self._opened_encoder()
-        counts: list[int] = []
-        for start in range(0, len(texts), _TEXTS_COUNTED_AT_ONCE):
-            counts += encoder.lengths(texts[start : start + _TEXTS_COUNTED_AT_ONCE], prompt)
-        return counts
+        return self._texts.token_counts(texts, prompt)
 
     def session(self, rows: int = 1, capacity: int | None = None, task: str | None = None) -> Session:
         """A cache that ``generate`` keeps between calls; see Generator.session."""
@@ -257,7 +186,7 @@ class ElasticModel:
         if self.bundle.manifest.text is not None:
             # A model with an input that no text feeds takes arrays alone.
             with suppress(InputError):
-                self._opened_encoder()
+                self._texts.encoder()
         for engine in self.bundle.manifest.engines:
             if engine.id in self.residencies:
                 self._pool.get(engine)
@@ -384,42 +313,6 @@ class ElasticModel:
                 f"exits: this model has no exits to leave at; expected none or 'off', got {exits!r:.80}"
             )
         return None
-
-    def _encode(
-        self,
-        inputs: str | Sequence[str],
-        request: Request,
-        truncate: bool,
-        prompt: str | None,
-        prompt_name: str | None,
-        task: str | None,
-    ) -> tuple[Encoded, str]:
-        """Texts as inputs, and the prompt before them."""
-        if not isinstance(inputs, (str, Sequence)):
-            raise InputError(f"inputs: expected arrays by name, a text or texts, got {type(inputs).__name__}")
-        texts = [inputs] if isinstance(inputs, str) else inputs
-        encoder = self._opened_encoder()
-        before = encoder.entry.prompt(prompt, prompt_name)
-        dispatcher = self._dispatcher_of(task)
-        longest = dispatcher.longest_sequence(max(1, len(texts)), request)  # no text is refused by the encoder
-        return encoder.encode(texts, longest, truncate, before), before
-
-    def _opened_encoder(self) -> TextEncoder:
-        with self._encoder_lock:
-            return self._encoder
-
-    @cached_property
-    def _encoder(self) -> TextEncoder:
-        text = self._text_entry()
-        self.bundle.require_hashes(text.file)
-        with self.bundle.held(text.file):
-            return TextEncoder(self.bundle.file(text.file), text, self.bundle.manifest.inputs)
-
-    def _text_entry(self) -> TextEntry:
-        text = self.bundle.manifest.text
-        if text is None:
-            raise InputError(f"bundle {self.bundle.path}: has no tokenizer; pass arrays by input name instead of text")
-        return text
 
 
 def _is_late(context: RequestContext) -> bool:

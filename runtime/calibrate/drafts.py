@@ -12,7 +12,7 @@ from ..bundle.open_bundle import Bundle
 from ..engines.contract.threads import threads_or_default
 from ..generation.draft_calibration import HostDrafts
 from ..generation.lookup import NGRAM
-from ..model import load
+from ..load import load
 from .measure import Progress
 
 # Of a text: those that are its prompt, and those that are written behind it.

@@ -26,7 +26,7 @@ from nestforge.profiles.load_profile import dump_profile
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
-from nestforge.runtime.model import load
+from nestforge.runtime.load import load
 from nestforge.tools.cli import main
 from safetensors import safe_open
 from support.tiny_compile import board, save_tiniest

@@ -12,7 +12,7 @@ from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.inputs.feeds import random_feeds
-from nestforge.runtime.model import load
+from nestforge.runtime.load import load
 from support.gpu_available import Results, on
 
 

@@ -99,7 +99,7 @@ def test_a_chain_that_nobody_leaves_against_its_whole_engine(
 
 def test_rows_that_leave_answer_as_on_the_processor(cuda: Provider, leaver: Bundle, results: Results) -> None:
     """Rows leave at every exit, and those that stay are moved on the GPU."""
-    from nestforge.runtime.model import load
+    from nestforge.runtime.load import load
 
     feeds = random_feeds(leaver.manifest.inputs, Bucket(8, 64))
     with on(cuda, leaver) as model, load(leaver.path) as known:

@@ -14,7 +14,8 @@ from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.inputs.feeds import random_feeds
-from nestforge.runtime.model import ElasticModel, load
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
 from support.gpu_available import Results, milliseconds, needs_tensorrt, on
 from support.tiny_compile import board
 from support.tiny_models import save_tiny_encoder

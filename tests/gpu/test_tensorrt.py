@@ -15,7 +15,7 @@ from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.inputs.feeds import random_feeds
-from nestforge.runtime.model import load
+from nestforge.runtime.load import load
 from nestforge.tools.cli import main
 from support.cost_eff_models import save_tiny
 from support.gpu_available import Results, milliseconds, needs_tensorrt

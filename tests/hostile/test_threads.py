@@ -12,12 +12,13 @@ from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 
 from hostile import threads
 from hostile.drive import drive
+from hostile.golden import GOLDEN, golden_bundles
 from hostile.outcomes import described
-from hostile.threads import GOLDEN, Room
+from hostile.threads import Room
 
 
 def test_crowds_are_answered_as_each_request_alone() -> None:
-    bundles = len([path for path in GOLDEN.glob("bundle-*") if path.is_dir()])
+    bundles = len(golden_bundles())
     report = drive("threads", range(bundles + 2))
     assert not report.findings, described(report.findings, "threads")
     assert report.total > threads.ASKING * threads.EACH * (bundles + 2)

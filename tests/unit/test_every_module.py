@@ -28,6 +28,7 @@ TESTED_ELSEWHERE = {
     "exporters.for_tasks.low_rank": "compiler/tasks/test_lora_tasks.py",
     "exporters.tasks.adapter_config": "exporters/tasks/test_adapter_folder.py",
     "exporters.tasks.task_form": "compiler/tasks/test_task_layout.py",
+    "runtime.load": "runtime/test_model.py",
     "runtime.bundle.entries.task_entry": "runtime/bundle/test_check_tasks.py",
     "runtime.bundle.device_files.task_index": "runtime/bundle/test_check_tasks.py",
     "runtime.graphs.task_tensors": "runtime/test_tasks.py",
@@ -144,6 +145,7 @@ TESTED_THROUGH = {
         "runtime.generation.loop.generator",
     ),
     "runtime.engine_runs": ("runtime/test_model.py", "runtime.model"),
+    "runtime.texts": ("runtime/test_model.py", "runtime.model"),
     "runtime.engines.onnxruntime_gpu.session": (
         "runtime/engines/onnxruntime_gpu/test_runner.py",
         "runtime.engines.onnxruntime_gpu.runner",

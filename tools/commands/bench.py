@@ -110,7 +110,7 @@ def _show_traffic(
     provider: str,
     as_json: bool,
 ) -> None:
-    from ...runtime.model import load
+    from ...runtime.load import load
     from ..text_lines import read_text_lines
     from ..traffic_bench import bench_traffic
 

@@ -120,7 +120,7 @@ def command(
     Without --budget, --submodel, --tokens-per-second or --deadline-ms the largest submodel writes. The text is streamed
     to stdout; who wrote it and how fast follows on stderr. The bundle must be compiled with --generate.
     """
-    from ...runtime.model import load
+    from ...runtime.load import load
 
     if bool(prompts) + (prompt_file is not None) + chat + (messages is not None) != 1:
         raise click.UsageError("expected one of --prompt, --prompt-file, --chat and --messages")

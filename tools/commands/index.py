@@ -59,7 +59,7 @@ def command(
     The index belongs to this bundle's weights; it is refused by any other universal model.
     """
     from ...runtime.inputs.array_file import read_array_file
-    from ...runtime.model import load
+    from ...runtime.load import load
     from ...runtime.retrieval import Index
     from ...runtime.retrieval.index_file import MAX_BYTES
 

@@ -93,7 +93,7 @@ def command(
     Without --budget, --latency-ms, --deadline-ms or --submodel the largest submodel answers. Prints which one did,
     why, and how long it took. Of logits it prints the best classes or tokens.
     """
-    from ...runtime.model import load
+    from ...runtime.load import load
 
     if bool(texts) == (inputs is not None):
         raise click.UsageError("expected either --text or --inputs")

@@ -73,7 +73,7 @@ def command(
     Without --budget, --latency-ms or --submodel the largest submodel encodes the queries. With --compare every
     submodel does, and a table shows what it finds beside what it saves.
     """
-    from ...runtime.model import load
+    from ...runtime.load import load
     from ...runtime.retrieval import Index, compare_submodels
 
     if bool(texts) + (file is not None) + (data is not None) != 1:

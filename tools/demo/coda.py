@@ -22,7 +22,7 @@ from ...exporters.families.coda.architecture.config import REDUCTION, KeysOf
 from ...exporters.source import open_source
 from ...runtime.bundle.device_files.task_index import read_tasks
 from ...runtime.bundle.open_bundle import open_bundle
-from ...runtime.model import load
+from ...runtime.load import load
 from ...runtime.summary.tables import Table
 from ...workload import macs
 from ..console import print_table, working

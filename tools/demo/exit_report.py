@@ -16,7 +16,8 @@ import numpy as np
 
 from ...runtime.exits.choice import OFF, AskedExits
 from ...runtime.exits.policy import ExitPolicy
-from ...runtime.model import ElasticModel, load
+from ...runtime.load import load
+from ...runtime.model import ElasticModel
 from ...runtime.summary.tables import Table
 
 # Thresholds of the sweep, as shares of the largest entropy that there is, ln C.

@@ -17,7 +17,7 @@ from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
 from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.consistency.report import check_consistency
-from ...runtime.model import load
+from ...runtime.load import load
 from ...runtime.summary.tables import Table
 from ..console import print_table, working
 from .budget_curve import BudgetPoint, budget_points, draw_curves, points_table

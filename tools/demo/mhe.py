@@ -27,7 +27,7 @@ from ...runtime.calibrate.measure import time_in_turns
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import runner_for
 from ...runtime.inputs.feeds import random_feeds
-from ...runtime.model import load
+from ...runtime.load import load
 from ...runtime.summary.tables import Table
 from ..console import print_table, working
 from ..train.mhe.recipe import KINDS, RECIPE

@@ -12,6 +12,7 @@ from random import Random
 
 from nestforge.errors import NestforgeError
 
+from ..golden import GOLDEN, golden_bundles
 from ..outcomes import Result
 from ..worker import begin
 from .subjects import (
@@ -30,14 +31,13 @@ from .subjects import (
     sealed_files,
 )
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 # Of a message; paths in it are short here.
 LONGEST_MESSAGE = 800
 
 
 def open_driver(folder: Path) -> Callable[[int], Result]:
     """See the package. Subjects take turns by seed, bundles more often than the rest."""
-    bundles = sorted(path for path in GOLDEN.glob("bundle-*") if path.is_dir())
+    bundles = golden_bundles()
     subjects: list[Subject] = []
     for path in bundles:
         files = bundle_files(path)

@@ -35,6 +35,7 @@ BY_SUFFIX: dict[str, ChangeOf] = {
     ".jsonl": damaged_lines,
 }
 Files = dict[str, bytes]
+_PROMPT = [1, 2, 3]
 
 
 class Subject(ABC):
@@ -62,7 +63,7 @@ class Subject(ABC):
 
 
 class BundleSubject(Subject):
-    """A bundle: opened, inspected on the terminal, and asked of every submodel."""
+    """A bundle: opened, inspected on the terminal, and asked of every submodel and task, and for a text."""
 
     sealed = True
     ways = ("shared", "packed", "auto", "mapped")
@@ -80,6 +81,11 @@ class BundleSubject(Subject):
             for entry in model.bundle.manifest.submodels[:8]:
                 answer = model(self.text, submodel=entry.id)
                 answers.append((entry.id, [(name, _digest(array)) for name, array in sorted(answer.outputs.items())]))
+            for task in model.tasks.entries:
+                answer = model(self.text, task=task)
+                answers.append((task, [(name, _digest(array)) for name, array in sorted(answer.outputs.items())]))
+            if model.bundle.manifest.generation is not None and way != "mapped":
+                answers.append(("generated", list(model.generate(_PROMPT, max_tokens=4, stop=[]).rows[0].tokens)))
             has_seals = model.bundle.manifest.schema_version >= SEALED_SINCE
             # In older schemas nothing vouches for what was measured.
             fast = model.choose(1, 8, latency_ms=1e6).engine.id if has_seals else None

@@ -19,15 +19,16 @@ import psutil
 from nestforge.errors import BundleError
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
-from nestforge.runtime.model import ElasticModel, load
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
 from support.exit_bundles import write_exits_bundle
 from support.fake_gpu import CapturingSession, Gpu, provider_on
 
+from ..golden import golden_bundles
 from ..outcomes import Result
 from ..worker import begin
 from .asked import Asked, Told, alone, ask, asked_of
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 # Of each crowd: threads that ask one model, requests of each, and how many different ones there are.
 ASKING, EACH, KINDS = 8, 40, 40
 # While they ask, the model is replaced this often, and this often another one is opened, asked and closed beside it.
@@ -40,9 +41,9 @@ Open = Callable[[], ElasticModel]
 
 
 def open_driver(folder: Path) -> Callable[[int], Result]:
-    """See the package. Bundles take turns by seed: those that are kept from every format, one with exits and many
-    buckets, and that one on a stand-in for a GPU."""
-    rooms = [Room(path.name, path) for path in sorted(GOLDEN.glob("bundle-*")) if path.is_dir()]
+    """See the package. Bundles take turns by seed: those that are kept from every format and that this host can run,
+    one with exits and many buckets, and that one on a stand-in for a GPU."""
+    rooms = [Room(path.name, path) for path in golden_bundles()]
     exits = write_exits_bundle(folder / "exits")
     onnxruntime_gpu_runner.GpuSession = type("Session", (CapturingSession,), {"opened": []})  # type: ignore[misc]
     rooms += [Room("exits", exits), GpuRoom("exits, GPU played", exits)]

@@ -383,7 +383,7 @@ def test_under_a_memory_cap_exits_are_open_only_if_every_segment_fits(exits_bund
 
 
 def test_a_closed_model_answers_no_more(exits_bundle: Path) -> None:
-    model = nestforge.load(exits_bundle, threads=1)
+    model: nestforge.ElasticModel = nestforge.load(exits_bundle, threads=1)
     model(FEEDS, exits=0.5)
     model.close()
     with pytest.raises(BundleError):

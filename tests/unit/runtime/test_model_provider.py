@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from nestforge.elastic import Bucket
 from nestforge.errors import BundleIncompatibleError, InputError, SelectionError
-from nestforge.runtime import model as module
+from nestforge.runtime import load as module
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.inputs.feeds import random_feeds
-from nestforge.runtime.model import load
+from nestforge.runtime.load import load
 from support.exit_bundles import write_exits_bundle
 from support.host_provider import host_provider
 

@@ -118,8 +118,6 @@ def test_a_base_whose_store_lacks_a_tensor_is_damaged(tmp_path: Path) -> None:
 
 
 def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nestforge.runtime import model
-
-    monkeypatch.setattr(model, "provider_named", lambda name: name)
+    monkeypatch.setattr("nestforge.runtime.load.provider_named", lambda name: name)
     with pytest.raises(InputError, match="provider 'cuda': the engines of a bundle with tasks run on the processor"):
         nestforge.load(GOLDEN, provider="cuda")

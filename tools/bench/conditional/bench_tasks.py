@@ -24,7 +24,7 @@ from ....exporters.families.coda.task_folder import CodaTaskConfig
 from ....exporters.tasks.task_form import hash_of
 from ....runtime.bundle.open_bundle import open_bundle
 from ....runtime.inputs.feeds import random_feeds
-from ....runtime.model import load
+from ....runtime.load import load
 from ..harness import Row, interleaved, ratio
 from ..kept import CACHE
 from ..subjects import CORES, elsewhere, packed

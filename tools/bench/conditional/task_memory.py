@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ....elastic import Bucket
 from ....runtime.inputs.feeds import random_feeds
-from ....runtime.model import load
+from ....runtime.load import load
 
 
 def resident_bytes(bundle: Path) -> int:

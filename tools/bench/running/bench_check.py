@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import median
 
 from ....runtime.bundle.open_bundle import Check
-from ....runtime.model import load
+from ....runtime.load import load
 from ..harness import Row, interleaved, ratio
 from ..subjects import minilm_bundle
 

@@ -14,7 +14,7 @@ from torch.export import Dim
 
 from ....compiler.examples.rank_axes import text_encoder
 from ....runtime.inputs.arrays import Array
-from ....runtime.model import load
+from ....runtime.load import load
 from ...demo.corpus import write_corpus
 from ..harness import Row, milliseconds
 from ..kept import CACHE

@@ -12,7 +12,7 @@ from nestforge.runtime.bundle.manifest import DRAFTS_NAME
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.calibrate.drafts import DEFAULT_TEXTS, calibrate_drafts
 from nestforge.runtime.generation.draft_calibration import JudgedDraft, RunTime, keep_drafts
-from nestforge.runtime.model import load
+from nestforge.runtime.load import load
 from support.sealing import edit_sealed
 
 GOLDEN = Path(__file__).parents[3] / "golden"

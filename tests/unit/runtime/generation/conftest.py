@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from nestforge.runtime.model import ElasticModel, load
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
 from support.generating_bundle import llama_folder
 from support.greedy import greedy as transformers_greedy
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from nestforge.elastic import Bucket
-from nestforge.runtime import model
+from nestforge.runtime import load
 from nestforge.runtime.engines.onnxruntime_gpu import provider as onnxruntime_gpu_provider
 from nestforge.runtime.inputs.npz import read_npz
 from nestforge.tools import bundle_bench
@@ -34,7 +34,7 @@ def inputs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (model, onnxruntime_gpu_provider):
+    for module in (load, onnxruntime_gpu_provider):
         monkeypatch.setattr(module, "provider_named", lambda name: None if name == "cpu" else host_provider())
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nestforge.runtime.model import ElasticModel, load
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
 from nestforge.tools.demo.writing import agreement, levels_of, ways_of_writing, ways_table
 from support.generating_bundle import llama_folder
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from nestforge.errors import SelectionError
 from nestforge.runtime.engines.needs import engine_needs
-from nestforge.runtime.model import ElasticModel, load
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
 
 LARGEST = "no limit asked: the largest submodel"
 MANY = 40  # rows of 256 tokens, which take more than one engine does

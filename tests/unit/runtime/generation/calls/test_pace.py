@@ -11,7 +11,7 @@ from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.generation.calls import pace as pace_module
 from nestforge.runtime.generation.calls.pace import Pace, Promise
 from nestforge.runtime.generation.calls.step_times import StepTimes
-from nestforge.runtime.model import load
+from nestforge.runtime.load import load
 
 STEP_MS = (8.0, 4.0, 2.0)
 

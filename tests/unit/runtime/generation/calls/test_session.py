@@ -9,7 +9,8 @@ import pytest
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.generation import cached_engine
 from nestforge.runtime.inputs.arrays import Array
-from nestforge.runtime.model import ElasticModel, load
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
 
 Greedy = Callable[[list[int], int], list[int]]
 # Submodels of 4 heads in both of its layers, of 2, and of 1 and 4.

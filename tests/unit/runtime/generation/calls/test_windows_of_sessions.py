@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.calls import session as session_module
-from nestforge.runtime.model import ElasticModel, load
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
 
 GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-v12"
 PROMPT = np.random.default_rng(1).integers(3, 48, 505).tolist()

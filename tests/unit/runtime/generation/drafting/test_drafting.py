@@ -20,7 +20,8 @@ from nestforge.runtime.generation.calls.step_times import StepTimes
 from nestforge.runtime.generation.drafting import drafters
 from nestforge.runtime.generation.sampling import Sampler, Sampling
 from nestforge.runtime.inputs.arrays import Array
-from nestforge.runtime.model import ElasticModel, load
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
 from support.chi_square import chi_square_limit, chi_square_statistic
 from support.gated_decoders import edit_config, make_decoder
 

@@ -12,7 +12,8 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.memory import MemoryCap
 from nestforge.runtime.generation.calls.admitted import AdmittedEngines, longer_prompt_bytes
 from nestforge.runtime.generation.calls.generated import Run
-from nestforge.runtime.model import ElasticModel, load
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
 from support.generating_t5 import generated_by_transformers, t5_folder
 
 PROMPTS = ["Returns the file that a subprocess has opened.", "a", "path " * 30, "threads"]

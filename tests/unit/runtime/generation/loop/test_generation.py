@@ -16,7 +16,8 @@ from nestforge.runtime.generation.calls.pace import Pace, Writer
 from nestforge.runtime.generation.loop import generation as generation_module
 from nestforge.runtime.generation.loop.generation import Generation
 from nestforge.runtime.inputs.arrays import Array
-from nestforge.runtime.model import ElasticModel, load
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
 
 Greedy = Callable[[list[int], int], list[int]]
 PROMPTS = [[5, 7, 9], [11, 3, 4, 6, 8, 10, 12], [20], [5, 7, 9, 13], [400, 401, 5]]

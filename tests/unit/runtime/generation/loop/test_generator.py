@@ -13,7 +13,8 @@ from nestforge.runtime.generation.calls.options import Options
 from nestforge.runtime.generation.loop.generator import Generator
 from nestforge.runtime.generation.sampling import Sampling
 from nestforge.runtime.generation.stops import Stops
-from nestforge.runtime.model import ElasticModel, load
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
 from support.sealing import edit_manifest
 
 GOLDEN = Path(__file__).parents[4] / "golden"

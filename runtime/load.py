@@ -1,0 +1,73 @@
+"""``load``: a bundle opened as a model, in what memory, on what processor and threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+from ..errors import InputError
+from .bundle.open_bundle import Check, open_bundle
+from .engines.contract.residency import RESIDENCIES, Residency
+from .engines.contract.threads import threads_and_affinity
+from .engines.memory import MemoryCap
+from .engines.needs import residencies_for
+from .engines.onnxruntime_gpu.provider import provider_named
+from .engines.runner import runnable_engines
+from .model import ElasticModel
+from .tasks import without_tasks
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    memory_mb: float | None = None,
+    residency: Residency | Literal["auto"] = "auto",
+    threads: int | None = None,
+    affinity: Sequence[int] | None = None,
+    check: Check = "fast",
+    preload: bool = False,
+    provider: str = "cpu",
+) -> ElasticModel:
+    """Opens a bundle as a model; engines and tokenizer open on first use, or at once with ``preload``.
+
+    ``memory_mb`` caps what all engines and tasks may hold together (weights, private initializers, activations; 10^6
+    bytes), and ``residency`` is decided under it, see ``assign_residencies``. Engines that generate, and the caches of
+    their sessions, open later, under what the cap then leaves. ``threads`` is the number of cores per run, by default
+    the ones that this process may use. ``affinity`` names the CPU of each of these threads but the calling one
+    (Linux alone); by default the system places them. None of them spins. ``provider`` is where ONNX Runtime runs the
+    engines: ``cpu``, where TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or
+    ``tensorrt``, where ONNX Runtime builds an engine of its own from each. Never does another one answer than was asked
+    for. Raises a BundleError, InputError for an unknown name, for threads and CPUs beyond what this process may
+    use, or SelectionError if the cap cannot be met.
+    """
+    if residency not in (*RESIDENCIES, "auto"):
+        raise InputError(f"residency {residency!r}: expected one of auto, {', '.join(RESIDENCIES)}")
+    ran_on = provider_named(provider)
+    if ran_on is not None and affinity is not None:
+        raise InputError(f"affinity: expected none with provider {provider!r}, which computes on a GPU")
+    count, cpus = threads_and_affinity(threads, affinity)
+    bundle = open_bundle(path, check)
+    if ran_on is not None and bundle.manifest.tasks is not None:
+        raise InputError(
+            f"provider {provider!r}: the engines of a bundle with tasks run on the processor; expected cpu"
+        )
+    engines = runnable_engines(bundle, ran_on)
+    if memory_mb is not None:
+        memory_mb = without_tasks(bundle, memory_mb)
+    if ran_on is None:
+        residencies = residencies_for(bundle, engines, memory_mb, residency)
+    else:
+        held: Residency = "shared" if ran_on.shares else "packed"
+        if residency not in ("auto", held):
+            raise InputError(f"residency {residency!r}: with provider {provider!r} expected auto or {held}")
+        residencies = dict.fromkeys(residencies_for(bundle, engines, memory_mb, held), held)
+    memory = None if memory_mb is None or bundle.manifest.generation is None else MemoryCap(bundle, memory_mb)
+    model = ElasticModel(bundle, residencies, count, ran_on, cpus, residency, memory)
+    if preload:
+        try:
+            model.open_engines()
+        except BaseException:
+            model.close()
+            raise
+    return model
