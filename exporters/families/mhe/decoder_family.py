@@ -5,62 +5,24 @@ Axes as of encoders (encoder_family.py).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ....runtime.bundle.entries.generation_entry import CachedLayer
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
-from ...architecture import Architecture
 from ...cached_form import CachedForm
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.own_config import read_config
-from ...family import Family
 from ...signature import Signature
 from .architecture.config import MheDecoderConfig
 from .architecture.forms import ATTENTION, cached_form, cached_heads
 from .architecture.forward_ops import decoder_ops
-from .architecture.key_spread import key_spread
-from .architecture.presets import PRESETS
-from .architecture.shapes import compare_weights, decoder_shapes
-from .read import attention_facts, text_entry
+from .architecture.shapes import decoder_shapes
+from .read import Kind, text_entry
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
 
 
-def read(checkpoint: Checkpoint) -> Architecture:
-    """The model in ``checkpoint``, whose weights may be absent altogether."""
-    config = read_config(checkpoint, MheDecoderConfig)
-    shapes = decoder_shapes(config)
-    if checkpoint.has_weights:
-        compare_weights(checkpoint, config, shapes)
-    spread = key_spread(checkpoint, config)
-
-    def load() -> torch.nn.Module:
-        from .folder import model_of
-        from .model.answering import Answering
-
-        return Answering(model_of(checkpoint, config))
-
-    return Architecture(
-        signature=_signature(checkpoint, config),
-        workload=partial(decoder_ops, config),
-        load=load,
-        cached=_cached(config),
-        **attention_facts(config, shapes, spread),
-    )
-
-
-FAMILY = Family(
-    "mhe_decoder",
-    ("mhe_decoder",),
-    read,
-    reads_config_alone=True,
-    presets={name: config.to_json() for name, config in PRESETS.items() if isinstance(config, MheDecoderConfig)},
-)
-
-
-def _cached(config: MheDecoderConfig) -> CachedForm:
+def _cached(config: MheDecoderConfig, _: float) -> CachedForm:
     def cached(module: torch.nn.Module) -> torch.nn.Module:
         from .model.generating import CachedLM
 
@@ -91,3 +53,6 @@ def _signature(checkpoint: Checkpoint, config: MheDecoderConfig) -> Signature:
     ids = TensorSpec("input_ids", "int64", tokens, pad=0, high=config.vocab_size)
     logits = TensorSpec("logits", "float32", (*tokens, config.vocab_size), role="next_tokens")
     return Signature((ids,), (logits,), config.max_position_embeddings, text=text_entry(checkpoint, None))
+
+
+FAMILY = Kind(MheDecoderConfig, decoder_shapes, _signature, decoder_ops, _cached).family("mhe_decoder")

@@ -13,54 +13,17 @@ from typing import TYPE_CHECKING
 
 from ....runtime.bundle.entries.generation_entry import CachedLayer
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
-from ...architecture import Architecture
 from ...cached_form import CachedForm, EncoderForm
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.own_config import read_config
-from ...family import Family
 from ...signature import Signature
 from .architecture.config import MheEncoderDecoderConfig
 from .architecture.forms import CROSS, DECODER, ENCODER, cached_form, cached_heads, prompt_form
 from .architecture.forward_ops import encoder_decoder_ops, encoding_ops, step_ops
-from .architecture.key_spread import key_spread
-from .architecture.presets import PRESETS
-from .architecture.shapes import compare_weights, encoder_decoder_shapes
-from .read import attention_facts, text_entry
+from .architecture.shapes import encoder_decoder_shapes
+from .read import Kind, text_entry
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
-
-
-def read(checkpoint: Checkpoint) -> Architecture:
-    """The model in ``checkpoint``, whose weights may be absent altogether."""
-    config = read_config(checkpoint, MheEncoderDecoderConfig)
-    shapes = encoder_decoder_shapes(config)
-    if checkpoint.has_weights:
-        compare_weights(checkpoint, config, shapes)
-    spread = key_spread(checkpoint, config)
-
-    def load() -> torch.nn.Module:
-        from .folder import model_of
-        from .model.answering import Answering
-
-        return Answering(model_of(checkpoint, config))
-
-    return Architecture(
-        signature=_signature(checkpoint, config),
-        workload=partial(encoder_decoder_ops, config),
-        load=load,
-        cached=_cached(config, spread),
-        **attention_facts(config, shapes, spread),
-    )
-
-
-FAMILY = Family(
-    "mhe_encoder_decoder",
-    ("mhe_encoder_decoder",),
-    read,
-    reads_config_alone=True,
-    presets={name: config.to_json() for name, config in PRESETS.items() if isinstance(config, MheEncoderDecoderConfig)},
-)
 
 
 def _cached(config: MheEncoderDecoderConfig, spread: float) -> CachedForm:
@@ -103,3 +66,8 @@ def _signature(checkpoint: Checkpoint, config: MheEncoderDecoderConfig) -> Signa
     if text is not None:
         text = replace(text, shifted=follows.name, start=config.decoder_start_token_id)
     return Signature((ids, mask, follows), (logits,), config.max_position_embeddings, mask.name, text)
+
+
+FAMILY = Kind(MheEncoderDecoderConfig, encoder_decoder_shapes, _signature, encoder_decoder_ops, _cached).family(
+    "mhe_encoder_decoder"
+)
