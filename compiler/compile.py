@@ -14,9 +14,10 @@ from ..errors import BuildError, InputError, ParityError
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal
-from ..profiles.device_profile import DeviceProfile, recorded_profile
+from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import TRACED
 from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
+from ..profiles.profile_data import recorded_profile
 from ..runtime.bundle.entries.engine_entry import EngineEntry
 from ..runtime.bundle.manifest import WEIGHTS_NAME
 from ..runtime.bundle.open_bundle import Bundle, open_bundle
@@ -50,7 +51,7 @@ from .publish.write_bundle import (
 )
 from .request import CompileRequest, Resolved, resolve
 from .tasks.add_tasks import add_tasks, require_names
-from .tasks.task_layout import frozen_sha256, tasks_entry
+from .tasks.task_layout import frozen_sha256, require_base, tasks_entry
 from .tensorrt.build_bundle import build_plans
 from .verify import verify_engines
 from .work.clock import Clock, Progress, silent
@@ -97,6 +98,8 @@ def compile_request(
         with clock("load"):
             universal = load_universal(source)
             base_sha256 = frozen_sha256(universal) if source.tasks is not None else ""
+            for task in resolved.tasks.values():  # before the work, not behind it
+                require_base(task, base_sha256)
         with clock("rank"):  # every elastic dimension becomes a prefix
             ranking = rank_axes(universal, corpus, stage, clock)
         templates = Templates(universal, stage, device)

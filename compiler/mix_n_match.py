@@ -11,7 +11,7 @@ from ..elastic import Submodel
 from ..errors import PlanError
 from ..exporters.source import ModelSource
 from ..exporters.universal import load_universal
-from ..profiles.device_profile import LIMITS, BudgetSpec
+from ..profiles.budget import LIMITS, BudgetSpec
 from ..profiles.precision import PRECISIONS
 from .examples.corpus import read_corpus
 from .examples.held_out_loss import HeldOutLoss

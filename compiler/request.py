@@ -15,7 +15,8 @@ from ..exporters.for_tasks.with_tasks import with_tasks
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks.task_form import Task
-from ..profiles.device_profile import BudgetSpec, DeviceProfile, PromotionOrder
+from ..profiles.budget import BudgetSpec
+from ..profiles.device_profile import DeviceProfile, PromotionOrder
 from ..profiles.load_profile import load_profile
 from ..profiles.precision import PRECISIONS, TRACED, Precision, precision_problem
 from ..profiles.probe_host import HOST_PROFILE_NAME

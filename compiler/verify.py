@@ -15,7 +15,7 @@ from ..exporters.for_tasks.with_tasks import with_stated_tasks
 from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
-from ..profiles.device_profile import profile_precisions
+from ..profiles.profile_data import profile_precisions
 from ..runtime.bundle.entries.engine_entry import EngineEntry, RoutingEntry
 from ..runtime.bundle.entries.tensor_spec import TensorSpec
 from ..runtime.bundle.manifest import WEIGHTS_NAME

@@ -5,17 +5,13 @@ Units are part of the field names. Everywhere in nestforge 1 MB is 10^6 bytes an
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import Any, Literal
+from typing import Literal
 
 from ..elastic import Bucket
-from ..errors import ProfileError
-from ..strict import structure, unstructure
-from .precision import PRECISIONS, Precision, precision_problem
+from .budget import BudgetSpec
+from .precision import Precision
 from .tensorrt_options import TensorRTOptions
 
 # 1: first published schema.
@@ -26,13 +22,6 @@ PromotionOrder = Literal["increasing", "decreasing", "up-down", "down-up"]
 
 # Of caches, where a profile states none.
 _CAPACITIES = (512, 2048)
-
-# Names that keys had before: manifests and older YAML files hold them.
-_OLD_KEYS = {"forms": "variants", "shape": "promotion_order"}
-
-_SHARE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?%")
-_COUNT_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?([KMGB])")
-_COUNT_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 
 @dataclass(frozen=True)
@@ -61,29 +50,6 @@ class Rates:
     op_overhead_us: float = field(metadata={"min": 0})
     source: str | None = None
     at: Mapping[str, ProductRates] | None = None
-
-
-@dataclass(frozen=True)
-class BudgetSpec:
-    """Limits of one budget; ``None`` is no limit, ``"50 %"`` is a share of the universal model's own figure.
-
-    Parameters and FLOPs may be written ``"94.4M"``, with K, M, or G or B for 10^9. Parameters are all, all but the
-    tables of tokens and positions, or those of the feed-forward networks that shrink. Latency and FLOPs are judged at
-    the profile's ``budget_shape``. An ``optional`` budget is left out, and a note says so, for a
-    model without a submodel that keeps it.
-    """
-
-    latency_ms: float | str | None = None
-    memory_mb: float | str | None = None
-    parameters: int | str | None = None
-    flops: int | str | None = None
-    non_embedding_parameters: int | str | None = None
-    ffn_parameters: int | str | None = None
-    optional: bool = False
-
-
-# What a budget may limit.
-LIMITS = tuple(each.name for each in dataclasses.fields(BudgetSpec) if each.name != "optional")
 
 
 @dataclass(frozen=True)
@@ -159,182 +125,3 @@ def budget_shape_of(bucket: Bucket, budget_at: Bucket | None) -> Bucket:
     if budget_at is not None:
         return bucket.nearest(budget_at)
     return Bucket(bucket.smallest.batch, bucket.sequence)
-
-
-def read_profile(data: object, where: str) -> DeviceProfile:
-    """Reads a profile from plain data (what YAML holds: buckets as ``1x128``); ``where`` names the document.
-
-    Raises ProfileError for an unknown or missing key, a wrong type, or a figure that no device can have.
-    """
-    if isinstance(data, Mapping):
-        data = _with_todays_keys(data, where)
-        if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
-            raise ProfileError(f"{where}: schema_version {data['schema_version']!r}, expected {SCHEMA_VERSION}")
-        data = {**data, "buckets": _read_buckets(data["buckets"], where)} if "buckets" in data else data
-        if data.get("budget_at") is not None:
-            data = {**data, "budget_at": _read_shape(data["budget_at"], f"{where}: budget_at")}
-        data = _with_precisions(data, where)
-    profile = structure(DeviceProfile, data, where, ProfileError)
-    _check(profile, where)
-    return profile
-
-
-def _with_todays_keys(data: Mapping[str, object], where: str) -> Mapping[str, object]:
-    """``data`` with the names that its keys have today."""
-    for old, new in _OLD_KEYS.items():
-        if old in data and new in data:
-            raise ProfileError(f"{where}: {old} and {new} are one key; write {new} alone")
-    return {_OLD_KEYS.get(key, key): value for key, value in data.items()}
-
-
-def parse_budget(text: str) -> tuple[str, BudgetSpec]:
-    """Reads ``METRIC<=X``, or several with commas between, as a budget whose name is the text itself.
-
-    The metrics are the fields of BudgetSpec. Raises ProfileError for anything else.
-    """
-    where = f"budget {text[:80]!r}"
-    limits: dict[str, float | str] = {}
-    for part in text.split(","):
-        metric, sign, value = (word.strip() for word in part.partition("<="))
-        if not sign or not metric or not value or metric in limits:
-            raise ProfileError(f"{where}: expected METRIC<=X, such as ffn_parameters<=94.4M or latency_ms<=50 %")
-        limits[metric] = _number(value)
-    budget = structure(BudgetSpec, limits, where, ProfileError)
-    _check_budget(budget, where)
-    return "".join(text.split()), budget
-
-
-def profile_data(profile: DeviceProfile) -> dict[str, Any]:
-    """The plain data that ``read_profile`` reads back as an equal profile, as YAML files have it."""
-    data = unstructure(profile)
-    precisions = data.pop("precisions")
-    data["precision"] = precisions[0] if len(precisions) == 1 else precisions
-    if profile.budget_at is not None:
-        data["budget_at"] = str(profile.budget_at)
-    return {**data, "buckets": [str(bucket) for bucket in profile.buckets]}
-
-
-def recorded_profile(profile: DeviceProfile) -> dict[str, Any]:
-    """``profile_data`` as manifests have it since their first schema, under the keys of then."""
-    written = {new: old for old, new in _OLD_KEYS.items()}
-    return {written.get(key, key): value for key, value in profile_data(profile).items()}
-
-
-def profile_precisions(data: Mapping[str, Any]) -> tuple[Precision, ...]:
-    """The precisions in ``recorded_profile``."""
-    given = data.get("precision", "fp32")
-    names = [given] if isinstance(given, str) else given
-    return tuple(precision for name in names for precision in PRECISIONS if precision == name)
-
-
-def resolve_limit(limit: float | str | None, universal: float) -> float | None:
-    """A limit in absolute units, given the universal model's own figure."""
-    if not isinstance(limit, str):
-        return limit
-    if count := _COUNT_PATTERN.fullmatch(limit):
-        return float(Decimal(count[1]) * _COUNT_UNITS[count[2]])
-    return float(limit[:-1]) / 100 * universal
-
-
-def _number(text: str) -> float | str:
-    """A plain number as one; anything else as it stands."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _read_buckets(texts: object, where: str) -> object:
-    if not isinstance(texts, (list, tuple)) or not texts:
-        raise ProfileError(f"{where}: buckets: expected a list such as [1x32, 1x128], got {texts!r}")
-    try:
-        buckets = [Bucket.parse(str(text)) for text in texts]
-    except ValueError as failure:
-        raise ProfileError(f"{where}: buckets: {failure}") from None
-    if len(set(buckets)) != len(buckets):
-        raise ProfileError(f"{where}: buckets: one stands twice in {', '.join(map(str, texts))}")
-    return [unstructure(bucket) for bucket in buckets]
-
-
-def _read_shape(text: object, where: str) -> object:
-    """One static shape such as ``1x128``."""
-    try:
-        shape = Bucket.parse(str(text))
-    except ValueError as failure:
-        raise ProfileError(f"{where}: {failure}") from None
-    if not shape.is_static:
-        raise ProfileError(f"{where}: expected one shape, such as {shape.largest}, got the range {shape}")
-    return unstructure(shape)
-
-
-def _with_precisions(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """``data`` with the field that a profile's ``precision``, a name or a list of them, is read into."""
-    if "precisions" in data:
-        raise ProfileError(f"{where}: unknown key 'precisions'; did you mean 'precision'?")
-    if "precision" not in data:
-        return data
-    given = data["precision"]
-    names = list(given) if isinstance(given, (list, tuple)) else [given]
-    for name in names:
-        if name not in PRECISIONS:
-            raise ProfileError(f"{where}: precision: got {name!r:.80}; expected one of {', '.join(PRECISIONS)}")
-    return {**{key: value for key, value in data.items() if key != "precision"}, "precisions": names}
-
-
-def _check(profile: DeviceProfile, where: str) -> None:
-    if not profile.name:
-        raise ProfileError(f"{where}: name: expected text, got an empty one")
-    if not profile.budgets:
-        raise ProfileError(f"{where}: budgets: expected at least one; full: {{}} asks for the universal model")
-    _check_positive(f"{where}: memory_mb", profile.memory_mb)
-    for rate in dataclasses.fields(Rates):
-        value = getattr(profile.rates, rate.name)
-        if isinstance(value, float) and rate.name != "op_overhead_us":
-            _check_positive(f"{where}: rates: {rate.name}", value)
-    if problem := precision_problem(profile.precisions, profile.backend):
-        raise ProfileError(f"{where}: precision: {problem}")
-    for precision, products in (profile.rates.at or {}).items():
-        if precision not in PRECISIONS:
-            raise ProfileError(f"{where}: rates: at: got {precision!r:.80}; expected one of {', '.join(PRECISIONS)}")
-        _check_positive(f"{where}: rates: at.{precision}: gemm_gflops", products.gemm_gflops)
-        _check_positive(f"{where}: rates: at.{precision}: batched_gemm_gflops", products.batched_gemm_gflops)
-    if profile.tensorrt is not None and profile.backend != "tensorrt":
-        raise ProfileError(f"{where}: tensorrt: only for backend tensorrt, this profile's is {profile.backend}")
-    capacities = profile.capacities
-    if capacities is not None and profile.backend != "tensorrt":
-        raise ProfileError(f"{where}: capacities: only for backend tensorrt, this profile's is {profile.backend}")
-    if capacities is not None and (not capacities or min(capacities) < 2 or len(set(capacities)) != len(capacities)):
-        raise ProfileError(
-            f"{where}: capacities: expected numbers of tokens, each once and 2 or above, got {capacities}"
-        )
-    if profile.host is not None and profile.backend != "onnxruntime":
-        raise ProfileError(f"{where}: host: a compile measures on ONNX Runtime alone, backend is {profile.backend}")
-    for name, budget in profile.budgets.items():
-        _check_budget(budget, f"{where}: budgets.{name}")
-
-
-def _check_budget(budget: BudgetSpec, where: str) -> None:
-    for limit in LIMITS:
-        counts = not limit.endswith(("_ms", "_mb"))
-        _check_limit(f"{where}: {limit}", getattr(budget, limit), counts)
-
-
-def _check_limit(where: str, limit: float | str | None, counts: bool) -> None:
-    """``counts``: the figure is a number of things, which may be written in thousands, millions or billions."""
-    if not isinstance(limit, str):
-        _check_positive(where, limit)
-        return
-    share, count = _SHARE_PATTERN.fullmatch(limit), _COUNT_PATTERN.fullmatch(limit) if counts else None
-    number = Decimal(count[1]) if count else Decimal(share[1]) if share else Decimal(0)
-    if not number or (share and number > 100):
-        plain = "number, such as 94.4M," if counts else "number"
-        raise ProfileError(f'{where}: expected a positive {plain} or a share such as "50 %", got {limit!r:.80}')
-
-
-def _check_positive(where: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise ProfileError(f"{where}: expected more than 0, got {value:g}")

@@ -11,8 +11,9 @@ import yaml
 from ..errors import ProfileError
 from ..outside import is_of_library, said_by
 from ..strict import nearest
-from .device_profile import DeviceProfile, profile_data, read_profile
+from .device_profile import DeviceProfile
 from .probe_host import HOST_PROFILE_NAME, host_profile
+from .profile_data import profile_data, read_profile
 
 MAX_YAML_BYTES = 256 * 1024
 _BUILTIN = Path(__file__).parent / "builtin"

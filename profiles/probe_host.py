@@ -20,7 +20,8 @@ import psutil
 from ..errors import OutputError, ProfileError
 from ..strict import parse_json, structure, unstructure
 from ..whole_file import write_whole
-from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates, read_profile
+from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates
+from .profile_data import read_profile
 
 HOST_PROFILE_NAME = "host-cpu"
 

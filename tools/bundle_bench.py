@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from ..elastic import Bucket
 from ..errors import SelectionError
-from ..profiles.device_profile import DeviceProfile, read_profile
+from ..profiles.device_profile import DeviceProfile
 from ..profiles.probe_host import is_this_host
+from ..profiles.profile_data import read_profile
 from ..runtime.bundle.entries.engine_entry import EngineEntry
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default

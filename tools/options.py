@@ -9,7 +9,8 @@ import click
 
 from ..elastic import Bucket
 from ..errors import ProfileError
-from ..profiles.device_profile import BudgetSpec, PromotionOrder, parse_budget
+from ..profiles.budget import BudgetSpec, parse_budget
+from ..profiles.device_profile import PromotionOrder
 from ..profiles.precision import PRECISIONS, Precision
 from ..runtime.engines.onnxruntime_gpu.provider import PROVIDERS
 from .console import say

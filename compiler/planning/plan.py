@@ -15,7 +15,8 @@ from ...elastic import Bucket, ElasticSpec, Submodel
 from ...errors import PlanError
 from ...exporters.parameter_groups import ParameterGroups
 from ...exporters.weight_bytes import WeightBytes
-from ...profiles.device_profile import BudgetSpec, DeviceProfile, resolve_limit
+from ...profiles.budget import BudgetSpec, resolve_limit
+from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import Precision, precision_of
 from ...runtime.bundle.manifest import Limits
 from ...workload import Op

@@ -16,8 +16,9 @@ import onnxruntime
 from ...elastic import Submodel
 from ...exporters.checkpoints.checkpoint import sha256_of
 from ...exporters.source import ModelSource
-from ...profiles.device_profile import DeviceProfile, recorded_profile
+from ...profiles.device_profile import DeviceProfile
 from ...profiles.probe_host import probe_host
+from ...profiles.profile_data import recorded_profile
 from ...runtime.bundle.build_record import BuildRecord, Latency
 from ...runtime.bundle.device_files.task_index import TASK_FILE_PREFIX
 from ...runtime.bundle.entries.engine_entry import EngineEntry

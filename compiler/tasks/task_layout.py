@@ -47,16 +47,21 @@ def read_orders(path: Path | None) -> Orders:
     return {} if path is None else load_file(path)
 
 
-def with_task(universal: UniversalModel, task: Task, orders: Orders, base_sha256: str) -> UniversalModel:
-    """``universal``, in the bundle's order, with the tensors of ``task`` in that order as well.
-
-    Raises CheckpointError for a task of another base.
-    """
+def require_base(task: Task, base_sha256: str) -> None:
+    """Raises CheckpointError for a task whose folder states other frozen weights than ``base_sha256``."""
     if task.base_sha256 is not None and task.base_sha256 != base_sha256:
         raise CheckpointError(
             f"{task.folder}: made for a base whose frozen weights have the hash {task.base_sha256[:16]}..., this one's "
             f"have {base_sha256[:16]}...; take the base that it was trained on"
         )
+
+
+def with_task(universal: UniversalModel, task: Task, orders: Orders, base_sha256: str) -> UniversalModel:
+    """``universal``, in the bundle's order, with the tensors of ``task`` in that order as well.
+
+    Raises CheckpointError for a task of another base.
+    """
+    require_base(task, base_sha256)
     values = {name: torch.from_numpy(array) for name, array in task.tensors.items()}
     for order in universal.spec.orders:
         if order.name in orders:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.nest import nest
 from nestforge.elastic import Bucket
-from nestforge.profiles.device_profile import BudgetSpec
+from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.load_profile import dump_profile, load_profile
 from nestforge.tools import bundle_bench
 from nestforge.tools.cli import main

@@ -22,7 +22,8 @@ from nestforge.compiler.work.staging import Stage
 from nestforge.elastic import Bucket
 from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.exporters.universal import UniversalModel
-from nestforge.profiles.device_profile import DeviceProfile, read_profile
+from nestforge.profiles.device_profile import DeviceProfile
+from nestforge.profiles.profile_data import read_profile
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME, Quality, Ranking
 from support.tiny_models import save_tiny_encoder
 

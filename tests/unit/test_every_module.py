@@ -49,7 +49,7 @@ TESTED_ELSEWHERE = {
     "runtime.inputs.arrays": "compiler/tensorrt/test_check_plan.py",
     "runtime.request": "runtime/test_dispatcher.py",
     "runtime.retrieval.identity": "runtime/retrieval/test_index_file.py",
-    "profiles.tensorrt_options": "profiles/test_device_profile.py",
+    "profiles.tensorrt_options": "profiles/test_profile_data.py",
     "exporters.families.coda.architecture.inputs": "exporters/families/coda/model/test_embeddings.py",
     "exporters.families.coda.model.adapters": "exporters/families/coda/model/test_layer.py",
     "exporters.families.coda.conversion.settings": "exporters/families/coda/conversion/test_convert.py",
@@ -144,6 +144,7 @@ TESTED_THROUGH = {
         "runtime/generation/loop/test_generator.py",
         "runtime.generation.loop.generator",
     ),
+    "profiles.device_profile": ("profiles/test_profile_data.py", "profiles.profile_data"),
     "runtime.engine_runs": ("runtime/test_model.py", "runtime.model"),
     "runtime.texts": ("runtime/test_model.py", "runtime.model"),
     "runtime.engines.onnxruntime_gpu.session": (

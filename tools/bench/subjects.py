@@ -18,7 +18,8 @@ from ...compiler.graph.template import Template, emit, load_template, save_templ
 from ...elastic import Bucket
 from ...exporters.source import open_source
 from ...exporters.universal import UniversalModel, load_universal
-from ...profiles.device_profile import BudgetSpec, DeviceProfile
+from ...profiles.budget import BudgetSpec
+from ...profiles.device_profile import DeviceProfile
 from ...profiles.load_profile import load_profile
 from ...profiles.probe_host import probe_host
 from ...runtime.bundle.manifest import WEIGHTS_NAME

@@ -32,7 +32,8 @@ from ..options import (
 
 if TYPE_CHECKING:
     from ...compiler.request import Include
-    from ...profiles.device_profile import BudgetSpec, PromotionOrder
+    from ...profiles.budget import BudgetSpec
+    from ...profiles.device_profile import PromotionOrder
     from ...profiles.precision import Precision
 
 EXAMPLES = """\b

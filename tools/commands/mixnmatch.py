@@ -12,7 +12,7 @@ from ..options import BudgetType, json_option, levels_option, model_argument, pr
 
 if TYPE_CHECKING:
     from ...compiler.mix_n_match import Comparison
-    from ...profiles.device_profile import BudgetSpec
+    from ...profiles.budget import BudgetSpec
 
 EXAMPLES = """\b
 Examples:

@@ -32,7 +32,8 @@ from ..variant_view import print_variants, shared_variants
 if TYPE_CHECKING:
     from ...compiler.planning.plan import Plan
     from ...compiler.planning.variants import VariantView
-    from ...profiles.device_profile import BudgetSpec, PromotionOrder
+    from ...profiles.budget import BudgetSpec
+    from ...profiles.device_profile import PromotionOrder
     from ...profiles.precision import Precision
 
 _LISTED = 4  # rejected candidates shown per budget

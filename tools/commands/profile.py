@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from ...profiles.device_profile import recorded_profile
 from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
+from ...profiles.profile_data import recorded_profile
 from ...whole_file import require_new, write_whole
 from ..console import print_json, say, working
 from ..options import json_option

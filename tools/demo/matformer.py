@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...compiler.publish.report import markdown
 from ...errors import OutputError
-from ...profiles.device_profile import BudgetSpec
+from ...profiles.budget import BudgetSpec
 from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
 from ...runtime.bundle.open_bundle import open_bundle

@@ -10,7 +10,8 @@ from nestforge.compiler.request import CompileRequest
 from nestforge.elastic import Submodel
 from nestforge.errors import PlanError
 from nestforge.exporters.source import ModelSource, open_source
-from nestforge.profiles.device_profile import DeviceProfile, parse_budget
+from nestforge.profiles.budget import parse_budget
+from nestforge.profiles.device_profile import DeviceProfile
 from nestforge.strict import unstructure
 from support.tiny_compile import board
 from support.tiny_models import corpus

@@ -11,7 +11,7 @@ import pytest
 from nestforge.compiler.request import CompileRequest, plan, resolve
 from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
-from nestforge.profiles.device_profile import BudgetSpec
+from nestforge.profiles.budget import BudgetSpec
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board
 

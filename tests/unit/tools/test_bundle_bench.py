@@ -7,8 +7,8 @@ import pytest
 from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import Bucket
 from nestforge.errors import SelectionError
-from nestforge.profiles.device_profile import profile_data
 from nestforge.profiles.load_profile import load_profile
+from nestforge.profiles.profile_data import profile_data
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.contract.residency import Residency

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from nestforge.elastic import Bucket
-from nestforge.profiles.device_profile import BudgetSpec
+from nestforge.profiles.budget import BudgetSpec
 from nestforge.tools.options import (
     BucketType,
     BudgetType,

@@ -17,7 +17,7 @@ from ....exporters.families.mhe.architecture.config import MheDecoderConfig
 from ....exporters.families.mhe.architecture.presets import PRESETS
 from ....exporters.families.mhe.folder import save_model
 from ....exporters.families.mhe.model.decoder import MheDecoder
-from ....profiles.device_profile import BudgetSpec
+from ....profiles.budget import BudgetSpec
 from ....runtime.model import ElasticModel
 from ..harness import Row
 from ..kept import CACHE

@@ -13,7 +13,7 @@ from ....compiler.compile import compile_bundle
 from ....exporters.families.matformer.architecture.config import MatformerConfig
 from ....exporters.families.matformer.folder import save_model
 from ....exporters.families.matformer.model.language_model import MatformerLM
-from ....profiles.device_profile import BudgetSpec
+from ....profiles.budget import BudgetSpec
 from ....profiles.load_profile import load_profile
 from ....runtime.bundle.manifest import WEIGHTS_NAME
 from ....runtime.bundle.open_bundle import open_bundle

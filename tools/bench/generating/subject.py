@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ....compiler.compile import compile_bundle
 from ....elastic import Bucket
-from ....profiles.device_profile import BudgetSpec
+from ....profiles.budget import BudgetSpec
 from ....profiles.precision import Precision
 from ..kept import CACHE
 from ..subjects import elsewhere

@@ -11,7 +11,7 @@ from ....compiler.compile import compile_bundle
 from ....elastic import Bucket
 from ....exporters.source import open_source
 from ....exporters.universal import load_universal
-from ....profiles.device_profile import BudgetSpec
+from ....profiles.budget import BudgetSpec
 from ....profiles.precision import Precision
 from ....runtime.bundle.open_bundle import Bundle, open_bundle
 from ...demo.checkpoint import demo_checkpoint

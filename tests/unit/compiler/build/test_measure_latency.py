@@ -15,7 +15,7 @@ from nestforge.compiler.work.clock import Clock, silent
 from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.profiles.device_profile import BudgetSpec
+from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.probe_host import _fingerprint, probe_host
 from nestforge.runtime.engines import measure_rounds as module
 from nestforge.runtime.engines.measure_rounds import measured_shapes

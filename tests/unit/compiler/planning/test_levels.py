@@ -76,7 +76,7 @@ def test_refusals(fractions: dict[str, list[float]], message: str) -> None:
     st.integers(1, 4096),
     st.integers(1, 64),
     st.sampled_from([8, 16, 64]),
-    st.lists(st.floats(0.01, 0.99), unique=True, max_size=6).map(sorted),
+    st.lists(st.integers(1, 99), unique=True, max_size=6).map(lambda percent: [each / 100 for each in sorted(percent)]),
 )
 def test_levels_never_shrink_and_end_universal(ffn: int, heads: int, multiple: int, steps: list[float]) -> None:
     spec = encoder(1, ffn, heads)

@@ -16,7 +16,8 @@ from nestforge.compiler.planning.plan import Candidate, Plan, make_plan
 from nestforge.elastic import BITS, Axis, Bucket
 from nestforge.errors import PlanError
 from nestforge.exporters.source import ModelSource, open_source
-from nestforge.profiles.device_profile import BudgetSpec, DeviceProfile, ProductRates
+from nestforge.profiles.budget import BudgetSpec
+from nestforge.profiles.device_profile import DeviceProfile, ProductRates
 from nestforge.profiles.load_profile import load_profile
 from nestforge.profiles.precision import Precision, widths_of
 from nestforge.runtime.bundle.manifest import Limits

@@ -16,8 +16,8 @@ from nestforge.compiler import compile as compile_module
 from nestforge.compiler import verify as verify_module
 from nestforge.compiler.verify import EngineVerdict, VerifyReport
 from nestforge.elastic import Bucket
-from nestforge.profiles.device_profile import recorded_profile
 from nestforge.profiles.load_profile import load_profile
+from nestforge.profiles.profile_data import recorded_profile
 from nestforge.runtime.bundle.entries.engine_entry import ParityOutput
 from nestforge.runtime.bundle.manifest import SCHEMA_VERSION
 from nestforge.runtime.bundle.open_bundle import open_bundle
