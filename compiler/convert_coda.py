@@ -10,6 +10,9 @@ from ..exporters.checkpoints.own_folder import save_model
 from ..exporters.families.coda.architecture.config import CodaConfig
 from ..exporters.families.coda.conversion.convert import converted
 from ..exporters.families.coda.conversion.settings import ConversionSettings
+from ..exporters.families.coda.conversion.with_decoder import decoder_behind
+from ..exporters.families.coda.model.encoder import CodaEncoder
+from ..exporters.families.coda_encoder_decoder.model import CodaEncoderDecoder
 from ..exporters.source import open_source
 from ..strict import unstructure
 from .publish.write_bundle import tool_versions
@@ -20,11 +23,12 @@ _COMPANIONS = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
     "preprocessor_config.json",
 )
+_OF_DECODERS = ("generation_config.json", "chat_template*")
 
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """``groups`` are parameters by name: adapters, routers and norms, which a task trains, among ``parameters`` in all.
+    """``config`` is the encoder's; behind it are ``decoder_layers``. ``groups`` are parameters by name: adapters, routers and norms, which a task trains, among ``parameters`` in all.
     ``left_out`` is what of the checkpoint the folder has not."""
 
     output: Path
@@ -32,32 +36,43 @@ class ConversionReport:
     parameters: int
     groups: dict[str, int]
     left_out: tuple[str, ...]
+    decoder_layers: int = 0
 
 
-def convert_coda(model: str | Path, output: str | Path, settings: ConversionSettings | None = None) -> ConversionReport:
+def convert_coda(
+    model: str | Path, output: str | Path, settings: ConversionSettings | None = None, with_decoder: bool = False
+) -> ConversionReport:
     """Adds adapters and routers to the encoder of the T5, ViT or BERT checkpoint in folder ``model``, in the new folder
-    ``output``. At r = 1 the result answers as the checkpoint's encoder does; at others it must be trained first.
+    ``output``; ``with_decoder`` keeps the decoder of a T5 behind it. At r = 1 the result answers as the checkpoint's
+    encoder does, or as its whole model; at others it must be trained first.
 
     Raises a NestforgeError and writes nothing if an input is bad.
     """
     settings = settings or ConversionSettings()
     checkpoint, output = open_checkpoint(Path(model)), Path(output)
-    companions = _companions(checkpoint)
+    companions = _companions(checkpoint, with_decoder)
     files = sorted({*checkpoint.source_files(), *companions})
     key = {
         "job": "convert-coda",
         "tools": tool_versions(),
         "source": {path.name: sha256_of(path) for path in files},
         "settings": unstructure(settings),
+        "with_decoder": with_decoder,
     }
     with staged(output, key) as stage:
         found = converted(checkpoint, settings)
+        made: CodaEncoder | CodaEncoderDecoder = found.model
+        if with_decoder:
+            made = decoder_behind(checkpoint, found.model)
         if not stage.is_published:
-            save_model(found.model, found.config, stage.folder, {path.name: path.read_bytes() for path in companions})
+            save_model(made, made.config, stage.folder, {path.name: path.read_bytes() for path in companions})
     source = open_source(output)
     whole = source.spec.universal()
-    return ConversionReport(output, found.config, source.parameters(whole), source.named_groups(whole), found.left_out)
+    groups, left_out = source.named_groups(whole), () if with_decoder else found.left_out
+    layers = made.config.num_decoder_layers if isinstance(made, CodaEncoderDecoder) else 0
+    return ConversionReport(output, found.config, source.parameters(whole), groups, left_out, layers)
 
 
-def _companions(checkpoint: Checkpoint) -> list[Path]:
-    return sorted({path for pattern in _COMPANIONS for path in checkpoint.folder.glob(pattern) if path.is_file()})
+def _companions(checkpoint: Checkpoint, with_decoder: bool) -> list[Path]:
+    patterns = (*_COMPANIONS, *(_OF_DECODERS if with_decoder else ()))
+    return sorted({path for pattern in patterns for path in checkpoint.folder.glob(pattern) if path.is_file()})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
+from ..runtime.bundle.entries.engine_entry import RoutingEntry
 from ..runtime.bundle.entries.generation_entry import (
     CACHED,
     ENCODER,
@@ -34,7 +35,8 @@ class EncoderForm:
     """How an encoder-decoder reads a prompt of up to ``positions`` tokens; its decoder begins with ``start``.
 
     ``module(module)`` is what ``Architecture.load`` returned with the interface of ``EncoderEntry``; ``workload`` is
-    what that costs, ``step`` what one new token of the decoder does.
+    what that costs, ``step`` what one new token of the decoder does. ``axes`` and ``routes(submodel)`` as of ``Part``; of
+    a prompt that is shorter than the longest, routes are filled with -1.
     """
 
     start: int
@@ -42,6 +44,8 @@ class EncoderForm:
     module: Callable[[torch.nn.Module], torch.nn.Module]
     workload: Callable[[Submodel, Bucket], Sequence[Op]]
     step: Callable[[Submodel], Sequence[Op]]
+    axes: tuple[str, ...] = ()
+    routes: Callable[[Submodel], tuple[RoutingEntry, ...]] = lambda _: ()
 
     @property
     def bucket(self) -> Bucket:
@@ -134,4 +138,6 @@ class CachedForm:
                 encoder.module,
                 bucket=encoder.bucket,
                 variants=self.variants,
+                axes=encoder.axes,
+                routes=encoder.routes,
             )

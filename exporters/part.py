@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
+from ..runtime.bundle.entries.engine_entry import RoutingEntry
 from ..runtime.bundle.entries.tensor_spec import TensorSpec
 from ..workload import Op
 
@@ -21,7 +22,9 @@ class Part:
 
     ``module(module)`` is the part of what ``Architecture.load`` returned, perhaps narrowed, on its weights: ``forward``
     takes the ``inputs`` by position and returns the ``outputs`` as a tuple; the user's module is attribute ``model``.
-    Where the model is traced in ``variants`` of ``Architecture.variants``, it is given in those for that.
+    Where the model is traced in ``variants`` of ``Architecture.variants``, it is given in those for that. ``axes`` with
+    choices are those that change its graph; ``routes(submodel)`` are what it returns after its outputs once it is
+    traced.
     """
 
     name: str
@@ -32,6 +35,12 @@ class Part:
     min_depth: int = 0
     bucket: Bucket | None = None
     variants: Mapping[str, str] = field(default_factory=dict)
+    axes: tuple[str, ...] = ()
+    routes: Callable[[Submodel], tuple[RoutingEntry, ...]] = lambda _: ()
+
+    def structure(self, submodel: Submodel) -> tuple[tuple[str, int], ...]:
+        """What of the structure of ``submodel`` changes its graph."""
+        return tuple((axis, value) for axis, value in submodel.structure if axis in self.axes)
 
     def at(self, bucket: Bucket) -> Bucket:
         """The bucket that its engines have in the place of ``bucket``."""

@@ -146,7 +146,7 @@ class EngineBuilder:
             slice_problem=problem if emitted == "traced" else None,
             segment=part,
             weight_bytes=weight_bytes(template, self.store, submodel) if is_counted else None,
-            routing=(source.routes(submodel, bucket) or None) if whole else None,
+            routing=(source.routes(submodel, bucket) if part is None else source.parts[part].routes(submodel)) or None,
             metadata=({**source.metadata(submodel, bucket), **_wide(template)} or None) if whole else None,
             variants=(chosen_variants(source, submodel, bucket, self.profile) or None) if whole else None,
             precision=template.precision,

@@ -24,7 +24,7 @@ from ..work.staging import Stage
 
 @dataclass(frozen=True, order=True)
 class TemplateKey:
-    """What tells one template from another; a ``part`` of the model is the same graph in submodels of every depth."""
+    """What tells one template from another; the graph of a ``part`` of the model has a structure of its own."""
 
     bucket: Bucket
     structure: tuple[tuple[str, int], ...] = ()
@@ -73,7 +73,12 @@ class Templates:
                 for bucket in buckets
                 for key in (
                     *(TemplateKey(s.at(bucket), structure, None, precision) for (precision, structure), s in points),
-                    *(TemplateKey(part.at(bucket), (), part.name, one) for part in parts for one in precisions),
+                    *(
+                        TemplateKey(part.at(bucket), structure, part.name, one)
+                        for part in parts
+                        for structure in dict.fromkeys(part.structure(s) for _, s in points)
+                        for one in precisions
+                    ),
                 )
             )
         )
@@ -90,7 +95,7 @@ class Templates:
 
     def of(self, submodel: Submodel, bucket: Bucket, part: str | None = None) -> Template:
         """The template from which the engine of ``submodel`` at ``bucket``, or of a part of it, is emitted."""
-        structure = submodel.structure if part is None else ()
+        structure = submodel.structure if part is None else self.universal.source.parts[part].structure(submodel)
         return self.get(TemplateKey(bucket, structure, part, self._precision(submodel)))
 
     def encodings(self, submodel: Submodel) -> dict[str, frozenset[Encoding]]:
@@ -134,6 +139,7 @@ class Templates:
             if lower is not None and interface.variants:
                 module = lower(module, interface.variants)
             module = interface.module(module)
+            interface = _with_routes(interface, interface.routes(submodel))
         else:
             if lower is not None:
                 module = lower(module, chosen_variants(source, submodel, bucket, self.profile))

@@ -28,7 +28,17 @@ from ..parity.evidence.compare import tolerance_for
 from ..parity.evidence.reference import Reference, replayed
 from ..planning.cost_model import predict
 from ..work.clock import Clock
-from .cached_cases import Batch, cached_batches, cases_of, prompts_of, read_prompts, run_batches, unproven_window
+from .cached_cases import (
+    Batch,
+    PromptRoutes,
+    cached_batches,
+    cases_of,
+    prompt_routes,
+    prompts_of,
+    read_prompts,
+    run_batches,
+    unproven_window,
+)
 from .cached_gate import (
     CachedRun,
     cached_reference,
@@ -58,18 +68,20 @@ def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> list
     batches = cached_batches(form, long=submodel.is_universal)
     form = form.at(submodel)
     read: _Read = None
+    routes: PromptRoutes | None = None
     engines = []
     if form.encoder is not None:
         build_encoder = partial(_build_encoder, builder, submodel, batches)
         engines.append(_once(builder, submodel, ENCODER, form.encoder.bucket, build_encoder))
         with _runner(builder, engines[0]) as runner:
             read = read_prompts(runner, form.entry, batches)
+            routes = prompt_routes(runner, engines[0], batches)
     for capacity in builder.profile.capacities_for(form.positions):
         own, texts = form, batches
         if capacity is not None:
             own = form.within(capacity)
             texts = cached_batches(own, long=submodel.is_universal)
-        build = partial(_build, builder, own, submodel, texts, read, capacity)
+        build = partial(_build, builder, own, submodel, texts, read, routes, capacity)
         part = CACHED if capacity is None else f"{CACHED}{capacity}"
         engines.append(_once(builder, submodel, part, own.bucket, build))
     return engines
@@ -93,7 +105,9 @@ def _build_encoder(
     engine = builder.emit(name, file, submodel, part.at(Bucket(1, 1)), ENCODER)
     found = builder.run(engine.entry, [case.feeds for case in cases])
     module = builder.references.of(submodel).viewed(part.module, part.outputs)
-    return builder.proven(engine, module, cases, replayed(module, cases), found, submodel)
+    limit = tolerance_of(engine.entry, builder.universal)
+    expected = replayed(module, cases, engine.entry.routing, found, limit.atol)
+    return builder.proven(engine, module, cases, expected, found, submodel)
 
 
 def _build(
@@ -102,6 +116,7 @@ def _build(
     submodel: Submodel,
     batches: Sequence[Batch],
     read: _Read,
+    routes: PromptRoutes | None,
     capacity: int | None,
     name: str,
     file: str,
@@ -112,7 +127,7 @@ def _build(
     engine = replace(emitted, entry=entry)
     limit = tolerance_of(entry, builder.universal)
     answers = _answers(builder, form, entry, batches, read)
-    verdict = judge_cached(builder.references, form, entry, batches, answers)
+    verdict = judge_cached(builder.references, form, entry, batches, answers, routes)
     reference = cached_reference(builder.references, submodel, form)
     run = CachedRun(
         f"engine {name}",
@@ -122,6 +137,7 @@ def _build(
         reference,
         read,
         capacity,
+        routes,
     )
     require_cached_parity(run, form, batches, verdict, limit)
     rule = limit.rule

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
 from ...exporters.cached_form import MOST_NEW_TOKENS, CachedForm
-from ...runtime.bundle.entries.engine_entry import EngineEntry
+from ...runtime.bundle.entries.engine_entry import EngineEntry, RoutingEntry
 from ...runtime.bundle.entries.generation_entry import GenerationEntry
 from ...runtime.engines.runner import Runner
 from ...runtime.generation.cache import Cache
@@ -51,6 +52,13 @@ class Row:
     def prompt(self) -> Case:
         """What the encoder before it reads."""
         return Case(self.case.name, {"input_ids": self.case.feeds["source_ids"]})
+
+
+class PromptRoutes(NamedTuple):
+    """The ``routes`` that an encoder took on the prompt of every row: ``taken``, by name, one after the other."""
+
+    routes: Sequence[RoutingEntry]
+    taken: Sequence[Arrays]
 
 
 # Rows that are in one cache; pieces of one token that several have at once are given together.
@@ -124,6 +132,15 @@ def prompts_of(batches: Sequence[Batch]) -> list[Case]:
 def read_prompts(runner: Runner, entry: GenerationEntry, batches: Sequence[Batch]) -> dict[str, list[Array]]:
     """What the open ``runner`` of an encoder returns of the prompt of every row, by the name of its case."""
     return {case.name: read_source(runner, entry, case.feeds["input_ids"][0]) for case in prompts_of(batches)}
+
+
+def prompt_routes(runner: Runner, engine: EngineEntry, batches: Sequence[Batch]) -> PromptRoutes | None:
+    """What the open ``runner`` of an encoder's ``engine`` decides on the way; None where it decides nothing."""
+    if not engine.routing:
+        return None
+    names = [entry.name for entry in engine.routing]
+    returned = (runner.run(case.feeds, routing=True)[-len(names) :] for case in prompts_of(batches))
+    return PromptRoutes(engine.routing, [dict(zip(names, arrays, strict=True)) for arrays in returned])
 
 
 def run_batches(

@@ -7,7 +7,7 @@ pass, in float64, and the cache must hold the keys and values of that pass.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from ..parity.evidence.compare import Tolerance
 from ..parity.evidence.reference import Reference, replayed
 from ..parity.evidence.references import References
 from ..parity.judge import JudgedOutputs, Verdict, judge
-from .cached_cases import Batch, cases_of
+from .cached_cases import Batch, PromptRoutes, cases_of
 
 
 def judged_specs(entry: GenerationEntry) -> tuple[TensorSpec, ...]:
@@ -52,27 +52,42 @@ def cached_reference(references: References, submodel: Submodel, form: CachedFor
 
 
 def judge_cached(
-    references: References, form: CachedForm, engine: EngineEntry, batches: Sequence[Batch], found: Sequence[Arrays]
+    references: References,
+    form: CachedForm,
+    engine: EngineEntry,
+    batches: Sequence[Batch],
+    found: Sequence[Arrays],
+    routes: PromptRoutes | None = None,
 ) -> Verdict:
-    """What ``engine`` answered to ``batches`` against the pass of its submodel."""
+    """What ``engine`` answered to ``batches`` against the pass of its submodel, with the ``routes`` that the encoder
+    before it took."""
     universal = references.universal
     reference = cached_reference(references, universal.spec.parse(engine.submodel), form)
-    return judge_rows(reference, batches, found, engine.precision, tolerance_of(engine, universal))
+    return judge_rows(reference, batches, found, engine.precision, tolerance_of(engine, universal), routes)
 
 
 def judge_rows(
-    reference: Reference, batches: Sequence[Batch], found: Sequence[Arrays], precision: Precision, limit: Tolerance
+    reference: Reference,
+    batches: Sequence[Batch],
+    found: Sequence[Arrays],
+    precision: Precision,
+    limit: Tolerance,
+    routes: PromptRoutes | None = None,
 ) -> Verdict:
-    """Rows that were ``found`` against ``reference``, by the rule of engines in ``precision``."""
-    cases = cases_of(batches)
-    return judge(replayed(reference, cases), found, cases, JudgedOutputs(reference.specs), precision, limit)
+    """Rows that were ``found`` against ``reference``, by the rule of engines in ``precision``. ``routes`` are another
+    engine's, whose receipt has what is said of them."""
+    cases, (entries, taken) = cases_of(batches), routes or PromptRoutes((), ())
+    expected = replayed(reference, cases, entries, taken, limit.atol)
+    verdict = judge(expected, found, cases, JudgedOutputs(reference.specs), precision, limit)
+    return replace(verdict, routes=None)
 
 
 @dataclass(frozen=True)
 class CachedRun:
     """What was run, and what it was compared with: a ``graph`` whose weight store lies in ``folder``, and whose value
     ``modules[name]`` is what the module ``name`` of ``reference`` returns. ``read`` is what an encoder returned of each
-    prompt, by the name of its case; ``capacity`` is that of a cache of one size."""
+    prompt, by the name of its case, and ``routes`` are what it took there; ``capacity`` is that of a cache of one
+    size."""
 
     subject: str
     graph: bytes
@@ -81,6 +96,7 @@ class CachedRun:
     reference: Reference
     read: Mapping[str, Sequence[Array]] | None = None
     capacity: int | None = None
+    routes: PromptRoutes | None = None
 
 
 def require_cached_parity(
@@ -93,9 +109,10 @@ def require_cached_parity(
         return
     if verdict.unprovable:
         raise ParityError(f"{run.subject}: {broken.describe()}")
-    case = next(case for case in cases_of(batches) if case.name == broken.failed_case)
+    number, case = next((n, case) for n, case in enumerate(cases_of(batches)) if case.name == broken.failed_case)
     once = Case(case.name, _in_one_run(form.entry, case, run))
-    bound = run.reference.bound(case.feeds, None, {})
+    entries, taken = (run.routes.routes, run.routes.taken[number]) if run.routes else (None, {})
+    bound = run.reference.bound(case.feeds, entries, taken)
     where = first_divergence(run.graph, run.modules, run.reference, once, limit, run.folder, bound)
     if where == NOWHERE:
         where = "no module in one run over the text, so that what is wrong lies between runs"

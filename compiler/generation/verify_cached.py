@@ -13,13 +13,22 @@ from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Runner, TakesTasks, runner_for
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Array
-from ..parity.engine_verdict import EngineVerdict, judge_engine
+from ..parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
 from ..parity.evidence.cases import Case
 from ..parity.evidence.reference import replayed
 from ..parity.evidence.references import References
 from ..parity.judge import Verdict
 from ..work.clock import Clock
-from .cached_cases import Batch, cached_batches, cases_of, prompts_of, read_prompts, run_batches
+from .cached_cases import (
+    Batch,
+    PromptRoutes,
+    cached_batches,
+    cases_of,
+    prompt_routes,
+    prompts_of,
+    read_prompts,
+    run_batches,
+)
 from .cached_gate import judge_cached
 
 
@@ -56,14 +65,15 @@ def judge_generating(
     if engine.capacity is not None:
         form = form.within(engine.capacity)
     batches = cached_batches(form, long=submodel.is_universal)
-    encoder, read = generation.encoder_of(engine), None
+    encoder, read, routes = generation.encoder_of(engine), None, None
     if encoder is not None:
         with _runner(bundle, encoder, task) as runner:
-            read = read_prompts(runner, entry, batches)
-        yield JudgedEngine(encoder, _of_encoder(bundle, references, encoder, batches, read), prompts_of(batches))
+            read, routes = read_prompts(runner, entry, batches), prompt_routes(runner, encoder, batches)
+        verdict = _of_encoder(bundle, references, encoder, batches, read, routes)
+        yield JudgedEngine(encoder, verdict, prompts_of(batches))
     with _runner(bundle, engine, task) as runner:
         found = run_batches(runner, engine, entry, batches, read)
-    yield JudgedEngine(engine, judge_cached(references, form, engine, batches, found), cases_of(batches))
+    yield JudgedEngine(engine, judge_cached(references, form, engine, batches, found, routes), cases_of(batches))
 
 
 def _of_encoder(
@@ -72,13 +82,16 @@ def _of_encoder(
     engine: EngineEntry,
     batches: Sequence[Batch],
     read: Mapping[str, Sequence[Array]],
+    routes: PromptRoutes | None,
 ) -> Verdict:
     universal, cases = references.universal, prompts_of(batches)
     part = universal.source.parts[ENCODER]
     module = references.of(universal.spec.parse(engine.submodel)).viewed(part.module, part.outputs)
     names = [spec.name for spec in part.outputs]
     found = [dict(zip(names, read[case.name], strict=True)) for case in cases]
-    return judge_engine(bundle.manifest, universal, engine, cases, replayed(module, cases), found)
+    entries, taken = routes or PromptRoutes((), ())
+    expected = replayed(module, cases, entries, taken, tolerance_of(engine, universal).atol)
+    return judge_engine(bundle.manifest, universal, engine, cases, expected, found)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from onnxscript import opset20 as op
 
 from .add_rows import add_rows_to_onnx
 from .attention import attention_to_onnx
+from .top_rows import top_places_to_onnx
 
 # Giles (2010), "Approximating the erfinv function": polynomials in w = -log(1 - y^2), by descending power; the first
 # for w < 5 in w - 2.5, the second for larger w in sqrt(w) - 3. Relative error below 4e-7, as float32 can hold.
@@ -60,4 +61,5 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention.default: attention_to_onnx,
     torch.ops.prims.erf_inv.default: erf_inv,
     torch.ops.nestforge.add_rows.default: add_rows_to_onnx,
+    torch.ops.nestforge.top_places.default: top_places_to_onnx,
 }

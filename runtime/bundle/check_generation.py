@@ -61,8 +61,6 @@ def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[st
             f"engine {engine.id}: capacity {engine.capacity}; expected {engine.bucket.sequence}, its new tokens, to "
             f"{entry.positions}, the positions"
         )
-    if engine.routing:
-        yield f"engine {engine.id}: has decisions, which engines that generate have not"
     if engine.weight_bytes is None:
         yield f"engine {engine.id}: an engine that generates without weight_bytes"
     if engine.cache_heads is not None:
@@ -90,7 +88,5 @@ def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry) -> Iterable
             yield f"engine {engine.id}: bucket {engine.bucket}; expected one row that begins with 1 token"
         if engine.bucket.sequence != encoder.positions:
             yield f"engine {engine.id}: takes {engine.bucket.sequence} tokens; expected {encoder.positions}"
-        if engine.routing:
-            yield f"engine {engine.id}: has decisions, which engines that generate have not"
         if engine.weight_bytes is None:
             yield f"engine {engine.id}: an engine that generates without weight_bytes"

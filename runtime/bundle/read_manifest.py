@@ -17,6 +17,7 @@ from .check_exits import exit_problems
 from .check_generation import generation_problems
 from .check_tasks import task_problems
 from .entries.engine_entry import EngineEntry
+from .entries.generation_entry import ENCODER
 from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec
 from .manifest import SCHEMA_VERSION, SEALED_SINCE, UNLISTED, Manifest, Quality
 from .roles import role_problems
@@ -204,9 +205,9 @@ def _specs(manifest: Manifest) -> Iterable[TensorSpec]:
 
 def _routing_problems(manifest: Manifest) -> Iterable[str]:
     """Routes that no engine can return, and receipts of other ones."""
-    for engine in manifest.engines:
+    for engine in manifest.every_engine:
         entries = engine.routing or ()
-        if entries and engine.segment is not None:
+        if entries and engine.segment not in (None, ENCODER):
             yield f"engine {engine.id}: has decisions, which segments have not"
         tensors = [spec.name for specs in manifest.interface_of(engine) for spec in specs]
         yield from _repeated(f"engine {engine.id}: tensor", (*dict.fromkeys(tensors), *(e.name for e in entries)))

@@ -69,6 +69,7 @@ ROOMS = (
     "exporters.families.sparse_mixer",
     "exporters.families.t5",
     "exporters.families.vit",
+    "exporters.families.coda_encoder_decoder",
     "exporters.families.coda.conversion",
     "compiler.work",
     "compiler.planning",

@@ -18,6 +18,7 @@ EXAMPLES = """\b
 Examples:
   nestforge convert-coda MODEL --output conditional
   nestforge convert-coda MODEL --reduction 5 --reductions 8,5,3,1 --keys-of selected --output conditional
+  nestforge convert-coda T5 --with-decoder --output conditional-t5
   nestforge convert-coda MODEL --dense-layers 0,11 --adapter-size 32 --num-labels 3 --output conditional
 """
 
@@ -75,18 +76,20 @@ Examples:
 @click.option("--dense-layers", type=LayersType(), default=(), help="Layers that stay dense, such as 0,11.")
 @click.option("--num-labels", type=click.IntRange(min=2), help="Draw a classifier of the mean of a row's tokens.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of what is drawn.")
+@click.option("--with-decoder", is_flag=True, help="Keep a T5's decoder, dense, behind the encoder.")
 @json_option
-def command(model: Path, output: Path, as_json: bool, **settings: Any) -> None:
+def command(model: Path, output: Path, with_decoder: bool, as_json: bool, **settings: Any) -> None:
     """Add conditional adapters (CODA) to an ordinary encoder, for training.
 
     MODEL is a Hugging Face folder: T5 (its encoder), ViT, DeiT, BERT and the models of its layout. Adapters start at
     zero and routers small and random, so that at r = 1 the output answers as MODEL's encoder does; at other r it must
-    be trained first. The output is a folder of model_type coda_encoder, which every other command takes.
+    be trained first. The output is a folder of model_type coda_encoder, or with a decoder coda_encoder_decoder, which
+    every other command takes.
     """
     from ...compiler.convert_coda import convert_coda
     from ...exporters.families.coda.conversion.settings import ConversionSettings
 
-    report = convert_coda(model, output, ConversionSettings(**settings))
+    report = convert_coda(model, output, ConversionSettings(**settings), with_decoder)
     if as_json:
         print_json({**unstructure(report), "output": str(report.output)})
     else:
@@ -101,6 +104,7 @@ def _print(report: ConversionReport) -> None:
             ("conditional layers", f"{len(config.conditional)} of {config.num_hidden_layers}, router {config.router}"),
             ("reductions", f"{', '.join(map(str, config.offered))}; to be trained at {config.reduction}"),
             ("keys and values of", config.keys_of),
+            *([("decoder", f"dense, {report.decoder_layers} layers")] if report.decoder_layers else []),
             ("parameters", f"{report.parameters:,}; a task trains {added}"),
             *([("left out", ", ".join(report.left_out))] if report.left_out else []),
         ]

@@ -50,11 +50,11 @@ def shape_of(dims: Sequence[Extent]) -> ir.Shape:
     return ir.Shape(list(dims))
 
 
-def reshape_target(graph: ir.Graph, dims: Sequence[Extent]) -> list[ir.Node]:
+def reshape_target(graph: ir.Graph, dims: Sequence[Extent], beside: Sequence[ir.Value] = ()) -> list[ir.Node]:
     """Nodes that make the target ``dims`` of a Reshape, the last of them the target itself.
 
-    A free dimension is read from an input of the graph that has it; -1 stands for one that follows from the rest.
-    Raises SliceError where no input has it.
+    A free dimension is read from an input of the graph that has it, or from a value that is computed ``beside``; -1
+    stands for one that follows from the rest. Raises SliceError where none has it.
     """
     if all(isinstance(dim, int) for dim in dims):
         return [int64_constant([dim for dim in dims if isinstance(dim, int)])]
@@ -63,7 +63,7 @@ def reshape_target(graph: ir.Graph, dims: Sequence[Extent]) -> list[ir.Node]:
         if isinstance(dim, int):
             nodes.append(int64_constant([dim]))
             continue
-        source, index = _input_with(graph, dim)
+        source, index = _value_with([*graph.inputs, *beside], dim)
         size = ir.node("Shape", [source], attributes={"start": index, "end": index + 1})
         size.outputs[0].shape, size.outputs[0].type = ir.Shape([1]), ir.TensorType(ir.DataType.INT64)
         nodes.append(size)
@@ -80,8 +80,8 @@ def int64_constant(values: Sequence[int]) -> ir.Node:
     return node
 
 
-def _input_with(graph: ir.Graph, dim: str) -> tuple[ir.Value, int]:
-    for value in graph.inputs:
+def _value_with(values: Sequence[ir.Value], dim: str) -> tuple[ir.Value, int]:
+    for value in values:
         for index, extent in enumerate(extents(value) or ()):
             if extent == dim:
                 return value, index

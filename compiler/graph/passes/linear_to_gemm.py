@@ -85,7 +85,7 @@ def _replace_matmul(graph: ir.Graph, node: ir.Node, weight: ir.Value, transpose_
     tokens = product(rows)
     add, bias = _bias(node)
     last = (add or node).outputs[0]
-    back_target = reshape_target(graph, [*rows, -1])
+    back_target = reshape_target(graph, [*rows, -1], [x])
     if isinstance(tokens, int):
         flat_target = reshape_target(graph, [tokens, -1])
         flat = ir.node("Reshape", [x, flat_target[-1].outputs[0]])

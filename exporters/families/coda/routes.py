@@ -10,7 +10,7 @@ from ....elastic import Bucket, Submodel
 from ....runtime.bundle.entries.engine_entry import RoutingEntry
 from ...routing import Replay, Routing
 from .architecture.config import ROUTES, CodaConfig
-from .architecture.selection import capacities, reduction_of, token_bucket
+from .architecture.selection import capacities, layer_tokens, reduction_of, token_bucket
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -24,10 +24,16 @@ class TokenRoutes(Routing):
 
     def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
         """Of every row the tokens by falling rank; none where nothing is compared."""
+        return self._entries(bucket.batch, capacities(self.config, submodel, bucket))
+
+    def of_any_length(self, submodel: Submodel, longest: int) -> tuple[RoutingEntry, ...]:
+        """The same of one row of up to ``longest`` tokens."""
+        return self._entries(1, layer_tokens(self.config, longest, reduction_of(self.config, submodel), True))
+
+    def _entries(self, rows: int, counts: Mapping[int, int]) -> tuple[RoutingEntry, ...]:
         if not self.config.has_scores:
             return ()
-        counts = capacities(self.config, submodel, bucket)
-        return tuple(RoutingEntry(f"{ROUTES}{layer}", (bucket.batch, count)) for layer, count in counts.items())
+        return tuple(RoutingEntry(f"{ROUTES}{layer}", (rows, count)) for layer, count in counts.items())
 
     def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
         config, counts = self.config, capacities(self.config, submodel, bucket)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from ....elastic import Axis, PrefixSlice
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.elastic_config import MOST_LAYERS, read_number
 from ...checkpoints.generation_defaults import read_decoder_start
@@ -99,6 +100,16 @@ class T5Architecture:
         yield from ((f"{at}.{place}.layer_norm.weight", (self.hidden,)) for place in range(_ffn_place(stack) + 1))
 
 
+def ffn_axes(architecture: T5Architecture) -> tuple[list[Axis], list[PrefixSlice]]:
+    """``encoder.layers.N.ffn`` and ``decoder.layers.N.ffn``, and what of each side shrinks with them."""
+    axes, slices = list[Axis](), list[PrefixSlice]()
+    for layer, module in architecture.ffns:
+        axes.append(Axis(f"{layer}.ffn", architecture.ffn))
+        slices += [PrefixSlice(f"{module}.{up}.weight", 0, axes[-1].name) for up in architecture.ups]
+        slices.append(PrefixSlice(f"{module}.wo.weight", 1, axes[-1].name))
+    return axes, slices
+
+
 def read_t5(checkpoint: Checkpoint) -> T5Architecture:
     """The architecture of the model in ``checkpoint``, whose weights may be absent altogether.
 
@@ -172,9 +183,13 @@ def _ffn_kind(checkpoint: Checkpoint) -> str:
 def _is_tied(checkpoint: Checkpoint) -> bool:
     """Whether the head is the table. transformers ties them in every model and unties a head whose weights differ from
     the table's; a model whose outputs are not scaled (v1.1) has such a head, where its files hold one."""
+    return scales_outputs(checkpoint) or (checkpoint.has_weights and HEAD not in checkpoint.tensors)
+
+
+def scales_outputs(checkpoint: Checkpoint) -> bool:
+    """Whether what the head reads is multiplied by ``hidden ** -0.5``, as in the first T5."""
     config = checkpoint.config
-    is_scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False)
-    return bool(is_scaled) or (checkpoint.has_weights and HEAD not in checkpoint.tensors)
+    return bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False))
 
 
 def _ffn_place(stack: str) -> int:

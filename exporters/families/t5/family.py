@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ....elastic import Axis, ElasticSpec, PrefixSlice
+from ....elastic import ElasticSpec
 from ....runtime.bundle.entries.generation_entry import CachedLayer
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....runtime.bundle.manifest import TextEntry
@@ -25,7 +25,7 @@ from ...hugging_face.sentence_interface import with_modules
 from ...parameter_groups import is_table
 from ...sentence_transformers.read_modules import read_modules
 from ...signature import Signature
-from .architecture import MOST_TOKENS, TABLE, T5Architecture, names_in_files, read_t5
+from .architecture import MOST_TOKENS, TABLE, T5Architecture, ffn_axes, names_in_files, read_t5
 from .forward_ops import encoding_ops, forward_ops, step_ops
 
 if TYPE_CHECKING:  # plans are made without torch
@@ -61,11 +61,7 @@ FAMILY = Family("t5", ("t5",), read, reads_config_alone=True)
 
 
 def _spec(checkpoint: Checkpoint, architecture: T5Architecture) -> ElasticSpec:
-    axes, slices = [], []
-    for layer, module in architecture.ffns:
-        axes.append(Axis(f"{layer}.ffn", architecture.ffn))
-        slices += [PrefixSlice(f"{module}.{up}.weight", 0, axes[-1].name) for up in architecture.ups]
-        slices.append(PrefixSlice(f"{module}.wo.weight", 1, axes[-1].name))
+    axes, slices = ffn_axes(architecture)
     nesting = read_nesting(checkpoint, ("ffn",))
     return ElasticSpec(tuple(axes), tuple(slices), nesting.nested, depth=len(axes), granularities=nesting.granularities)
 

@@ -17,14 +17,24 @@ def forward_ops(architecture: T5Architecture, submodel: Submodel, bucket: Bucket
     """Encoder and decoder, each over as many tokens, and the head."""
     ops = _stack(architecture, "encoder", submodel, bucket)
     if architecture.decoder_layers:
-        ops += _stack(architecture, "decoder", submodel, bucket, source=bucket.sequence)
-        ops.append(_head(architecture, bucket))
+        ops += decoder_ops(architecture, submodel, bucket)
     return ops
+
+
+def decoder_ops(architecture: T5Architecture, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """The decoder, behind as many tokens, and the head."""
+    ops = _stack(architecture, "decoder", submodel, bucket, source=bucket.sequence)
+    return [*ops, _head(architecture, bucket)]
 
 
 def encoding_ops(architecture: T5Architecture, submodel: Submodel, bucket: Bucket) -> list[Op]:
     """The encoder, and the keys and values that every layer of the decoder makes of its answer."""
-    inner, ops = architecture.heads * architecture.head_dim, _stack(architecture, "encoder", submodel, bucket)
+    return [*_stack(architecture, "encoder", submodel, bucket), *source_ops(architecture, bucket)]
+
+
+def source_ops(architecture: T5Architecture, bucket: Bucket) -> list[Op]:
+    """The keys and values that every layer of the decoder makes of what an encoder returned."""
+    inner, ops = architecture.heads * architecture.head_dim, list[Op]()
     for layer in range(architecture.decoder_layers):
         at = f"decoder.layers.{layer}.cross_attention"
         ops += [linear(f"{at}.{p}", bucket.tokens, architecture.hidden, inner, bias=False) for p in ("key", "value")]

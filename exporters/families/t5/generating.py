@@ -30,12 +30,7 @@ class SourceEncoder(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """``input_ids`` [1, N] to keys [1, A, D, N] and values [1, A, N, D] of each layer of the decoder in turn."""
-        hidden = self.model.encoder(input_ids=input_ids).last_hidden_state
-        found: list[torch.Tensor] = []
-        for block in self.model.decoder.block:
-            cross = block.layer[1].EncDecAttention
-            found += [_heads(cross, cross.k(hidden)).transpose(2, 3), _heads(cross, cross.v(hidden))]
-        return tuple(found)
+        return source_keys(self.model.decoder, self.model.encoder(input_ids=input_ids).last_hidden_state)
 
 
 class CachedT5(torch.nn.Module):
@@ -53,24 +48,8 @@ class CachedT5(torch.nn.Module):
         source_lengths: torch.Tensor,
         *kept: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        model, decoder = self.model, self.model.decoder
-        layers = len(decoder.block)
-        sources, past = kept[: 2 * layers], caches_of(kept[2 * layers :])
-        places = cache_places(position_ids)
-        bias = _position_bias(decoder.block[0].layer[0].SelfAttention, position_ids, places)
-        beyond = hidden_beyond(source_lengths, sources[0].shape[3])
-        hidden, present = decoder.embed_tokens(input_ids), []
-        for number, block in enumerate(decoder.block):
-            own, cross, ffn = block.layer
-            found, after = _own_attention(own.SelfAttention, own.layer_norm(hidden), past[number], places, bias)
-            present += [*after]
-            hidden = hidden + found
-            keys, values = sources[2 * number : 2 * number + 2]
-            query = _heads(cross.EncDecAttention, cross.EncDecAttention.q(cross.layer_norm(hidden)))
-            seen = torch.softmax(torch.matmul(query, keys) + beyond, dim=-1)
-            hidden = hidden + cross.EncDecAttention.o(torch.matmul(seen, values).transpose(1, 2).flatten(2))
-            hidden = ffn(hidden)
-        hidden = decoder.final_layer_norm(hidden[:, logits_at])
+        model, words = self.model, self.model.decoder.embed_tokens(input_ids)
+        hidden, present = cached_pass(model.decoder, words, position_ids, logits_at, source_lengths, kept)
         if model.config.scale_decoder_outputs:
             hidden = hidden * model.model_dim**-0.5
         return (model.lm_head(hidden), *present)
@@ -86,11 +65,57 @@ class RecordedT5(torch.nn.Module):
     def forward(self, input_ids: torch.Tensor, source_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The decoder's ``input_ids`` [B, S] behind ``source_ids`` [B, N] to logits [B, S, V], and per layer the keys
         and values [B, A, S, D] of these tokens."""
-        transformers = offline_transformers()
-        cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+        cache = empty_cache()
         answer = self.model(input_ids=source_ids, decoder_input_ids=input_ids, past_key_values=cache, use_cache=True)
-        own = cache.self_attention_cache.layers
-        return (answer.logits, *(tensor for layer in own for tensor in (layer.keys, layer.values)))
+        return (answer.logits, *own_keys(cache))
+
+
+def empty_cache() -> Any:
+    """A cache of transformers for a pass of a decoder behind an encoder."""
+    transformers = offline_transformers()
+    return transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+
+
+def own_keys(cache: Any) -> tuple[torch.Tensor, ...]:
+    """What a pass left in ``cache`` of the decoder's own tokens: per layer keys and values [B, A, S, D]."""
+    return tuple(tensor for layer in cache.self_attention_cache.layers for tensor in (layer.keys, layer.values))
+
+
+def source_keys(decoder: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What the layers of ``decoder`` read of an encoder's answer [1, N, H], as ``SourceEncoder`` returns it."""
+    found: list[torch.Tensor] = []
+    for block in decoder.block:
+        cross = block.layer[1].EncDecAttention
+        found += [_heads(cross, cross.k(hidden)).transpose(2, 3), _heads(cross, cross.v(hidden))]
+    return tuple(found)
+
+
+def cached_pass(
+    decoder: Any,
+    hidden: torch.Tensor,
+    position_ids: torch.Tensor,
+    logits_at: torch.Tensor,
+    source_lengths: torch.Tensor,
+    kept: tuple[torch.Tensor, ...],
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The layers of ``decoder`` over the ``hidden`` vectors [B, S, H] of new tokens: the last states of those that
+    ``logits_at`` asks for, and the cache after them. The other arguments are those of ``GenerationEntry``."""
+    layers, present = len(decoder.block), list[torch.Tensor]()
+    sources, past = kept[: 2 * layers], caches_of(kept[2 * layers :])
+    places = cache_places(position_ids)
+    bias = _position_bias(decoder.block[0].layer[0].SelfAttention, position_ids, places)
+    beyond = hidden_beyond(source_lengths, sources[0].shape[3])
+    for number, block in enumerate(decoder.block):
+        own, cross, ffn = block.layer
+        found, after = _own_attention(own.SelfAttention, own.layer_norm(hidden), past[number], places, bias)
+        present += [*after]
+        hidden = hidden + found
+        keys, values = sources[2 * number : 2 * number + 2]
+        query = _heads(cross.EncDecAttention, cross.EncDecAttention.q(cross.layer_norm(hidden)))
+        seen = torch.softmax(torch.matmul(query, keys) + beyond, dim=-1)
+        hidden = hidden + cross.EncDecAttention.o(torch.matmul(seen, values).transpose(1, 2).flatten(2))
+        hidden = ffn(hidden)
+    return decoder.final_layer_norm(hidden[:, logits_at]), present
 
 
 def _heads(attention: Any, x: torch.Tensor) -> torch.Tensor:

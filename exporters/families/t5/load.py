@@ -36,6 +36,13 @@ class Buckets:
         return self.table[relative_position.clamp(-farthest, farthest) + farthest]
 
 
+def look_up_distances(stack: Any) -> None:
+    """Makes one side of a T5 look its relative positions up."""
+    attention = stack.block[0].layer[0].SelfAttention
+    # In the place of the class's own function, which a submodule of this name would not hide.
+    attention.__dict__["_relative_position_bucket"] = Buckets(attention)
+
+
 def load_t5(
     checkpoint: Checkpoint, architecture: T5Architecture, signature: Signature, modules: SentenceModules | None
 ) -> TransformersModule:
@@ -45,9 +52,7 @@ def load_t5(
     """
     model: Any = load_transformers(checkpoint, without_pooler=False, class_name=class_name(checkpoint))
     for stack in architecture.stacks:
-        attention = model.get_submodule(stack).block[0].layer[0].SelfAttention
-        # In the place of the class's own function, which a submodule of this name would not hide.
-        attention.__dict__["_relative_position_bucket"] = Buckets(attention)
+        look_up_distances(model.get_submodule(stack))
     if architecture.decoder_layers and not architecture.tied and model.lm_head.weight is model.shared.weight:
         # transformers ties a head that equals the table
         model.lm_head.weight = torch.nn.Parameter(model.shared.weight.detach().clone(), requires_grad=False)

@@ -24,14 +24,15 @@ def token_bucket(config: CodaConfig, bucket: Bucket) -> Bucket:
     return bucket if config.image is None else Bucket(bucket.batch, config.image.tokens)
 
 
-def layer_tokens(config: CodaConfig, tokens: int, reduction: int) -> dict[int, int]:
-    """By conditional layer how many of the ``tokens`` of a row it computes; empty where all pass without a gate.
+def layer_tokens(config: CodaConfig, tokens: int, reduction: int, any_length: bool = False) -> dict[int, int]:
+    """By conditional layer how many of the ``tokens`` of a row it computes; empty where all pass without a gate. Of
+    rows of ``any_length`` one where there are fewer than the reduction.
 
-    Raises PlanError for a reduction below 1 or above ``tokens``.
+    Raises PlanError for a reduction below 1 or, otherwise, above ``tokens``.
     """
     if not selects(config, reduction):
         return {}
-    if not 1 <= reduction <= tokens:
+    if not any_length and not 1 <= reduction <= tokens:
         raise PlanError(f"{REDUCTION} {reduction}: expected 1 to {tokens}, the tokens of a row")
     layers = config.conditional
     return dict(zip(layers, tokens_of_layers(config.tokens_selected, tokens, reduction, len(layers)), strict=True))

@@ -13,7 +13,7 @@ StatedTokens = Mapping[str, Mapping[str, int | tuple[int, ...]]]
 
 def tokens_of_layers(stated: StatedTokens | None, tokens: int, reduction: int, layers: int) -> tuple[int, ...]:
     """k of each of so many conditional ``layers``, of rows of ``tokens``."""
-    found = (stated or {}).get(str(tokens), {}).get(str(reduction), -(-tokens // reduction))
+    found = (stated or {}).get(str(tokens), {}).get(str(reduction), (tokens + reduction - 1) // reduction)
     return found if isinstance(found, tuple) else (found,) * layers
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from ....modules.top_tokens import traced_highest
+from ....tracing.top_rows import top_places
 from .encoder import CodaEncoder
 from .layer import Layer
 from .rows import TracedRows
@@ -42,10 +43,20 @@ def lower(module: Answering, variants: Mapping[str, str]) -> Lowered:
     """A copy of ``module`` on the same weights as a graph has it, in ``variants`` (variant_ops.py)."""
     shared: dict[int, object] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     model = copy.deepcopy(module.model, shared)
+    take_variants(model, variants)
+    return Lowered(model)
+
+
+def take_variants(model: CodaEncoder, variants: Mapping[str, str]) -> None:
+    """Makes ``model`` choose, read and add tokens as a graph does, in ``variants``."""
     for layer in model.layers:
         assert isinstance(layer, Layer)
         if layer.router is not None:
-            layer.router.choose = traced_highest
+            layer.router.choose = _traced_choice
             if variants:
                 layer.rows = TracedRows(variants)
-    return Lowered(model)
+
+
+def _traced_choice(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The places of the highest, of a row of one length or of any."""
+    return top_places(scores, count) if isinstance(count, torch.SymInt) else traced_highest(scores, count)

@@ -42,11 +42,12 @@ class Attention(torch.nn.Module):
         if turn_queries is not None and turn_keys is not None:
             query, key = turn_queries(query), turn_keys(key)
         rows, heads, asked, size = query.shape
+        seen, together = key.shape[2], heads // self.shared * asked
         # Queries of heads that share keys are one product with them.
-        folded = (query * self.scale).reshape(rows, self.shared, -1, size)  # [B, K, n / K * q, d]
-        scores = (folded @ key.transpose(-1, -2)).view(rows, heads, asked, -1)
+        folded = (query * self.scale).reshape(rows, self.shared, together, size)  # [B, K, n / K * q, d]
+        scores = (folded @ key.transpose(-1, -2)).view(rows, heads, asked, seen)
         scores = scores if added is None else scores + added
-        context = scores.softmax(-1).view(rows, self.shared, -1, scores.shape[-1]) @ value
+        context = scores.softmax(-1).view(rows, self.shared, together, seen) @ value
         merged = context.view(rows, heads, asked, size).transpose(1, 2).flatten(2)  # [B, q, n * d]
         updated: torch.Tensor = self.output(merged)
         return updated

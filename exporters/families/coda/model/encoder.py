@@ -22,13 +22,13 @@ from .router import Selection
 class CodaEncoder(torch.nn.Module):
     """Without labels: last states [B, n, d]; else logits [B, labels] of the mean of a row's tokens.
 
-    ``reduction`` is the r at which conditional layers compute, the trained one until something else is set. Weights are
-    drawn from a normal distribution of 0.02 (norms 1, biases 0).
+    ``reduction`` is the r at which conditional layers compute, the trained one until something else is set. With
+    ``any_length`` a row may have fewer tokens than that, of which a layer computes one. Weights are drawn from a normal distribution of 0.02 (norms 1, biases 0).
     """
 
-    def __init__(self, config: CodaConfig) -> None:
+    def __init__(self, config: CodaConfig, any_length: bool = False) -> None:
         super().__init__()
-        self.config, self.reduction = config, config.reduction
+        self.config, self.reduction, self.any_length = config, config.reduction, any_length
         self.embeddings = make_embeddings(config)
         self.relative_bias = RelativeBias(config.num_attention_heads) if config.position == "relative" else None
         self.layers = torch.nn.ModuleList(
@@ -39,18 +39,19 @@ class CodaEncoder(torch.nn.Module):
         self.classifier = None if labels is None else torch.nn.Linear(config.hidden_size, labels)
         self._draw_weights()
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """``inputs`` in the order of ``config.inputs``: ids, a mask that is 1 where a token counts and perhaps kinds of
-        token, each [B, n] int64; or pixels [B, C, height, width]. Raises as ``routed``."""
+    def forward(self, *inputs: torch.Tensor | None) -> torch.Tensor:
+        """``inputs`` in the order of ``config.inputs``: ids, a mask that is 1 where a token counts (None: all do) and
+        perhaps kinds of token, each [B, n] int64; or pixels [B, C, height, width]. Raises as ``routed``."""
         return self.routed(*inputs)[0]
 
     def routed(
-        self, *inputs: torch.Tensor, given: Mapping[int, torch.Tensor] | None = None
+        self, *inputs: torch.Tensor | None, given: Mapping[int, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, dict[int, Selection]]:
         """What ``forward`` returns, and the selected tokens of every conditional layer; ``given`` [B, k] by layer
         replaces the routers' own.
 
-        Raises InputError for more tokens than the model takes, PlanError for fewer in a row than the reduction.
+        Raises InputError for more tokens than the model takes, PlanError for fewer in a row than the reduction, unless
+        rows may have ``any_length``.
         """
         read = dict(zip(self.config.inputs, inputs, strict=True))
         mask = read.pop(MASK, None)
@@ -69,7 +70,7 @@ class CodaEncoder(torch.nn.Module):
 
     def counts(self, tokens: int) -> dict[int, int]:
         """By conditional layer how many of ``tokens`` it computes; empty where all pass without a gate."""
-        return layer_tokens(self.config, tokens, self.reduction)
+        return layer_tokens(self.config, tokens, self.reduction, self.any_length)
 
     def _answer(self, hidden: torch.Tensor, is_token: torch.Tensor | None) -> torch.Tensor:
         if self.classifier is None:

@@ -25,8 +25,8 @@ class RelativeBias(torch.nn.Module):
     def forward(self, length: int) -> torch.Tensor:
         """[A, n, n] of sequences of ``length``: queries along the second dimension, keys along the last."""
         place = torch.arange(length, device=self.weight.device)
-        distances = torch.tensor([relative_bucket(step) for step in range(1 - length, length)])
-        buckets = distances.to(self.weight.device)[place[None] - place[:, None] + (length - 1)]  # [n, n]
+        steps = (place[None] - place[:, None]).clamp(-RELATIVE_REACH, RELATIVE_REACH)  # all farther ones are alike
+        buckets = torch.tensor(_BUCKETS, device=self.weight.device)[steps + RELATIVE_REACH]  # [n, n]
         by_pair = functional.embedding(buckets, self.weight)  # [n, n, A]
         return by_pair.permute(2, 0, 1)
 
@@ -35,6 +35,10 @@ def relative_bucket(step: int) -> int:
     """The bucket of a key ``step`` tokens behind its query, or before it where that is below 0."""
     half = RELATIVE_BUCKETS // 2
     return distance_bucket(abs(step), half, RELATIVE_REACH) + (half if step > 0 else 0)
+
+
+# Of every step that the table tells apart.
+_BUCKETS = tuple(relative_bucket(step) for step in range(-RELATIVE_REACH, RELATIVE_REACH + 1))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -17,15 +17,21 @@ from .router import Selection
 _VANISHED = 1e-6
 
 
-def replay(model: CodaEncoder, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Replay:
+def replay(
+    model: CodaEncoder,
+    inputs: Sequence[torch.Tensor | None],
+    given: Mapping[str, torch.Tensor],
+    behind: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] = lambda answer: (answer,),
+) -> Replay:
     """A pass of ``model`` on the tokens ``given`` [B, k] by name, each judged by the scores behind the same tokens.
 
-    ``inputs`` are the model's. Raises ParityError for tokens that no router of these shapes can select.
+    ``inputs`` are the model's; its outputs are what ``behind`` makes of its answer. Raises ParityError for tokens that no router of these shapes can select.
     """
     names = {layer: f"{ROUTES}{layer}" for layer in model.config.conditional}
     if given.keys() != set(names.values()):
         raise ParityError(f"routes {', '.join(sorted(given)) or 'none'}: expected {', '.join(names.values())}")
     image = model.config.image
+    assert inputs[0] is not None
     rows, tokens = inputs[0].shape[0], inputs[0].shape[1] if image is None else image.tokens
     counts = model.counts(tokens)
     for layer, name in names.items():
@@ -33,7 +39,7 @@ def replay(model: CodaEncoder, inputs: Sequence[torch.Tensor], given: Mapping[st
         if problem := indices_problem(given[name], shape, 0, tokens - 1) or repeated_token(given[name], _row):
             raise ParityError(f"{name}: {problem}")
     output, found = model.routed(*inputs, given={layer: given[name] for layer, name in names.items()})
-    return Replay((output,), {name: _judged(layer, found[layer]) for layer, name in names.items()})
+    return Replay(behind(output), {name: _judged(layer, found[layer]) for layer, name in names.items()})
 
 
 def _judged(layer: int, selection: Selection) -> JudgedRoutes:

@@ -30,11 +30,13 @@ def soft_top_k(
     given = temperatures.to(scores.dtype)
     # One by one, which the compiler folds where they are constants; not so a split.
     *rounds, last = (given[t : t + 1] for t in range(len(given)))
+    # A traced row of any length has a count that the graph computes.
+    share = torch.full((), count, dtype=scores.dtype).log() if isinstance(count, torch.SymInt) else math.log(count)
     top = scores.amax(-1, keepdim=True)
     u, peak = (scores, top) if schedule.initial == "zero" else (torch.zeros_like(scores), torch.zeros_like(top))
     level = peak
     for epsilon in rounds:
         total = ((u - peak) / epsilon).exp().sum(-1, keepdim=True)
-        level = peak + epsilon * (total.log() - math.log(count))  # [..., 1]
+        level = peak + epsilon * (total.log() - share)  # [..., 1]
         u, peak = torch.minimum(scores, level), torch.minimum(top, level)
     return ((scores - level).clamp(max=0) / last).exp()

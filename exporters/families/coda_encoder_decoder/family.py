@@ -1,0 +1,149 @@
+"""A conditional T5: an encoder with conditional adapters, and a dense decoder that reads it. See docs/coda.md.
+
+Axes: ``ffn`` of every layer of both sides, and ``coda.reduction`` of the encoder. The whole engine answers a pair of
+texts at every position of the second; both have the bucket's length, since what pads the first is masked, and what pads
+the second on its right changes nothing before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ....elastic import Submodel
+from ....runtime.bundle.entries.generation_entry import CachedLayer
+from ....runtime.bundle.entries.tensor_spec import TensorSpec
+from ....runtime.bundle.manifest import TextEntry
+from ...architecture import Architecture
+from ...cached_form import CachedForm, EncoderForm
+from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.own_config import read_config
+from ...checkpoints.stored_tensors import compare_with_headers
+from ...family import Family
+from ...signature import Signature
+from ..coda.architecture.config import REDUCTION
+from ..coda.architecture.inputs import IDS, MASK
+from ..coda.architecture.selection import reduction_of
+from ..coda.architecture.variant_ops import COMBINE, DISPATCH
+from ..t5.forward_ops import step_ops
+from .architecture import (
+    TABLES,
+    elastic_spec,
+    encoding_ops,
+    forward_ops,
+    parameter_group,
+    parameter_shapes,
+    variant_ops,
+)
+from .config import CodaEncoderDecoderConfig
+from .routes import PairRoutes
+
+if TYPE_CHECKING:  # plans are made without torch
+    import torch
+
+_WRITTEN = "decoder_input_ids"
+# Of prompts, whose lengths are known when they are read: products with ones would be of all tokens squared.
+_BY_INDEX = {DISPATCH: "gather", COMBINE: "scatter"}
+
+
+def read(checkpoint: Checkpoint) -> Architecture:
+    """The model in ``checkpoint``, whose weights may be absent altogether."""
+    config = read_config(checkpoint, CodaEncoderDecoderConfig)
+    shapes = parameter_shapes(config)
+    if checkpoint.has_weights:
+        compare_with_headers(checkpoint, shapes)
+
+    def load() -> torch.nn.Module:
+        from .folder import model_of
+        from .passes import Answering
+
+        model = model_of(checkpoint, config)
+        model.encoder.reduction = config.encoder.offered[-1]
+        return Answering(model)
+
+    def narrow(module: torch.nn.Module, submodel: Submodel) -> None:
+        from .passes import Answering
+
+        assert isinstance(module, Answering)
+        module.model.encoder.reduction = reduction_of(config.encoder, submodel)
+
+    return Architecture(
+        spec=elastic_spec(config),
+        signature=_signature(checkpoint, config),
+        parameter_shapes=shapes,
+        workload=partial(forward_ops, config),
+        load=load,
+        narrow=narrow,
+        is_embedding=lambda parameter, _: parameter in TABLES,
+        cached=_cached(config),
+        routing=PairRoutes(config) if config.encoder.conditional else None,
+        variants=partial(variant_ops, config),
+        lower=_lower,
+        group_of=parameter_group,
+    )
+
+
+FAMILY = Family("coda_encoder_decoder", ("coda_encoder_decoder",), read, reads_config_alone=True)
+
+
+def _signature(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> Signature:
+    tokens, vocabulary, pad = ("batch", "sequence"), config.vocabulary, config.pad_token_id
+    ids = TensorSpec(IDS, "int64", tokens, pad=pad, high=vocabulary)
+    mask = TensorSpec(MASK, "int64", tokens, pad=0, high=2, row_needs="token")
+    written = TensorSpec(_WRITTEN, "int64", tokens, pad=pad, high=vocabulary)
+    logits = TensorSpec("logits", "float32", (*tokens, vocabulary), role="next_tokens")
+    text = None
+    if (checkpoint.folder / "tokenizer.json").is_file():
+        text = TextEntry("tokenizer.json", IDS, MASK, None, None)
+        text = replace(text, shifted=_WRITTEN, start=config.decoder_start_token_id)
+    static = "k, the tokens that its encoder's layers select, is one number for each length"
+    return Signature(
+        (ids, mask, written),
+        (logits,),
+        config.encoder.max_position_embeddings,
+        MASK,
+        text,
+        static=static if config.encoder.conditional else None,
+    )
+
+
+def _cached(config: CodaEncoderDecoderConfig) -> CachedForm:
+    def encoder(module: torch.nn.Module) -> torch.nn.Module:
+        from .passes import Answering, SourceEncoder
+
+        assert isinstance(module, Answering)
+        return SourceEncoder(module.model, module.returns_routes).eval()
+
+    def cached(module: torch.nn.Module) -> torch.nn.Module:
+        from .passes import Answering, CachedDecoder
+
+        assert isinstance(module, Answering)
+        return CachedDecoder(module.model).eval()
+
+    def recorded(module: torch.nn.Module) -> torch.nn.Module:
+        from .passes import Answering, RecordedPass
+
+        assert isinstance(module, Answering)
+        return RecordedPass(module.model).eval()
+
+    positions, shape = config.encoder.most_tokens, config.decoder
+    form = EncoderForm(
+        config.decoder_start_token_id,
+        positions,
+        encoder,
+        partial(encoding_ops, config),
+        partial(step_ops, shape),
+        axes=(REDUCTION,),
+        routes=PairRoutes(config).of_prompts,
+    )
+    layers = (CachedLayer(shape.heads, shape.head_dim),) * shape.decoder_layers
+    return CachedForm(config.vocabulary, positions, layers, cached, recorded, encoder=form, variants=_BY_INDEX)
+
+
+def _lower(module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:
+    from .passes import Answering, lower
+
+    assert isinstance(module, Answering)
+    return lower(module, variants)
