@@ -10,7 +10,7 @@ from ..exporters.checkpoints.own_folder import save_model
 from ..exporters.families.coda.architecture.config import CodaConfig
 from ..exporters.families.coda.conversion.convert import converted
 from ..exporters.families.coda.conversion.settings import ConversionSettings
-from ..exporters.families.coda.conversion.with_decoder import decoder_behind
+from ..exporters.families.coda.conversion.decoder_behind import decoder_behind
 from ..exporters.families.coda.model.encoder import CodaEncoder
 from ..exporters.families.coda_encoder_decoder.model import CodaEncoderDecoder
 from ..exporters.source import open_source

@@ -29,7 +29,8 @@ from .entries.tensor_spec import TensorSpec
 # 12 (2026-11): windows of layers of a cache, whose buffers slide; reads 1 to 11.
 # 13 (2026-11): engines whose inputs are also the tensors of a task; reads 1 to 12.
 # 14 (2026-11): capacities of engines whose caches have one size; reads 1 to 13.
-SCHEMA_VERSION = 14
+# 15 (2026-11): routes of engines that read a prompt; reads 1 to 14.
+SCHEMA_VERSION = 15
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"

@@ -54,6 +54,7 @@ TESTED_ELSEWHERE = {
     "exporters.families.coda.model.adapters": "exporters/families/coda/model/test_layer.py",
     "exporters.families.coda.conversion.settings": "exporters/families/coda/conversion/test_convert.py",
     "exporters.families.coda.folder": "exporters/families/coda/test_family.py",
+    "exporters.families.coda_encoder_decoder.folder": "exporters/families/coda_encoder_decoder/test_family.py",
     "exporters.families.cost_eff.entropy": "exporters/families/cost_eff/test_model.py",
     "exporters.families.cost_eff.sidecar": "exporters/families/cost_eff/test_folder.py",
     "exporters.families.t5.generating": "compiler/generation/test_encoder_decoder.py",

@@ -23,7 +23,7 @@ from nestforge.runtime.summary.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
-VERSIONS = [*range(1, 15)]
+VERSIONS = [*range(1, 16)]
 
 
 # Whose engines are for TensorRT: no host of these tests has that, and their graphs run in ONNX Runtime.
@@ -113,6 +113,7 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
         12: {"next_tokens": "logits"},
         13: {"classes": "logits"},
         14: {"next_tokens": "logits"},
+        15: {"next_tokens": "logits"},
     }
 
 
@@ -134,6 +135,17 @@ def test_what_a_bundle_says_of_its_routing() -> None:
         for judged in engine.parity.routing or ():
             assert judged.worst_score_gap <= engine.parity.atol
             assert judged.shares.keys() == {"tokens_dropped", "slots_used", "mean_gate"}
+
+
+def test_what_a_bundle_says_of_tokens_that_an_encoder_selects_of_a_prompt() -> None:
+    entry = nestforge.open_bundle(GOLDEN / "bundle-v15").manifest.generation
+    assert entry is not None
+    assert entry.encoder is not None
+    routed = {engine.submodel: [one.shape for one in engine.routing or ()] for engine in entry.encoder.engines}
+    assert routed == {"ffn32-coda.reduction1": [], "ffn32-coda.reduction3": [(1, 8)]}
+    with nestforge.load(GOLDEN / "bundle-v15") as model:
+        written = model.generate(TEXT, max_tokens=6, stop=[], submodel="ffn32-coda.reduction3").rows[0]
+    assert written.tokens == (5,) * 6
 
 
 def test_what_a_bundle_says_of_its_precisions() -> None:

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import torch
+from nestforge.exporters.families.coda_encoder_decoder.passes import (
+    Answering,
+    CachedDecoder,
+    RecordedPass,
+    SourceEncoder,
+    lower,
+)
+from support.tiny_coda_t5 import encoder_config, pair_config, tiny_pair
+
+CONFIG = pair_config(encoder_config(reduction=3))
+IDS = torch.randint(0, 40, (1, 7), generator=torch.Generator().manual_seed(1))
+BY_INDEX = {"coda.dispatch": "gather", "coda.combine": "scatter"}
+
+
+def test_what_is_traced_returns_the_tokens_behind_its_outputs() -> None:
+    module = Answering(tiny_pair(CONFIG))
+    lowered, inputs = lower(module, BY_INDEX), (IDS, torch.ones_like(IDS), IDS)
+    logits, chosen = lowered(*inputs)
+    torch.testing.assert_close(logits, module(*inputs)[0])
+    assert torch.equal(chosen, module.model.encoder.routed(IDS, None)[1][0].own)
+    assert next(lowered.parameters()) is next(module.parameters())
+    *keys, filled = SourceEncoder(lowered.model, returns_routes=True)(IDS)
+    for found, expected in zip(keys, SourceEncoder(module.model)(IDS), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert filled.tolist() == [[*chosen[0].tolist(), *[-1] * 5]]
+
+
+def test_one_pass_over_both_texts_keeps_the_decoders_keys() -> None:
+    model = tiny_pair(CONFIG)
+    logits, key, value = RecordedPass(model)(IDS, IDS)
+    torch.testing.assert_close(logits, model(IDS, torch.ones_like(IDS), IDS))
+    assert key.shape == value.shape == (1, 3, 7, 8)
+    assert isinstance(CachedDecoder(model), torch.nn.Module)
