@@ -9,8 +9,8 @@ from ..exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint, sha2
 from ..exporters.checkpoints.own_folder import save_model
 from ..exporters.families.coda.architecture.config import CodaConfig
 from ..exporters.families.coda.conversion.convert import converted
-from ..exporters.families.coda.conversion.settings import ConversionSettings
 from ..exporters.families.coda.conversion.decoder_behind import decoder_behind
+from ..exporters.families.coda.conversion.settings import ConversionSettings
 from ..exporters.families.coda.model.encoder import CodaEncoder
 from ..exporters.families.coda_encoder_decoder.model import CodaEncoderDecoder
 from ..exporters.source import open_source
@@ -28,8 +28,9 @@ _OF_DECODERS = ("generation_config.json", "chat_template*")
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """``config`` is the encoder's; behind it are ``decoder_layers``. ``groups`` are parameters by name: adapters, routers and norms, which a task trains, among ``parameters`` in all.
-    ``left_out`` is what of the checkpoint the folder has not."""
+    """``config`` is the encoder's; behind it are ``decoder_layers``. ``groups`` are parameters by name: adapters,
+    routers and norms, which a task trains, among ``parameters`` in all. ``left_out`` is what of the checkpoint the
+    folder has not."""
 
     output: Path
     config: CodaConfig

@@ -35,8 +35,8 @@ class EncoderForm:
     """How an encoder-decoder reads a prompt of up to ``positions`` tokens; its decoder begins with ``start``.
 
     ``module(module)`` is what ``Architecture.load`` returned with the interface of ``EncoderEntry``; ``workload`` is
-    what that costs, ``step`` what one new token of the decoder does. ``axes`` and ``routes(submodel)`` as of ``Part``; of
-    a prompt that is shorter than the longest, routes are filled with -1.
+    what that costs, ``step`` what one new token of the decoder does. ``axes`` and ``routes(submodel)`` as of ``Part``;
+    of a prompt that is shorter than the longest, routes are filled with -1.
     """
 
     start: int

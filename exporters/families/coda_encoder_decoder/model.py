@@ -59,9 +59,10 @@ class CodaEncoderDecoder(torch.nn.Module):
         return self.logits(answer.last_hidden_state)
 
     @property
-    def words(self) -> torch.nn.Module:
+    def words(self) -> torch.nn.Embedding:
         """The table of tokens of both texts."""
-        words: torch.nn.Module = self.encoder.embeddings.word
+        words = self.encoder.embeddings.word
+        assert isinstance(words, torch.nn.Embedding)
         return words
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

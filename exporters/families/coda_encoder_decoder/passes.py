@@ -1,5 +1,5 @@
-"""Passes of a conditional encoder with T5's decoder as the compiler traces and compares them: over a pair of texts, over
-a prompt alone, over one new token and the cache.
+"""Passes of a conditional T5 as the compiler traces and compares them: over a pair of texts, over a prompt alone, over
+one new token and the cache.
 
 Shapes: ``B`` rows, ``N`` tokens that the encoder reads, ``S`` of the decoder, ``A`` heads of size ``D``.
 """
@@ -71,7 +71,7 @@ class SourceEncoder(ReadingPass):
         return source_keys(self.model.decoder, source)
 
     def route(self, chosen: torch.Tensor) -> torch.Tensor:
-        """[1, k] filled up to the k of the longest prompt, so that engines for prompts of any length return one shape."""
+        """[1, k] filled up to the k of the longest prompt, so that an engine for any length returns one shape."""
         most = max(self.model.encoder.counts(self.model.config.encoder.most_tokens).values())
         return functional.pad(chosen, (0, most - chosen.shape[1]), value=NO_TOKEN)
 

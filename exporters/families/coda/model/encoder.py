@@ -23,7 +23,8 @@ class CodaEncoder(torch.nn.Module):
     """Without labels: last states [B, n, d]; else logits [B, labels] of the mean of a row's tokens.
 
     ``reduction`` is the r at which conditional layers compute, the trained one until something else is set. With
-    ``any_length`` a row may have fewer tokens than that, of which a layer computes one. Weights are drawn from a normal distribution of 0.02 (norms 1, biases 0).
+    ``any_length`` a row may have fewer tokens than that, of which a layer computes one. Weights are drawn from a normal
+    distribution of 0.02 (norms 1, biases 0).
     """
 
     def __init__(self, config: CodaConfig, any_length: bool = False) -> None:

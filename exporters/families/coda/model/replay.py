@@ -25,7 +25,8 @@ def replay(
 ) -> Replay:
     """A pass of ``model`` on the tokens ``given`` [B, k] by name, each judged by the scores behind the same tokens.
 
-    ``inputs`` are the model's; its outputs are what ``behind`` makes of its answer. Raises ParityError for tokens that no router of these shapes can select.
+    ``inputs`` are the model's; its outputs are what ``behind`` makes of its answer. Raises ParityError for tokens that
+    no router of these shapes can select.
     """
     names = {layer: f"{ROUTES}{layer}" for layer in model.config.conditional}
     if given.keys() != set(names.values()):

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError, ExportError
 from nestforge.exporters.families.coda_encoder_decoder.folder import load_model
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.elastic import Bucket
 from safetensors.torch import load_file, save_file
 from support.tiny_coda_t5 import save_tiny_pair
 

@@ -1,4 +1,4 @@
-"""A converted T5 through the whole compiler: at r = 1 it writes what transformers does, at r = 3 what its module does."""
+"""A converted T5, compiled: at r = 1 it writes what transformers does, at r = 3 what its model does."""
 
 from __future__ import annotations
 

@@ -46,5 +46,5 @@ def test_every_pass_takes_given_tokens_and_judges_them(kind: str) -> None:
 def test_tokens_behind_those_of_the_prompt_are_refused() -> None:
     own = MODEL.encoder.routed(IDS, None)[1][0].own
     given = torch.cat([own, torch.tensor([[-1, 5]])], 1)
-    with pytest.raises(ParityError, match="routes.0: expected -1 behind 3 tokens"):
+    with pytest.raises(ParityError, match=r"routes\.0: expected -1 behind 3 tokens"):
         ROUTES.replay(SourceEncoder(MODEL), (IDS,), {"routes.0": given})
