@@ -128,7 +128,7 @@ REFUSED: list[tuple[str, Edit, str]] = [
     (
         "newer schema",
         lambda d: d.update(schema_version=16),
-        "schema_version '15', expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+        "schema_version '16', expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
     ),
     (
         "range that falls",
