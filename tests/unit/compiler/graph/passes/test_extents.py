@@ -59,3 +59,11 @@ def test_a_target_of_numbers_is_a_constant() -> None:
 def test_a_dimension_that_no_input_has_is_an_error() -> None:
     with pytest.raises(SliceError, match="no input of the graph has a dimension sequence"):
         reshape_target(ir.Graph([], [], nodes=[]), ["sequence", 4])
+
+
+def test_a_dimension_that_the_graph_computes_is_read_from_a_value_beside() -> None:
+    """Such as the tokens that a layer selects of a text of any length."""
+    selected = ir.Value(name="selected", shape=ir.Shape(["(sequence + 2)//3", 8]))
+    size, _, target = reshape_target(ir.Graph([], [], nodes=[]), ["(sequence + 2)//3", -1], [selected])
+    assert (size.op_type, size.inputs[0], size.attributes.get_int("start")) == ("Shape", selected, 0)
+    assert target.op_type == "Concat"
