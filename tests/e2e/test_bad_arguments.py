@@ -98,7 +98,7 @@ def test_arguments(
     error: type[NestforgeError],
     message: str,
 ) -> None:
-    monkeypatch.setattr(templates_module, "traced_template", lambda _u, _m, _i, bucket, _o: templates[bucket])
+    monkeypatch.setattr(templates_module, "traced_template", lambda _u, _m, _i, bucket, *_: templates[bucket])
     damage(case)
     refusal = case.refused()
     assert type(refusal) is error

@@ -79,7 +79,7 @@ def test_a_disk_that_takes_no_more(
     case: Case, templates: dict[Bucket, Any], monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """The system refuses to write beyond ``limit`` bytes of a file: the key, a graph, the weight store, in turn."""
-    monkeypatch.setattr(templates_module, "traced_template", lambda _u, _m, _i, bucket, _o: templates[bucket])
+    monkeypatch.setattr(templates_module, "traced_template", lambda _u, _m, _i, bucket, *_: templates[bucket])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
