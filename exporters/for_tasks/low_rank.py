@@ -16,13 +16,11 @@ from ...runtime.bundle.entries.task_entry import TasksEntry
 from ...workload import Op, linear
 from ..architecture import Architecture
 from ..source import ModelSource
-from ..tasks.adapter_folder import Adapter, read_adapter
+from ..tasks.adapter_folder import LORA_A, LORA_B, Adapter, read_adapter
 from ..tasks.task_form import Task, TaskForm
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
-
-_A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 def ranks_of(adapters: Iterable[Adapter], least: int | None) -> dict[str, int]:
@@ -36,28 +34,28 @@ def ranks_of(adapters: Iterable[Adapter], least: int | None) -> dict[str, int]:
 
 def stated_ranks(entry: TasksEntry) -> tuple[dict[str, int], frozenset[str]]:
     """The ranks that the engines of a bundle have, and the parameters that tasks may have whole."""
-    pairs = {t.name.removesuffix(_B): t.shape[1] for t in entry.tensors if t.name.endswith(_B)}
+    pairs = {t.name.removesuffix(LORA_B): t.shape[1] for t in entry.tensors if t.name.endswith(LORA_B)}
     whole = (t.name.removesuffix(".T") for t in entry.tensors)
-    return pairs, frozenset(name for name in whole if not name.endswith((_A, _B)))
+    return pairs, frozenset(name for name in whole if not name.endswith((LORA_A, LORA_B)))
 
 
 def with_low_rank(source: ModelSource, ranks: Mapping[str, int], saved: Iterable[str]) -> ModelSource:
     """``source`` with a pair of the rank in ``ranks`` beside each linear layer named there; tasks may have parameters
     ``saved`` of their own too."""
-    base = source.architecture
+    base, whole = source.architecture, frozenset(saved)
     pairs: dict[str, tuple[int, ...]] = {}
     for module, rank in ranks.items():
         outputs, inputs = base.parameter_shapes[f"{module}.weight"]
-        pairs |= {module + _A: (rank, inputs), module + _B: (outputs, rank)}
+        pairs |= {module + LORA_A: (rank, inputs), module + LORA_B: (outputs, rank)}
     form = TaskForm(
-        "lora", frozenset({*pairs, *saved}), partial(_read, base.parameter_shapes, ranks, frozenset(saved)), _merged
+        "lora", frozenset({*pairs, *whole}), partial(_read, base.parameter_shapes, ranks, whole), _merged
     )
     architecture = replace(
         base,
         spec=_spec(base.spec, ranks),
         parameter_shapes={**base.parameter_shapes, **pairs},
         workload=partial(_workload, base, ranks),
-        load=partial(_load, base, ranks, str(source.checkpoint.folder)),
+        load=partial(_load, base, ranks, whole, str(source.checkpoint.folder)),
         tasks=form,
     )
     return replace(source, architecture=architecture, tasks=form)
@@ -68,8 +66,8 @@ def task_of(adapter: Adapter, ranks: Mapping[str, int]) -> Task:
     tensors: dict[str, np.ndarray] = dict(adapter.saved)
     for module, (down, up) in adapter.pairs.items():
         more = ranks[module] - len(down)
-        tensors[module + _A] = np.pad(down, ((0, more), (0, 0)))
-        tensors[module + _B] = np.pad(up, ((0, 0), (0, more)))
+        tensors[module + LORA_A] = np.pad(down, ((0, more), (0, 0)))
+        tensors[module + LORA_B] = np.pad(up, ((0, 0), (0, more)))
     own = {module: len(down) for module, (down, _) in adapter.pairs.items()}
     facts: dict[str, int | str] = {
         "rank": max(own.values()),
@@ -109,7 +107,7 @@ def _spec(spec: ElasticSpec, ranks: Mapping[str, int]) -> ElasticSpec:
     depths = {
         module + end: spec.min_depth[f"{module}.weight"]
         for module in ranks
-        for end in (_A, _B)
+        for end in (LORA_A, LORA_B)
         if f"{module}.weight" in spec.min_depth
     }
     return replace(spec, slices=(*spec.slices, *cuts), min_depth={**spec.min_depth, **depths})
@@ -117,7 +115,7 @@ def _spec(spec: ElasticSpec, ranks: Mapping[str, int]) -> ElasticSpec:
 
 def _cuts(spec: ElasticSpec, module: str) -> Iterator[PrefixSlice]:
     for cut in spec.slices_of(f"{module}.weight"):
-        yield PrefixSlice(module + (_B if cut.dim == 0 else _A), cut.dim, cut.axis, cut.unit)
+        yield PrefixSlice(module + (LORA_B if cut.dim == 0 else LORA_A), cut.dim, cut.axis, cut.unit)
 
 
 def _workload(base: Architecture, ranks: Mapping[str, int], submodel: Submodel, bucket: Bucket) -> list[Op]:
@@ -133,15 +131,30 @@ def _workload(base: Architecture, ranks: Mapping[str, int], submodel: Submodel, 
     return ops
 
 
-def _load(base: Architecture, ranks: Mapping[str, int], where: str) -> torch.nn.Module:
+def _load(base: Architecture, ranks: Mapping[str, int], saved: frozenset[str], where: str) -> torch.nn.Module:
     import torch
 
     from .low_rank_layer import with_pairs
 
     module = base.load()
     assert isinstance(module.model, torch.nn.Module)
+    _refuse_tied(module.model, saved, where)
     with_pairs(module.model, ranks, where)
     return module
+
+
+def _refuse_tied(module: torch.nn.Module, saved: frozenset[str], where: str) -> None:
+    """PEFT's copy of a tied parameter takes the place of one of its names, a task's tensor that of all."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for tied in names.values():
+        if len(tied) > 1 and (whole := sorted(saved.intersection(tied))):
+            others = ", ".join(name for name in tied if name != whole[0])
+            raise CheckpointError(
+                f"{where}: {whole[0]} is tied to {others}, and an adapter has it whole, which unties it in PEFT; "
+                "expected modules_to_save without it, or a base that ties nothing"
+            )
 
 
 def _merged(module: torch.nn.Module) -> torch.nn.Module:

@@ -64,7 +64,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     data = _json(path)
     if data.get("peft_type") != "LORA":
         raise CheckpointError(f"{path}: peft_type {str(data.get('peft_type'))[:80]!r}; expected 'LORA'")
-    if data.get("use_dora"):
+    if _flag(path, "use_dora", data):
         raise CheckpointError(f"{path}: use_dora: DoRA is not read; expected plain LoRA")
     if data.get("bias", "none") != "none":
         raise CheckpointError(f"{path}: bias {str(data['bias'])[:80]!r}; expected 'none'")
@@ -80,7 +80,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     return AdapterConfig(
         rank=_rank(path, "r", data.get("r", 8)),
         alpha=_number(path, "lora_alpha", data.get("lora_alpha", 8)),
-        is_rank_stabilized=data.get("use_rslora", False) is True,
+        is_rank_stabilized=_flag(path, "use_rslora", data),
         targets=_names(path, "target_modules", data.get("target_modules")),
         saved=_names(path, "modules_to_save", data.get("modules_to_save") or []) or (),
         ranks={name: _rank(path, "rank_pattern", rank) for name, rank in _pattern(path, "rank_pattern", data)},
@@ -98,6 +98,13 @@ def _json(path: Path) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(data).__name__}")
     return data
+
+
+def _flag(path: Path, key: str, data: Mapping[str, Any]) -> bool:
+    value = data.get(key, False)
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{path}: {key}: expected true or false, got {value!r:.80}")
+    return value
 
 
 def _number(path: Path, key: str, value: object) -> float:

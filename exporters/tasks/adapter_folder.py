@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,13 @@ from .adapter_config import CONFIG_NAME, AdapterConfig, read_adapter_config
 
 WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_A, _B = ".lora_A.weight", ".lora_B.weight"
+# What the names of a pair end in, behind that of their module.
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+_OF_EMBEDDING = (".lora_embedding_A", ".lora_embedding_B")
+_OF_BASE = ".base_layer."
+_HEAD = "lm_head"
+# Tables of tokens and positions, which are no linear layers though they have two dimensions.
+_TABLE = re.compile(r"(?:.+\.)?(?:\w*embeddings?|embed_\w+|wte|wpe|shared)")
 _MAX_SHOWN = 8
 
 
@@ -44,8 +51,8 @@ def is_adapter(folder: Path) -> bool:
 def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Adapter:
     """The adapter in ``folder``, of a model whose parameters have ``shapes`` by name.
 
-    Raises CheckpointError for another kind of adapter, for targets that the model does not have, and for tensors of
-    another shape.
+    Raises CheckpointError for another kind of adapter, for targets that the model or the file does not have, for
+    modules to save that the file lacks, and for tensors of another shape.
     """
     config = read_adapter_config(folder)
     checkpoint = _opened(folder)
@@ -55,23 +62,24 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Adapter
     for target in config.targets or ():
         if not any(_ends(module, target) or _ends(target, module) for module in linear):
             raise CheckpointError(
-                f"{folder / CONFIG_NAME}: target_modules: the model has no linear layer {target[:80]!r}; it has "
-                f"{_shown(linear)}"
+                f"{folder / CONFIG_NAME}: target_modules: the model has no linear layer {target[:80]!r}"
+                f"{_perhaps_tied(target)}; it has {_shown(linear)}"
             )
     pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     saved: dict[str, np.ndarray] = {}
     for name in checkpoint.tensors:
         path = name.removeprefix(_PREFIX)
-        if path.endswith(_A):
-            module = _module(folder, path.removesuffix(_A), linear)
+        if path.endswith(LORA_A):
+            module = _module(folder, path.removesuffix(LORA_A), linear)
             pairs[module] = _pair(checkpoint, config, name, shapes[f"{module}.weight"])
-        elif not path.endswith(_B):
+        elif not path.endswith(LORA_B):
             parameter = _saved(folder, path, config, shapes)
             saved[parameter] = _array(checkpoint, name, shapes[parameter])
-        elif name.removesuffix(_B) + _A not in checkpoint.tensors:
-            raise CheckpointError(f"{folder / WEIGHTS_NAME}: tensor {name[:120]} has no {_A[1:]} beside it")
+        elif name.removesuffix(LORA_B) + LORA_A not in checkpoint.tensors:
+            raise CheckpointError(f"{folder / WEIGHTS_NAME}: tensor {name[:120]} has no {LORA_A[1:]} beside it")
     if not pairs:
-        raise CheckpointError(f"{folder / WEIGHTS_NAME}: no tensor ends in {_A}; expected those of a LoRA adapter")
+        raise CheckpointError(f"{folder / WEIGHTS_NAME}: no tensor ends in {LORA_A}; expected those of a LoRA adapter")
+    _require_whole(folder, config, checkpoint.tensors, shapes, saved)
     return Adapter(folder, config, pairs, saved)
 
 
@@ -100,9 +108,9 @@ def _module(folder: Path, path: str, linear: Collection[str]) -> str:
 def _pair(
     checkpoint: Checkpoint, config: AdapterConfig, name: str, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    path = name.removeprefix(_PREFIX).removesuffix(_A)
+    path = name.removeprefix(_PREFIX).removesuffix(LORA_A)
     outputs, inputs, rank = *shape, config.rank_of(path)
-    other = name.removesuffix(_A) + _B
+    other = name.removesuffix(LORA_A) + LORA_B
     if other not in checkpoint.tensors:
         raise CheckpointError(f"{checkpoint.folder / WEIGHTS_NAME}: tensor {other[:120]} is missing")
     down, up = _array(checkpoint, name, (rank, inputs)), _array(checkpoint, other, (outputs, rank))
@@ -111,14 +119,53 @@ def _pair(
 
 def _saved(folder: Path, path: str, config: AdapterConfig, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The parameter of a module that was trained whole."""
-    found = [name for name in shapes if name == path] or [name for name in shapes if _ends(path, name)]
-    module = path.rpartition(".")[0]
-    if len(found) != 1 or not any(_ends(module, saved) for saved in config.saved):
+    where = f"{folder / WEIGHTS_NAME}: tensor {path[:120]}"
+    if path.endswith(_OF_EMBEDDING):
+        raise CheckpointError(f"{where} is LoRA of an embedding; expected pairs beside linear layers alone")
+    if _OF_BASE in path:
         raise CheckpointError(
-            f"{folder / WEIGHTS_NAME}: tensor {path[:120]} is no pair of LoRA, nor of a module that modules_to_save "
-            "names and the model has"
+            f"{where} is a base weight in the adapter; save it with PEFT's save_pretrained(save_embedding_layers=False)"
+        )
+    found = [name for name in shapes if name == path] or [name for name in shapes if _ends(path, name)]
+    if len(found) != 1 or not _is_saved(path, config):
+        raise CheckpointError(
+            f"{where} is no pair of LoRA, nor of a module that modules_to_save names and the model has"
+            f"{_perhaps_tied(path.removesuffix('.weight'))}"
         )
     return found[0]
+
+
+def _require_whole(
+    folder: Path,
+    config: AdapterConfig,
+    tensors: Collection[str],
+    shapes: Collection[str],
+    saved: Collection[str],
+) -> None:
+    """Raises CheckpointError where the file lacks what the configuration says that it has."""
+    paths = [name.removeprefix(_PREFIX).removesuffix(LORA_A) for name in tensors if name.endswith(LORA_A)]
+    for target in config.targets or ():
+        if not any(_ends(path, target) for path in paths):
+            raise CheckpointError(
+                f"{folder / WEIGHTS_NAME}: no pair beside {target[:80]!r}, which {CONFIG_NAME} names in target_modules"
+            )
+    for name in shapes:
+        if name not in saved and _is_saved(name, config):
+            raise CheckpointError(
+                f"{folder / WEIGHTS_NAME}: no tensor {name}, of a module that {CONFIG_NAME} names in modules_to_save"
+            )
+
+
+def _is_saved(parameter: str, config: AdapterConfig) -> bool:
+    """Whether ``parameter`` is in a module that was trained whole: PEFT compares ends of names, within a name too."""
+    names = parameter.split(".")[:-1]
+    modules = [".".join(names[:count]) for count in range(1, len(names) + 1)]
+    return any(module.endswith(config.saved) for module in modules)
+
+
+def _perhaps_tied(module: str) -> str:
+    """What may be why the model has no ``module`` of its own."""
+    return " of its own (one that it ties to its table of tokens is none)" if _ends(module, _HEAD) else ""
 
 
 def _array(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -139,5 +186,7 @@ def _ends(path: str, name: str) -> bool:
 
 
 def _shown(names: Collection[str]) -> str:
+    """``names`` of linear layers, without embeddings, or the last parts of many."""
+    names = [name for name in names if not _TABLE.fullmatch(name)]
     kinds = sorted({name.rpartition(".")[2] for name in names}) if len(names) > _MAX_SHOWN else sorted(names)
     return ", ".join(kinds[:_MAX_SHOWN]) + (", ..." if len(kinds) > _MAX_SHOWN else "")

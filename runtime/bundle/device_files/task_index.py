@@ -90,13 +90,14 @@ def keep_task(bundle: Bundle, task: TaskEntry, tensors: bytes) -> None:
         if len(kept) == _MAX_TASKS:
             raise InputError(f"bundle {bundle.path}: has {_MAX_TASKS} tasks, and takes no more")
         path, lost = bundle.path / task.file, f"task {task.name}"
-        write_whole(path, lambda stream: stream.write(tensors), lost)
         try:
+            write_whole(path, lambda stream: stream.write(tensors), lost)
             ordered = tuple(sorted((*kept, task), key=lambda one: one.name))
             index = TaskIndex(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, ordered)
             write_device_file(bundle, TASKS_NAME, unstructure(index), lost)
         except BaseException:
-            path.unlink(missing_ok=True)  # nothing lists it
+            if all(one.file != task.file for one in read_tasks(bundle)):  # else it came after the list's new name
+                path.unlink(missing_ok=True)
             raise
 
 
@@ -111,7 +112,7 @@ def task_file(name: str, tensors: bytes) -> str:
     return f"{TASK_FILE_PREFIX}{name}.{hashlib.sha256(tensors).hexdigest()[:16]}{TASK_FILE_SUFFIX}"
 
 
-def is_task_file(name: str) -> bool:
+def _is_task_file(name: str) -> bool:
     """Whether a file of a bundle's folder is called as those of tasks are."""
     return name.startswith(TASK_FILE_PREFIX) and name.endswith(TASK_FILE_SUFFIX)
 
@@ -130,7 +131,7 @@ def _problems(index: TaskIndex, bundle: Bundle) -> Iterable[str]:
             if name in seen:
                 yield f"task {task.name}: {name} stands twice"
             seen.add(name)
-        if not (is_plain_name(task.file) and is_task_file(task.file)):
+        if not (is_plain_name(task.file) and _is_task_file(task.file)):
             yield f"task {task.name}: file {task.file[:80]!r}; expected a plain name such as task.NAME.HASH.safetensors"
         if not _SHA256.fullmatch(task.sha256):
             yield f"task {task.name}: sha256 {task.sha256[:80]!r}; expected 64 lower-case hexadecimal digits"

@@ -50,6 +50,19 @@ def test_modules_that_were_trained_whole() -> None:
     assert adapter.config.saved == ("classifier", "score")
 
 
+@pytest.mark.parametrize("saved", ["encoder.layer.1", "ayer.1.output", "output"])
+def test_a_saved_module_has_others_in_it(folder: Path, shapes: dict[str, tuple[int, ...]], saved: str) -> None:
+    """PEFT takes every module whose name ends so, also where it holds modules, and within a name."""
+    modules = {"encoder.layer.1": ("layer.1.",), "ayer.1.output": ("layer.1.output",), "output": ("output",)}[saved]
+    path = folder / CONFIG_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "modules_to_save": [saved]}))
+    whole = {name: shape for name, shape in shapes.items() if any(part in name for part in modules)}
+    tensors = load_file(folder / WEIGHTS_NAME)
+    tensors |= {f"base_model.model.{name}": torch.ones(shape) for name, shape in whole.items()}
+    save_file(tensors, folder / WEIGHTS_NAME)
+    assert read_adapter(folder, shapes).saved.keys() == whole.keys()
+
+
 def test_what_is_an_adapter() -> None:
     assert is_adapter(PEFT / "bert" / "a")
     assert not is_adapter(PEFT / "bert" / "base")
@@ -73,6 +86,9 @@ def folder(tmp_path: Path) -> Path:
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'; expected 'LORA'"),
         ({"use_dora": True}, "use_dora: DoRA is not read"),
+        ({"use_rslora": 1}, "use_rslora: expected true or false, got 1"),
+        ({"use_rslora": "true"}, "use_rslora: expected true or false, got 'true'"),
+        ({"use_dora": 0}, "use_dora: expected true or false, got 0"),
         ({"bias": "all"}, "bias 'all'; expected 'none'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changes the base"),
         ({"lora_bias": True}, "lora_bias: True; expected plain LoRA, without it"),
@@ -84,6 +100,16 @@ def folder(tmp_path: Path) -> Path:
         (
             {"target_modules": ["query", "gate_proj"]},
             "target_modules: the model has no linear layer 'gate_proj'; it has",
+        ),
+        (
+            {"target_modules": ["query", "lm_head"]},
+            r"no linear layer 'lm_head' of its own \(one that it ties to its table of tokens is none\); it has dense, "
+            "key, query, value$",
+        ),
+        ({"target_modules": ["query", "value", "key"]}, "no pair beside 'key', which adapter_config.json names"),
+        (
+            {"modules_to_save": ["intermediate.dense"]},
+            r"no tensor encoder\.layer\.0\.intermediate\.dense\.weight, of a module that .* names in modules_to_save",
         ),
         ({"target_modules": [1]}, "target_modules: expected names of modules"),
         ({"r": 5}, r"lora_A.weight has shape \[4, 16\], expected \[5, 16\]"),
@@ -114,6 +140,14 @@ QUERY = "base_model.model.encoder.layer.0.attention.self.query"
         (lambda t: t.update({"base_model.model.x.bias": torch.ones(3)}), "x.bias is no pair of LoRA"),
         (lambda t: t.update({f"{QUERY}.lora_magnitude_vector": torch.ones(3)}), "is no pair of LoRA"),
         (lambda t: t.update({f"{QUERY}.lora_B.weight": torch.full((16, 4), torch.nan)}), "NaN or infinite"),
+        (
+            lambda t: t.update({"base_model.model.x.lora_embedding_A": torch.ones(4, 3)}),
+            "tensor x.lora_embedding_A is LoRA of an embedding; expected pairs",
+        ),
+        (
+            lambda t: t.update({"base_model.model.lm_head.base_layer.weight": torch.ones(3, 3)}),
+            r"is a base weight in the adapter; save it with .*save_embedding_layers=False",
+        ),
         (lambda t: t.clear(), "no tensor ends in .lora_A.weight"),
     ],
 )
