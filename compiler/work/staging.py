@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ... import file_lock
-from ...errors import NestforgeError, OutputError
+from ...errors import OutputError
 from ...runtime.bundle.seal import to_json
 from ...whole_file import sync_folder
 
@@ -89,7 +89,7 @@ def staged(output: Path, key: Mapping[str, Any]) -> Iterator[Stage]:
                 yield stage
             if not stage.is_published:
                 publish(stage, output)
-        except (NestforgeError, OSError):
+        except Exception:
             _discard(root)
             raise
         with contextlib.suppress(OSError):  # the output is there, and that is what was asked for

@@ -59,6 +59,10 @@ class Checkpoint:
         """What to raise for a ``problem`` of its configuration."""
         return CheckpointError(f"{self.folder / 'config.json'}: {problem}")
 
+    def not_finite(self, tensor: str) -> CheckpointError:
+        """What to raise for a ``tensor`` that no engine could answer with."""
+        return CheckpointError(f"{self.folder}: tensor {tensor} holds NaN or infinite values")
+
     def require_weights(self) -> None:
         """Raises CheckpointError for a model that is not trained yet."""
         if self.missing is not None:

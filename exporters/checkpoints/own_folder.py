@@ -75,5 +75,5 @@ def stored_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     with safe_open(checkpoint.folder / checkpoint.tensors[name].file, framework="pt") as file:
         tensor: torch.Tensor = file.get_tensor(name).to(torch.float32)
     if not torch.isfinite(tensor).all():
-        raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds NaN or infinite values")
+        raise checkpoint.not_finite(name)
     return tensor

@@ -123,7 +123,7 @@ def load_transformers(
                 f"{str(parameter.dtype).removeprefix('torch.')}; expected a model that can be loaded in float32"
             )
         if not torch.isfinite(parameter).all():
-            raise CheckpointError(f"{checkpoint.folder}: tensor {parameter_name} holds NaN or infinite values")
+            raise checkpoint.not_finite(parameter_name)
     frozen: torch.nn.Module = model.eval().requires_grad_(False)
     return frozen
 

@@ -35,7 +35,7 @@ Examples:
 )
 @click.option(
     "--adapter-size",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 16_384),
     default=64,
     show_default=True,
     help="Neurons of the adapter of each layer, or the rank.",
@@ -43,9 +43,7 @@ Examples:
 @click.option(
     "--adapter-activation",
     type=click.Choice(("relu", "gelu", "gelu_tanh")),
-    default="relu",
-    show_default=True,
-    help="Of the adapters; LoRA has none.",
+    help="Of the adapters; LoRA has none. Default: relu.",
 )
 @click.option(
     "--router",
@@ -74,8 +72,8 @@ Examples:
     help="Those that compiles offer, such as 8,5,3,1. Default: 8,5,3,2,1 and the trained one.",
 )
 @click.option("--dense-layers", type=LayersType(), default=(), help="Layers that stay dense, such as 0,11.")
-@click.option("--num-labels", type=click.IntRange(min=2), help="Draw a classifier of the mean of a row's tokens.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of what is drawn.")
+@click.option("--num-labels", type=click.IntRange(2, 65_536), help="Draw a classifier of the mean of a row's tokens.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of what is drawn.")
 @click.option("--with-decoder", is_flag=True, help="Keep a T5's decoder, dense, behind the encoder.")
 @json_option
 def command(model: Path, output: Path, with_decoder: bool, as_json: bool, **settings: Any) -> None:

@@ -6,7 +6,6 @@ import torch
 from safetensors import safe_open
 
 from ....elastic import ElasticSpec
-from ....errors import CheckpointError
 from ...checkpoints.checkpoint import Checkpoint
 from ...ranking import step_blocks
 from .architecture import CostEffArchitecture
@@ -28,7 +27,7 @@ def read_weights(
             for name in names:
                 weights[name] = _sliced(tensors.get_tensor(name), name, architecture, spec).to(torch.float32)
                 if not torch.isfinite(weights[name]).all():
-                    raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds NaN or infinite values")
+                    raise checkpoint.not_finite(name)
     return weights
 
 

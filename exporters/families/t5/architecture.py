@@ -16,6 +16,7 @@ from ...hugging_face.tensor_names import parameter_names
 from ...hugging_face.transformers_config import LEARNED, read_pad, refuse_unhonoured
 
 ENCODER, GENERATOR = "T5EncoderModel", "T5ForConditionalGeneration"
+_HEADLESS = "T5Model"
 # Positions are relative and have no end; what engines take has one.
 MOST_TOKENS = 4096
 _FARTHEST = 65_536  # the largest distance in the table
@@ -110,18 +111,20 @@ def ffn_axes(architecture: T5Architecture) -> tuple[list[Axis], list[PrefixSlice
     return axes, slices
 
 
-def read_t5(checkpoint: Checkpoint) -> T5Architecture:
-    """The architecture of the model in ``checkpoint``, whose weights may be absent altogether.
+def read_t5(checkpoint: Checkpoint, encoder_alone: bool = False) -> T5Architecture:
+    """The architecture of the model in ``checkpoint``, whose weights may be absent altogether; ``encoder_alone`` of a
+    model that has a decoder too, which is then not read.
 
     Raises CheckpointError for what config.json lacks or gets wrong, for what is not honoured, and for a tensor that is
     missing, misfits or has no place.
     """
     refuse_unhonoured(checkpoint, encoder_decoder=True)
     name = class_name(checkpoint)
-    if name not in (ENCODER, GENERATOR):
-        raise checkpoint.misfit(f"architectures: expected {GENERATOR} or {ENCODER}, got {name!r:.80}")
+    known = (GENERATOR, ENCODER, *([_HEADLESS] if encoder_alone else []))
+    if name not in known:
+        raise checkpoint.misfit(f"architectures: expected {' or '.join(known)}, got {name!r:.80}")
     vocabulary, layers = read_number(checkpoint, "vocab_size"), _layers(checkpoint, "num_layers", 6)
-    generates, kind = name == GENERATOR, _ffn_kind(checkpoint)
+    generates, kind = name == GENERATOR and not encoder_alone, _ffn_kind(checkpoint)
     buckets = read_number(checkpoint, "relative_attention_num_buckets", default=32, at_least=4)
     # Half of a decoder's buckets are a distance each, and the others are those up to the farthest.
     read_number(checkpoint, "relative_attention_max_distance", 128, at_least=buckets // 2 + 1, at_most=_FARTHEST)

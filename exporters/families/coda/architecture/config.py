@@ -20,6 +20,7 @@ Router = Literal["soft_top_k", "sigmoid", "first_k"]
 KeysOf = Literal["selected", "all"]
 
 REDUCTION = "coda.reduction"
+MOST_ADAPTER_SIZE, MOST_LABELS = 16_384, 65_536
 # The routes of a conditional layer are called by this and its number.
 ROUTES = "routes."
 # Reductions larger than the trained one that a model is offered at, where config.json does not say.
@@ -99,7 +100,7 @@ class CodaConfig(OwnConfig):
     gated_ffn: bool
     norm: Norm
     position: Position
-    adapter_size: int = field(metadata={"min": 1})
+    adapter_size: int = field(metadata={"min": 1, "max": MOST_ADAPTER_SIZE})
     router: Router
     keys_of: KeysOf
     ffn_residual: Literal["raw", "normed"]
@@ -125,7 +126,7 @@ class CodaConfig(OwnConfig):
     softmax_scale: float | None = None
     bias: bool = False
     norm_eps: float = 1e-6
-    num_labels: int | None = field(default=None, metadata={"min": 2})
+    num_labels: int | None = field(default=None, metadata={"min": 2, "max": MOST_LABELS})
     nested: bool = False
     granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
     model_type: Literal["coda_encoder"] = "coda_encoder"
@@ -191,10 +192,10 @@ class CodaConfig(OwnConfig):
 
     @property
     def levels(self) -> Mapping[str, tuple[float, ...]] | None:
-        """The levels that training sampled: those stated, else of a nested model four even steps of the FFN."""
-        if self.granularities is not None or not self.nested:
-            return self.granularities
-        return {"ffn": _DEFAULT_FRACTIONS}
+        """The levels that training sampled: those stated, else of a nested model four even steps of the FFN. Levels of
+        the FFN alone would leave out what several reductions offer, so that beside those there are none."""
+        stated = {"ffn": _DEFAULT_FRACTIONS} if self.granularities is None and self.nested else self.granularities
+        return None if len(self.offered) > 1 and stated is not None and REDUCTION not in stated else stated
 
     def problem(self) -> str | None:
         """What makes no sense among the values, as ``key: problem``, or None."""

@@ -73,9 +73,14 @@ def _embeddings(config: CodaConfig) -> dict[str, Shape]:
     return shapes
 
 
+def is_added(parameter: str) -> bool:
+    """Whether an ordinary encoder has no such ``parameter``."""
+    return parameter_group(parameter) in ("adapters", "routers") or parameter.startswith("classifier.")
+
+
 def is_of_task(parameter: str) -> bool:
     """Whether every task has ``parameter`` of its own; all others are frozen."""
-    return parameter_group(parameter) is not None or parameter.startswith("classifier.")
+    return is_added(parameter) or parameter_group(parameter) == "norms"
 
 
 def temperature_names(config: CodaConfig) -> list[str]:

@@ -13,6 +13,7 @@ from ....checkpoints.checkpoint import Checkpoint
 from ....checkpoints.own_config import config_from_json
 from ...bert.layouts import LAYOUTS
 from ..architecture.config import CodaConfig
+from ..architecture.shapes import is_added
 from ..model.encoder import CodaEncoder
 from ..model.layer import Layer
 from .dense import DenseEncoder
@@ -27,8 +28,6 @@ _READERS: Mapping[str, Callable[[Checkpoint], DenseEncoder]] = {
     "deit": from_vit,
     **dict.fromkeys(LAYOUTS, from_bert),
 }
-# Whose numbers a conversion draws; all others are the checkpoint's.
-_DRAWN = (".adapter.", ".router.", "classifier.")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def converted(checkpoint: Checkpoint, settings: ConversionSettings) -> Conversio
     passes whole the model is the checkpoint's encoder; routers are drawn as ``CodaEncoder`` draws.
 
     Raises UnsupportedModelError for a class that is not read, CheckpointError for a checkpoint that does not map or
-    settings that make no model of it, and PlanError for layers that it has not.
+    settings that make no model of it, and PlanError for other bad settings.
     """
     dense = _read(checkpoint)
     config = _config(checkpoint, dense, settings)
@@ -57,7 +56,7 @@ def converted(checkpoint: Checkpoint, settings: ConversionSettings) -> Conversio
         for name, weight in layer.adapter.named_parameters():
             if name.endswith("up.weight"):
                 torch.nn.init.zeros_(weight)
-    drawn = {name: value for name, value in model.state_dict().items() if any(part in name for part in _DRAWN)}
+    drawn = {name: value for name, value in model.state_dict().items() if is_added(name)}
     model.load_state_dict({**drawn, **dense.weights}, assign=True)
     modules = ("modules of sentence-transformers",) if checkpoint.has_modules else ()
     return Conversion(config, model.eval().requires_grad_(False), (*dense.left_out, *modules))

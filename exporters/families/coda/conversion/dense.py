@@ -45,7 +45,15 @@ def layer_weights(
 
 def activation_named(checkpoint: Checkpoint, key: str, name: object) -> str:
     """The activation that transformers calls ``name``. Raises CheckpointError, which names ``key``, for another."""
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise checkpoint.misfit(f"{key}: {name!r:.80} is no activation of conditional layers; expected one of {known}")
-    return _ACTIVATIONS[str(name)]
+    return _ACTIVATIONS[name]
+
+
+def norm_eps(checkpoint: Checkpoint, key: str, default: float) -> float:
+    """What the norms add to a variance, ``default`` where config.json does not have ``key``. Raises CheckpointError."""
+    value: Any = checkpoint.config.get(key, default)
+    if type(value) not in (int, float) or not 0 < value < 1:
+        raise checkpoint.misfit(f"{key}: expected a number between 0 and 1, got {value!r:.80}")
+    return float(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....checkpoints.checkpoint import Checkpoint
 from ...bert.architecture import names_in_files, read_bert
-from .dense import DenseEncoder, activation_named, layer_weights, reader
+from .dense import DenseEncoder, activation_named, layer_weights, norm_eps, reader
 
 _PARTS = {
     "attention.query": "attention.self.query",
@@ -53,7 +53,7 @@ def from_bert(checkpoint: Checkpoint) -> DenseEncoder:
         "gated_ffn": False,
         "norm": "layer",
         "norm_place": "after",
-        "norm_eps": checkpoint.config.get("layer_norm_eps", 1e-12),
+        "norm_eps": norm_eps(checkpoint, "layer_norm_eps", 1e-12),
         "position": "learned",
         "bias": True,
     }

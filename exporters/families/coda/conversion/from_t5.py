@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ....checkpoints.checkpoint import Checkpoint
 from ....modules.relative_distance import RELATIVE_BUCKETS, RELATIVE_REACH
-from ...t5.architecture import MOST_TOKENS, TABLE, names_in_files, read_t5
-from .dense import DenseEncoder, activation_named, layer_weights, reader
+from ...t5.architecture import ENCODER, MOST_TOKENS, TABLE, class_name, names_in_files, read_t5
+from .dense import DenseEncoder, activation_named, layer_weights, norm_eps, reader
 
 _GATED = "gated-"
 _PARTS = {
@@ -22,8 +22,11 @@ _GATE_AND_UP = {"ffn.gate": "layer.1.DenseReluDense.wi_0", "ffn.up": "layer.1.De
 
 
 def from_t5(checkpoint: Checkpoint) -> DenseEncoder:
-    """Of an encoder alone, or of a model that has a decoder too. Raises CheckpointError for what does not map."""
-    t5 = read_t5(checkpoint)
+    """Of an encoder alone, or of a model that has a decoder too, which is not judged.
+
+    Raises CheckpointError for what does not map.
+    """
+    t5 = read_t5(checkpoint, encoder_alone=True)
     read = reader(checkpoint, names_in_files(checkpoint, t5))
     reach = checkpoint.config.get("relative_attention_max_distance", RELATIVE_REACH)
     if (t5.buckets, reach) != (RELATIVE_BUCKETS, RELATIVE_REACH):
@@ -53,11 +56,11 @@ def from_t5(checkpoint: Checkpoint) -> DenseEncoder:
         "activation": _activation(checkpoint),
         "gated_ffn": t5.gated,
         "norm": "rms",
-        "norm_eps": checkpoint.config.get("layer_norm_epsilon", 1e-6),
+        "norm_eps": norm_eps(checkpoint, "layer_norm_epsilon", 1e-6),
         "position": "relative",
         "softmax_scale": 1.0,
     }
-    return DenseEncoder(fields, weights, ("decoder",) if t5.decoder_layers else ())
+    return DenseEncoder(fields, weights, ("decoder",) if class_name(checkpoint) != ENCODER else ())
 
 
 def _activation(checkpoint: Checkpoint) -> str:

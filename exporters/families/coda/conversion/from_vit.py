@@ -7,7 +7,7 @@ import torch
 from ....checkpoints.checkpoint import Checkpoint
 from ...vit.architecture import names_in_files, read_vit
 from ..architecture.inputs import ImageInput
-from .dense import DenseEncoder, activation_named, layer_weights, reader
+from .dense import DenseEncoder, activation_named, layer_weights, norm_eps, reader
 
 _QUERY_KEY_VALUE = {
     "attention.query": "attention.q_proj",
@@ -34,8 +34,9 @@ def from_vit(checkpoint: Checkpoint) -> DenseEncoder:
     weights = layer_weights(read, at, _PARTS, _BOTH)
     weights |= layer_weights(read, at, _QUERY_KEY_VALUE, _BOTH if vit.qkv_bias else ["weight"])
     if not vit.qkv_bias:  # the other linear layers have one, and one of zeros is none
-        none = torch.zeros(vit.heads * vit.head_dim)
-        weights |= {f"{layer}.{part}.bias": none for layer in at for part in _QUERY_KEY_VALUE}
+        weights |= {
+            f"{layer}.{part}.bias": torch.zeros(vit.heads * vit.head_dim) for layer in at for part in _QUERY_KEY_VALUE
+        }
     front = ["cls_token", *(["distillation_token"] if vit.model_type == "deit" else [])]
     weights |= {
         "embeddings.patch.weight": read("embeddings.patch_embeddings.projection.weight"),
@@ -63,7 +64,7 @@ def from_vit(checkpoint: Checkpoint) -> DenseEncoder:
         "activation": activation_named(checkpoint, "hidden_act", checkpoint.config.get("hidden_act", "gelu")),
         "gated_ffn": False,
         "norm": "layer",
-        "norm_eps": checkpoint.config.get("layer_norm_eps", 1e-12),
+        "norm_eps": norm_eps(checkpoint, "layer_norm_eps", 1e-12),
         "position": "learned",
         "bias": True,
     }

@@ -59,7 +59,7 @@ def form_problem(config: MheConfig, form: str, spread: float = 0.0) -> str | Non
         )
     if form in _SHARED_SCORES and config.attention == "mhe_mul":
         return "a head of mhe_mul stretches queries and keys by factors of its own; one matrix of scores is mhe_add's"
-    if form == "one_exponential" and spread > MOST_SPREAD:
+    if form == "one_exponential" and not spread <= MOST_SPREAD:
         return (
             f"by the weights of this model a head may weigh two keys exp({spread:.3g}) apart, more than exp("
             f"{MOST_SPREAD:g}), up to which no product of exponentials rounds to nothing; shared_scores holds"

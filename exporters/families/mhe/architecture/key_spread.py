@@ -23,14 +23,20 @@ Read = Callable[[str], np.ndarray]
 
 def key_spread(checkpoint: Checkpoint, config: MheConfig) -> float:
     """The largest difference of ``e_i . k`` between two keys, times the softmax scale, over all heads and sublayers; 0
-    of a model that has no such heads, or no weights yet."""
-    if config.attention != "mhe_add" or not checkpoint.has_weights:
+    of a model that has no such heads, heads that share no keys (rotary positions), or no weights yet.
+
+    Raises CheckpointError for numbers that are not finite.
+    """
+    if config.attention != "mhe_add" or config.position == "rotary" or not checkpoint.has_weights:
         return 0.0
 
     def read(name: str) -> np.ndarray:
         with safe_open(checkpoint.folder / checkpoint.tensors[name].file, framework="numpy") as file:
             tensor: np.ndarray = file.get_tensor(name)
-        return tensor.astype(np.float64)
+        wide = tensor.astype(np.float64)
+        if not np.isfinite(wide).all():
+            raise checkpoint.not_finite(name)
+        return wide
 
     return max(_spread(config, place.at, read) for place in places_of(config))
 

@@ -29,14 +29,14 @@ def _folded(attention: Attention, part: str) -> torch.Tensor:
             return attention.output.weight.detach().double() * _factors(attention, "value").flatten()
     kind = part.rpartition(".")[2]
     if config.attention == "mhe_mul":
-        return _spread(attention, "query", kind, _folded(attention, "query"))
+        return _scaled_rows(attention, "query", kind, _folded(attention, "query"))
     return _expanded(attention, "query", kind)
 
 
 def _expanded(attention: Attention, role: str, kind: str) -> torch.Tensor:
     """Sections 6.1 and 6.2: the projection of ``role`` for each head, [n * d, H], or its bias [n * d]."""
     if attention.config.attention == "mhe_mul":
-        return _spread(attention, role, kind, _factors(attention, role))
+        return _scaled_rows(attention, role, kind, _factors(attention, role))
     added: torch.Tensor = attention.embedding[role].detach().double()  # [n, d]
     if kind == "weight":
         return _weight(attention, role).repeat(added.shape[0], 1)
@@ -44,7 +44,7 @@ def _expanded(attention: Attention, role: str, kind: str) -> torch.Tensor:
     return (added if bias is None else added + bias.detach().double()).flatten()
 
 
-def _spread(attention: Attention, role: str, kind: str, factors: torch.Tensor) -> torch.Tensor:
+def _scaled_rows(attention: Attention, role: str, kind: str, factors: torch.Tensor) -> torch.Tensor:
     """The projection's weight [n * d, H] or bias [n * d] with each head's ``factors`` [n, d] on its rows."""
     if kind == "bias":
         bias: torch.Tensor = getattr(attention, role).bias

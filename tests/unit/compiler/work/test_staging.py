@@ -58,13 +58,17 @@ def test_what_passes_is_published_whole_and_nothing_else_is_left(tmp_path: Path)
     assert left(output.parent) == ["out"]
 
 
-@pytest.mark.parametrize("failure", [ParityError("no"), OSError(errno.EIO, "broken disk")], ids=["gate", "disk"])
+@pytest.mark.parametrize(
+    "failure",
+    [ParityError("no"), OSError(errno.EIO, "broken disk"), RuntimeError("no memory")],
+    ids=["gate", "disk", "PyTorch"],
+)
 def test_what_fails_leaves_nothing(tmp_path: Path, failure: Exception) -> None:
     def work(stage: Stage) -> None:
         write_synced(stage.folder / "engine", b"1")
         raise failure
 
-    with pytest.raises((ParityError, OutputError)):
+    with pytest.raises((ParityError, OutputError, RuntimeError)):
         compile_with(work, tmp_path / "out")
     assert left(tmp_path) == []
 

@@ -9,7 +9,14 @@ from typing import get_args
 
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.exporters.families.coda.architecture.config import Activation, AdapterKind, KeysOf, Router
+from nestforge.exporters.families.coda.architecture.config import (
+    MOST_ADAPTER_SIZE,
+    MOST_LABELS,
+    Activation,
+    AdapterKind,
+    KeysOf,
+    Router,
+)
 from nestforge.exporters.families.coda.conversion.settings import ConversionSettings
 from nestforge.tools.cli import main
 from nestforge.tools.commands.convert_coda import command
@@ -94,4 +101,12 @@ def test_what_the_user_can_mend_is_one_line(folder: Path, tmp_path: Path) -> Non
     wrong = nestforge("convert-coda", folder, "--output", tmp_path / "out", "--reductions", "2,half")
     assert wrong.exit_code == 2
     assert "expected reductions, such as 8,5,3,1" in wrong.stderr
-    assert not (tmp_path / "out").exists()
+    for option, most in (("--seed", 2**32 - 1), ("--adapter-size", MOST_ADAPTER_SIZE), ("--num-labels", MOST_LABELS)):
+        beyond = nestforge("convert-coda", folder, "--output", tmp_path / "out", option, str(most + 1))
+        assert beyond.exit_code == 2
+        assert f"<={most}." in beyond.stderr
+    lora = nestforge(
+        "convert-coda", folder, "--output", tmp_path / "out", "--adapter", "lora", "--adapter-activation", "gelu"
+    )
+    assert lora.stderr == "nestforge: error: adapter activation: lora has none, got gelu; leave it out\n"
+    assert not list(tmp_path.iterdir())

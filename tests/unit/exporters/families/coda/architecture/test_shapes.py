@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from nestforge.compiler.planning.levels import levels
 from nestforge.elastic import Axis
 from nestforge.exporters.families.coda.architecture.shapes import (
     elastic_spec,
@@ -46,6 +47,23 @@ def test_reduction_is_an_axis_of_the_whole_model() -> None:
     assert spec.axes == (Axis("layers.0.ffn", 48), Axis("layers.1.ffn", 48), Axis("coda.reduction", 1, (4, 1)))
     assert spec.universal().id == "ffn48-coda.reduction1"
     assert elastic_spec(coda_config(reduction=2, reductions=(2,))).kinds == ["ffn"], "one choice is none"
+
+
+@pytest.mark.parametrize("nesting", [{}, {"nested": True}, {"granularities": {"ffn": (0.5, 1.0)}}], ids=str)
+def test_there_is_a_level_for_each_reduction(nesting: dict[str, Any]) -> None:
+    """Also where training sampled widths, which need not be as many."""
+    spec = elastic_spec(coda_config(reduction=4, reductions=(4, 2, 1), **nesting))
+    assert [level.submodel.id for level in levels(spec, None, 8)] == [f"ffn48-coda.reduction{r}" for r in (4, 2, 1)]
+    narrow = levels(spec, {"ffn": (0.5, 1.0)}, 8)
+    assert [level.submodel.id for level in narrow] == ["ffn24-coda.reduction1", "ffn48-coda.reduction1"]
+
+
+def test_levels_are_those_stated_of_both_and_of_widths_where_one_reduction_is_offered() -> None:
+    both = {"ffn": (0.5, 1.0), "coda.reduction": (0.25, 1.0)}
+    found = levels(elastic_spec(coda_config(granularities=both)), None, 8)
+    assert [level.submodel.id for level in found] == ["ffn24-coda.reduction4", "ffn48-coda.reduction1"]
+    alone = elastic_spec(coda_config(reduction=2, reductions=(2,), granularities={"ffn": (0.5, 1.0)}))
+    assert [level.submodel.id for level in levels(alone, None, 8)] == ["ffn24", "ffn48"]
 
 
 @pytest.mark.parametrize("adapter", ["parallel", "sequential", "lora"])

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from nestforge.compiler.convert_coda import convert_coda
 from nestforge.compiler.parity.evidence.float64 import in_float64, widened
 from nestforge.errors import CheckpointError, PlanError, UnsupportedModelError
 from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
 from nestforge.exporters.families.coda.conversion.convert import Conversion, converted
 from nestforge.exporters.families.coda.conversion.settings import ConversionSettings
+from nestforge.exporters.families.coda.folder import load_model
 from nestforge.exporters.families.coda.model.encoder import CodaEncoder
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
@@ -165,6 +167,45 @@ def test_what_settings_say_is_in_the_configuration(made: dict[str, tuple[Path, C
     assert made["vit"][1].config.offered == (5, 3, 2, 1), "of five tokens"
 
 
+def test_a_folder_without_biases_is_written_and_read_again(
+    made: dict[str, tuple[Path, Conversion]], tmp_path: Path
+) -> None:
+    """A file holds no tensor under two names."""
+    folder, found = made["vit, no bias, classifier"]
+    convert_coda(folder, tmp_path / "out", SETTINGS)
+    again = load_model(tmp_path / "out").state_dict()
+    assert not again["layers.1.attention.key.bias"].any()
+    for name, value in found.model.state_dict().items():
+        assert torch.equal(again[name], value), name
+
+
+@pytest.mark.parametrize(("kind", "key"), [("bert", "eps"), ("vit", "eps"), ("t5", "epsilon")])
+def test_a_null_in_the_place_of_an_epsilon_is_not_the_default(
+    kind: str, key: str, made: dict[str, tuple[Path, Conversion]]
+) -> None:
+    checkpoint = open_checkpoint(made[kind][0])
+    stated = replace(checkpoint, config={**checkpoint.config, f"layer_norm_{key}": None})
+    with pytest.raises(CheckpointError, match=rf"config\.json: layer_norm_{key}: expected a number .*, got None$"):
+        converted(stated, SETTINGS)
+
+
+def test_of_a_decoder_that_is_dropped_nothing_is_judged(tmp_path: Path) -> None:
+    with_head = save_t5(tmp_path / "t5", text=False, **DISTANCES)
+    headless = save_t5(tmp_path / "t5-headless", "T5Model", text=False, **DISTANCES)
+    no_start = edit_config(with_head, decoder_start_token_id=None)
+    (no_start / "generation_config.json").unlink()
+    for folder in (no_start, headless):
+        found = converted(open_checkpoint(folder), SETTINGS)
+        assert found.left_out == ("decoder",)
+        inputs, model = encoder_inputs(found, 6), widened(found.model)
+        model.reduction = 1
+        with in_float64():
+            states = model(*inputs)
+        torch.testing.assert_close(states, dense_states(folder, inputs), rtol=0, atol=1e-10)
+        with pytest.raises(CheckpointError, match=r"decoder_start_token_id: expected a token|architectures: expected"):
+            convert_coda(folder, tmp_path / "out", SETTINGS, with_decoder=True)
+
+
 def test_modules_of_sentence_transformers_are_left_out(tmp_path: Path) -> None:
     add_pooling(save_tiny_encoder(tmp_path / "m", num_hidden_layers=1))
     found = converted(open_checkpoint(tmp_path / "m"), SETTINGS)
@@ -187,7 +228,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("t5", {"dense_act_fn": "gelu"}, "dense_act_fn: expected relu, as feed_forward_proj relu says, got 'gelu'"),
     ("t5", {"relative_attention_max_distance": 64}, "relative_attention_num_buckets and relative_attention_max_dist"),
-    ("vit", {"layer_norm_eps": "small"}, "norm_eps: expected a number, got"),
+    ("vit", {"layer_norm_eps": "small"}, "config.json: layer_norm_eps: expected a number between 0 and 1, got 'small'"),
+    ("bert", {"layer_norm_eps": 0}, "config.json: layer_norm_eps: expected a number between 0 and 1, got 0"),
+    ("t5", {"layer_norm_epsilon": "x"}, "config.json: layer_norm_epsilon: expected a number between 0 and 1, got 'x'"),
+    ("bert", {"hidden_act": ["gelu"]}, "hidden_act: ['gelu'] is no activation of conditional layers; expected one"),
 ]
 
 
@@ -223,6 +267,14 @@ def test_widths_projections_and_missing_weights_are_refused(tmp_path: Path) -> N
         ({"dense_layers": (2,)}, "dense layers: expected numbers from 0 to 1, got 2"),
         ({"dense_layers": (0, 1)}, "dense layers: all 2 are listed; expected at least one conditional layer"),
         ({"reductions": (8, 1)}, r".*, made conditional: reductions: \[8, 1\] lack 3, the reduction of training"),
+        ({"seed": 2**32}, "seed: expected a whole number from 0 to 4294967295, got 4294967296"),
+        ({"seed": 0.5}, "seed: expected a whole number from 0 to 4294967295, got 0.5"),
+        (
+            {"adapter": "lora", "adapter_activation": "gelu"},
+            "adapter activation: lora has none, got gelu; leave it out",
+        ),
+        ({"adapter_size": 16_385}, ".*, made conditional: adapter_size: .*16384"),
+        ({"num_labels": 65_537}, ".*, made conditional: num_labels: .*65536"),
         ({"reduction": 41}, ".*, made conditional: reduction: 41: expected 1 to 40, the tokens of max_position"),
     ],
 )

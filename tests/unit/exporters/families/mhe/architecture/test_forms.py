@@ -15,6 +15,7 @@ from support.tiny_mhe import FAR, decoder_config, encoder_config, save_tiny_mhe,
 def test_which_forms_hold() -> None:
     every = ("normal", "shared_scores", "one_exponential", "expanded_queries", "expanded", "literal")
     assert held_forms(encoder_config(attention="mhe_add")) == every
+    assert "one_exponential" not in held_forms(encoder_config(attention="mhe_add"), float("nan"))
     assert held_forms(encoder_config()) == ("normal", "expanded_queries", "expanded", "literal")
     for attention in ("mhe_add", "mhe_mul"):
         assert held_forms(encoder_config(attention=attention, position="rotary")) == ("expanded", "literal")

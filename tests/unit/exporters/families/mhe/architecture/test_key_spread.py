@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from nestforge.exporters.families.mhe.architecture.key_spread import key_spread
 from nestforge.exporters.families.mhe.architecture.places import places_of
@@ -83,8 +84,19 @@ def test_weights_in_bfloat16_are_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(key_spread(open_checkpoint(folder), config), whole, rtol=0.02)
 
 
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    config, folder = encoder_config(**ADD), save_tiny_mhe(tmp_path / "m", **ADD)
+    weights = load_file(folder / "model.safetensors")
+    name = f"{places_of(config)[0].at}.embedding.query"
+    weights[name][0, 0] = torch.inf
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"^{folder}: tensor {name} holds NaN or infinite values$"):
+        key_spread(open_checkpoint(folder), config)
+
+
 def test_other_kinds_and_models_without_weights_have_none(tmp_path: Path) -> None:
     folder = save_tiny_mhe(tmp_path / "m")
     assert key_spread(open_checkpoint(folder), encoder_config()) == 0
+    assert key_spread(open_checkpoint(folder), encoder_config(**ADD, position="rotary")) == 0, "which share no keys"
     untrained = Checkpoint(tmp_path, {}, {}, missing="not trained")
     assert key_spread(untrained, encoder_config(**ADD)) == 0
