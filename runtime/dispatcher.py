@@ -15,7 +15,8 @@ from ..elastic import Bucket
 from ..errors import InputError, SelectionError
 from ..strict import nearest
 from .bundle.build_record import Latency
-from .bundle.manifest import Manifest, SubmodelEntry
+from .bundle.device_files.task_index import TaskEntry
+from .bundle.manifest import Manifest
 from .candidates import Candidate, Choice, Engine, by_padding, listing, next_larger, noise_hint, stated_latency
 from .engines.contract.residency import Residency
 from .in_flight import LoadEstimate
@@ -37,7 +38,8 @@ class Dispatcher:
     of those the smallest. A latency is the measured median of the engine in the residency it has here, else in another,
     else the prediction, at the size of the input, corrected by the runs of this model (running_estimate.py); the reason
     says which. Latency limits go by the median, deadlines by the 95th percentile. ``elsewhere`` names the processor of
-    the measurements where it is not this host's, and the reason then says so. Thread-safe.
+    the measurements where it is not this host's, and the reason then says so. ``task`` is the one whose engines
+    these are, if any. Thread-safe.
     """
 
     def __init__(
@@ -46,8 +48,9 @@ class Dispatcher:
         residencies: Mapping[str, Residency],
         latencies: Sequence[Latency] = (),
         elsewhere: str | None = None,
+        task: TaskEntry | None = None,
     ) -> None:
-        self._manifest = manifest
+        self._manifest, self._task = manifest, task
         self._budgets = {budget.name: budget for budget in manifest.budgets}
         self._submodels = manifest.largest_first
         self._running = RunningEstimate(self._forget)
@@ -179,10 +182,10 @@ class Dispatcher:
                 raise SelectionError(
                     f"no budget {request.budget!r:.80} in this bundle{nearest(request.budget[:80], self._budgets)}"
                 )
-            candidate = self._smallest(self._manifest.submodel(budget.submodel), batch, sequence)
+            candidate = self._smallest(budget.submodel, f"budget {budget.name}", batch, sequence)
             return candidate.choice(f"budget {budget.name}: {budget.reason}")
         if request.submodel is not None:
-            candidate = self._smallest(self._manifest.submodel(request.submodel), batch, sequence)
+            candidate = self._smallest(request.submodel, "the request", batch, sequence)
             return candidate.choice(f"submodel {request.submodel} asked for")
         if limits:
             return self._within(request, batch, sequence)
@@ -212,8 +215,15 @@ class Dispatcher:
         memory = math.inf if request.memory_mb is None else positive_limit("memory_mb", request.memory_mb)
         return positive_limit("deadline_ms", request.deadline_ms), memory
 
-    def _smallest(self, submodel: SubmodelEntry, batch: int, sequence: int) -> Candidate:
-        """The engine of one submodel that pads the input least, and of those the one of the smallest bucket."""
+    def _smallest(self, asked: str, asker: str, batch: int, sequence: int) -> Candidate:
+        """The engine of the submodel ``asked`` that pads the input least, and of those the one of the smallest bucket;
+        ``asker`` is what names it."""
+        submodel, task = self._manifest.submodel(asked), self._task
+        if task is not None and submodel.id not in task.submodels:
+            raise SelectionError(
+                f"task {task.name} was proven on {', '.join(task.submodels)}; {asker} names {submodel.id}; ask for one "
+                "of the task's"
+            )
         shape = Bucket(int(batch), int(sequence))
         for engine in by_padding(self._engines[submodel.id], shape):
             return engine.candidate(shape)
@@ -224,8 +234,8 @@ class Dispatcher:
                 f"{listing(self._holding(batch, sequence))}"
             )
         raise SelectionError(
-            f"submodel {submodel.id} has no engine for {batch}x{sequence} here (no bucket that large, left out by "
-            f"memory_mb, or none of the task's); there is {listing(self._holding(batch, sequence))}"
+            f"submodel {submodel.id} has no engine for {batch}x{sequence} here (no bucket that large, or left out by "
+            f"memory_mb); there is {listing(self._holding(batch, sequence))}"
         )
 
     def _forget(self) -> None:

@@ -15,7 +15,7 @@ from .engines.needs import residencies_for
 from .engines.onnxruntime_gpu.provider import provider_named
 from .engines.runner import runnable_engines
 from .model import ElasticModel
-from .tasks import without_tasks
+from .tasks import bytes_of_tasks
 
 
 def load(
@@ -53,16 +53,20 @@ def load(
             f"provider {provider!r}: the engines of a bundle with tasks run on the processor; expected cpu"
         )
     engines = runnable_engines(bundle, ran_on)
-    if memory_mb is not None:
-        memory_mb = without_tasks(bundle, memory_mb)
+    left_mb, limit, of_tasks = memory_mb, None, 0
+    if memory_mb is not None and (of_tasks := bytes_of_tasks(bundle, memory_mb)):
+        left_mb = memory_mb - of_tasks / 1e6
+        limit = f"memory_mb={memory_mb:g}, {of_tasks / 1e6:.1f} MB of it the bundle's tasks"
     if ran_on is None:
-        residencies = residencies_for(bundle, engines, memory_mb, residency)
+        residencies = residencies_for(bundle, engines, left_mb, residency, limit)
     else:
         held: Residency = "shared" if ran_on.shares else "packed"
         if residency not in ("auto", held):
             raise InputError(f"residency {residency!r}: with provider {provider!r} expected auto or {held}")
-        residencies = dict.fromkeys(residencies_for(bundle, engines, memory_mb, held), held)
+        residencies = dict.fromkeys(residencies_for(bundle, engines, left_mb, held, limit), held)
     memory = None if memory_mb is None or bundle.manifest.generation is None else MemoryCap(bundle, memory_mb)
+    if memory is not None:
+        memory.take(of_tasks, "the bundle's tasks", "remove tasks")
     model = ElasticModel(bundle, residencies, count, ran_on, cpus, residency, memory)
     if preload:
         try:

@@ -60,7 +60,7 @@ class ElasticModel:
         known = host_latencies(bundle, threads, provider is not None)
         dispatcher = partial(Dispatcher, manifest, latencies=known.latencies, elsewhere=known.elsewhere)
         self._dispatcher = dispatcher(residencies)
-        self.tasks = Tasks(bundle, residencies, dispatcher)
+        self.tasks = Tasks(bundle, residencies, lambda held, task: dispatcher(held, task=task))
         self._pool = EnginePool(bundle, residencies, threads, provider, affinity, memory)
         # Called: ``model.generate("Once upon a time", max_tokens=64)``.
         self.generate = Generator(
@@ -100,8 +100,9 @@ class ElasticModel:
         bundle's default policy decides, else the model's own gate; if there is neither, or the latency is limited, the
         whole engine answers. With ``routing`` the answer also has the routes that the model chose, such as the tokens
         of each expert (``decisions`` is its deprecated name). ``prompt`` stands before every text (empty for none), or
-        the model's prompt called ``prompt_name``, else its default one, if it has one. Raises InputError,
-        SelectionError, or a BundleError if an engine cannot be opened.
+        the model's prompt called ``prompt_name``, else its default one, if it has one. ``task`` is the
+        name of one that the bundle has, whose tensors answer; only submodels that it was proven on are chosen. Without
+        it the base answers. Raises InputError, SelectionError, or a BundleError if an engine cannot be opened.
         """
         started = perf_counter()
         if decisions:

@@ -24,13 +24,13 @@ class OpenTask(NamedTuple):
 
 
 class Tasks:
-    """``dispatcher(residencies)`` chooses among the engines of ``residencies``. Thread-safe."""
+    """``dispatcher(residencies, task)`` chooses among the engines of ``residencies``, all of a task's. Thread-safe."""
 
     def __init__(
         self,
         bundle: Bundle,
         residencies: Mapping[str, Residency],
-        dispatcher: Callable[[Mapping[str, Residency]], Dispatcher],
+        dispatcher: Callable[[Mapping[str, Residency], TaskEntry], Dispatcher],
     ) -> None:
         """Raises BundleFormatError or BundleCorruptError for a damaged list of tasks."""
         self._bundle, self._residencies, self._dispatcher = bundle, residencies, dispatcher
@@ -66,14 +66,14 @@ class Tasks:
             raise SelectionError(
                 f"task {task.name}: memory_mb leaves out every engine of its submodels, {', '.join(task.submodels)}"
             )
-        return OpenTask(read_task_tensors(self._bundle, task), self._dispatcher(engines))
+        return OpenTask(read_task_tensors(self._bundle, task), self._dispatcher(engines, task))
 
 
-def without_tasks(bundle: Bundle, memory_mb: float) -> float:
-    """What of the cap ``memory_mb`` is left for engines beside all tasks of ``bundle``. Raises SelectionError."""
-    taken = sum(task.bytes for task in read_tasks(bundle)) / 1e6
-    if not taken:
-        return memory_mb
-    if taken >= positive_limit("memory_mb", memory_mb):
-        raise SelectionError(f"memory_mb={memory_mb:g}: the bundle's tasks alone take {taken:.1f} MB; raise the cap")
-    return memory_mb - taken
+def bytes_of_tasks(bundle: Bundle, memory_mb: float) -> int:
+    """What all tasks of ``bundle`` take. Raises SelectionError where the cap ``memory_mb`` leaves nothing beside."""
+    taken = sum(task.bytes for task in read_tasks(bundle))
+    if taken >= 1e6 * positive_limit("memory_mb", memory_mb):
+        raise SelectionError(
+            f"memory_mb={memory_mb:g}: the bundle's tasks alone take {taken / 1e6:.1f} MB; raise the cap"
+        )
+    return taken

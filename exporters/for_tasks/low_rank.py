@@ -47,9 +47,7 @@ def with_low_rank(source: ModelSource, ranks: Mapping[str, int], saved: Iterable
     for module, rank in ranks.items():
         outputs, inputs = base.parameter_shapes[f"{module}.weight"]
         pairs |= {module + LORA_A: (rank, inputs), module + LORA_B: (outputs, rank)}
-    form = TaskForm(
-        "lora", frozenset({*pairs, *whole}), partial(_read, base.parameter_shapes, ranks, whole), _merged
-    )
+    form = TaskForm("lora", frozenset({*pairs, *whole}), partial(_read, base.parameter_shapes, ranks, whole), _merged)
     architecture = replace(
         base,
         spec=_spec(base.spec, ranks),

@@ -61,6 +61,8 @@ class AdapterConfig:
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """The configuration in ``folder``. Raises CheckpointError for anything but plain LoRA."""
     path = folder / CONFIG_NAME
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; expected {CONFIG_NAME} of an adapter in it")
     data = _json(path)
     if data.get("peft_type") != "LORA":
         raise CheckpointError(f"{path}: peft_type {str(data.get('peft_type'))[:80]!r}; expected 'LORA'")

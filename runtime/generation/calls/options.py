@@ -63,7 +63,9 @@ class Options:
                 object.__setattr__(self, name, whole_number(name, value, least))
         if self.logprobs is not None and self.logprobs > _MOST_LOGPROBS:
             raise InputError(f"logprobs: expected at most {_MOST_LOGPROBS}, got {self.logprobs}")
-        for name in ("budget", "submodel", "draft", "task"):
+        if not isinstance(self.task, str | None):
+            raise InputError(f"task: expected a name, got {self.task!r:.80}")
+        for name in ("budget", "submodel", "draft"):
             if not isinstance(getattr(self, name), str | None):
                 raise SelectionError(f"{name}: expected a name, got {getattr(self, name)!r:.80}")
         limits = ("memory_mb", "tokens_per_second", "deadline_ms")

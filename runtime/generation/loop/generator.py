@@ -52,10 +52,10 @@ class Generator:
         provider: Provider | None = None,
         affinity: Sequence[int] = (),
         memory: MemoryCap | None = None,
-        task: Callable[[str], TaskTensors] | None = None,
+        tensors_of: Callable[[str], TaskTensors] | None = None,
     ) -> None:
-        """``encoder`` gives the bundle's, ``task`` the tensors of one; ``memory`` also counts what else is open."""
-        self._task = task
+        """``encoder`` gives the bundle's, ``tensors_of`` those of a task; ``memory`` also counts what else is open."""
+        self._tensors_of = tensors_of
         self._bundle, self._encoder, self._threads, self._residency = bundle, encoder, threads, residency
         self._provider = provider
         self._engines = AdmittedEngines(bundle, threads, residency, affinity, memory)
@@ -255,9 +255,9 @@ class Generator:
             ) from failure
 
     def _tensors(self, task: str) -> TaskTensors:
-        if self._task is None:
+        if self._tensors_of is None:
             raise SelectionError(f"no task {task!r:.80} in bundle {self._bundle.path}")
-        return self._task(task)
+        return self._tensors_of(task)
 
     def _start_from_calibration(self, entry: GenerationEntry) -> None:
         """What this host found of drafts counts, once. Raises BundleError where it cannot be read."""

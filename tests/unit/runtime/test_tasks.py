@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from dataclasses import replace
@@ -15,7 +16,7 @@ from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.graphs.task_tensors import base_tensors, read_task_tensors
-from nestforge.runtime.tasks import without_tasks
+from nestforge.runtime.tasks import bytes_of_tasks
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "bundle-v13"
 IDS = np.arange(12, dtype=np.int64).reshape(1, 12)
@@ -72,14 +73,28 @@ def test_a_task_is_chosen_among_its_own_engines() -> None:
         model("a text", task="both")
 
 
+def test_a_submodel_that_a_task_was_not_proven_on_is_named() -> None:
+    with nestforge.load(GOLDEN) as model:
+        largest, proven = model.bundle.manifest.largest_first[0].id, model.tasks.entries["quarter"].submodels
+        budget = model.bundle.manifest.budgets[0]
+        said = f"^task quarter was proven on {re.escape(', '.join(proven))}; "
+        with pytest.raises(SelectionError, match=f"{said}the request names {re.escape(largest)}; ask for one"):
+            model.choose(1, 12, task="quarter", submodel=largest)
+        assert budget.submodel not in proven
+        with pytest.raises(SelectionError, match=f"{said}budget {budget.name} names {re.escape(budget.submodel)}"):
+            model(FEEDS, task="quarter", budget=budget.name)
+
+
 def test_tasks_count_under_a_cap() -> None:
     bundle = open_bundle(GOLDEN)
     taken = 2 * 4260 / 1e6
-    assert without_tasks(bundle, 1.0) == pytest.approx(1.0 - taken)
+    assert bytes_of_tasks(bundle, 1.0) == 2 * 4260
     with pytest.raises(SelectionError, match="the bundle's tasks alone take"):
         nestforge.load(GOLDEN, memory_mb=taken / 2)
+    with pytest.raises(SelectionError, match=r"^memory_mb=0\.009, 0\.0 MB of it the bundle's tasks: no engine fits"):
+        nestforge.load(GOLDEN, memory_mb=0.009)
     plain = Path(GOLDEN).with_name("bundle-v10")
-    assert without_tasks(open_bundle(plain), 5) == 5
+    assert bytes_of_tasks(open_bundle(plain), 5) == 0
 
 
 def test_engines_share_the_base_s_own_tensors() -> None:

@@ -53,6 +53,18 @@ def test_a_session_keeps_the_keys_of_one_task(bundle: Path) -> None:
                 model.generate(PROMPT, session=session, task=task, **WHOLE)
         with pytest.raises(SelectionError, match="no task 'c'"):
             model.generate(PROMPT, task="c", **WHOLE)
+        with pytest.raises(InputError, match="task: expected a name, got 1"):
+            model.generate(PROMPT, task=1, **WHOLE)
+
+
+def test_a_cap_is_quoted_as_it_was_stated(bundle: Path) -> None:
+    """What tasks take is counted beside sessions, under the cap that the caller gave."""
+    taken = sum(task.bytes for task in read_tasks(open_bundle(bundle))) / 1e6
+    with nestforge.load(bundle, memory_mb=0.4) as model:
+        assert model.generate._engines._memory is not None
+        assert model.generate._engines._memory.left_mb == pytest.approx(0.4 - taken)
+        with pytest.raises(SelectionError, match=r"^memory_mb=0\.4, .* MB left beside"):
+            model.session(64, 40, "a")
 
 
 def test_every_engine_has_a_receipt_of_every_task(bundle: Path) -> None:

@@ -165,6 +165,8 @@ def test_pickles_and_no_json_are_refused(folder: Path, shapes: dict[str, tuple[i
     (folder / WEIGHTS_NAME).rename(folder / "adapter_model.bin")
     with pytest.raises(CheckpointError, match=r"adapter_model\.bin is pickled, which can run code"):
         read_adapter(folder, shapes)
+    with pytest.raises(CheckpointError, match="nowhere: no such folder"):
+        read_adapter_config(folder / "nowhere")
     (folder / CONFIG_NAME).write_text("{")
     with pytest.raises(CheckpointError, match=r"adapter_config\.json: cannot be read"):
         read_adapter_config(folder)
