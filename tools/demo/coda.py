@@ -30,8 +30,8 @@ from ..train.coda.recipe import KEYS, REDUCTIONS, TASKS
 from ..train.coda.runs import of_task
 from ..train.matformer.digits import read_digits
 from ..train.stages import RECORDS_NAME
-from .coda_report import Asked, accuracy, milliseconds
-from .coda_tables import Measured, quality_table, routing_table
+from .figures.coda_report import Asked, accuracy, milliseconds
+from .figures.coda_tables import Measured, quality_table, routing_table
 from .steps import compile_once, demonstrate, run
 
 FOLDER = Path("demo/coda")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...compiler.publish.report import markdown
 from ..console import print_table
-from .exit_report import exit_report, read_texts
+from .figures.exit_report import exit_report, read_texts
 from .steps import compile_once, demonstrate, nestforge, run
 
 FOLDER = Path("demo/exits")

@@ -20,9 +20,9 @@ from ...runtime.consistency.report import check_consistency
 from ...runtime.load import load
 from ...runtime.summary.tables import Table
 from ..console import print_table, working
-from .budget_curve import BudgetPoint, budget_points, draw_curves, points_table
+from .figures.budget_curve import BudgetPoint, budget_points, draw_curves, points_table
+from .figures.writing import PROMPTS, agreement, levels_of, ways_of_writing, ways_table
 from .steps import compile_once, demonstrate, run
-from .writing import PROMPTS, agreement, levels_of, ways_of_writing, ways_table
 
 FOLDER = Path("demo/matformer")
 PROFILE = FOLDER / "eight-budgets.yaml"

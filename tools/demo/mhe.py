@@ -32,7 +32,7 @@ from ...runtime.summary.tables import Table
 from ..console import print_table, working
 from ..train.mhe.recipe import KINDS, RECIPE
 from ..train.stages import RECORDS_NAME
-from .mhe_tables import (
+from .figures.mhe_tables import (
     CAVEAT,
     Timed,
     Trained,

@@ -19,8 +19,8 @@ from ..console import print_table, working
 from ..train.sparse_mixer.recipe import MODELS
 from ..train.sparse_mixer.training import TEST_NAME, VALIDATION_NAME
 from ..train.stages import RECORDS_NAME
-from .mixer_report import HiddenTokens, measure_engines, read_hidden_tokens
-from .mixer_tables import (
+from .figures.mixer_report import HiddenTokens, measure_engines, read_hidden_tokens
+from .figures.mixer_tables import (
     CAPACITY,
     EXPERTS,
     GROUP,

@@ -15,9 +15,9 @@ from ...compiler.nest.folder import RECORD_NAME
 from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.summary.tables import Table
 from ..console import print_table
-from .budget_curve import time_engines
 from .checkpoint import demo_checkpoint
 from .corpus import write_corpus
+from .figures.budget_curve import time_engines
 from .steps import compile_once, demonstrate, nestforge
 
 FOLDER = Path("demo/nest")

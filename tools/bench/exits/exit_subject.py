@@ -21,8 +21,8 @@ from ....runtime.calibrate.calibrate import calibrate
 from ....runtime.calibrate.data import read_data, split
 from ....runtime.exits.calibration import CalibratedPolicy
 from ....runtime.inputs.text import TextEncoder
-from ...demo.exit_report import read_texts
 from ...demo.exits import FOLDER
+from ...demo.figures.exit_report import read_texts
 from ...demo.steps import is_made_from
 from ..kept import CACHE
 

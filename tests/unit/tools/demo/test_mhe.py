@@ -9,7 +9,8 @@ from typing import Any
 import nestforge
 import pytest
 from nestforge.elastic import Bucket
-from nestforge.tools.demo import mhe, mhe_tables
+from nestforge.tools.demo import mhe
+from nestforge.tools.demo.figures import mhe_tables
 from nestforge.tools.train.mhe.recipe import Recipe, models
 from nestforge.tools.train.mhe.runs import Run, Trainer
 from support.tiny_compile import board

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 from nestforge.elastic import Bucket
-from nestforge.tools.demo.mixer import submodels
-from nestforge.tools.demo.mixer_report import Measured
-from nestforge.tools.demo.mixer_tables import (
+from nestforge.tools.demo.figures.mixer_report import Measured
+from nestforge.tools.demo.figures.mixer_tables import (
     CAPACITY,
     EXPERTS,
     GROUP,
@@ -19,6 +18,7 @@ from nestforge.tools.demo.mixer_tables import (
     routers_table,
     seeds_table,
 )
+from nestforge.tools.demo.mixer import submodels
 
 FULL = {CAPACITY: 100, GROUP: 64, EXPERTS: 4}
 

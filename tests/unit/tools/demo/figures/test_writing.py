@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
-from nestforge.tools.demo.writing import agreement, levels_of, ways_of_writing, ways_table
+from nestforge.tools.demo.figures.writing import agreement, levels_of, ways_of_writing, ways_table
 from support.generating_bundle import llama_folder
 
 PROMPTS = ("one two", "three")

@@ -14,11 +14,11 @@ from statistics import mean
 
 import numpy as np
 
-from ...runtime.exits.choice import OFF, AskedExits
-from ...runtime.exits.policy import ExitPolicy
-from ...runtime.load import load
-from ...runtime.model import ElasticModel
-from ...runtime.summary.tables import Table
+from ....runtime.exits.choice import OFF, AskedExits
+from ....runtime.exits.policy import ExitPolicy
+from ....runtime.load import load
+from ....runtime.model import ElasticModel
+from ....runtime.summary.tables import Table
 
 # Thresholds of the sweep, as shares of the largest entropy that there is, ln C.
 _SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
@@ -131,7 +131,7 @@ def _classes(model: ElasticModel) -> int:
 
 
 def _policies(model: ElasticModel) -> list[str]:
-    from ...runtime.exits.calibration import read_calibration
+    from ....runtime.exits.calibration import read_calibration
 
     calibration = read_calibration(model.bundle)
     return [policy.name for policy in calibration.policies] if calibration else []

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.figures import cell, heading
-from ...runtime.bundle.open_bundle import Bundle
-from ...runtime.calibrate.measure import time_in_turns
-from ...runtime.consistency.report import Consistency
-from ...runtime.engines.contract.threads import threads_or_default
-from ...runtime.engines.runner import runner_for
-from ...runtime.inputs.feeds import random_feeds
-from ...runtime.summary.tables import Table
-from ..console import working
+from ....runtime.bundle.entries.engine_entry import EngineEntry
+from ....runtime.bundle.figures import cell, heading
+from ....runtime.bundle.open_bundle import Bundle
+from ....runtime.calibrate.measure import time_in_turns
+from ....runtime.consistency.report import Consistency
+from ....runtime.engines.contract.threads import threads_or_default
+from ....runtime.engines.runner import runner_for
+from ....runtime.inputs.feeds import random_feeds
+from ....runtime.summary.tables import Table
+from ...console import working
 
 _RUNS = 20
 

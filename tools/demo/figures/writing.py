@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.bundle.manifest import Manifest
-from ...runtime.generation.calls.generated import GeneratedRow
-from ...runtime.model import ElasticModel
-from ...runtime.summary.tables import Table
+from ....runtime.bundle.manifest import Manifest
+from ....runtime.generation.calls.generated import GeneratedRow
+from ....runtime.model import ElasticModel
+from ....runtime.summary.tables import Table
 
 PROMPTS = ("import ", "def test_", "class Error(", "    return self.", "for name in ", "raise ValueError(")
 DRAFTED = 4

@@ -9,9 +9,9 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.runtime.summary.tables import Table
-from nestforge.tools.demo.exit_report import Texts, exit_report, read_texts
+from nestforge.tools.demo.figures.exit_report import Texts, exit_report, read_texts
 
-BUNDLE = Path(__file__).parents[3] / "golden" / "bundle-v2"
+BUNDLE = Path(__file__).parents[4] / "golden" / "bundle-v2"
 TEXTS = ["the quick brown fox", "jumps over", "the lazy dog", "fox", "the the the dog", "quick brown dog jumps"]
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from nestforge.elastic import Bucket
-from nestforge.tools.demo.coda_tables import Measured, quality_table, routing_table
+from nestforge.tools.demo.figures.coda_tables import Measured, quality_table, routing_table
 
 
 def test_each_reduction_beside_the_dense_adapter_model() -> None:

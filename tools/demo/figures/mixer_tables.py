@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...elastic import Bucket
-from ...runtime.summary.tables import Table
+from ....elastic import Bucket
+from ....runtime.summary.tables import Table
 from .mixer_report import Measured
 
 CAPACITY, GROUP, EXPERTS = "moe.capacity_factor", "moe.group_size", "moe.experts"

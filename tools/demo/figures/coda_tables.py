@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...elastic import Bucket
-from ...runtime.summary.tables import Table
+from ....elastic import Bucket
+from ....runtime.summary.tables import Table
 
 KEYS_NAMES = {"selected": "k-to-k", "all": "k-to-all"}
 

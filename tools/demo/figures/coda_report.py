@@ -11,11 +11,11 @@ from functools import partial
 
 import numpy as np
 
-from ...elastic import Bucket
-from ...runtime.calibrate.measure import time_in_turns
-from ...runtime.inputs.arrays import Array
-from ...runtime.model import ElasticModel
-from ..console import Progress
+from ....elastic import Bucket
+from ....runtime.calibrate.measure import time_in_turns
+from ....runtime.inputs.arrays import Array
+from ....runtime.model import ElasticModel
+from ...console import Progress
 
 _TIMED = 8  # requests in one turn
 

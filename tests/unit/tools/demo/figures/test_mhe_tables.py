@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from nestforge.tools.demo.mhe_tables import (
+from nestforge.tools.demo.figures.mhe_tables import (
     Timed,
     Trained,
     Writing,
