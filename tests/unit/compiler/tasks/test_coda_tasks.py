@@ -109,7 +109,7 @@ def test_a_task_more_leaves_everything_else_as_it_is(folder: Path, bundle: Path)
         answer = model(FEEDS, task="quarter")
         assert answer.submodel == QUARTER
         np.testing.assert_allclose(answer["logits"], expected(folder / "quarter.trained", 4), atol=2e-5)
-        with pytest.raises(SelectionError, match=r"submodel ffn24-coda.reduction1 has no engine for 2x8"):
+        with pytest.raises(SelectionError, match=r"task quarter was proven on ffn24-coda.reduction4; the request"):
             model(FEEDS, task="quarter", submodel=WHOLE)
     report = nestforge.verify(bundle, folder / "base")
     assert report
