@@ -88,6 +88,9 @@ ROOMS = (
     "compiler.nest",
     "compiler",
     "tools",
+    "tools.commands.compiling",
+    "tools.commands.answering",
+    "tools.commands.measuring",
     "tools.commands",
 )
 LAYERS = ("profiles", "runtime", "integrations", "exporters", "compiler", "tools")

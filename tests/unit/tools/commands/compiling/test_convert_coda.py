@@ -19,7 +19,7 @@ from nestforge.exporters.families.coda.architecture.config import (
 )
 from nestforge.exporters.families.coda.conversion.settings import ConversionSettings
 from nestforge.tools.cli import main
-from nestforge.tools.commands.convert_coda import command
+from nestforge.tools.commands.compiling.convert_coda import command
 from support.tiny_models import save_tiny_encoder
 
 

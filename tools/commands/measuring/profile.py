@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from ...profiles.load_profile import dump_profile
-from ...profiles.probe_host import host_profile
-from ...profiles.profile_data import recorded_profile
-from ...whole_file import require_new, write_whole
-from ..console import print_json, say, working
-from ..options import json_option
+from ....profiles.load_profile import dump_profile
+from ....profiles.probe_host import host_profile
+from ....profiles.profile_data import recorded_profile
+from ....whole_file import require_new, write_whole
+from ...console import print_json, say, working
+from ...options import json_option
 
 
 @click.command(epilog="\b\nExamples:\n  nestforge profile --output my.yaml\n  nestforge profile --json")

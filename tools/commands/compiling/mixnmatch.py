@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..console import print_facts, print_json, print_table, working
-from ..options import BudgetType, json_option, levels_option, model_argument, profile_option
+from ...console import print_facts, print_json, print_table, working
+from ...options import BudgetType, json_option, levels_option, model_argument, profile_option
 
 if TYPE_CHECKING:
-    from ...compiler.mix_n_match import Comparison
-    from ...profiles.budget import BudgetSpec
+    from ....compiler.mix_n_match import Comparison
+    from ....profiles.budget import BudgetSpec
 
 EXAMPLES = """\b
 Examples:
@@ -57,8 +57,8 @@ def command(
     assignment that an evolutionary search finds. In PyTorch; nothing is compiled. The search chooses on half of the
     held-out texts, and the table shows the loss on the other half.
     """
-    from ...compiler.mix_n_match import compare_assignments
-    from ...compiler.request import CompileRequest
+    from ....compiler.mix_n_match import compare_assignments
+    from ....compiler.request import CompileRequest
 
     request = CompileRequest(model, profile, levels=dict(levels), budgets=dict([budget]))
     with working() as progress:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from ...errors import OutputError
-from ...runtime.exits.policy import Compare, Rule
-from ...strict import unstructure
-from ...whole_file import require_new
-from ..console import print_facts, print_json, print_table, say, working
-from ..options import bundle_argument, json_option
+from ....errors import OutputError
+from ....runtime.exits.policy import Compare, Rule
+from ....strict import unstructure
+from ....whole_file import require_new
+from ...console import print_facts, print_json, print_table, say, working
+from ...options import bundle_argument, json_option
 
 if TYPE_CHECKING:
-    from ...runtime.bundle.open_bundle import Bundle
-    from ...runtime.exits.calibration import CalibratedPolicy, Figures
-    from ...runtime.generation.draft_calibration import HostDrafts
+    from ....runtime.bundle.open_bundle import Bundle
+    from ....runtime.exits.calibration import CalibratedPolicy, Figures
+    from ....runtime.generation.draft_calibration import HostDrafts
 
 EXAMPLES = """\b
 Examples:
@@ -86,12 +86,12 @@ def command(
     Of a bundle that generates: texts are continued with each draft, and the tokens that were accepted and the times are
     kept in the bundle's drafts.json, by host. There --draft auto starts from them.
     """
-    from ...runtime.bundle.manifest import CALIBRATION_NAME
-    from ...runtime.bundle.open_bundle import open_bundle
-    from ...runtime.calibrate.budget import parse_budget
-    from ...runtime.calibrate.calibrate import calibrate
-    from ...runtime.exits.calibration import keep_policy, read_calibration
-    from ..exit_plot import FORMATS, plot_exits
+    from ....runtime.bundle.manifest import CALIBRATION_NAME
+    from ....runtime.bundle.open_bundle import open_bundle
+    from ....runtime.calibrate.budget import parse_budget
+    from ....runtime.calibrate.calibrate import calibrate
+    from ....runtime.exits.calibration import keep_policy, read_calibration
+    from ...exit_plot import FORMATS, plot_exits
 
     if data is None and budget is None:
         opened = open_bundle(bundle)
@@ -135,9 +135,9 @@ def command(
 
 
 def _calibrate_drafts(bundle: Bundle, text: Path | None, submodel: str | None, as_json: bool) -> None:
-    from ...runtime.calibrate.drafts import DEFAULT_TEXTS, calibrate_drafts
-    from ...runtime.generation.draft_calibration import keep_drafts, read_drafts
-    from ..text_lines import read_text_lines
+    from ....runtime.calibrate.drafts import DEFAULT_TEXTS, calibrate_drafts
+    from ....runtime.generation.draft_calibration import keep_drafts, read_drafts
+    from ...text_lines import read_text_lines
 
     read_drafts(bundle)  # those that cannot be read are refused before any work
     if not os.access(bundle.path, os.W_OK):
@@ -198,7 +198,7 @@ def _print(policy: CalibratedPolicy, path: Path, is_default: bool) -> None:
 
 def _budget(policy: CalibratedPolicy) -> str:
     """The budget; of a share also what it came to on this host."""
-    from ...runtime.calibrate.budget import parse_budget
+    from ....runtime.calibrate.budget import parse_budget
 
     budget = parse_budget(policy.budget)
     if not budget.is_share:

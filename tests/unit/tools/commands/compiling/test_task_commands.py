@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from nestforge.tools.cli import main
 
-GOLDEN = Path(__file__).parents[3] / "golden"
+GOLDEN = Path(__file__).parents[4] / "golden"
 BUNDLE = str(GOLDEN / "bundle-v13")
 TEXT = ("--text", "the quick brown fox")
 

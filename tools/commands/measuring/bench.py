@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..console import print_facts, print_json, print_table, say, working
-from ..options import ShapeType, bundle_argument, json_option, provider_option, task_option
+from ...console import print_facts, print_json, print_table, say, working
+from ...options import ShapeType, bundle_argument, json_option, provider_option, task_option
 
 if TYPE_CHECKING:
-    from ...elastic import Bucket
-    from ..bundle_bench import BundleBench, EngineBench, NodeProfile
-    from ..traffic_bench import TrafficBench
+    from ....elastic import Bucket
+    from ...bundle_bench import BundleBench, EngineBench, NodeProfile
+    from ...traffic_bench import TrafficBench
 
 _MAX_CONCURRENCY = 256
 _SHOWN_KINDS = 8
@@ -87,9 +87,9 @@ def command(
 
 
 def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, provider: str, as_json: bool) -> None:
-    from ...runtime.bundle.open_bundle import open_bundle
-    from ...runtime.engines.onnxruntime_gpu.provider import provider_named
-    from ..bundle_bench import bench_bundle
+    from ....runtime.bundle.open_bundle import open_bundle
+    from ....runtime.engines.onnxruntime_gpu.provider import provider_named
+    from ...bundle_bench import bench_bundle
 
     ran_on = provider_named(provider)
     opened = open_bundle(bundle)
@@ -110,9 +110,9 @@ def _show_traffic(
     provider: str,
     as_json: bool,
 ) -> None:
-    from ...runtime.load import load
-    from ..text_lines import read_text_lines
-    from ..traffic_bench import bench_traffic
+    from ....runtime.load import load
+    from ...text_lines import read_text_lines
+    from ...traffic_bench import bench_traffic
 
     texts = None if text is None else read_text_lines(text).texts
     with working() as progress, load(bundle, provider=provider) as model:
@@ -124,8 +124,8 @@ def _show_traffic(
 
 
 def _show_nodes(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, as_json: bool) -> None:
-    from ...runtime.bundle.open_bundle import open_bundle
-    from ..bundle_bench import profile_nodes
+    from ....runtime.bundle.open_bundle import open_bundle
+    from ...bundle_bench import profile_nodes
 
     opened = open_bundle(bundle)
     with working() as progress:

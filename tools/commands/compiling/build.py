@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from ...runtime.bundle.open_bundle import open_bundle
-from ..console import print_json, print_table, say, working
-from ..options import bundle_argument, json_option
+from ....runtime.bundle.open_bundle import open_bundle
+from ...console import print_json, print_table, say, working
+from ...options import bundle_argument, json_option
 
 
 @click.command(epilog="\b\nExamples:\n  nestforge build my.bundle\n  nestforge build my.bundle --json")
@@ -20,7 +20,7 @@ def command(bundle: Path, as_json: bool) -> None:
     Each plan is built from its graph, checked against it, and listed beside the bundle's files, which stay as they are.
     Plans that are there already, for this GPU and release of TensorRT, are kept.
     """
-    from ...compiler.tensorrt.build_bundle import build_plans
+    from ....compiler.tensorrt.build_bundle import build_plans
 
     with working() as progress:
         plans = build_plans(bundle, progress)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from nestforge.compiler.parity.engine_verdict import EngineVerdict
 from nestforge.runtime.bundle.entries.engine_entry import ParityOutput, ParityRouting
-from nestforge.tools.commands.verify import _row
+from nestforge.tools.commands.compiling.verify import _row
 
 OUTPUTS = (ParityOutput("a", 1e-6, 2e-5, 0.9999999), ParityOutput("b", 3e-6, 1e-5, 1.0))
 DECISIONS = (ParityRouting("routes.1", 40, 1, 2e-7, {}), ParityRouting("routes.2", 40, 2, 0.0, {}))

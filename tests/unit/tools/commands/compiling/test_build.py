@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 from nestforge.errors import BuildError
-from nestforge.tools.commands.build import command
+from nestforge.tools.commands.compiling.build import command
 from support.fake_cuda import World
 from support.fake_tensorrt import installed
 from support.sealing import reseal
 
-GOLDEN = Path(__file__).parents[3] / "golden"
+GOLDEN = Path(__file__).parents[4] / "golden"
 
 if TYPE_CHECKING:
     from ..conftest import Compiled

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...elastic import Bucket
-from ...runtime.summary.cache_sizes import CacheSize, cache_facts
-from ...strict import unstructure
-from ..console import print_facts, print_json, print_table, say, working
-from ..options import (
+from ....elastic import Bucket
+from ....runtime.summary.cache_sizes import CacheSize, cache_facts
+from ....strict import unstructure
+from ...console import print_facts, print_json, print_table, say, working
+from ...options import (
     bucket_option,
     budget_at_option,
     budget_option,
@@ -27,14 +27,14 @@ from ..options import (
     submodel_option,
     variant_option,
 )
-from ..variant_view import print_variants, shared_variants
+from ...variant_view import print_variants, shared_variants
 
 if TYPE_CHECKING:
-    from ...compiler.planning.plan import Plan
-    from ...compiler.planning.variants import VariantView
-    from ...profiles.budget import BudgetSpec
-    from ...profiles.device_profile import PromotionOrder
-    from ...profiles.precision import Precision
+    from ....compiler.planning.plan import Plan
+    from ....compiler.planning.variants import VariantView
+    from ....profiles.budget import BudgetSpec
+    from ....profiles.device_profile import PromotionOrder
+    from ....profiles.precision import Precision
 
 _LISTED = 4  # rejected candidates shown per budget
 
@@ -78,9 +78,9 @@ def command(
     Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
     the profile's figures; a compile on the target itself corrects them by measuring.
     """
-    from ...compiler.model_view import cache_of
-    from ...compiler.planning.variants import variant_views
-    from ...compiler.request import CompileRequest, resolve
+    from ....compiler.model_view import cache_of
+    from ....compiler.planning.variants import variant_views
+    from ....compiler.request import CompileRequest, resolve
 
     with working():  # the first use of host-cpu measures this host
         resolved = resolve(

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ...elastic import Bucket
-from ...runtime.bundle.manifest import MANIFEST_NAME
-from ...runtime.bundle.open_bundle import open_bundle
-from ...runtime.summary.cache_sizes import cache_facts
-from ...runtime.summary.tables import describe_axes
-from ..bundle_view import bundle_data, print_bundle
-from ..console import print_facts, print_json, print_table, say, working
-from ..options import bucket_option, budget_at_option, exits_option, json_option, levels_option, profile_option
-from ..variant_view import print_variants, shared_variants
+from ....elastic import Bucket
+from ....runtime.bundle.manifest import MANIFEST_NAME
+from ....runtime.bundle.open_bundle import open_bundle
+from ....runtime.summary.cache_sizes import cache_facts
+from ....runtime.summary.tables import describe_axes
+from ...bundle_view import bundle_data, print_bundle
+from ...console import print_facts, print_json, print_table, say, working
+from ...options import bucket_option, budget_at_option, exits_option, json_option, levels_option, profile_option
+from ...variant_view import print_variants, shared_variants
 
 if TYPE_CHECKING:
-    from ...compiler.model_view import ModelView
+    from ....compiler.model_view import ModelView
 
 EXAMPLES = """\b
 Examples:
@@ -73,8 +73,8 @@ def command(
         else:
             print_bundle(bundle)
         return
-    from ...compiler.model_view import view_model
-    from ...compiler.request import CompileRequest
+    from ....compiler.model_view import view_model
+    from ....compiler.request import CompileRequest
 
     request = CompileRequest(
         model_or_bundle, profile, levels=dict(levels), buckets=buckets, exits=exits, budget_at=budget_at

@@ -7,11 +7,11 @@ from typing import Literal
 
 import click
 
-from ...runtime.engines.contract.residency import RESIDENCIES, Residency
-from ...whole_file import require_new
-from ..console import print_facts, print_json, working
-from ..options import bundle_argument, json_option, prompt_name_option, prompt_option, refuse_prompts
-from ..text_lines import read_text_lines
+from ....runtime.engines.contract.residency import RESIDENCIES, Residency
+from ....whole_file import require_new
+from ...console import print_facts, print_json, working
+from ...options import bundle_argument, json_option, prompt_name_option, prompt_option, refuse_prompts
+from ...text_lines import read_text_lines
 
 EXAMPLES = """\b
 Examples:
@@ -58,10 +58,10 @@ def command(
 
     The index belongs to this bundle's weights; it is refused by any other universal model.
     """
-    from ...runtime.inputs.array_file import read_array_file
-    from ...runtime.load import load
-    from ...runtime.retrieval import Index
-    from ...runtime.retrieval.index_file import MAX_BYTES
+    from ....runtime.inputs.array_file import read_array_file
+    from ....runtime.load import load
+    from ....runtime.retrieval import Index
+    from ....runtime.retrieval.index_file import MAX_BYTES
 
     if (text is None) == (data is None):
         raise click.UsageError("expected either --text or --data")

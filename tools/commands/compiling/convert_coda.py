@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...strict import unstructure
-from ..console import print_facts, print_json, say
-from ..options import LayersType, ReductionsType, json_option, model_argument
+from ....strict import unstructure
+from ...console import print_facts, print_json, say
+from ...options import LayersType, ReductionsType, json_option, model_argument
 
 if TYPE_CHECKING:
-    from ...compiler.convert_coda import ConversionReport
+    from ....compiler.convert_coda import ConversionReport
 
 EXAMPLES = """\b
 Examples:
@@ -84,8 +84,8 @@ def command(model: Path, output: Path, with_decoder: bool, as_json: bool, **sett
     be trained first. The output is a folder of model_type coda_encoder, or with a decoder coda_encoder_decoder, which
     every other command takes.
     """
-    from ...compiler.convert_coda import convert_coda
-    from ...exporters.families.coda.conversion.settings import ConversionSettings
+    from ....compiler.convert_coda import convert_coda
+    from ....exporters.families.coda.conversion.settings import ConversionSettings
 
     report = convert_coda(model, output, ConversionSettings(**settings), with_decoder)
     if as_json:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from ...runtime.bundle.open_bundle import open_bundle
-from ..bundle_view import bundle_data, print_tasks
-from ..console import let_waiting_threads_sleep, print_json, say, working
-from ..options import TaskType, bundle_argument, json_option
+from ....runtime.bundle.open_bundle import open_bundle
+from ...bundle_view import bundle_data, print_tasks
+from ...console import let_waiting_threads_sleep, print_json, say, working
+from ...options import TaskType, bundle_argument, json_option
 
 EXAMPLES = """\b
 Examples:
@@ -36,7 +36,7 @@ def command(bundle: Path, task: tuple[str, Path], against: Path, as_json: bool) 
     bundle has stays untouched, and where anything is refused nothing is added.
     """
     let_waiting_threads_sleep()
-    from ...compiler.add_task import add_task
+    from ....compiler.add_task import add_task
 
     name, folder = task
     with working() as progress:

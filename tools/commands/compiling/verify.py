@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...errors import ParityError
-from ..console import let_waiting_threads_sleep, print_json, print_table, say, working
-from ..options import bundle_argument, json_option
+from ....errors import ParityError
+from ...console import let_waiting_threads_sleep, print_json, print_table, say, working
+from ...options import bundle_argument, json_option
 
 if TYPE_CHECKING:
-    from ...compiler.parity.engine_verdict import EngineVerdict
+    from ....compiler.parity.engine_verdict import EngineVerdict
 
 _COUNTS = ("files", "bytes", "policies", "plans", "measurements", "tasks")
 
@@ -41,7 +41,7 @@ def command(bundle: Path, against: Path | None, as_json: bool) -> None:
 
 
 def _verify_bytes(path: Path, as_json: bool) -> None:
-    from ...runtime.verify_bytes import verify_bytes  # a device checks bytes without torch
+    from ....runtime.verify_bytes import verify_bytes  # a device checks bytes without torch
 
     checked = verify_bytes(path)
     if as_json:
@@ -53,7 +53,7 @@ def _verify_bytes(path: Path, as_json: bool) -> None:
 
 def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
     let_waiting_threads_sleep()
-    from ...compiler.verify import verify_bundle
+    from ....compiler.verify import verify_bundle
 
     with working() as progress:
         report = verify_bundle(path, against, progress)

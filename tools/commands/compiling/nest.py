@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..console import print_facts, print_json, print_table, resumable, say, working
-from ..options import LevelsType, json_option, model_argument, once_each
+from ...console import print_facts, print_json, print_table, resumable, say, working
+from ...options import LevelsType, json_option, model_argument, once_each
 
 if TYPE_CHECKING:
-    from ...compiler.nest.nest import NestReport
+    from ....compiler.nest.nest import NestReport
 
 EXAMPLES = """\b
 Examples:
@@ -64,7 +64,7 @@ def command(
     if minutes is not None and steps is not None:
         raise click.UsageError("--minutes and --steps: give one of them")
     with working() as progress, resumable(output):
-        from ...compiler.nest.nest import nest
+        from ....compiler.nest.nest import nest
 
         report = nest(
             model,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...elastic import Bucket
-from ...runtime.bundle.open_bundle import open_bundle
-from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_submodels, print_tasks
-from ..console import let_waiting_threads_sleep, print_json, resumable, say, working
-from ..options import (
+from ....elastic import Bucket
+from ....runtime.bundle.open_bundle import open_bundle
+from ...bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_submodels, print_tasks
+from ...console import let_waiting_threads_sleep, print_json, resumable, say, working
+from ...options import (
     bucket_option,
     budget_at_option,
     budget_option,
@@ -31,10 +31,10 @@ from ..options import (
 )
 
 if TYPE_CHECKING:
-    from ...compiler.request import Include
-    from ...profiles.budget import BudgetSpec
-    from ...profiles.device_profile import PromotionOrder
-    from ...profiles.precision import Precision
+    from ....compiler.request import Include
+    from ....profiles.budget import BudgetSpec
+    from ....profiles.device_profile import PromotionOrder
+    from ....profiles.precision import Precision
 
 EXAMPLES = """\b
 Examples:
@@ -128,8 +128,8 @@ def command(
     """
     let_waiting_threads_sleep()
     with working() as progress, resumable(output):
-        from ...compiler.compile import compile_request
-        from ...compiler.request import CompileRequest
+        from ....compiler.compile import compile_request
+        from ....compiler.request import CompileRequest
 
         request = CompileRequest(
             model,

@@ -24,7 +24,7 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines import measure_bundle, measure_rounds
 from nestforge.runtime.engines.measure_rounds import measured_shapes
 from nestforge.tools.cli import main
-from nestforge.tools.commands import measure as command_module
+from nestforge.tools.commands.measuring import measure as command_module
 from support.device_program import PROGRAM
 from support.exit_bundles import write_exits_bundle
 from support.refusals import refused
@@ -241,7 +241,7 @@ def test_interrupted_it_leaves_what_was_there(bundle: Path, quiet: list[float]) 
     assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
 
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-v7"
+GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-v7"
 
 
 def test_an_engine_of_a_range_is_measured_at_its_shapes(tmp_path: Path, quiet: list[float]) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..console import print_facts, print_json, print_table, say, working
-from ..options import bundle_argument, json_option
+from ...console import print_facts, print_json, print_table, say, working
+from ...options import bundle_argument, json_option
 
 if TYPE_CHECKING:
-    from ...runtime.consistency.report import Consistency
+    from ....runtime.consistency.report import Consistency
 
 EXAMPLES = """\b
 Examples:
@@ -39,8 +39,8 @@ def command(bundle: Path, text: Path | None, data: Path | None, submodels: tuple
     Runs the deployed engines on this host, without torch. Which figures there are follows from what the model
     returns: an embedding, classes, or tokens.
     """
-    from ...runtime.bundle.open_bundle import open_bundle
-    from ...runtime.consistency.report import check_consistency
+    from ....runtime.bundle.open_bundle import open_bundle
+    from ....runtime.consistency.report import check_consistency
 
     if (text is None) == (data is None):
         raise click.UsageError("expected exactly one of --text and --data")
@@ -54,8 +54,8 @@ def command(bundle: Path, text: Path | None, data: Path | None, submodels: tuple
 
 
 def _print(found: Consistency) -> None:
-    from ...profiles.precision import TRACED
-    from ...runtime.bundle.figures import FIGURES, cell, heading, present
+    from ....profiles.precision import TRACED
+    from ....runtime.bundle.figures import FIGURES, cell, heading, present
 
     given = f"{found.samples}" if found.samples == found.given else f"{found.samples} of {found.given}, spread over all"
     cut = f", {found.truncated} cut to {found.bucket.sequence} tokens" if found.truncated else ""

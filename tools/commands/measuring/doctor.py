@@ -9,14 +9,14 @@ from importlib import import_module, metadata
 
 import click
 
-from ... import __version__
-from ...errors import BundleError
-from ...profiles.load_profile import builtin_profiles
-from ...profiles.probe_host import HostFacts, probe_host
-from ...runtime.engines.runner import BACKENDS
-from ...runtime.engines.tensorrt.available import tensorrt_problem
-from ..console import print_facts, print_json, print_table, say
-from ..options import json_option
+from .... import __version__
+from ....errors import BundleError
+from ....profiles.load_profile import builtin_profiles
+from ....profiles.probe_host import HostFacts, probe_host
+from ....runtime.engines.runner import BACKENDS
+from ....runtime.engines.tensorrt.available import tensorrt_problem
+from ...console import print_facts, print_json, print_table, say
+from ...options import json_option
 
 # Distributions of the extra `compile`: what building takes on top of the backend.
 _COMPILE = ("torch", "transformers", "safetensors", "onnx", "onnx-ir", "onnxscript")
@@ -108,7 +108,7 @@ def _tensorrt_status(version: str | None) -> BackendStatus:
     """Runs where it loads and finds a GPU."""
     problem = tensorrt_problem()
     if problem is None:
-        from ...runtime.engines.tensorrt.engine import this_gpu
+        from ....runtime.engines.tensorrt.engine import this_gpu
 
         try:
             return BackendStatus("tensorrt", version, True, str(this_gpu()))

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import click
 
-from ...errors import InputError
-from ...runtime.engines.contract.residency import Residency
-from ...strict import parse_json
-from ..console import print_json
-from ..generation_view import (
+from ....errors import InputError
+from ....runtime.engines.contract.residency import Residency
+from ....strict import parse_json
+from ...console import print_json
+from ...generation_view import (
     converse,
     generated_data,
     print_log_probabilities,
@@ -21,7 +21,7 @@ from ..generation_view import (
     say_speed,
     stream_text,
 )
-from ..options import bundle_argument, json_option, task_option
+from ...options import bundle_argument, json_option, task_option
 
 EXAMPLES = """\b
 Examples:
@@ -120,7 +120,7 @@ def command(
     Without --budget, --submodel, --tokens-per-second or --deadline-ms the largest submodel writes. The text is streamed
     to stdout; who wrote it and how fast follows on stderr. The bundle must be compiled with --generate.
     """
-    from ...runtime.load import load
+    from ....runtime.load import load
 
     if bool(prompts) + (prompt_file is not None) + chat + (messages is not None) != 1:
         raise click.UsageError("expected one of --prompt, --prompt-file, --chat and --messages")
@@ -172,7 +172,7 @@ def command(
 
 def _asked(prompts: tuple[str, ...], prompt_file: Path | None, messages: Path | None) -> dict[str, Any]:
     """The arguments of ``generate`` that say what is continued."""
-    from ...runtime.inputs.text_file import read_text_file
+    from ....runtime.inputs.text_file import read_text_file
 
     if messages is not None:
         return {"messages": _chat_of(read_text_file(messages), messages)}

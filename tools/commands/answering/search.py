@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ...runtime.engines.contract.residency import RESIDENCIES, Residency
-from ..console import print_facts, print_json, print_table, say, working
-from ..options import bundle_argument, json_option, prompt_name_option, prompt_option, refuse_prompts
-from ..text_lines import read_text_lines
+from ....runtime.engines.contract.residency import RESIDENCIES, Residency
+from ...console import print_facts, print_json, print_table, say, working
+from ...options import bundle_argument, json_option, prompt_name_option, prompt_option, refuse_prompts
+from ...text_lines import read_text_lines
 
 if TYPE_CHECKING:
-    from ...runtime.inputs.arrays import Array
-    from ...runtime.model import ElasticModel
-    from ...runtime.retrieval import Comparison, Found
-    from ...runtime.rows import Corpus
+    from ....runtime.inputs.arrays import Array
+    from ....runtime.model import ElasticModel
+    from ....runtime.retrieval import Comparison, Found
+    from ....runtime.rows import Corpus
 
 _SHOWN = 100  # characters of a text in a table
 
@@ -73,8 +73,8 @@ def command(
     Without --budget, --latency-ms or --submodel the largest submodel encodes the queries. With --compare every
     submodel does, and a table shows what it finds beside what it saves.
     """
-    from ...runtime.load import load
-    from ...runtime.retrieval import Index, compare_submodels
+    from ....runtime.load import load
+    from ....runtime.retrieval import Index, compare_submodels
 
     if bool(texts) + (file is not None) + (data is not None) != 1:
         raise click.UsageError("expected one of --query, --queries and --data")
@@ -127,7 +127,7 @@ def _queries(
     model: ElasticModel, texts: tuple[str, ...], file: Path | None, data: Path | None
 ) -> tuple[Corpus, Array | None]:
     """The queries, and their labels if they have any."""
-    from ...runtime.inputs.array_file import read_array_file
+    from ....runtime.inputs.array_file import read_array_file
 
     if data is not None:
         read = read_array_file(data, model.bundle.manifest.inputs)

@@ -8,14 +8,14 @@ from typing import Any, Literal
 import click
 import numpy as np
 
-from ...runtime.answer import Answer, ExitRows
-from ...runtime.engines.contract.residency import RESIDENCIES, Residency
-from ...runtime.inputs.array_file import MAX_BYTES
-from ...runtime.inputs.npz import read_npz
-from ...whole_file import require_new, write_whole
-from ..best_answers import Best, best_answers
-from ..console import print_facts, print_json, print_table
-from ..options import (
+from ....runtime.answer import Answer, ExitRows
+from ....runtime.engines.contract.residency import RESIDENCIES, Residency
+from ....runtime.inputs.array_file import MAX_BYTES
+from ....runtime.inputs.npz import read_npz
+from ....whole_file import require_new, write_whole
+from ...best_answers import Best, best_answers
+from ...console import print_facts, print_json, print_table
+from ...options import (
     bundle_argument,
     json_option,
     prompt_name_option,
@@ -93,7 +93,7 @@ def command(
     Without --budget, --latency-ms, --deadline-ms or --submodel the largest submodel answers. Prints which one did,
     why, and how long it took. Of logits it prints the best classes or tokens.
     """
-    from ...runtime.load import load
+    from ....runtime.load import load
 
     if bool(texts) == (inputs is not None):
         raise click.UsageError("expected either --text or --inputs")

@@ -1,0 +1,1 @@
+"""Commands that ask a bundle: for answers, for text, for what is nearest."""

@@ -1,0 +1,1 @@
+"""Commands from a checkpoint to a verified bundle."""

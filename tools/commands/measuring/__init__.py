@@ -1,0 +1,1 @@
+"""Commands that measure: hosts, engines, and what submodels keep."""
