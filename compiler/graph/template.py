@@ -30,9 +30,10 @@ from .passes.cached.flatten_rows import flatten_rows
 from .passes.cached.fuse_norms import fuse_norms
 from .passes.cached.fuse_rotary import fuse_rotary
 from .passes.cached.head_axes import HeadAxes, head_axes, set_heads
+from .passes.dims_by_operator import CACHED_ATTENTION, Dim, Elastic
 from .passes.drop_open_masks import drop_open_masks
 from .passes.fold_tables import fold_tables
-from .passes.free_elastic_dims import CACHED_ATTENTION, Dim, Elastic, free_elastic_dims
+from .passes.free_elastic_dims import free_elastic_dims
 from .passes.general_optimizer import optimize
 from .passes.linear_to_gemm import TRANSPOSED, linear_to_gemm
 from .passes.merge_reshapes import merge_reshapes

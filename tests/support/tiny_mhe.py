@@ -55,7 +55,8 @@ def tiny_mhe(config: MheConfig, far: float = 1.0) -> Any:  # MheEncoder, MheDeco
         parameter.data = torch.randn_like(parameter) * scale + ones
         if "attention.factor." in name or "attention.embedding." in name:
             shift = 0.0 if "attention.factor." in name else 1.0
-            parameter.data[:, 0], parameter.data[:, 1] = 0 - shift, -0.5 - shift
+            by_head = parameter.data.T if config.width_first else parameter.data
+            by_head[:, 0], by_head[:, 1] = 0 - shift, -0.5 - shift
         if name.endswith("attention.embedding.query"):
             parameter.data *= far
     return model.eval().requires_grad_(False)

@@ -35,13 +35,14 @@ def _cached(config: MheDecoderConfig, _: float) -> CachedForm:
 
     heads = cached_heads(config)
     layers = (CachedLayer(heads, config.head_size),) * config.num_hidden_layers
-    shrinks = heads > 1 and config.heads_shrink
+    shrinks = heads > 1 and config.heads_axis == "heads"
     return CachedForm(
         config.vocab_size,
         config.max_position_embeddings,
         layers,
         cached,
         recorded,
+        family_problem=config.generation_problem,
         variants={ATTENTION: cached_form(config)} if config.has_tables else {},
         head_axes=tuple(f"layers.{layer}.heads" for layer in range(len(layers))) if shrinks else (),
     )

@@ -51,6 +51,7 @@ def _cached(config: MheEncoderDecoderConfig, spread: float) -> CachedForm:
         (CachedLayer(cached_heads(config), config.head_size),) * config.decoder_layers,
         cached,
         recorded,
+        family_problem=config.generation_problem,
         encoder=form,
         variants={ENCODER: prompt_form(config, spread), DECODER: kept, CROSS: kept} if config.has_tables else {},
     )

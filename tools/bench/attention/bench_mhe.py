@@ -48,7 +48,7 @@ def run() -> list[Row]:
 def _whole(kind: str, tokens: int, bar: float, here: DeviceProfile) -> Row:
     """One sublayer of an encoder, without padding."""
     config, bucket = _config(kind), Bucket(1, tokens)
-    ops = form_ops(Sublayer(config, "attention", bucket, config.num_attention_heads))
+    ops = form_ops(Sublayer(config, "attention", bucket, config.num_attention_heads, config.head_size))
     form = min(held_forms(config), key=lambda one: predict(ops[one], here).predicted_ms)
     attention, folder = _drawn(config), _FOLDER / f"{kind}-{tokens}"
     x = torch.randn(1, tokens, config.hidden_size, generator=torch.Generator().manual_seed(1))

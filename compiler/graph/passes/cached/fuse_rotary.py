@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from ..dims_by_operator import CACHED_ATTENTION
 from ..extents import extents, int64_constant, product
-from ..free_elastic_dims import CACHED_ATTENTION
 from ..matching import producer, replace, scalar
 
 _MICROSOFT = "com.microsoft"

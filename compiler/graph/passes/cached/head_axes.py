@@ -16,7 +16,8 @@ import onnx_ir as ir
 
 from .....elastic import Submodel
 from .....errors import SliceError
-from ..free_elastic_dims import CACHED_ATTENTION, Dim, Dims, Elastic, followed
+from ..dims_by_operator import CACHED_ATTENTION, Dim, Dims, Elastic
+from ..free_elastic_dims import followed
 
 # Inputs of the operator.
 _QUERY, _KEY, _BIAS = 0, 1, 10

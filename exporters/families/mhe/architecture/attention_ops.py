@@ -16,18 +16,19 @@ _FLOAT32_BYTES = 4
 
 
 class Sublayer(NamedTuple):
-    """One attention sublayer, called ``at``, of a submodel that keeps ``heads``. Its queries read ``source`` tokens of
-    each row, as many as there are queries unless stated."""
+    """One attention sublayer, called ``at``, of a submodel that keeps ``heads`` of ``size``. Its queries read
+    ``source`` tokens of each row, as many as there are queries unless stated."""
 
     config: MheConfig
     at: str
     bucket: Bucket
     heads: int
+    size: int
     source: int | None = None
 
     @property
     def inner(self) -> int:
-        return self.heads * self.config.head_size
+        return self.heads * self.size
 
     @property
     def pairs(self) -> int:
@@ -53,7 +54,7 @@ class Sublayer(NamedTuple):
 
     def product(self, part: str, heads: int) -> Op:
         """Scores of ``heads`` queries for each token, or what they mix."""
-        size, pairs = self.config.head_size, heads * self.pairs
+        size, pairs = self.size, heads * self.pairs
         read = self.bucket.batch * (self.source or self.bucket.sequence)
         moved = (heads * self.bucket.tokens * size + read * size + pairs) * _FLOAT32_BYTES
         return Op(f"{self.at}.{part}", "batched_gemm", 2 * pairs * size, 0, moved)
@@ -74,7 +75,7 @@ def plain_ops(of: Sublayer) -> list[Op]:
 
 def kept_ops(of: Sublayer) -> list[Op]:
     """The keys and values that all queries of a generation read, in the form of engines that keep a cache."""
-    one = of.config.head_size
+    one = of.size
     widths = (one, one) if of.config.has_tables else _plain_widths(of)[1:]
     return [of.linear(f"kept.{number}", width) for number, width in enumerate(widths)]
 
@@ -84,7 +85,7 @@ def reading_ops(of: Sublayer) -> list[Op]:
     heads, config = _heads_of_scores(of), of.config
     fold = [of.elementwise("embeddings", of.bucket.tokens * of.inner, passes=2)] if config.has_tables else []
     return [
-        of.linear("query", config.head_size if config.has_tables else _plain_widths(of)[0]),
+        of.linear("query", of.size if config.has_tables else _plain_widths(of)[0]),
         *fold,
         of.product("scores", heads),
         of.elementwise("softmax", heads * of.pairs, passes=8),
@@ -95,7 +96,7 @@ def reading_ops(of: Sublayer) -> list[Op]:
 
 def _plain_widths(of: Sublayer) -> tuple[int, ...]:
     """Outputs of the projections of a kind without head embeddings, queries first."""
-    size = of.config.head_size
+    size = of.size
     return {
         "mha": (of.inner,) * 3,
         "sha": (size,) * 3,
@@ -116,7 +117,7 @@ def form_ops(of: Sublayer) -> Mapping[str, list[Op]]:
 
 def _literal(of: Sublayer) -> list[Op]:
     """Every head's queries, keys and values are made, then turned around as an MHA's are."""
-    size, every = of.config.head_size, of.bucket.tokens * of.inner
+    size, every = of.size, of.bucket.tokens * of.inner
     return [
         *(of.linear(part, size) for part in ("query", "key", "value")),
         of.elementwise("embeddings", 3 * every, passes=2),
@@ -131,7 +132,7 @@ def _literal(of: Sublayer) -> list[Op]:
 def _expanded(of: Sublayer) -> list[Op]:
     """An MHA of as many heads; what mhe_add adds is its biases."""
     config, has_bias = of.config, of.config.attention_bias or of.config.attention == "mhe_add"
-    return self_attention(of.at, of.bucket, config.hidden_size, of.heads, config.head_size, has_bias)
+    return self_attention(of.at, of.bucket, config.hidden_size, of.heads, of.size, has_bias)
 
 
 def _expanded_queries(of: Sublayer) -> list[Op]:
@@ -141,11 +142,11 @@ def _expanded_queries(of: Sublayer) -> list[Op]:
 
 def _normal(of: Sublayer) -> list[Op]:
     fold = of.elementwise("embeddings", of.bucket.tokens * of.inner, passes=2)
-    return [of.linear("query", of.config.head_size), fold, *_over_shared_keys(of)]
+    return [of.linear("query", of.size), fold, *_over_shared_keys(of)]
 
 
 def _shared_scores(of: Sublayer) -> list[Op]:
-    size = of.config.head_size
+    size = of.size
     return [
         *(of.linear(part, size) for part in ("query", "key", "value")),
         of.product("scores", 1),
@@ -157,7 +158,7 @@ def _shared_scores(of: Sublayer) -> list[Op]:
 
 
 def _one_exponential(of: Sublayer) -> list[Op]:
-    size, tokens = of.config.head_size, of.bucket.tokens
+    size, tokens = of.size, of.bucket.tokens
     moved = (of.pairs + 2 * tokens * of.inner) * _FLOAT32_BYTES
     return [
         *(of.linear(part, size) for part in ("query", "key", "value")),
@@ -177,7 +178,7 @@ def _one_exponential(of: Sublayer) -> list[Op]:
 
 def _over_shared_keys(of: Sublayer) -> list[Op]:
     return [
-        *(of.linear(part, of.config.head_size) for part in ("key", "value")),
+        *(of.linear(part, of.size) for part in ("key", "value")),
         of.product("scores", of.heads),
         of.elementwise("softmax", of.scores, passes=8),
         *_mixed(of),

@@ -21,9 +21,18 @@ WITH_HEADS_TO_LEAVE_OUT: frozenset[str] = frozenset({"mha", "mqa", "skv", *MHE})
 Factors = Literal["e", "1+e"]
 Position = Literal["learned", "rotary"]
 Head = Literal["none", "masked_lm", "classifier"]
+# What stands in front where a dimension of a tensor holds the numbers of all heads.
+Layout = Literal["heads_first", "width_first"]
 
 # Of these all heads read the same keys and values, in one form at least, so that a cache does not shrink with them.
 WITH_SHARED_KEYS: frozenset[str] = frozenset({"sha", "mqa", *MHE})
+# Projections of which every head has rows of its own; the others are one head's, which all share.
+_OWN_PROJECTIONS: Mapping[str, tuple[str, ...]] = {
+    "mha": ("query", "key", "value"),
+    "mqa": ("query",),
+    "skv": ("query", "key_value"),
+    "el_att": ("query",),
+}
 _DEFAULT_GRANULARITIES = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -34,9 +43,10 @@ class MheConfig(OwnConfig):
     ``attention`` is the kind of every sublayer; ``head_dim`` the size of a head, by default ``hidden_size`` over the
     heads; ``softmax_scale`` what scores are multiplied by, by default ``1 / sqrt(head_dim)``. ``factors`` says how the
     tables of ``mhe_mul`` are stored. ``attention_bias`` gives the projections of attention a bias each. ``position``:
-    a learned vector for each place, or queries and keys turned after their head embeddings. ``elastic_heads`` makes the
-    heads an axis, where the kind allows it. ``nested`` says that every prefix was trained as a model, ``granularities``
-    at which levels.
+    a learned vector for each place, or queries and keys turned after their head embeddings. ``layout`` says how the
+    numbers of all heads lie in tensors, head by head or number by number, and ``elastic_heads`` makes what is in front
+    an axis, where the kind allows it: heads, or how many numbers each has. ``nested`` says that every prefix was
+    trained as a model, ``granularities`` at which levels.
     """
 
     attention: AttentionKind
@@ -51,6 +61,7 @@ class MheConfig(OwnConfig):
     factors: Factors | None = None
     attention_bias: bool = False
     position: Position = "learned"
+    layout: Layout = "heads_first"
     elastic_heads: bool = True
     nested: bool = False
     granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
@@ -67,7 +78,7 @@ class MheConfig(OwnConfig):
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by, which no slice changes."""
+        """What scores are multiplied by, which no slice changes: neither of heads nor of their numbers."""
         return self.head_size**-0.5 if self.softmax_scale is None else self.softmax_scale
 
     @property
@@ -76,14 +87,49 @@ class MheConfig(OwnConfig):
         return self.attention in MHE
 
     @property
-    def heads_shrink(self) -> bool:
-        """Whether heads are an axis."""
-        return self.elastic_heads and self.attention in WITH_HEADS_TO_LEAVE_OUT
+    def own_projections(self) -> tuple[str, ...]:
+        """The projections of which every head has rows of its own."""
+        return _OWN_PROJECTIONS.get(self.attention, ())
+
+    @property
+    def width_first(self) -> bool:
+        """Whether a dimension that holds the numbers of all heads has the first number of each in front."""
+        return self.layout == "width_first"
+
+    @property
+    def heads_axis(self) -> str | None:
+        """The kind of axis along which the heads of a layer shrink: how many there are, or how many numbers each has;
+        None where neither does."""
+        if not self.elastic_heads:
+            return None
+        if self.width_first:
+            return "head_width"
+        return "heads" if self.attention in WITH_HEADS_TO_LEAVE_OUT else None
+
+    @property
+    def axis_size(self) -> int:
+        """Steps of that axis."""
+        return self.head_size if self.width_first else self.num_attention_heads
+
+    @property
+    def step(self) -> int:
+        """Rows of a projection that a step of that axis has: all numbers of one head, or one number of all heads."""
+        return self.num_attention_heads if self.width_first else self.head_size
+
+    @property
+    def table_shape(self) -> tuple[int, int]:
+        """Of a table of head embeddings."""
+        return (self.axis_size, self.step)
+
+    @property
+    def generation_problem(self) -> str | None:
+        """Why no engine may keep a cache, or None."""
+        return "heads of any width: a cache has one" if self.heads_axis == "head_width" else None
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Axis kinds of the model."""
-        return ("ffn", "heads") if self.heads_shrink else ("ffn",)
+        return ("ffn",) if self.heads_axis is None else ("ffn", self.heads_axis)
 
     @property
     def levels(self) -> Mapping[str, tuple[float, ...]] | None:
@@ -114,6 +160,18 @@ class MheConfig(OwnConfig):
             return f"softmax_scale: expected a number above 0, got {self.softmax_scale:g}"
         if self.position == "rotary" and self.head_size % 2:
             return f"position: rotary positions need heads of even size, got {self.head_size}"
+        if self.width_first and self.attention == "el_att":
+            return "layout: el_att reads keys and values from slices of the hidden state; expected heads_first"
+        if self.width_first and self.position == "rotary":
+            return (
+                "layout: rotary positions turn each number of a head with one of its second half, by an angle of its "
+                "own, so that no first numbers are a head by themselves; expected heads_first"
+            )
+        if self.granularities is not None and {"heads", "head_width"} <= self.granularities.keys():
+            return (
+                "granularities: expected heads or head_width, got both; what layout has in front is one range of bytes "
+                "for each level, and the other is not"
+            )
         return None if self.granularities is None else granularity_problem(self.granularities, self.kinds)
 
 
@@ -144,12 +202,13 @@ class MheEncoderDecoderConfig(MheConfig):
     """A translation model (Vaswani et al. 2017), whose norms follow what they normalise.
 
     ``num_hidden_layers`` are the encoder's; ``num_decoder_layers`` as many unless stated. Its decoder begins with
-    ``decoder_start_token_id``. Both sides have one table of tokens, which is the matrix back to the vocabulary too, and
-    one of positions.
+    ``decoder_start_token_id``. Both sides have one table of tokens, which is the matrix back to the vocabulary too
+    where ``tie_word_embeddings`` says so, and one of positions.
     """
 
     decoder_start_token_id: int = field(metadata={"min": 0})
     num_decoder_layers: int | None = field(default=None, metadata={"min": 1})
+    tie_word_embeddings: bool = True
     model_type: Literal["mhe_encoder_decoder"] = "mhe_encoder_decoder"
 
     @property
@@ -157,15 +216,15 @@ class MheEncoderDecoderConfig(MheConfig):
         return self.num_decoder_layers or self.num_hidden_layers
 
     @property
-    def decoder_heads_shrink(self) -> bool:
-        """Whether heads of the decoder are axes: a cache has as many heads as what it reads of the encoder, so only
-        where both have one."""
-        return self.heads_shrink and self.attention in WITH_SHARED_KEYS
+    def cross_axis(self) -> str | None:
+        """``heads_axis`` of the decoder's attention to the encoder."""
+        fixed = self.heads_axis == "heads" and self.attention not in WITH_SHARED_KEYS
+        return None if self.heads_axis is None or fixed else f"cross_{self.heads_axis}"
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Axis kinds of the model."""
-        return (*super().kinds, "cross_heads") if self.decoder_heads_shrink else super().kinds
+        return super().kinds if self.cross_axis is None else (*super().kinds, self.cross_axis)
 
     def problem(self) -> str | None:
         if self.decoder_layers > MOST_LAYERS:

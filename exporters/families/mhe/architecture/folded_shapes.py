@@ -3,7 +3,8 @@
 Each is made of parameters head by head, so that the first heads of it are what the first heads of the parameters give:
 slicing first and folding second is a prefix of what was folded once. model/folds.py makes them.
 
-Names below the module of a sublayer, such as ``layers.N.attention``, ``n`` heads of size ``d``:
+Names below the module of a sublayer, such as ``layers.N.attention``, ``n`` heads of size ``d``, which of the two in
+front as the layout of the model says:
 
 - ``folded.query`` ``[n, d]``, of mhe_mul: both factors of a head and the softmax scale, ``c_i`` of section 6.3.
 - ``folded.key`` ``[d, H]``, of mhe_add: the key projection with the softmax scale.
@@ -26,7 +27,7 @@ def folded_shapes(config: MheConfig, at: str) -> dict[str, Shape]:
     d, inner, is_mul = config.hidden_size, config.inner, config.attention == "mhe_mul"
     shapes: dict[str, Shape] = {}
     if is_mul:
-        shapes[f"{at}.folded.query"] = (config.num_attention_heads, config.head_size)
+        shapes[f"{at}.folded.query"] = config.table_shape
         shapes[f"{at}.folded.output"] = (d, inner)
     else:
         shapes[f"{at}.folded.key"] = (config.head_size, d)
@@ -37,15 +38,17 @@ def folded_shapes(config: MheConfig, at: str) -> dict[str, Shape]:
     return shapes
 
 
-def folded_slices(config: MheConfig, at: str, heads: str | None) -> dict[str, PrefixSlice | None]:
-    """Tensor to its slice along the axis ``heads``, if there is one."""
+def folded_slices(config: MheConfig, at: str, axis: str | None) -> dict[str, PrefixSlice | None]:
+    """Tensor to its slice along the ``axis`` of the heads, or of how many numbers each has, if there is one."""
     slices: dict[str, PrefixSlice | None] = dict.fromkeys(folded_shapes(config, at))
-    if heads is None:
+    if axis is None:
         return slices
     for name in slices:
         if name.endswith("folded.query"):
-            slices[name] = PrefixSlice(name, 0, heads)
-        elif not name.endswith("folded.key"):
+            slices[name] = PrefixSlice(name, 0, axis)
+        elif name.endswith("folded.key"):  # one head's, which all share
+            slices[name] = PrefixSlice(name, 0, axis) if config.width_first else None
+        else:
             dim = 1 if name.endswith("folded.output") else 0
-            slices[name] = PrefixSlice(name, dim, heads, config.head_size)
+            slices[name] = PrefixSlice(name, dim, axis, config.step)
     return slices

@@ -116,8 +116,9 @@ def _between(config: MheConfig, submodel: Submodel, bucket: Bucket, layer: str) 
 
 
 def _sublayer(config: MheConfig, submodel: Submodel, bucket: Bucket, place: Place) -> Sublayer:
-    heads = config.num_attention_heads if place.heads is None else submodel[place.heads]
-    return Sublayer(config, place.at, bucket, heads)
+    kept = config.axis_size if place.axis is None else submodel[place.axis]
+    heads, size = (config.num_attention_heads, kept) if config.width_first else (kept, config.head_size)
+    return Sublayer(config, place.at, bucket, heads, size)
 
 
 def _head(config: MheConfig, bucket: Bucket) -> Op:

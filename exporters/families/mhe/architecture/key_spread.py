@@ -43,7 +43,8 @@ def key_spread(checkpoint: Checkpoint, config: MheConfig) -> float:
 
 def _spread(config: MheConfig, at: str, read: Read) -> float:
     """Of the sublayer ``at``."""
-    by_key = read(f"{at}.embedding.query") @ read(f"{at}.key.weight") * config.scale  # u [n, H]
+    table = read(f"{at}.embedding.query")
+    by_key = (table.T if config.width_first else table) @ read(f"{at}.key.weight") * config.scale  # u [n, H]
     norm = _norm_before(config, at)
     if norm is None:
         tables = (read(f"embeddings.{name}.weight") @ by_key.T for name in ("word", "position"))

@@ -9,11 +9,11 @@ from .forms import ATTENTION, CROSS, DECODER, ENCODER
 
 
 class Place(NamedTuple):
-    """Attention in the module ``at``; ``heads`` is the axis of its heads, where they are one, and ``role`` what the
-    variants call its form."""
+    """Attention in the module ``at``; ``axis`` is that of its heads, or of how many numbers each has, if there is one,
+    and ``role`` what the variants call its form."""
 
     at: str
-    heads: str | None
+    axis: str | None
     role: str
 
 
@@ -33,11 +33,10 @@ def places_of(config: MheConfig) -> tuple[Place, ...]:
 
 def places_in(config: MheConfig, layer: str) -> tuple[Place, ...]:
     """The sublayers of attention of one ``layer``."""
-    own, heads = f"{layer}.attention", f"{layer}.heads" if config.heads_shrink else None
+    own, axis = f"{layer}.attention", config.heads_axis and f"{layer}.{config.heads_axis}"
     if not isinstance(config, MheEncoderDecoderConfig):
-        return (Place(own, heads, ATTENTION),)
+        return (Place(own, axis, ATTENTION),)
     if layer.startswith("encoder."):
-        return (Place(own, heads, ENCODER),)
-    shrink = config.decoder_heads_shrink
-    cross = Place(f"{layer}.cross_attention", f"{layer}.cross_heads" if shrink else None, CROSS)
-    return (Place(own, heads if shrink else None, DECODER), cross)
+        return (Place(own, axis, ENCODER),)
+    cross = Place(f"{layer}.cross_attention", config.cross_axis and f"{layer}.{config.cross_axis}", CROSS)
+    return (Place(own, config.cross_axis and axis, DECODER), cross)

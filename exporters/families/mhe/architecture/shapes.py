@@ -1,7 +1,8 @@
 """Every parameter of an MHE model, and which of them shrink with what: known from its configuration alone.
 
-Linear weights are ``[out, in]``, as torch stores them. Tables of head embeddings are ``[heads, head size]``; their name
-says how those of ``mhe_mul`` are stored: ``embedding`` holds what 1 is added to, ``factor`` has that 1.
+Linear weights are ``[out, in]``, as torch stores them. Tables of head embeddings are ``[heads, head size]``, or turned
+where the layout has the width of heads in front; their name says how those of ``mhe_mul`` are stored: ``embedding``
+holds what 1 is added to, ``factor`` has that 1.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ....checkpoints.stored_tensors import compare_with_headers
 from ....hugging_face.layer_shapes import Shape, linear_shapes, norm_shapes
 from .config import MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .folded_shapes import folded_slices
-from .places import Place, layers_of, places_in
+from .places import layers_of, places_in
 
 ROLES = ("query", "key", "value")
 
@@ -41,8 +42,11 @@ def decoder_shapes(config: MheDecoderConfig) -> dict[str, Shape]:
 
 
 def encoder_decoder_shapes(config: MheEncoderDecoderConfig) -> dict[str, Shape]:
-    """Parameters of ``MheEncoderDecoder``."""
-    return _embeddings(config) | _layers(config)
+    """Parameters of ``MheEncoderDecoder``; ``lm_head.weight`` only where it is not the table of tokens."""
+    shapes = _embeddings(config) | _layers(config)
+    return (
+        shapes if config.tie_word_embeddings else {**shapes, "lm_head.weight": (config.vocab_size, config.hidden_size)}
+    )
 
 
 def attention_shapes(config: MheConfig, at: str) -> dict[str, Shape]:
@@ -63,7 +67,7 @@ def attention_shapes(config: MheConfig, at: str) -> dict[str, Shape]:
     for part, width in outputs.items():
         shapes |= linear_shapes(f"{at}.{part}", d, width, bias)
     if config.has_tables:
-        shapes |= {f"{at}.{table(config)}.{role}": (config.num_attention_heads, one) for role in ROLES}
+        shapes |= {f"{at}.{table(config)}.{role}": config.table_shape for role in ROLES}
     return shapes | linear_shapes(f"{at}.output", every, d, bias)
 
 
@@ -73,8 +77,8 @@ def table(config: MheConfig) -> str:
 
 
 def elastic_spec(config: MheConfig, shapes: Mapping[str, Shape]) -> ElasticSpec:
-    """The axes ``ffn`` of every layer and, where heads shrink, ``heads`` or ``cross_heads`` of every attention, and the
-    slices of ``shapes``."""
+    """The axes ``ffn`` of every layer and, where the heads of attention shrink, how many there are or how many numbers
+    each has, and the slices of ``shapes``."""
     axes: list[Axis] = []
     slices: list[PrefixSlice] = []
     folded: dict[str, PrefixSlice | None] = {}
@@ -84,10 +88,10 @@ def elastic_spec(config: MheConfig, shapes: Mapping[str, Shape]) -> ElasticSpec:
         slices += [PrefixSlice(f"{layer}.ffn.up.{kind}", 0, ffn.name) for kind in ("weight", "bias")]
         slices.append(PrefixSlice(f"{layer}.ffn.down.weight", 1, ffn.name))
         for place in places_in(config, layer):
-            folded |= folded_slices(config, place.at, place.heads)
-            if place.heads is not None:
-                axes.append(Axis(place.heads, config.num_attention_heads))
-                slices += _slices_of_heads(config, place)
+            folded |= folded_slices(config, place.at, place.axis)
+            if place.axis is not None:
+                axes.append(Axis(place.axis, config.axis_size))
+                slices += _slices_of_heads(config, place.at, place.axis)
     return ElasticSpec(
         tuple(axes),
         tuple(cut for cut in slices if cut.parameter in shapes),
@@ -98,18 +102,17 @@ def elastic_spec(config: MheConfig, shapes: Mapping[str, Shape]) -> ElasticSpec:
     )
 
 
-def _slices_of_heads(config: MheConfig, place: Place) -> Iterator[PrefixSlice]:
-    """What shrinks with the heads of one attention, and biases that it may not have."""
-    at, heads, _ = place
-    assert heads is not None
+def _slices_of_heads(config: MheConfig, at: str, axis: str) -> Iterator[PrefixSlice]:
+    """What shrinks with the heads of one attention, or with how many numbers each has; projections and biases that it
+    may not have among it."""
     if config.has_tables:
-        yield from (PrefixSlice(f"{at}.{table(config)}.{role}", 0, heads) for role in ROLES)
-    else:
-        every = ("query", "key", "value", "key_value") if config.attention in ("mha", "skv") else ("query",)
-        for part in every:
+        yield from (PrefixSlice(f"{at}.{table(config)}.{role}", 0, axis) for role in ROLES)
+    for part in (*ROLES, "key_value"):
+        own = part in config.own_projections
+        if own or config.width_first:  # the one head of a projection that all share does not go, its numbers do
             for kind in ("weight", "bias"):
-                yield PrefixSlice(f"{at}.{part}.{kind}", 0, heads, config.head_size)
-    yield PrefixSlice(f"{at}.output.weight", 1, heads, config.head_size)
+                yield PrefixSlice(f"{at}.{part}.{kind}", 0, axis, config.step if own else 1)
+    yield PrefixSlice(f"{at}.output.weight", 1, axis, config.step)
 
 
 def parameter_group(parameter: str) -> str | None:
@@ -133,12 +136,15 @@ def compare_weights(checkpoint: Checkpoint, config: MheConfig, shapes: Mapping[s
                 f"{checkpoint.folder}: tensor {name} holds {held}, but config.json says factors {config.factors!r} of "
                 f"{config.attention}; {means}"
             )
+    rows = "a row for each head in the order of the blocks"
+    if config.width_first:
+        rows = "as layout width_first has it, a row for each number of a head in the order of the columns"
     for name in shapes:
         found = checkpoint.tensors.get(name)
         if found is not None and f"attention.{stated}." in name and found.shape != shapes[name]:
             raise CheckpointError(
                 f"{checkpoint.folder}: tensor {name} has shape {list(found.shape)}; expected {list(shapes[name])}, "
-                "a row for each head in the order of the blocks of attention.output"
+                f"{rows} of attention.output"
             )
     compare_with_headers(checkpoint, shapes)
 

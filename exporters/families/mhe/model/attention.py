@@ -1,6 +1,7 @@
 """Attention as the paper writes it (sections 2.1 to 2.4), for every kind that it compares.
 
-The number of heads is read off the weights, so that a narrowed copy needs no attribute mended.
+The number of heads, or of their numbers, is read off the weights, so that a narrowed copy needs no attribute mended;
+scores are multiplied by one number for all of them.
 
 Shapes: ``B`` rows, ``S`` tokens, ``N`` tokens that they read, ``H`` hidden, ``n`` heads of size ``d``; ``K`` heads of
 keys and values, ``n`` or one that all share.
@@ -15,6 +16,7 @@ import torch
 from ....modules.positions import Positions
 from ..architecture.config import MheConfig
 from ..architecture.shapes import ROLES, attention_shapes, table
+from .layout import by_head, joined, split
 
 # Keys and values [B, K, N, d] that queries read, of the same tokens or of others.
 Kept = tuple[torch.Tensor, torch.Tensor]
@@ -64,44 +66,47 @@ class Attention(torch.nn.Module):
             query = turn(query)
         context = (attend or attend_to_all)(query, key, value, mask, self.config.scale)
         if self.config.attention == "sha":  # one head, which the output projection reads as often as it has blocks
-            context = context.expand(-1, self.output.weight.shape[1] // self.config.head_size, -1, -1)
-        updated: torch.Tensor = self.output(context.transpose(1, 2).flatten(2))
+            context = context.repeat(1, self.config.num_attention_heads, 1, 1)
+        updated: torch.Tensor = self.output(joined(context.transpose(1, 2), self.config))
         return updated
 
     def kept(self, hidden: torch.Tensor, turn: Positions | None = None) -> Kept:
         """The keys and values [B, K, S, d] of ``hidden`` [B, S, H], of which a cache has these."""
         match self.config.attention:
             case "skv":
-                key = value = self._split(self.key_value(hidden))
+                key = value = self._split(self.key_value(hidden), "key_value")
             case "el_att":
-                key = value = self._split(hidden)
+                key = value = self._split(hidden, "query")
             case _:
-                key, value = self._split(self.key(hidden)), self._split(self.value(hidden))
+                key, value = self._split(self.key(hidden), "key"), self._split(self.value(hidden), "value")
         if self.config.has_tables:
             key, value = self._told_apart(key, "key"), self._told_apart(value, "value")
         return (key if turn is None else turn(key)), value
 
     def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
         """``hidden`` [B, S, H] to [B, n, S, d]."""
-        query = self._split(self.query(hidden))
+        query = self._split(self.query(hidden), "query")
         return self._told_apart(query, "query") if self.config.has_tables else query
 
     def factors(self, role: str) -> torch.Tensor:
         """``s = 1 + e`` of every head of mhe_mul, [n, d], however it is stored."""
         tables = getattr(self, table(self.config))
-        factors: torch.Tensor = tables[role] if self.config.factors == "1+e" else tables[role] + 1
-        return factors
+        factors = by_head(tables[role], self.config)
+        return factors if self.config.factors == "1+e" else factors + 1
 
-    def _split(self, projected: torch.Tensor) -> torch.Tensor:
-        """[B, S, K * d] to [B, K, S, d]."""
-        return projected.view(*projected.shape[:2], -1, self.config.head_size).transpose(1, 2)
+    def embeddings(self, role: str) -> torch.Tensor:
+        """``e`` of every head of mhe_add, [n, d]."""
+        return by_head(self.embedding[role], self.config)
+
+    def _split(self, projected: torch.Tensor, part: str) -> torch.Tensor:
+        """What the projection ``part`` made, [B, S, K * d], to [B, K, S, d]."""
+        return split(projected, self.config, part not in self.config.own_projections).transpose(1, 2)
 
     def _told_apart(self, seed: torch.Tensor, role: str) -> torch.Tensor:
         """Section 2.2: ``seed`` [B, 1, S, d] with the head embeddings, [B, n, S, d]."""
         if self.config.attention == "mhe_mul":
             return seed * self.factors(role)[:, None]
-        embeddings: torch.Tensor = self.embedding[role]
-        return seed + embeddings[:, None]
+        return seed + self.embeddings(role)[:, None]
 
 
 def attend_to_all(

@@ -30,6 +30,8 @@ class MheEncoderDecoder(torch.nn.Module):
         self.embeddings = Embeddings(config)
         self.encoder = Stack(lambda: Layer(config, norm_first=False, epsilon=NORM_EPS), config.num_hidden_layers)
         self.decoder = Stack(lambda: ReadingLayer(config, NORM_EPS), config.decoder_layers)
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         draw_weights(self)
 
     def forward(
@@ -55,7 +57,7 @@ class MheEncoderDecoder(torch.nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Last states [B, S, H] to logits [B, S, V]."""
-        return functional.linear(hidden, self.embeddings.word.weight)
+        return functional.linear(hidden, (self.lm_head or self.embeddings.word).weight)
 
 
 class Stack(torch.nn.Module):

@@ -1,7 +1,7 @@
 """The tensors of ``folded_shapes.py``, made of a sublayer's parameters; sums and products in float64, rounded once.
 
-Each element of them is made of one head's own numbers and what all share, so the first heads of a fold are the fold of
-the first heads, to the bit.
+Each element of them is made of one number of one head, and of what all share at its place, so the first heads of a
+fold, or the first numbers of all heads, are the fold of those, to the bit.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from .attention import Attention
+from .layout import by_head, rows_of
 
 
 def fold(attention: Attention, name: str) -> torch.Tensor:
@@ -22,14 +23,14 @@ def _folded(attention: Attention, part: str) -> torch.Tensor:
     config = attention.config
     match part:
         case "query":  # section 6.3
-            return _factors(attention, "query") * _factors(attention, "key") * config.scale
+            return by_head(_query_factors(attention), config)
         case "key":
             return _weight(attention, "key") * config.scale
         case "output":  # section 6.5
-            return attention.output.weight.detach().double() * _factors(attention, "value").flatten()
+            return attention.output.weight.detach().double() * rows_of(_factors(attention, "value"), config)
     kind = part.rpartition(".")[2]
     if config.attention == "mhe_mul":
-        return _scaled_rows(attention, "query", kind, _folded(attention, "query"))
+        return _scaled_rows(attention, "query", kind, _query_factors(attention))
     return _expanded(attention, "query", kind)
 
 
@@ -37,24 +38,29 @@ def _expanded(attention: Attention, role: str, kind: str) -> torch.Tensor:
     """Sections 6.1 and 6.2: the projection of ``role`` for each head, [n * d, H], or its bias [n * d]."""
     if attention.config.attention == "mhe_mul":
         return _scaled_rows(attention, role, kind, _factors(attention, role))
-    added: torch.Tensor = attention.embedding[role].detach().double()  # [n, d]
+    added = attention.embeddings(role).detach().double()  # [n, d]
     if kind == "weight":
-        return _weight(attention, role).repeat(added.shape[0], 1)
+        return rows_of(_weight(attention, role).expand(len(added), -1, -1), attention.config)
     bias: torch.Tensor | None = getattr(attention, role).bias
-    return (added if bias is None else added + bias.detach().double()).flatten()
+    return rows_of(added if bias is None else added + bias.detach().double(), attention.config)
 
 
 def _scaled_rows(attention: Attention, role: str, kind: str, factors: torch.Tensor) -> torch.Tensor:
     """The projection's weight [n * d, H] or bias [n * d] with each head's ``factors`` [n, d] on its rows."""
     if kind == "bias":
         bias: torch.Tensor = getattr(attention, role).bias
-        return (bias.detach().double() * factors).flatten()
-    return (_weight(attention, role) * factors[..., None]).flatten(0, 1)
+        return rows_of(bias.detach().double() * factors, attention.config)
+    return rows_of(_weight(attention, role) * factors[..., None], attention.config)
 
 
 def _weight(attention: Attention, role: str) -> torch.Tensor:
     weight: torch.Tensor = getattr(attention, role).weight
     return weight.detach().double()
+
+
+def _query_factors(attention: Attention) -> torch.Tensor:
+    """``c_i`` of section 6.3, [n, d]: both factors of a head, and the softmax scale."""
+    return _factors(attention, "query") * _factors(attention, "key") * attention.config.scale
 
 
 def _factors(attention: Attention, role: str) -> torch.Tensor:

@@ -13,9 +13,11 @@ import torch
 from torch.nn import functional
 
 from ....modules.positions import Positions
+from ..architecture.config import MheConfig
 from ..architecture.folded_shapes import folded_shapes
 from .attention import Attend, Attention, Kept, attend_to_all
 from .folds import fold
+from .layout import by_head, joined, split
 
 
 class Folded(torch.nn.Module):
@@ -77,10 +79,11 @@ class SharedKeys(torch.nn.Module):
     def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
         """[B, S, n, d], with the softmax scale in them or in the keys."""
         if self.form == "expanded_queries":
-            return _projected(hidden, self.folded.queries, self.config.head_size)
-        seed = self.query(hidden)[:, :, None]
-        told_apart: torch.Tensor = seed * self.folded.query if self.is_mul else seed + self.embedding["query"]
-        return told_apart
+            return _projected(hidden, self.folded.queries, self.config)
+        seed: torch.Tensor = self.query(hidden)[:, :, None]
+        if self.is_mul:
+            return seed * by_head(self.folded.query, self.config)
+        return seed + by_head(self.embedding["query"], self.config)
 
     def _key(self, hidden: torch.Tensor) -> torch.Tensor:
         """[B, S, d]. A bias of keys, as what mhe_add adds to them, is the same for all keys of a query (6.4)."""
@@ -93,7 +96,7 @@ class SharedKeys(torch.nn.Module):
 
     def _by_key(self, key: torch.Tensor) -> torch.Tensor:
         """What each head adds to the scores of each ``key`` [B, N, d]: [B, N, n]."""
-        return functional.linear(key, self.embedding["query"])
+        return functional.linear(key, by_head(self.embedding["query"], self.config))
 
     def _weighed(
         self, hidden: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
@@ -111,9 +114,9 @@ class SharedKeys(torch.nn.Module):
         """What heads read [B, S, n, d] to [B, S, H]. What mhe_add adds to values is added here: rows of probabilities
         sum to 1 (6.5)."""
         if self.is_mul:
-            return functional.linear(context.flatten(2), self.folded.output, self.output.bias)
-        shifted = context + self.embedding["value"]
-        updated: torch.Tensor = self.output(shifted.flatten(2))
+            return functional.linear(joined(context, self.config), self.folded.output, self.output.bias)
+        shifted = context + by_head(self.embedding["value"], self.config)
+        updated: torch.Tensor = self.output(joined(shifted, self.config))
         return updated
 
 
@@ -139,7 +142,7 @@ class Expanded(torch.nn.Module):
         if turn is not None:
             query = turn(query)
         context = (attend or attend_to_all)(query, key, value, mask, self.config.scale)
-        updated: torch.Tensor = self.output(context.transpose(1, 2).flatten(2))
+        updated: torch.Tensor = self.output(joined(context.transpose(1, 2), self.config))
         return updated
 
     def kept(self, hidden: torch.Tensor, turn: Positions | None = None) -> Kept:
@@ -149,7 +152,7 @@ class Expanded(torch.nn.Module):
 
     def _of_heads(self, hidden: torch.Tensor, part: Any) -> torch.Tensor:
         """``hidden`` [B, S, H] to a vector of each head, [B, n, S, d]."""
-        return _projected(hidden, part, self.config.head_size).transpose(1, 2)
+        return _projected(hidden, part, self.config).transpose(1, 2)
 
 
 def in_form(literal: Attention, form: str) -> torch.nn.Module:
@@ -159,10 +162,9 @@ def in_form(literal: Attention, form: str) -> torch.nn.Module:
     return Expanded(literal) if form == "expanded" else SharedKeys(literal, form)
 
 
-def _projected(hidden: torch.Tensor, part: Any, size: int) -> torch.Tensor:
-    """``hidden`` [B, S, H] to a vector of ``size`` d of each head, [B, S, n, d]."""
-    projected = functional.linear(hidden, part.weight, getattr(part, "bias", None))
-    return projected.view(*hidden.shape[:2], -1, size)
+def _projected(hidden: torch.Tensor, part: Any, config: MheConfig) -> torch.Tensor:
+    """``hidden`` [B, S, H] to a vector of each head, [B, S, n, d]."""
+    return split(functional.linear(hidden, part.weight, getattr(part, "bias", None)), config)
 
 
 def _set(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from nestforge.compiler.graph.passes.free_elastic_dims import Elastic, free_elastic_dims
+from nestforge.compiler.graph.passes.dims_by_operator import Elastic
+from nestforge.compiler.graph.passes.free_elastic_dims import free_elastic_dims
 from nestforge.elastic import Axis
 from nestforge.errors import SliceError
 
@@ -130,6 +131,30 @@ def test_a_table_of_heads_is_spread_over_positions() -> None:
     assert _targets(model) == [[2, 3, -1]]
 
 
+def test_what_is_repeated_and_what_is_regrouped_on_the_way_keep_their_order() -> None:
+    """Of 12 rows that are 3 times 4, the 3 are slower, which no extent says."""
+    model = _model("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    rows (float[2, 32] x, float[2, 3, 4, 5] p) => (float[2, 3, 4] y)
+    <float[64, 32] w, float[64, 1] v, int64[3] one = {2, 1, 64}, int64[3] ones = {1, 1, 1}, int64[3] five = {1, 5, 1},
+     int64[3] fold = {2, 12, 5}, int64[4] unfold = {2, 3, 4, 64}, int64[2] flat = {24, 64}, int64[3] back = {2, 3, 4}>
+    {
+      h = Gemm <transB=1> (x, w)
+      s = Reshape (h, one)
+      e = Expand (s, ones)
+      r = Tile (e, five)
+      f = Reshape (p, fold)
+      m = MatMul (f, r)
+      u = Reshape (m, unfold)
+      j = Reshape (u, flat)
+      g = Gemm (j, v)
+      y = Reshape (g, back)
+    }
+    """)
+    assert free_elastic_dims(model, {"w": (Elastic(FFN),), "v": (Elastic(FFN),)})
+    assert _targets(model) == [[2, 1, -1], [2, 12, 5], [2, 3, 4, -1], [24, -1], [2, 3, 4]]
+
+
 def test_nothing_elastic_nothing_changed() -> None:
     model = _model(SPLIT_HEADS)
     assert not free_elastic_dims(model, {})
@@ -151,6 +176,9 @@ def test_nothing_elastic_nothing_changed() -> None:
         ("h = Gemm <transB=1> (x, w)  y = Gather <axis=1> (h, a)", "a Gather from, or by, an elastic dimension"),
         ("y = Gather (x, t)  h = Gather (w, t)", "a Gather from, or by, an elastic dimension"),
         ("h = Gemm <transB=1> (x, w)  r = Cast <to=7> (h)  y = Gather (x, r)", "a Gather from, or by, an elastic dim"),
+        ("h = Gemm <transB=1> (x, w)  y = Tile (h, t2)", "a Tile of an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Expand (h, t2)", "an Expand of an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Expand (h, one)", "the target of an Expand is not constant, or adds dim"),
         ("h = Gemm <transB=1> (x, w)  y = Concat <axis=1> (h, c)", "a Concat of dimensions that do not shrink"),
         ("h = Gemm <transB=1> (x, w)  y = Concat <axis=0> (h, c)", "a Concat of dimensions that do not shrink"),
     ],
@@ -160,7 +188,8 @@ def test_what_it_cannot_follow_is_named(body: str, problem: str) -> None:
     <ir_version: 10, opset_import: ["" : 20]>
     graph (float[6, 32] x) => (float y)
     <float[64, 32] w, float[64] g, float[6, 64] c, float[64, 5] v, float[16, 2] e, int64[2] cut = {{24, 16}},
-     int64 a = {{1}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[2] t = {{0, 1}}>
+     int64 a = {{1}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[2] t = {{0, 1}},
+     int64[2] t2 = {{1, 2}}>
     {{ {body} }}
     """)
     with pytest.raises(SliceError, match=problem):

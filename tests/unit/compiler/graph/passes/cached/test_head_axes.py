@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from nestforge.compiler.graph.passes.cached.head_axes import HeadAxes, head_axes, set_heads
-from nestforge.compiler.graph.passes.free_elastic_dims import Elastic
+from nestforge.compiler.graph.passes.dims_by_operator import Elastic
 from nestforge.elastic import Axis, ElasticSpec
 from nestforge.errors import SliceError
 

@@ -33,7 +33,7 @@ SECTION_7 = {
 @pytest.mark.parametrize(("form", "figures"), SECTION_7.items())
 def test_flops_of_a_form(form: str, figures: tuple[float, float]) -> None:
     kind = "mhe-add" if form in ("shared_scores", "one_exponential") else "mhe-mul"
-    ops = {op.name: op for op in form_ops(Sublayer(PRESETS[f"{kind}-encoder-base"], "a", L512, 12))[form]}
+    ops = {op.name: op for op in form_ops(Sublayer(PRESETS[f"{kind}-encoder-base"], "a", L512, 12, 64))[form]}
     products = [op for op in ops.values() if op.kind == "gemm" and op.name != "a.output"]
     assert round(sum(op.flops for op in products) / 1e6, 1) == figures[0]
     assert round(ops["a.scores"].flops / 1e6, 1) == figures[1]
@@ -43,7 +43,7 @@ def test_flops_of_a_form(form: str, figures: tuple[float, float]) -> None:
 
 def test_weights_that_a_form_reads() -> None:
     """Section 7: the normal form reads the seeds, the expanded one a projection for each head and role."""
-    of = Sublayer(PRESETS["mhe-mul-encoder-base"], "a", Bucket(1, 1), 12)
+    of = Sublayer(PRESETS["mhe-mul-encoder-base"], "a", Bucket(1, 1), 12, 64)
     read = {form: sum(op.weight_bytes for op in ops) // 4 - 768 * 768 for form, ops in form_ops(of).items()}
     assert read["normal"] == 147_456
     assert read["expanded_queries"] == 688_128
@@ -55,7 +55,7 @@ def test_kinds_without_head_embeddings(kind: str, widths: int) -> None:
     config = PRESETS[f"{kind.replace('_', '-')}-encoder-base"]
     scores = 1 if kind == "sha" else 12
     expected = 512 * 768 * 64 * widths + 2 * scores * 512**2 * 64 + 512 * 768 * 768
-    assert macs(plain_ops(Sublayer(config, "a", L512, 12))) == expected
+    assert macs(plain_ops(Sublayer(config, "a", L512, 12, 64))) == expected
 
 
 def test_a_pass_leaves_out_what_has_forms() -> None:

@@ -52,6 +52,14 @@ def test_where_a_head_can_be_left_out(attention: str, kinds: tuple[str, ...]) ->
     assert read(attention=attention, factors=..., elastic_heads=False).kinds == ("ffn",)
 
 
+@pytest.mark.parametrize("attention", ["mha", "sha", "mqa", "skv", "mhe_add"])
+def test_the_width_of_heads_in_place_of_their_number(attention: str) -> None:
+    """The scale stays: no slice changes it."""
+    config = read(attention=attention, factors=..., layout="width_first")
+    assert (config.kinds, config.axis_size, config.step, config.scale) == (("ffn", "head_width"), 8, 4, 8**-0.5)
+    assert read(attention=attention, factors=..., layout="width_first", elastic_heads=False).kinds == ("ffn",)
+
+
 def test_levels_of_a_nested_model() -> None:
     assert read().levels is None
     assert read(nested=True).levels == {"ffn": (0.25, 0.5, 0.75, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}
@@ -72,6 +80,15 @@ def test_levels_of_a_nested_model() -> None:
         (
             {"attention": "el_att", "factors": ..., "head_dim": 4},
             "head_dim: el_att reads keys and values from slices of the hidden state, so that 4 heads need size 8, ",
+        ),
+        (
+            {"attention": "el_att", "factors": ..., "layout": "width_first"},
+            "layout: el_att reads keys and values from slices of the hidden state; expected heads_first",
+        ),
+        ({"position": "rotary", "layout": "width_first"}, "layout: rotary positions turn each number of a head with o"),
+        (
+            {"granularities": {"heads": [1.0], "head_width": [1.0]}},
+            "granularities: expected heads or head_width, got both; what layout has in front is one range of bytes",
         ),
         ({"head": "classifier"}, "num_labels: expected with head classifier alone, got None with classifier"),
         ({"num_labels": 3}, "num_labels: expected with head classifier alone, got 3 with none"),

@@ -8,7 +8,7 @@ def test_one_side() -> None:
     for config in (encoder_config(), decoder_config()):
         assert layers_of(config) == ("layers.0", "layers.1")
         assert places_of(config)[1] == Place("layers.1.attention", "layers.1.heads", "attention")
-    assert places_of(encoder_config(attention="sha"))[0].heads is None
+    assert places_of(encoder_config(attention="sha"))[0].axis is None
 
 
 def test_two_sides() -> None:
@@ -19,7 +19,7 @@ def test_two_sides() -> None:
         Place("decoder.layers.0.attention", "decoder.layers.0.heads", "decoder_attention"),
         Place("decoder.layers.0.cross_attention", "decoder.layers.0.cross_heads", "cross_attention"),
     )
-    assert [place.heads for place in places_of(pair_config(attention="mha"))] == ["encoder.layers.0.heads", None, None]
+    assert [place.axis for place in places_of(pair_config(attention="mha"))] == ["encoder.layers.0.heads", None, None]
 
 
 def test_every_place_is_a_module_of_the_model() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from nestforge.exporters.families.mhe.architecture.shapes import encoder_decoder_shapes
 from support.tiny_mhe import pair_config, tiny_mhe
 
 DRAW = torch.Generator().manual_seed(0)
@@ -29,3 +30,13 @@ def test_padding_of_the_first_text_is_as_if_it_were_not_there() -> None:
     model = tiny_mhe(pair_config()).double()
     short = model(READ[:, :5], MASK[:, :5], WRITTEN)
     torch.testing.assert_close(model(READ, MASK, WRITTEN), short, rtol=0, atol=1e-12)
+
+
+def test_a_matrix_of_its_own_back_to_the_vocabulary() -> None:
+    config = pair_config(tie_word_embeddings=False)
+    model = tiny_mhe(config)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert shapes == encoder_decoder_shapes(config)
+    before = model(READ, MASK, WRITTEN)
+    model.lm_head.weight *= 2
+    torch.testing.assert_close(model(READ, MASK, WRITTEN), 2 * before)

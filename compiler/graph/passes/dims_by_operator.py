@@ -1,0 +1,233 @@
+"""What each operator does to elastic dimensions: its output's, of those of its inputs.
+
+A dimension is a product of factors, slowest first: a number, an axis, or the name of a dimension that is free at run
+time. A rule raises SliceError where an elastic one would not be followed rightly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
+
+import onnx_ir as ir
+
+from ....elastic import Axis
+from ....errors import SliceError
+from .elementwise import ELEMENTWISE
+from .extents import Extent, extents, factors, product
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """A factor of a dimension that shrinks with ``axis``."""
+
+    axis: Axis
+
+
+# Attention over a cache, whose further outputs are that cache.
+CACHED_ATTENTION = "GroupQueryAttention"
+Factor = Extent | Elastic
+Dim = tuple[Factor, ...]
+Dims = tuple[Dim, ...]
+
+
+def is_elastic(dim: Dim) -> bool:
+    """Whether any of it shrinks."""
+    return any(isinstance(factor, Elastic) for factor in dim)
+
+
+def extent_of(dim: Iterable[Factor]) -> Extent:
+    """Of the universal model."""
+    return product([factor.axis.size if isinstance(factor, Elastic) else factor for factor in dim])
+
+
+def _elementwise(node: ir.Node, inputs: list[Dims]) -> Dims:
+    rank = max(len(dims) for dims in inputs)
+    padded = [((1,),) * (rank - len(dims)) + dims for dims in inputs]
+    return tuple(_broadcast(node, dims) for dims in zip(*padded, strict=True))
+
+
+def _broadcast(node: ir.Node, dims: Iterable[Dim]) -> Dim:
+    wide = [dim for dim in dims if extent_of(dim) != 1 or is_elastic(dim)]
+    if any(is_elastic(dim) for dim in wide) and len(set(wide)) > 1:
+        raise slice_error(node, "an elastic dimension meets one that does not shrink with it")
+    return wide[0] if wide else (1,)
+
+
+def _gemm(node: ir.Node, inputs: list[Dims]) -> Dims:
+    a, b = inputs[0], inputs[1]
+    if node.attributes.get_int("transB", 0):
+        b = (b[1], b[0])
+    if node.attributes.get_int("transA", 0):
+        a = (a[1], a[0])
+    _contract(node, a[1], b[0])
+    return _elementwise(node, [(a[0], b[1]), *inputs[2:]])
+
+
+def _matmul(node: ir.Node, inputs: list[Dims]) -> Dims:
+    a, b = inputs
+    if len(a) < 2 or len(b) < 2:
+        raise slice_error(node, "MatMul with a vector")
+    _contract(node, a[-1], b[-2])
+    return (*_elementwise(node, [a[:-2], b[:-2]]), a[-2], b[-1])
+
+
+def _contract(node: ir.Node, left: Dim, right: Dim) -> None:
+    if left != right and (is_elastic(left) or is_elastic(right)):
+        raise slice_error(node, "the two sides of a product do not shrink together")
+
+
+def _expand(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Repeated along dimensions that do not shrink."""
+    target = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+    if target is None or target.size != len(inputs[0]):
+        raise slice_error(node, "the target of an Expand is not constant, or adds dimensions")
+    if any(is_elastic(dim) and to != 1 for dim, to in zip(inputs[0], target.numpy().tolist(), strict=True)):
+        raise slice_error(node, "an Expand of an elastic dimension")
+    return inputs[0]
+
+
+def _tile(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Repeated along dimensions that do not shrink."""
+    repeats = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+    if repeats is None:
+        raise slice_error(node, "the repeats of a Tile are not constant")
+    if any(is_elastic(dim) and times != 1 for dim, times in zip(inputs[0], repeats.numpy().tolist(), strict=True)):
+        raise slice_error(node, "a Tile of an elastic dimension")
+    return inputs[0]
+
+
+def _transpose(node: ir.Node, inputs: list[Dims]) -> Dims:
+    permutation = node.attributes.get_ints("perm") or tuple(reversed(range(len(inputs[0]))))
+    return tuple(inputs[0][index] for index in permutation)
+
+
+def _last_axis_whole(node: ir.Node, inputs: list[Dims]) -> Dims:
+    axis = node.attributes.get_int("axis", -1)
+    reduced = inputs[0][axis:] if node.op_type == "LayerNormalization" else (inputs[0][axis],)
+    if any(is_elastic(dim) for dim in reduced):
+        raise slice_error(node, f"{node.op_type} over an elastic dimension")
+    return inputs[0]
+
+
+def _split(node: ir.Node, inputs: list[Dims]) -> Dims:
+    if is_elastic(inputs[0][node.attributes.get_int("axis", 0)]):
+        raise slice_error(node, "a Split of an elastic dimension")
+    return inputs[0]
+
+
+def _slice(node: ir.Node, inputs: list[Dims]) -> Dims:
+    tensor = ir.convenience.get_const_tensor(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else None
+    if tensor is None:
+        raise slice_error(node, "the axes of a Slice are not constant")
+    if any(is_elastic(inputs[0][int(axis)]) for axis in tensor.numpy()):
+        raise slice_error(node, "a Slice of an elastic dimension")
+    return inputs[0]
+
+
+def _gather(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Steps looked up along a dimension that does not shrink, by indices that do not either."""
+    data, indices = inputs
+    axis = node.attributes.get_int("axis", 0) % len(data)
+    if is_elastic(data[axis]) or any(is_elastic(dim) for dim in indices):
+        raise slice_error(node, "a Gather from, or by, an elastic dimension")
+    return (*data[:axis], *indices, *data[axis + 1 :])
+
+
+def _concat(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Joined along a dimension that does not shrink; of the others, all inputs shrink alike."""
+    axis = node.attributes.get_int("axis", 0) % len(inputs[0])
+    for index, dims in enumerate(zip(*inputs, strict=True)):
+        elastic = any(is_elastic(dim) for dim in dims)
+        if elastic and (index == axis or len(set(dims)) > 1):
+            raise slice_error(node, "a Concat of dimensions that do not shrink together")
+    return inputs[0]
+
+
+def _reduced(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """A mean or a maximum over an elastic dimension is that of the extent that it finds; a sum's divisor may be a
+    constant."""
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    axes = ir.convenience.get_const_tensor(given) if given is not None else None
+    if axes is None:
+        raise slice_error(node, f"the axes of a {node.op_type} are not constant")
+    reduced = {int(axis) % len(inputs[0]) for axis in axes.numpy().tolist()}
+    if node.attributes.get_int("keepdims", 1):
+        return tuple((1,) if index in reduced else dim for index, dim in enumerate(inputs[0]))
+    return tuple(dim for index, dim in enumerate(inputs[0]) if index not in reduced)
+
+
+def _unsqueeze(node: ir.Node, inputs: list[Dims]) -> Dims:
+    axes = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+    if axes is None:
+        raise slice_error(node, "the axes of an Unsqueeze are not constant")
+    rank = len(inputs[0]) + axes.size
+    added, rest = {int(axis) % rank for axis in axes.numpy().flatten()}, iter(inputs[0])
+    return tuple((1,) if index in added else next(rest) for index in range(rank))
+
+
+def _reshape(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Regroups the factors into the output's extents."""
+    found = extents(node.outputs[0])
+    if found is None:
+        raise slice_error(node, "the target of a Reshape is not known")
+    left: list[Factor] = [factor for dim in inputs[0] for factor in dim if factor != 1]
+    return tuple(_take(node, left, extent) for extent in found)
+
+
+def _take(node: ir.Node, left: list[Factor], extent: Extent) -> Dim:
+    """Takes factors from the front whose product is ``extent``; a number may be split, an axis may not."""
+    names = [factor for factor in factors(extent) if isinstance(factor, str)]
+    needed = prod(factor for factor in factors(extent) if isinstance(factor, int))
+    taken: list[Factor] = []
+    while names or needed != 1:
+        factor = left.pop(0) if left else 0
+        if isinstance(factor, str):
+            if factor not in names:
+                raise slice_error(node, f"a Reshape that cuts through dimension {factor} at extent {extent}")
+            names.remove(factor)
+        else:
+            size = factor.axis.size if isinstance(factor, Elastic) else factor
+            if isinstance(factor, int) and size > needed > 1 and size % needed == 0:
+                left.insert(0, size // needed)
+                factor = size = needed
+            if not size or needed % size:
+                raise slice_error(node, f"a Reshape that cuts through an elastic dimension at extent {extent}")
+            needed //= size
+        taken.append(factor)
+    return tuple(taken) or (1,)
+
+
+def _first_input(_: ir.Node, inputs: list[Dims]) -> Dims:
+    """What an operator returns that leaves a tensor its shape: positions turned, or what queries read of a cache, whose
+    own heads follow from the attributes (cached/head_axes.py)."""
+    return inputs[0]
+
+
+def slice_error(node: ir.Node, problem: str) -> SliceError:
+    """That names the node."""
+    return SliceError(f"node {node.outputs[0].name} ({node.op_type}): {problem}")
+
+
+DIMS_BY_OPERATOR: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Transpose": _transpose,
+    "Expand": _expand,
+    "Tile": _tile,
+    "Softmax": _last_axis_whole,
+    "LayerNormalization": _last_axis_whole,
+    "ReduceMax": _reduced,
+    "ReduceMean": _reduced,
+    "Reshape": _reshape,
+    "Flatten": _reshape,
+    "Split": _split,
+    "Slice": _slice,
+    "Gather": _gather,
+    "Concat": _concat,
+    "Unsqueeze": _unsqueeze,
+    "RotaryEmbedding": _first_input,
+    CACHED_ATTENTION: _first_input,
+}

@@ -1,0 +1,103 @@
+"""Layouts with the width of heads in front: the same function, whose first numbers of every head are a prefix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from nestforge.exporters.families.mhe.architecture.config import MheConfig
+from nestforge.exporters.families.mhe.architecture.folded_shapes import folded_shapes, folded_slices
+from nestforge.exporters.families.mhe.architecture.forms import held_forms
+from nestforge.exporters.families.mhe.architecture.places import places_of
+from nestforge.exporters.families.mhe.architecture.shapes import elastic_spec
+from nestforge.exporters.families.mhe.folder import made
+from nestforge.exporters.families.mhe.model.folds import fold
+from nestforge.exporters.families.mhe.model.lower import copied, in_forms
+from nestforge.exporters.families.mhe.model.turned import turned
+from support.tiny_mhe import decoder_config, encoder_config, pair_config, tiny_mhe
+
+LIMIT = 1e-12
+KINDS = ["mha", "sha", "mqa", "skv", "mhe_add", "mhe_mul", "mhe_mul 1+e"]
+# Of a head of 8.
+KEPT = 5
+
+
+def config(kind: str, config_of: Any = encoder_config, **overrides: Any) -> MheConfig:
+    attention, *stored = kind.split()
+    settings = {"factors": stored[0]} if stored else {}
+    return config_of(attention=attention, attention_bias=True, **settings, **overrides)
+
+
+def asked(model: Any) -> torch.Tensor:
+    ids = torch.randint(0, 40, (2, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, 6:] = 0
+    return model(
+        *{1: (ids,), 2: (ids, mask), 3: (ids, mask, (ids + 7)[:, :5] % 40)}[model.forward.__code__.co_argcount - 1]
+    )
+
+
+def narrowed(model: Any) -> Any:
+    """As the compiler narrows it: the first numbers of every head, by what the spec says."""
+    spec, narrow = elastic_spec(model.config, {n: tuple(p.shape) for n, p in model.named_parameters()}), copied(model)
+    submodel = spec.submodel({axis.name: KEPT for axis in spec.axes if axis.kind != "ffn"})
+    for name, parameter in list(narrow.named_parameters()):
+        view = parameter.data
+        for cut in spec.slices_of(name):
+            view = view.narrow(cut.dim, 0, submodel[cut.axis] * cut.unit)
+        at, _, own = name.rpartition(".")
+        setattr(narrow.get_submodule(at), own, torch.nn.Parameter(view, False))
+    return narrow
+
+
+def cut_by_hand(model: Any) -> Any:
+    """The first numbers of every head of a model that has heads in front, as a model of such heads: what scores are
+    multiplied by stays."""
+    before: MheConfig = model.config
+    n, d = before.num_attention_heads, before.head_size
+    found = made(replace(before, head_dim=KEPT, softmax_scale=d**-0.5)).to(torch.float64).eval()
+    own = dict(model.named_parameters())
+    for name, parameter in found.named_parameters():
+        value = own[name]
+        for dim, (have, want) in enumerate(zip(value.shape, parameter.shape, strict=True)):
+            if have != want:
+                heads = have // d
+                assert heads in (1, n)
+                value = value.unflatten(dim, (heads, d)).narrow(dim + 1, 0, KEPT).flatten(dim, dim + 1)
+        parameter.data = value.data.clone()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("config_of", [encoder_config, decoder_config, pair_config], ids=["encoder", "decoder", "pair"])
+def test_a_turned_model_is_the_same_and_its_narrow_heads_are_those_cut_by_hand(config_of: Any, kind: str) -> None:
+    model = tiny_mhe(config(kind, config_of)).double()
+    other = turned(model)
+    assert (asked(other) - asked(model)).abs().max() < LIMIT
+    assert (asked(narrowed(other)) - asked(cut_by_hand(model))).abs().max() < LIMIT
+    back = dict(turned(other).named_parameters())
+    assert all(torch.equal(back[name], parameter) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["mhe_add", "mhe_mul", "mhe_mul 1+e"])
+@pytest.mark.parametrize("config_of", [encoder_config, decoder_config, pair_config], ids=["encoder", "decoder", "pair"])
+def test_every_form_of_narrow_heads(config_of: Any, kind: str) -> None:
+    """In float64, against the literal module as it is narrowed."""
+    model = narrowed(tiny_mhe(config(kind, config_of, layout="width_first")).double())
+    roles, expected = {place.role for place in places_of(model.config)}, asked(model)
+    for form in held_forms(model.config):
+        assert (asked(in_forms(model, dict.fromkeys(roles, form))) - expected).abs().max() < LIMIT, form
+
+
+@pytest.mark.parametrize("kind", ["mhe_add", "mhe_mul"])
+def test_slicing_first_and_folding_second_is_a_prefix_of_what_is_folded(kind: str) -> None:
+    """To the bit, in float32."""
+    model = tiny_mhe(config(kind, layout="width_first"))
+    whole, narrow = model.layers[0].attention, narrowed(model).layers[0].attention
+    for name, cut in folded_slices(model.config, "", "layers.0.head_width").items():
+        folded = fold(whole, name.removeprefix("."))
+        assert tuple(folded.shape) == folded_shapes(model.config, "")[name]
+        assert cut is not None, "every number of it is one number's of a head"
+        assert torch.equal(fold(narrow, name.removeprefix(".")), folded.narrow(cut.dim, 0, KEPT * cut.unit)), name
