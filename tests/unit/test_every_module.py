@@ -65,6 +65,7 @@ TESTED_ELSEWHERE = {
     "exporters.families.mhe.model.answering": "exporters/families/mhe/model/test_forms.py",
     "exporters.families.mhe.model.folds": "exporters/families/mhe/model/test_forms.py",
     "exporters.families.mhe.model.lower": "exporters/families/mhe/model/test_forms.py",
+    "exporters.families.mhe.model.turned": "exporters/families/mhe/model/test_layout.py",
     "exporters.families.mhe.model.generating": "exporters/families/mhe/test_decoder_family.py",
     "exporters.folded": "exporters/families/mhe/test_encoder_family.py",
     "exporters.families.matformer.architecture.language_presets": (
@@ -91,6 +92,7 @@ TESTED_ELSEWHERE = {
     "exporters.universal": "exporters/test_ranking.py",
     "compiler.generation.cached_gate": "compiler/generation/test_build_cached.py",
     "compiler.compile": "compiler/test_choice_axes.py",
+    "compiler.graph.passes.dims_by_operator": "compiler/graph/passes/test_free_elastic_dims.py",
     "compiler.graph.node_extents": "compiler/graph/precision/test_cpu_kernels.py",
     "compiler.parity.engine_verdict": "compiler/parity/evidence/test_reference.py",
     "compiler.parity.evidence.replayed": "compiler/parity/test_judge.py",
@@ -270,7 +272,7 @@ TESTED_THROUGH = {
     "compiler.build.prove_exact": ("compiler/build/test_build_engine.py", "compiler.build.build_engine"),
     "compiler.graph.passes.elementwise": (
         "compiler/graph/passes/test_free_elastic_dims.py",
-        "compiler.graph.passes.free_elastic_dims",
+        "compiler.graph.passes.dims_by_operator",
     ),
     "compiler.parity.prove": ("compiler/parity/test_prove_exits.py", "compiler.compile"),
     "compiler.parity.verify_segments": ("compiler/parity/evidence/test_reference.py", "compiler.verify"),
