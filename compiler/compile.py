@@ -20,6 +20,7 @@ from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
 from ..profiles.profile_data import recorded_profile
 from ..runtime.bundle.entries.engine_entry import EngineEntry
 from ..runtime.bundle.manifest import WEIGHTS_NAME
+from ..runtime.bundle.merged_task import BASE
 from ..runtime.bundle.open_bundle import Bundle, open_bundle
 from ..runtime.engines.tensorrt.available import tensorrt_problem
 from ..strict import unstructure
@@ -27,6 +28,7 @@ from .build.build_engine import EngineBuilder
 from .build.build_segments import build_segments
 from .build.fp32_reference import build_fp32_reference, calibrated, require_examples
 from .build.measure_latency import fit_rungs, measure_engines
+from .build.merging import MergingBuilder
 from .build.quality import measure_quality
 from .build.templates import Templates
 from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
@@ -134,11 +136,21 @@ def compile_request(
         if request.generate:
             with clock("generate"):  # engines that keep a cache, the same gate
                 cached = build_cached(builder, chosen, clock)
+        merged: tuple[EngineEntry, ...] = ()
+        if request.mergeable:
+            with clock("merged"):  # engines that a task is merged into when they are opened, the same gate
+                merging = MergingBuilder.beside(builder)
+                merged = tuple(merging.build(submodel, bucket) for submodel, bucket in clock.each(pairs))
+                if request.generate:
+                    merged += build_cached(merging, chosen, clock)
         with clock("quality"):  # what the submodels keep, on held-out texts or rows
             quality = measure_quality(builder, text_encoder(universal), engines, corpus, clock, fp32)
         with clock("bench"):  # what the dispatcher will go by
             latencies = measure_engines(builder, engines, corrections, clock)
-        completed = complete(draft, plan, chosen, engines, quality, latencies, cached)
+            if merged:
+                whole = [engine for engine in merged if engine.segment is None]
+                latencies += measure_engines(merging, whole, corrections, clock)
+        completed = complete(draft, plan, chosen, engines, quality, latencies, cached, merged)
         with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
             proven = with_proof_graphs(completed, builder.proofs.path)
             proofs = prove(proven, chosen, builder.references, clock)
@@ -259,6 +271,8 @@ def _verify_written(stage: Stage, written: Bundle, references: References, clock
     """These very files were proven on every case, in another residency: a few show that the runtime finds them and
     answers as packed as users have it."""
     here = proof_bundle_in(written, stage.work / "verify")
-    for verdict in verify_engines(here, references.on(few), clock):
-        if verdict.problem:
-            raise ParityError(f"engine {verdict.engine}, as written: {verdict.problem}")
+    merged = here.manifest.tasks is not None and here.manifest.tasks.merged
+    for bundle in (here, here.with_merged(BASE)) if merged else (here,):
+        for verdict in verify_engines(bundle, references.on(few), clock):
+            if verdict.problem:
+                raise ParityError(f"engine {verdict.engine}, as written: {verdict.problem}")

@@ -48,7 +48,8 @@ class CompileRequest:
     ``emit_only`` leaves plans for TensorRT to `nestforge build` on the device. Without ``measure`` nothing is timed:
     latencies are predicted from the profile's rates, as for any device that is not this host.
     ``tasks`` maps names to folders: of tasks on this model, whose tensors engines then take as inputs. ``lora_rank`` is
-    the least rank that engines have for adapters of PEFT; by default the largest of those.
+    the least rank that engines have for adapters of PEFT; by default the largest of those. ``mergeable`` adds an engine
+    beside each, into whose weights a task can be merged when it is opened.
     """
 
     model: str | Path
@@ -71,6 +72,7 @@ class CompileRequest:
     measure: bool = True
     tasks: Mapping[str, str | Path] = field(default_factory=dict)
     lora_rank: int | None = None
+    mergeable: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class Resolved:
             options["exits"] = sorted(request.exits)
         if request.generate:
             options["generate"] = True
+        if request.mergeable:
+            options["mergeable"] = True
         if self.published:
             options["slices"] = [submodel.id for submodel in self.published]
         return options
@@ -142,6 +146,8 @@ def resolve(request: CompileRequest) -> Resolved:
     source = replace(source, precisions=profile.precisions, generates=request.generate)
     if request.lora_rank is not None and (not request.tasks or request.lora_rank < 1):
         raise PlanError(f"lora_rank {request.lora_rank}: expected at least 1, with tasks that are adapters of PEFT")
+    if request.mergeable and not request.tasks:
+        raise PlanError("mergeable: expected tasks, which are merged into the weights of such engines")
     folders = {name: Path(folder) for name, folder in request.tasks.items()}
     source, tasks = with_tasks(source, folders, request.lora_rank) if folders else (source, {})
     if tasks:

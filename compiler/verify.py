@@ -19,6 +19,7 @@ from ..profiles.profile_data import profile_precisions
 from ..runtime.bundle.entries.engine_entry import EngineEntry, RoutingEntry
 from ..runtime.bundle.entries.tensor_spec import TensorSpec
 from ..runtime.bundle.manifest import WEIGHTS_NAME
+from ..runtime.bundle.merged_task import BASE
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.inputs.arrays import Arrays
@@ -161,6 +162,8 @@ def _verify(
     for axis, order in orders.items():
         permute_axis(universal, axis, order)
     ordered = verify_engines(bundle, references, clock)
+    if bundle.manifest.tasks is not None and bundle.manifest.tasks.merged:
+        ordered += verify_engines(bundle.with_merged(BASE), references, clock)
     failed = {verdict.engine: verdict for verdict in untouched if verdict.problem}
     engines = tuple(failed.get(verdict.engine, verdict) for verdict in ordered)
     return (*engines, *verify_tasks(bundle, universal, references.cases, clock))

@@ -14,6 +14,7 @@ from .engines.memory import MemoryCap
 from .engines.needs import residencies_for
 from .engines.onnxruntime_gpu.provider import provider_named
 from .engines.runner import runnable_engines
+from .merged_tasks import merged_bundles, merged_bytes, require_no_cap
 from .model import ElasticModel
 from .tasks import bytes_of_tasks
 
@@ -28,6 +29,7 @@ def load(
     check: Check = "fast",
     preload: bool = False,
     provider: str = "cpu",
+    merge: Sequence[str] = (),
 ) -> ElasticModel:
     """Opens a bundle as a model; engines and tokenizer open on first use, or at once with ``preload``.
 
@@ -38,8 +40,9 @@ def load(
     (Linux alone); by default the system places them. None of them spins. ``provider`` is where ONNX Runtime runs the
     engines: ``cpu``, where TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or
     ``tensorrt``, where ONNX Runtime builds an engine of its own from each. Never does another one answer than was asked
-    for. Raises a BundleError, InputError for an unknown name, for threads and CPUs beyond what this process may
-    use, or SelectionError if the cap cannot be met.
+    for. ``merge`` names tasks that are merged into the weights of engines of their own, packed whatever ``residency``
+    says; the tensors of others are inputs. Raises a BundleError, InputError for an unknown name, for threads and CPUs
+    beyond what this process may use, or SelectionError if the cap cannot be met.
     """
     if residency not in (*RESIDENCIES, "auto"):
         raise InputError(f"residency {residency!r}: expected one of auto, {', '.join(RESIDENCIES)}")
@@ -53,8 +56,10 @@ def load(
             f"provider {provider!r}: the engines of a bundle with tasks run on the processor; expected cpu"
         )
     engines = runnable_engines(bundle, ran_on)
+    merged = merged_bundles(bundle, merge)
+    require_no_cap(merged, bundle, memory_mb)
     left_mb, limit, of_tasks = memory_mb, None, 0
-    if memory_mb is not None and (of_tasks := bytes_of_tasks(bundle, memory_mb)):
+    if memory_mb is not None and (of_tasks := bytes_of_tasks(bundle, memory_mb, merged_bytes(merged.values()))):
         left_mb = memory_mb - of_tasks / 1e6
         limit = f"memory_mb={memory_mb:g}, {of_tasks / 1e6:.1f} MB of it the bundle's tasks"
     if ran_on is None:
@@ -67,7 +72,7 @@ def load(
     memory = None if memory_mb is None or bundle.manifest.generation is None else MemoryCap(bundle, memory_mb)
     if memory is not None:
         memory.take(of_tasks, "the bundle's tasks", "remove tasks")
-    model = ElasticModel(bundle, residencies, count, ran_on, cpus, residency, memory)
+    model = ElasticModel(bundle, residencies, count, ran_on, cpus, residency, memory, merged)
     if preload:
         try:
             model.open_engines()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Literal
 
 from ..errors import InputError, SelectionError
@@ -31,6 +31,7 @@ from .graphs.task_tensors import TaskTensors
 from .in_flight import InFlight, LoadEstimate
 from .inputs.arrays import Array
 from .inputs.check_inputs import InputChecker
+from .merged_tasks import packed
 from .request import Request, RequestContext
 from .tasks import Tasks
 from .texts import Texts
@@ -48,8 +49,10 @@ class ElasticModel:
         affinity: Sequence[int] = (),
         residency: Residency | Literal["auto"] = "auto",
         memory: MemoryCap | None = None,
+        merged: Mapping[str, Bundle] = MappingProxyType({}),
     ) -> None:
-        """``residency`` and ``memory`` are what was asked for: engines that generate have none in ``residencies``."""
+        """``residency`` and ``memory`` are what was asked for: engines that generate have none in ``residencies``.
+        ``merged`` are tasks that answer by engines of their own, see ``merged_bundles``."""
         self.bundle = bundle
         self._provider = provider
         self.residencies = residencies
@@ -58,13 +61,21 @@ class ElasticModel:
         self._inputs, self._texts = InputChecker(manifest.inputs), Texts(bundle)
         self._outputs = manifest.outputs
         known = host_latencies(bundle, threads, provider is not None)
-        dispatcher = partial(Dispatcher, manifest, latencies=known.latencies, elsewhere=known.elsewhere)
-        self._dispatcher = dispatcher(residencies)
-        self.tasks = Tasks(bundle, residencies, lambda held, task: dispatcher(held, task=task))
+        dispatcher = partial(Dispatcher, latencies=known.latencies, elsewhere=known.elsewhere)
+        self._dispatcher = dispatcher(manifest, residencies)
         self._pool = EnginePool(bundle, residencies, threads, provider, affinity, memory)
+        self._merged = {name: EnginePool(one, packed(one), threads, None, affinity) for name, one in merged.items()}
+        self.tasks = Tasks(bundle, self._pool, self._merged, dispatcher)
+        generator = partial(Generator, encoder=self._texts.encoder, threads=threads, affinity=affinity)
+        own = {name: generator(one, residency="packed", tensors_of=self._task_tensors) for name, one in merged.items()}
         # Called: ``model.generate("Once upon a time", max_tokens=64)``.
-        self.generate = Generator(
-            bundle, self._texts.encoder, threads, residency, provider, affinity, memory, self._task_tensors
+        self.generate = generator(
+            bundle,
+            residency=residency,
+            provider=provider,
+            memory=memory,
+            tensors_of=self._task_tensors,
+            merged=own,
         )
         self._exits = ExitChooser(bundle, manifest.exits, self._pool) if manifest.exits else None
         # With fewer threads than cores several runs proceed at full speed.
@@ -188,13 +199,15 @@ class ElasticModel:
             # A model with an input that no text feeds takes arrays alone.
             with suppress(InputError):
                 self._texts.encoder()
-        for engine in self.bundle.manifest.engines:
-            if engine.id in self.residencies:
-                self._pool.get(engine)
+        for pool in (self._pool, *self._merged.values()):
+            for engine in pool.bundle.manifest.engines:
+                if engine.id in pool.residencies:
+                    pool.get(engine)
 
     def close(self) -> None:
         """Releases every engine; the model cannot be used afterwards."""
-        self._pool.close()
+        for pool in (self._pool, *self._merged.values()):
+            pool.close()
         self.generate.close()
         if self._exits is not None:
             self._exits.close()
@@ -263,6 +276,9 @@ class ElasticModel:
     def _answer(self, context: RequestContext, choice: Choice) -> Answer:
         """Answers by the engine chosen, or by its submodel's segments where exits are open."""
         engine, reasons = choice.engine, [choice.reason]
+        pool = self._pool if context.task_name is None else self.tasks.open(context.task_name).pool
+        if pool.bundle.merged is not None:
+            reasons.append(f"task {context.task_name} is merged into its weights")
         if self._provider is not None:
             reasons.append(f"by ONNX Runtime's provider {self._provider.name}")
         if context.routing and not engine.routing:
@@ -271,7 +287,7 @@ class ElasticModel:
         if exit_choice is not None:
             reasons.append(exit_choice.reason)
         if exit_choice is None or exit_choice.open is None:
-            runs = run_whole(context, engine, self._pool, self._inputs, self._outputs)
+            runs = run_whole(context, engine, pool, self._inputs, self._outputs)
         elif context.routing:
             raise InputError("routing: segments return none; ask with exits='off', or for outputs alone")
         else:
@@ -281,7 +297,7 @@ class ElasticModel:
             submodel=engine.submodel,
             engine=runs.engine.id,
             bucket=runs.engine.bucket,
-            residency=self.residencies[runs.engine.id],
+            residency=pool.residencies[runs.engine.id],
             reason="; ".join(reasons),
             padding=Padding(runs.shape, runs.filled) if runs.shape != runs.filled else None,
             truncated=context.truncated,

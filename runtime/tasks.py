@@ -11,30 +11,36 @@ from ..strict import nearest
 from .bundle.device_files.task_index import TaskEntry, read_tasks
 from .bundle.open_bundle import Bundle
 from .dispatcher import Dispatcher
-from .engines.contract.residency import Residency
+from .engines.pool import EnginePool
 from .graphs.task_tensors import TaskTensors, read_task_tensors
 from .inputs.limits import positive_limit
 
 
 class OpenTask(NamedTuple):
-    """A task that requests can name: its tensors, and a dispatcher over the engines that it was proven on."""
+    """A task that requests can name: its tensors, a dispatcher over the engines that it was proven on, and what opens
+    these: the pool of the base, or one whose engines have the task in their weights."""
 
     tensors: TaskTensors
     dispatcher: Dispatcher
+    pool: EnginePool
 
 
 class Tasks:
-    """``dispatcher(residencies, task)`` chooses among the engines of ``residencies``, all of a task's. Thread-safe."""
+    """``dispatcher(manifest, residencies, task=)`` chooses among the engines of ``residencies``, all of a task's and of
+    ``manifest``. ``pool`` opens those that take tasks as inputs, and ``merged``, by name, those of merged ones.
+    Thread-safe."""
 
     def __init__(
         self,
         bundle: Bundle,
-        residencies: Mapping[str, Residency],
-        dispatcher: Callable[[Mapping[str, Residency], TaskEntry], Dispatcher],
+        pool: EnginePool,
+        merged: Mapping[str, EnginePool],
+        dispatcher: Callable[..., Dispatcher],
     ) -> None:
         """Raises BundleFormatError or BundleCorruptError for a damaged list of tasks."""
-        self._bundle, self._residencies, self._dispatcher = bundle, residencies, dispatcher
-        self._entries: dict[str, TaskEntry] = {task.name: task for task in read_tasks(bundle)}
+        self._bundle, self._pool, self._merged, self._dispatcher = bundle, pool, merged, dispatcher
+        listed = read_tasks(bundle) if bundle.merged is None else ()
+        self._entries: dict[str, TaskEntry] = {task.name: task for task in listed}
         self._open: dict[str, OpenTask] = {}
         self._lock = threading.Lock()
 
@@ -61,19 +67,25 @@ class Tasks:
 
     def _opened(self, task: TaskEntry) -> OpenTask:
         proven = {receipt.engine for receipt in task.parity}
-        engines = {id_: residency for id_, residency in self._residencies.items() if id_ in proven}
+        pool = self._merged.get(task.name, self._pool)
+        engines = {id_: residency for id_, residency in pool.residencies.items() if id_ in proven}
         if not engines:
             raise SelectionError(
                 f"task {task.name}: memory_mb leaves out every engine of its submodels, {', '.join(task.submodels)}"
             )
-        return OpenTask(read_task_tensors(self._bundle, task), self._dispatcher(engines, task))
+        dispatcher = self._dispatcher(pool.bundle.manifest, engines, task=task)
+        return OpenTask(read_task_tensors(self._bundle, task), dispatcher, pool)
 
 
-def bytes_of_tasks(bundle: Bundle, memory_mb: float) -> int:
-    """What all tasks of ``bundle`` take. Raises SelectionError where the cap ``memory_mb`` leaves nothing beside."""
-    taken = sum(task.bytes for task in read_tasks(bundle))
+def bytes_of_tasks(bundle: Bundle, memory_mb: float, of_merged: int) -> int:
+    """What all tasks of ``bundle`` take, with ``of_merged`` bytes of engines that some are merged into.
+
+    Raises SelectionError where the cap ``memory_mb`` leaves nothing beside.
+    """
+    taken = sum(task.bytes for task in read_tasks(bundle)) + of_merged
     if taken >= 1e6 * positive_limit("memory_mb", memory_mb):
+        merged = f", {of_merged / 1e6:.1f} MB of it merged ones; merge fewer, or" if of_merged else ";"
         raise SelectionError(
-            f"memory_mb={memory_mb:g}: the bundle's tasks alone take {taken / 1e6:.1f} MB; raise the cap"
+            f"memory_mb={memory_mb:g}: the bundle's tasks alone take {taken / 1e6:.1f} MB{merged} raise the cap"
         )
     return taken

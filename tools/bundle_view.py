@@ -11,9 +11,11 @@ from ..runtime.bundle.build_record import BuildRecord
 from ..runtime.bundle.device_files.measurements import read_measurements
 from ..runtime.bundle.device_files.plan_index import read_plans
 from ..runtime.bundle.device_files.task_index import read_tasks
+from ..runtime.bundle.merged_task import BASE
 from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.engines.host_latencies import HostLatencies, host_latencies
+from ..runtime.merged_tasks import merged_bytes
 from ..runtime.summary.cache_sizes import sizes_of
 from ..runtime.summary.engine_details import common_details, detail_tables
 from ..runtime.summary.tables import bundle_facts, engine_table, latency_warnings, submodel_table
@@ -87,6 +89,9 @@ def print_tasks(bundle: Bundle) -> None:
         print_table(["task", "MB", "states", "submodels", "parity max abs", "parity cosine"], rows)
     else:
         say("engines take tasks, and there is none yet: nestforge add-task BUNDLE NAME=FOLDER --against MODEL")
+    if bundle.manifest.tasks is not None and bundle.manifest.tasks.merged:
+        held = merged_bytes([bundle.with_merged(BASE)]) / 1e6
+        say(f"one that is merged into weights has engines of its own, {held:.2f} MB with all of them open")
 
 
 def _needs_plans(bundle: Bundle) -> bool:

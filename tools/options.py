@@ -205,11 +205,23 @@ tasks_option = click.option(
     help="A task on the frozen model, by name; repeatable. Engines then take its tensors as inputs.",
 )
 task_option = click.option("--task", metavar="NAME", help="The task that answers. Default: the base.")
+merge_option = click.option(
+    "--merge",
+    is_flag=True,
+    help="With the task merged into the weights of engines of its own, in place of inputs.",
+)
 exits_option = click.option(
     "--exits",
     type=LayersType(),
     help="Layers after which a multi-exit model is cut, such as 3,6,9; the last always is one. Default: every exit.",
 )
+
+
+def merged_tasks(task: str | None, merge: bool) -> tuple[str, ...]:
+    """The ``merge`` that a bundle is loaded with. Raises UsageError for --merge without a task."""
+    if merge and task is None:
+        raise click.UsageError("--merge is for --task")
+    return (task,) if merge and task is not None else ()
 
 
 def _old_name(old: str, new: str, **settings: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ import numpy as np
 
 from ...elastic import Bucket, Submodel
 from ...errors import BuildError, ParityError
+from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import PRECISIONS, TRACED, Precision
@@ -39,11 +39,11 @@ from ..planning.variants import chosen_variants, variant_workload
 from ..tensorrt.graphs import accepted
 from ..work.staging import Stage, write_synced
 from .emitted import Emitted
+from .engine_names import engine_names
 from .prove_exact import ExactProof
 from .templates import Templates
 
 _PROOF_FOLDER = "proof"
-_MAX_STEM_LENGTH = 120
 # Weights that the metadata of an engine names.
 _MAX_NAMED_WEIGHTS = 4
 
@@ -60,12 +60,25 @@ class EngineBuilder:
     stage: Stage
     draft: Bundle
 
+    @property
+    def source(self) -> ModelSource:
+        """What is known of the model, with the cost of a pass of these engines."""
+        return self.universal.source
+
+    def named(self, submodel: Submodel, part: str | None, bucket: Bucket) -> tuple[str, str]:
+        """Id and files' stem of the engine of ``submodel`` at ``bucket``, or of a ``part`` of it; see engine_names."""
+        return engine_names(submodel, () if part is None else (part,), bucket)
+
+    def emitted_of(self, template: Template) -> Template:
+        """The template that is emitted in the place of ``template``."""
+        return template
+
     def build(self, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         """The engine of ``submodel`` at ``bucket``, with its parity receipt; done work of an earlier run is kept.
 
         Raises ParityError naming the first module that diverges.
         """
-        name, stem = f"{submodel.id}@{bucket.label}", f"{short(submodel.id)}.{bucket.label}"
+        name, stem = self.named(submodel, None, bucket)
         receipt = f"{stem}.json"
         self.forget_unless(receipt, [f"{stem}.onnx"])
         data = self.stage.once_json(receipt, lambda: unstructure(self._build(name, f"{stem}.onnx", submodel, bucket)))
@@ -108,7 +121,7 @@ class EngineBuilder:
     ) -> Emitted:
         """Writes the engine of ``submodel``, or of one part of it, and what proves it: sliced from its template, or
         traced. ``capacity`` is that of a cache of one size."""
-        source, whole = self.universal.source, part is None
+        source, whole = self.source, part is None
         at = bucket if part is None else source.parts[part].at(bucket)
         template = self.templates.of(submodel, at, part)
         problem, emitted = template.slice_problem, "sliced"
@@ -121,6 +134,7 @@ class EngineBuilder:
                 )
             template, emitted = self.templates.traced(submodel, at, part), "traced"
         tasks = self.draft.manifest.tasks
+        template = self.emitted_of(template)
         graph = emit(template, self.store, submodel, {one.name for one in tasks.tensors} if tasks else ())
         if self.profile.backend == "tensorrt":
             graph = accepted(f"engine {name}", graph, capacity)
@@ -276,10 +290,3 @@ def _wide(template: Template) -> dict[str, str]:
         return {}
     more = f" and {len(names) - _MAX_NAMED_WEIGHTS} more" if len(names) > _MAX_NAMED_WEIGHTS else ""
     return {"products in fp32": f"{', '.join(names[:_MAX_NAMED_WEIGHTS])}{more}"}
-
-
-def short(submodel_id: str) -> str:
-    """The id as part of a file name: ids with many different widths would not fit one."""
-    if len(submodel_id) <= _MAX_STEM_LENGTH:
-        return submodel_id
-    return f"{submodel_id[:_MAX_STEM_LENGTH]}-{hashlib.sha256(submodel_id.encode()).hexdigest()[:8]}"

@@ -16,7 +16,8 @@ from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
 from ..parity.evidence.cases import Case
-from .build_engine import EngineBuilder, short
+from .build_engine import EngineBuilder
+from .engine_names import short
 
 
 def build_segments(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -> tuple[EngineEntry, ...]:

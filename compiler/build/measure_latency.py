@@ -132,7 +132,7 @@ def _predicted(builder: EngineBuilder, engine: EngineEntry, shape: Bucket, corre
 
 def _cost(builder: EngineBuilder, submodel: Submodel, bucket: Bucket, segment: str | None = None) -> Cost:
     """Of the engine of ``submodel`` at ``bucket``, or of one segment of it."""
-    source, profile = builder.universal.source, builder.profile
+    source, profile = builder.source, builder.profile
     if segment is None:
         ops: Sequence[Op] = variant_workload(source, submodel, bucket, profile)
     else:

@@ -20,7 +20,7 @@ from ...runtime.bundle.entries.generation_entry import CACHED, ENCODER
 from ...runtime.engines.runner import Residency, Runner
 from ...runtime.inputs.arrays import Array, Arrays
 from ...strict import structure, unstructure
-from ..build.build_engine import EngineBuilder, short
+from ..build.build_engine import EngineBuilder
 from ..build.emitted import Emitted
 from ..build.prove_exact import in_torch, require_form
 from ..parity.engine_verdict import tolerance_of
@@ -91,7 +91,7 @@ def _once(
     builder: EngineBuilder, submodel: Submodel, part: str, bucket: Bucket, build: Callable[[str, str], EngineEntry]
 ) -> EngineEntry:
     """What ``build`` makes of the name of an engine and its file, or made in an earlier run."""
-    name, stem = f"{submodel.id}.{part}@{bucket.label}", f"{short(submodel.id)}.{part}.{bucket.label}"
+    name, stem = builder.named(submodel, part, bucket)
     file, receipt = f"{stem}.onnx", f"{stem}.json"
     builder.forget_unless(receipt, [file])
     data = builder.stage.once_json(receipt, lambda: unstructure(build(name, file)))

@@ -110,17 +110,19 @@ def complete(
     quality: Mapping[str, Quality],
     latencies: Sequence[Latency],
     cached: Sequence[EngineEntry] = (),
+    merged: Sequence[EngineEntry] = (),
 ) -> Bundle:
-    """The draft with its submodels, engines, engines that keep a cache, and budgets: everything but the files, so that
-    it can answer."""
+    """The draft with its submodels, engines, engines that keep a cache, those that tasks are ``merged`` into, and
+    budgets: everything but the files, so that it can answer."""
     candidates = {candidate.id: candidate for candidate in plan.candidates}
     submodels = tuple(
         SubmodelEntry(c.id, c.labels, c.values, c.parameters, c.weight_bytes, quality.get(c.id))
         for c in (candidates[submodel.id] for submodel in chosen)
     )
-    generation = draft.manifest.generation
+    generation, tasks = draft.manifest.generation, draft.manifest.tasks
     manifest = replace(
         draft.manifest,
+        tasks=None if tasks is None else replace(tasks, merged=tuple(merged)),
         generation=None if generation is None else generation.with_engines(cached),
         submodels=submodels,
         engines=tuple(engines),
@@ -132,7 +134,7 @@ def complete(
 
 def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:
     """Writes the manifest of a completed bundle; files of engines that it does not list are removed first."""
-    listed = {engine.file for engine in completed.manifest.every_engine}
+    listed = {engine.file for engine in completed.manifest.listed_engines}
     for path in (*stage.folder.glob(f"{TASK_FILE_PREFIX}*"), stage.folder / TASKS_NAME):
         path.unlink(missing_ok=True)  # of an earlier run: tasks are added to the bundle that this manifest is of
     for path in stage.folder.glob("*.onnx"):

@@ -9,7 +9,9 @@ from ...runtime.bundle.device_files.task_index import TaskReceipt
 from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.bundle.entries.generation_entry import CACHED
 from ...runtime.bundle.manifest import WEIGHTS_NAME
+from ...runtime.bundle.merged_task import MergedTask
 from ...runtime.bundle.open_bundle import Bundle
+from ...runtime.engines.contract.residency import Residency
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from ...runtime.graphs.task_tensors import TaskTensors
@@ -25,7 +27,7 @@ from ..work.clock import Clock
 def prove_task(
     bundle: Bundle, references: References, task: TaskTensors, submodels: tuple[str, ...], clock: Clock
 ) -> tuple[TaskReceipt, ...]:
-    """A receipt for each engine of ``submodels`` (ids), run with the tensors of ``task``.
+    """A receipt for each engine of ``submodels`` (ids), run with the tensors of ``task`` as inputs, or in its weights.
 
     ``references`` are those of the universal model with the same tensors, in the bundle's order.
 
@@ -47,15 +49,27 @@ def prove_task(
 def judge_task(
     bundle: Bundle, references: References, task: TaskTensors, submodels: Collection[str], clock: Clock
 ) -> Iterator[JudgedEngine]:
-    """Every engine of ``submodels``, those that keep a cache too, with the tensors of ``task``.
+    """Every engine of ``submodels``, those that keep a cache too, with the tensors of ``task``: then each that it is
+    merged into.
 
     Raises ParityError for routes that no model of these shapes can take.
     """
+    yield from _judged_as(bundle, references, task, submodels, clock)
+    tasks = bundle.manifest.tasks
+    if tasks is not None and tasks.merged:
+        merged = bundle.with_merged(MergedTask(task.name, tasks.kind, task.arrays))
+        yield from _judged_as(merged, references, task, submodels, clock)
+
+
+def _judged_as(
+    bundle: Bundle, references: References, task: TaskTensors, submodels: Collection[str], clock: Clock
+) -> Iterator[JudgedEngine]:
+    """The engines of ``bundle`` that take ``task`` as inputs, or have it in their weights."""
     generation = bundle.manifest.generation
     cached = generation.engines if generation is not None else ()
     for engine in clock.each([one for one in (*bundle.manifest.engines, *cached) if one.submodel in submodels]):
         if engine.segment == CACHED:
-            yield from judge_generating(bundle, references, engine, task)
+            yield from judge_generating(bundle, references, engine, task if bundle.merged is None else None)
         else:
             yield JudgedEngine(engine, _judged(bundle, references, task, engine), references.cases[engine.bucket])
 
@@ -65,8 +79,10 @@ def _judged(bundle: Bundle, references: References, task: TaskTensors, engine: E
     universal = references.universal
     cases, limit = references.cases[engine.bucket], tolerance_of(engine, universal)
     names = [spec.name for spec in bundle.manifest.outputs] + [entry.name for entry in engine.routing or ()]
-    with OnnxRuntimeRunner(bundle, engine, "shared", threads_or_default(None)) as opened:
-        runner = opened.for_task(task)
+    # Merged ones are always packed; the others are opened so by `verify`.
+    residency: Residency = "shared" if bundle.merged is None else "packed"
+    with OnnxRuntimeRunner(bundle, engine, residency, threads_or_default(None)) as opened:
+        runner = opened.for_task(task) if bundle.merged is None else opened
         found: list[Arrays] = [dict(zip(names, runner.run(case.feeds, True), strict=True)) for case in cases]
     submodel = universal.spec.parse(engine.submodel)
     try:

@@ -12,11 +12,11 @@ import numpy as np
 
 from ...elastic import Bucket, ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
-from ...runtime.bundle.entries.task_entry import TasksEntry
+from ...runtime.bundle.entries.task_entry import LORA_A, LORA_B, TasksEntry
 from ...workload import Op, linear
 from ..architecture import Architecture
 from ..source import ModelSource
-from ..tasks.adapter_folder import LORA_A, LORA_B, Adapter, read_adapter
+from ..tasks.adapter_folder import Adapter, read_adapter
 from ..tasks.task_form import Task, TaskForm
 
 if TYPE_CHECKING:  # plans are made without torch
@@ -47,7 +47,8 @@ def with_low_rank(source: ModelSource, ranks: Mapping[str, int], saved: Iterable
     for module, rank in ranks.items():
         outputs, inputs = base.parameter_shapes[f"{module}.weight"]
         pairs |= {module + LORA_A: (rank, inputs), module + LORA_B: (outputs, rank)}
-    form = TaskForm("lora", frozenset({*pairs, *whole}), partial(_read, base.parameter_shapes, ranks, whole), _merged)
+    read = partial(_read, base.parameter_shapes, ranks, whole)
+    form = TaskForm("lora", frozenset({*pairs, *whole}), read, _merged, base.workload)
     architecture = replace(
         base,
         spec=_spec(base.spec, ranks),

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import CheckpointError
+from ...runtime.bundle.entries.task_entry import LORA_A, LORA_B
 from ..checkpoints.checkpoint import Checkpoint, read_headers
 from .adapter_config import CONFIG_NAME, AdapterConfig, read_adapter_config
 
 WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-# What the names of a pair end in, behind that of their module.
-LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+# What the names of a pair beside an embedding end in.
 _OF_EMBEDDING = (".lora_embedding_A", ".lora_embedding_B")
 _OF_BASE = ".base_layer."
 _HEAD = "lm_head"

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...elastic import Bucket, Submodel
 from ...runtime.bundle.entries.task_entry import TaskKind
+from ...workload import Op
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -40,13 +42,15 @@ class TaskForm:
 
     ``tensors`` are parameters and constants of the module, by name, that every task has its own of. ``read(folder)``
     reads one; it raises CheckpointError for another model's, and for one whose structure engines do not have.
-    ``reference(module)`` is what the gate compares with where that is not ``module`` with the task's tensors in it.
+    ``reference(module)`` is what the gate compares with where that is not ``module`` with the task's tensors in it, and
+    ``merged_workload`` the cost of a pass with a task in the weights, where it is another.
     """
 
     kind: TaskKind
     tensors: frozenset[str]
     read: Callable[[Path], Task]
     reference: Callable[[torch.nn.Module], torch.nn.Module] | None = None
+    merged_workload: Callable[[Submodel, Bucket], list[Op]] | None = None
 
 
 def hash_of(tensors: Mapping[str, np.ndarray]) -> str:

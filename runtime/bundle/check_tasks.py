@@ -6,11 +6,17 @@ import re
 from collections.abc import Iterable
 from math import prod
 
+from .entries.engine_entry import EngineEntry
 from .entries.tensor_spec import MAX_ELEMENTS
 from .manifest import Manifest
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_RANK = 8
+
+
+def _place(engine: EngineEntry) -> str:
+    """Whose place the engine has: what stands at it takes the same inputs."""
+    return f"{engine.submodel} {engine.segment or ''} {engine.bucket.label} {engine.backend} {engine.capacity or ''}"
 
 
 def task_problems(manifest: Manifest) -> Iterable[str]:
@@ -24,6 +30,8 @@ def task_problems(manifest: Manifest) -> Iterable[str]:
         yield "tasks: expected at least one tensor"
     if manifest.exits is not None or any(engine.backend != "onnxruntime" for engine in manifest.every_engine):
         yield "tasks: expected engines for onnxruntime, of a model without exits"
+    if tasks.merged and sorted(map(_place, tasks.merged)) != sorted(map(_place, manifest.every_engine)):
+        yield "tasks: merged; expected one for every engine that takes tasks, and no other"
     axes = {axis.name: axis for axis in manifest.axes}
     taken = {spec.name for specs in (manifest.inputs, manifest.outputs) for spec in specs}
     for tensor in tasks.tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ...elastic import SEQUENCE, Axis, Bucket, ElasticSpec
@@ -30,7 +30,8 @@ from .entries.tensor_spec import TensorSpec
 # 13 (2026-11): engines whose inputs are also the tensors of a task; reads 1 to 12.
 # 14 (2026-11): capacities of engines whose caches have one size; reads 1 to 13.
 # 15 (2026-11): routes of engines that read a prompt; reads 1 to 14.
-SCHEMA_VERSION = 15
+# 16 (2026-11): engines that tasks are merged into; reads 1 to 15.
+SCHEMA_VERSION = 16
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
@@ -240,6 +241,26 @@ class Manifest:
     def every_engine(self) -> tuple[EngineEntry, ...]:
         """``engines``, and the engines that generate."""
         return (*self.engines, *(self.generation.every_engine if self.generation else ()))
+
+    @property
+    def listed_engines(self) -> tuple[EngineEntry, ...]:
+        """``every_engine``, and those that tasks are merged into."""
+        return (*self.every_engine, *(self.tasks.merged if self.tasks else ()))
+
+    @property
+    def timed_engines(self) -> tuple[EngineEntry, ...]:
+        """The engines that latencies are of: ``engines``, and those of whole inputs that tasks are merged into."""
+        return (*self.engines, *self.of_merged.engines)
+
+    @property
+    def of_merged(self) -> Manifest:
+        """This with the engines that tasks are merged into in the place of all others; they take no tasks."""
+        merged = self.tasks.merged if self.tasks else ()
+        whole = tuple(engine for engine in merged if engine.segment is None)
+        generation = self.generation
+        if generation is not None:
+            generation = generation.with_engines(engine for engine in merged if engine.segment is not None)
+        return replace(self, engines=whole, generation=generation, tasks=None)
 
     @property
     def largest_first(self) -> tuple[SubmodelEntry, ...]:

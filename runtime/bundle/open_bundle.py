@@ -11,13 +11,14 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from ...errors import BundleCorruptError, BundleFormatError
 from .build_record import BuildRecord
 from .manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, Manifest
+from .merged_task import MergedTask
 from .read_manifest import MAX_JSON_BYTES, read_build_record, read_manifest
 from .regular_file import FETCH_AGAIN, FileIdentity, identity_at, regular_file, stream_sha256
 
@@ -30,7 +31,8 @@ class Bundle:
     that a link which is switched to another bundle changes nothing.
 
     ``opened`` are the files as they were found, by name, and ``hashed`` the names of those whose every byte was
-    checked; of a bundle that is still being written both are empty, and its files may change.
+    checked; of a bundle that is still being written both are empty, and its files may change. ``merged`` is what
+    engines that tasks are merged into are opened with; None of a bundle whose engines take tasks as inputs, or none.
     """
 
     path: Path
@@ -38,6 +40,11 @@ class Bundle:
     build: BuildRecord
     opened: dict[str, FileIdentity] = field(default_factory=dict, repr=False, compare=False)
     hashed: set[str] = field(default_factory=set, repr=False, compare=False)
+    merged: MergedTask | None = field(default=None, repr=False, compare=False)
+
+    def with_merged(self, task: MergedTask) -> Bundle:
+        """This bundle as the engines alone that tasks are merged into, opened with ``task`` in their weights."""
+        return replace(self, manifest=self.manifest.of_merged, merged=task)
 
     def file(self, name: str) -> Path:
         """Path of a file that the manifest lists. Raises BundleCorruptError unless it is the one that was opened."""

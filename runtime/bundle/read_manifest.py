@@ -60,7 +60,7 @@ def _build_problems(build: BuildRecord, manifest: Manifest) -> Iterable[str]:
     """Latencies of engines that are none, two of one kind, and percentiles in the wrong order."""
     if build.schema_version < SEALED_SINCE <= manifest.schema_version:
         yield f"schema_version {build.schema_version}, the manifest has {manifest.schema_version}"
-    engines = {engine.id for engine in manifest.engines}
+    engines = {engine.id for engine in manifest.timed_engines}
     for latency in build.latencies:
         if latency.engine not in engines:
             yield f"latencies: engine {latency.engine[:80]!r} is not in the manifest"
@@ -110,7 +110,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     yield from _repeated("file", (path.lower() for path in files))
     called = ((entry.id, *(label for label in entry.labels if label != entry.id)) for entry in manifest.submodels)
     yield from _repeated("submodel", chain.from_iterable(called))
-    yield from _repeated("engine", (entry.id for entry in manifest.every_engine))
+    yield from _repeated("engine", (entry.id for entry in manifest.listed_engines))
     yield from _repeated("budget", (entry.name for entry in manifest.budgets))
     yield from _repeated("input", (entry.name for entry in manifest.inputs))
     yield from _repeated("output", (entry.name for entry in manifest.outputs))
@@ -172,6 +172,8 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     yield from task_problems(manifest)
     yield from role_problems(manifest)
     yield from _size_problems(manifest)
+    if manifest.tasks is not None and manifest.tasks.merged:
+        yield from _problems(manifest.of_merged)
 
 
 def _size_problems(manifest: Manifest) -> Iterable[str]:

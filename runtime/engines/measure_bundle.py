@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from ...errors import MeasurementError
 from ..bundle.device_files.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint
 from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.merged_task import BASE
 from ..bundle.noise import MOST_OTHERS
 from ..bundle.open_bundle import Bundle
 from ..inputs.feeds import random_feeds
@@ -53,17 +54,26 @@ def measure_bundle(
     residencies = residencies_for(bundle, engines, memory_mb)
     if not force:
         _require_quiet(others_now(_LOOK_SECONDS))
-    taking_part = [engine for engine in engines if engine.id in residencies]
-    groups = measured_together(taking_part)
+    merged = bundle.with_merged(BASE)
+    held: dict[str, Residency] = {
+        **residencies,
+        **dict.fromkeys((engine.id for engine in merged.manifest.engines), "packed"),
+    }
+    taking_part = [engine for engine in (*engines, *merged.manifest.engines) if engine.id in held]
+    groups = [
+        (one, group)
+        for one in (bundle, merged)
+        for group in measured_together([engine for engine in one.manifest.engines if engine in taking_part])
+    ]
     by_file: dict[str, tuple[MeasuredPoint, ...]] = {}
-    for done, group in enumerate(groups):
+    for done, (one, group) in enumerate(groups):
         progress("measure", done, len(groups))
-        by_file |= _measured(bundle, group, residencies, cores)
+        by_file |= _measured(one, group, held, cores)
     progress("measure", len(groups), len(groups))
     if not force:  # it may have become busy since
         shares = [point.noise.others_share for points in by_file.values() for point in points]
         _require_quiet(min((share for share in shares if share is not None), default=None))
-    measured = tuple(MeasuredEngine(one.id, residencies[one.id], by_file[one.file]) for one in taking_part)
+    measured = tuple(MeasuredEngine(one.id, held[one.id], by_file[one.file]) for one in taking_part)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     runnable = {engine.id for engine in engines}
     left_out = {

@@ -32,7 +32,7 @@ class EnginePool:
         affinity: Sequence[int] = (),
         memory: MemoryCap | None = None,
     ) -> None:
-        self._bundle = bundle
+        self.bundle = self._bundle = bundle
         self._memory = memory
         self._provider = provider
         self.on_gpu = provider is not None
@@ -60,6 +60,8 @@ class EnginePool:
     def of_task(self, engine: EngineEntry, task: TaskTensors) -> Runner:
         """The open runner of ``engine`` with the tensors of ``task`` in place of the base's. Raises as ``get``."""
         runner = self.get(engine)
+        if self._bundle.merged is not None:  # they are in its weights
+            return runner
         assert isinstance(runner, TakesTasks)  # a manifest states tasks of no other backend
         return runner.for_task(task)
 

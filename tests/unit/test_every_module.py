@@ -28,6 +28,7 @@ TESTED_ELSEWHERE = {
     "exporters.tasks.adapter_config": "exporters/tasks/test_adapter_folder.py",
     "exporters.tasks.task_form": "compiler/tasks/test_task_layout.py",
     "runtime.load": "runtime/test_model.py",
+    "runtime.bundle.merged_task": "runtime/graphs/test_merged_weights.py",
     "runtime.bundle.entries.task_entry": "runtime/bundle/test_check_tasks.py",
     "runtime.graphs.task_tensors": "runtime/test_tasks.py",
     "runtime.answer": "runtime/test_model.py",
@@ -107,6 +108,7 @@ TESTED_ELSEWHERE = {
 }
 TESTED_THROUGH = {
     "runtime.engines.onnxruntime.task_inputs": ("runtime/test_tasks.py", "runtime.engines.onnxruntime.runner"),
+    "compiler.build.merging": ("compiler/tasks/test_merged_tasks.py", "compiler.compile"),
     "compiler.tasks.prove_task": ("compiler/tasks/test_coda_tasks.py", "compiler.tasks.add_tasks"),
     "compiler.tasks.verify_tasks": ("compiler/test_verify.py", "compiler.verify"),
     "exporters.families.coda.conversion.dense": (

@@ -90,7 +90,7 @@ def keep_measurement(bundle: Bundle, measurement: HostMeasurement) -> Path:
 
 def _problems(found: Measurements, bundle: Bundle) -> Iterable[str]:
     """What the types alone do not say: engines that exist, shapes that they have, one figure for each."""
-    engines = {engine.id: engine for engine in bundle.manifest.engines}
+    engines = {engine.id: engine for engine in bundle.manifest.timed_engines}
     yield from record_problems(found.schema_version, found.hosts)
     for number, measurement in enumerate(found.hosts):
         where = f"hosts[{number}]"

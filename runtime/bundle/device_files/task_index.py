@@ -122,7 +122,7 @@ def _problems(index: TaskIndex, bundle: Bundle) -> Iterable[str]:
     if index.tasks and bundle.manifest.tasks is None:
         yield "the engines of this bundle take no tasks"
     submodels = {entry.id for entry in bundle.manifest.submodels}
-    engines = {engine.id: engine for engine in bundle.manifest.every_engine}
+    engines = {engine.id: engine for engine in bundle.manifest.listed_engines}
     seen: set[str] = set()
     for task in index.tasks:
         if problem := name_problem(task.name):

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ....elastic import Submodel
+from .engine_entry import EngineEntry
 
 # Adapters, routers, norms and schedules of conditional adapters, or pairs of low-rank matrices beside linear layers.
 TaskKind = Literal["coda", "lora"]
+# What the matrices of a pair are called, behind the name of the layer beside.
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,11 @@ class TasksEntry:
     """What the tasks of a bundle have in common. The base's own ``tensors`` lie in the weight store, by these names.
 
     ``base_sha256`` is the hash of the frozen weights, everything that is no task's: tasks of another base are refused.
+    ``merged`` are engines that take no such inputs, one beside each that does: the tensors of a task, merged into the
+    weights that they read, give its own engine. Empty where tasks are inputs alone.
     """
 
     kind: TaskKind
     base_sha256: str
     tensors: tuple[TaskTensor, ...]
+    merged: tuple[EngineEntry, ...] = ()

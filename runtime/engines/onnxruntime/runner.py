@@ -23,6 +23,7 @@ from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...graphs.engine_graph import store_initializers
+from ...graphs.merged_weights import merged_weights
 from ...graphs.task_tensors import TaskTensors
 from ...graphs.weight_store import MappedStore, mapped_store
 from ...inputs.arrays import Array
@@ -77,7 +78,8 @@ class OnnxRuntimeRunner:
             if self.residency == "mapped":  # from a file of this user alone
                 session = self._mapped_session(path)
             else:
-                session = open_session(path, self._options(OPTIMIZATION_LEVEL, packed=self.residency == "packed"))
+                options = self._options(OPTIMIZATION_LEVEL, packed=self.residency == "packed")
+                session = open_session(path, options, merged_weights(bundle, initializers))
                 if initializers:
                     self._store = mapped_store(bundle.file(WEIGHTS_NAME), bundle.sha256(WEIGHTS_NAME))
         self._tasks = self._check_interface(session)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnxruntime
 
 from ....errors import BundleIncompatibleError
 from ....outside import is_of_library, said_by
+from ...inputs.arrays import Array
 from ..contract.threads import process_wide_threads, refuse_process_wide_affinity
 from .errors import open_error
 from .shared_arena import use_shared_arena
@@ -21,6 +23,7 @@ OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 SAVED_OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
 # Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
 _LOG_FATAL_ONLY = 4
+_NONE: Mapping[str, Array] = MappingProxyType({})
 
 
 def session_options(threads: int, level: Any, packed: bool, affinity: Sequence[int] = ()) -> Any:
@@ -61,12 +64,16 @@ def stop_spinning(options: Any) -> None:
     options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
 
 
-def open_session(path: Path, options: Any) -> Any:
+def open_session(path: Path, options: Any, weights: Mapping[str, Array] = _NONE) -> Any:
     """A CPU session. ``path`` is absolute: ONNX Runtime then confines the weights to its folder.
 
-    Raises BundleCorruptError or BundleIncompatibleError.
+    ``weights`` take the place of initializers of these names, which the graph has outside its file. ONNX Runtime copies
+    them while it opens the session, and not before. Raises BundleCorruptError or BundleIncompatibleError.
     """
     provider = "CPUExecutionProvider"
+    if weights:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        options.add_external_initializers(list(weights), values)
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=[provider], enable_fallback=0)
     except BaseException as failure:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, overload
 
 from ....errors import InputError, SelectionError
@@ -53,9 +54,11 @@ class Generator:
         affinity: Sequence[int] = (),
         memory: MemoryCap | None = None,
         tensors_of: Callable[[str], TaskTensors] | None = None,
+        merged: Mapping[str, Generator] = MappingProxyType({}),
     ) -> None:
-        """``encoder`` gives the bundle's, ``tensors_of`` those of a task; ``memory`` also counts what else is open."""
-        self._tensors_of = tensors_of
+        """``encoder`` gives the bundle's, ``tensors_of`` those of a task; ``memory`` also counts what else is open.
+        ``merged`` are the generators of tasks, by name, that have engines of their own."""
+        self._tensors_of, self._merged = tensors_of, merged
         self._bundle, self._encoder, self._threads, self._residency = bundle, encoder, threads, residency
         self._provider = provider
         self._engines = AdmittedEngines(bundle, threads, residency, affinity, memory)
@@ -105,7 +108,11 @@ class Generator:
         opened; all that the request can be refused for before any work.
         """
         started = perf_counter()
-        asked, entry = Options.of(options), self._entry()
+        asked = Options.of(options)
+        if (own := self._of_task(asked.task)) is not None:
+            found: Generated | Generation = own(prompt, messages=messages, session=session, stream=stream, **options)
+            return found
+        entry = self._entry()
         if session is not None and not session.is_of(entry):
             raise InputError("session: of another model; open one with the session() of this model")
         if session is not None and session.task != asked.task:
@@ -118,6 +125,8 @@ class Generator:
             own.enter_context(self._engines.in_use())
             room = self._room(own, entry, asked, session, rows)
             engines, reason = writers(self._bundle.manifest, asked, room.admitted, len(rows.each), room.bytes)
+            if self._bundle.merged is not None:
+                reason += f"; task {asked.task} is merged into its weights"
             drafting = None
             if asked.draft is not None and room.may_draft:
                 if asked.draft == AUTO:
@@ -137,6 +146,9 @@ class Generator:
         """A cache of ``rows`` rows, with room for ``capacity`` tokens in each, by default 2048 or as many as the model
         takes, for generations of ``task``, or of the base. Raises InputError, or SelectionError where the memory cap
         does not allow it."""
+        if (own := self._of_task(task)) is not None:
+            opened: Session = own.session(rows, capacity, task)
+            return opened
         entry = self._entry()
         if entry.encoder is not None:
             raise InputError(
@@ -181,6 +193,8 @@ class Generator:
     def close(self) -> None:
         """Releases every engine."""
         self._engines.close()
+        for own in self._merged.values():
+            own.close()
 
     def _entry(self) -> GenerationEntry:
         entry = self._bundle.manifest.generation
@@ -253,6 +267,10 @@ class Generator:
                 f"a cache of {size / 1e6:.1f} MB: this host has no memory for it; ask for fewer rows or a smaller "
                 "capacity"
             ) from failure
+
+    def _of_task(self, task: str | None) -> Any:
+        """The generator of a task that has engines of its own, else None."""
+        return self._merged.get(task) if isinstance(task, str) else None
 
     def _tensors(self, task: str) -> TaskTensors:
         if self._tensors_of is None:

@@ -88,13 +88,13 @@ def test_a_submodel_that_a_task_was_not_proven_on_is_named() -> None:
 def test_tasks_count_under_a_cap() -> None:
     bundle = open_bundle(GOLDEN)
     taken = 2 * 4260 / 1e6
-    assert bytes_of_tasks(bundle, 1.0) == 2 * 4260
+    assert bytes_of_tasks(bundle, 1.0, 0) == 2 * 4260
     with pytest.raises(SelectionError, match="the bundle's tasks alone take"):
         nestforge.load(GOLDEN, memory_mb=taken / 2)
     with pytest.raises(SelectionError, match=r"^memory_mb=0\.009, 0\.0 MB of it the bundle's tasks: no engine fits"):
         nestforge.load(GOLDEN, memory_mb=0.009)
     plain = Path(GOLDEN).with_name("bundle-v10")
-    assert bytes_of_tasks(open_bundle(plain), 5) == 0
+    assert bytes_of_tasks(open_bundle(plain), 5, 0) == 0
 
 
 def test_engines_share_the_base_s_own_tensors() -> None:

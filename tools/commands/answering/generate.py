@@ -21,7 +21,7 @@ from ...generation_view import (
     say_speed,
     stream_text,
 )
-from ...options import bundle_argument, json_option, task_option
+from ...options import bundle_argument, json_option, merge_option, merged_tasks, task_option
 
 EXAMPLES = """\b
 Examples:
@@ -86,6 +86,7 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
     "memory and more time a token. Default: packed.",
 )
 @task_option
+@merge_option
 @click.option("--logprobs", type=click.IntRange(min=0), metavar="N", help="Log-probabilities, with the N most likely.")
 @json_option
 def command(
@@ -112,6 +113,7 @@ def command(
     threads: int | None,
     residency: Residency | Literal["auto"],
     task: str | None,
+    merge: bool,
     logprobs: int | None,
     as_json: bool,
 ) -> None:
@@ -146,7 +148,7 @@ def command(
         "drafted": drafted,
         "task": task,
     }
-    with load(bundle, residency=residency, threads=threads) as model:
+    with load(bundle, residency=residency, threads=threads, merge=merged_tasks(task, merge)) as model:
         say_endless(model.bundle.manifest.generation, stops)
         if chat:
             model.generate.require_chats()

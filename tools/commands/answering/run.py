@@ -18,6 +18,8 @@ from ...console import print_facts, print_json, print_table
 from ...options import (
     bundle_argument,
     json_option,
+    merge_option,
+    merged_tasks,
     prompt_name_option,
     prompt_option,
     provider_option,
@@ -67,6 +69,7 @@ Examples:
     "saves on one answer; on a GPU as its provider does.",
 )
 @task_option
+@merge_option
 @provider_option
 @click.option("--output", type=click.Path(path_type=Path), help="NPZ file to write all outputs to.")
 @json_option
@@ -84,6 +87,7 @@ def command(
     prompt_name: str | None,
     residency: Residency | Literal["auto"] | None,
     task: str | None,
+    merge: bool,
     provider: str,
     output: Path | None,
     as_json: bool,
@@ -102,11 +106,12 @@ def command(
     if truncate and not texts:
         raise click.UsageError("--truncate is for --text")
     refuse_prompts(prompt, prompt_name, bool(texts))
+    merged = merged_tasks(task, merge)
     if output is not None:
         require_new(output)
     residency = residency or ("shared" if provider == "cpu" else "auto")
     # A deadline counts from the call, so nothing opens after it.
-    with load(bundle, residency=residency, preload=deadline_ms is not None, provider=provider) as model:
+    with load(bundle, residency=residency, preload=deadline_ms is not None, provider=provider, merge=merged) as model:
         feeds = read_npz(inputs, MAX_BYTES) if inputs is not None else list(texts)
         answer = model(
             feeds,

@@ -79,6 +79,11 @@ Examples:
     help="Least rank of engines for PEFT adapters, so that add-task takes larger ones. Default: the largest given.",
 )
 @click.option(
+    "--mergeable",
+    is_flag=True,
+    help="Also engines into whose weights a task is merged where it is opened so: faster, at a model's memory each.",
+)
+@click.option(
     "--include",
     type=click.Choice(["budgets", "levels", "ladder"]),
     default="levels",
@@ -115,6 +120,7 @@ def command(
     precisions: tuple[Precision, ...] | None,
     tasks: tuple[tuple[str, Path], ...],
     lora_rank: int | None,
+    mergeable: bool,
     include: Include,
     generate: bool,
     emit_only: bool,
@@ -152,6 +158,7 @@ def command(
             measure=not no_measure,
             tasks=dict(tasks),
             lora_rank=lora_rank,
+            mergeable=mergeable,
         )
         path = compile_request(request, output, command=("nestforge", *sys.argv[1:]), progress=progress)
     bundle = open_bundle(path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...console import print_facts, print_json, print_table, say, working
-from ...options import ShapeType, bundle_argument, json_option, provider_option, task_option
+from ...options import ShapeType, bundle_argument, json_option, merge_option, merged_tasks, provider_option, task_option
 
 if TYPE_CHECKING:
     from ....elastic import Bucket
@@ -47,6 +47,7 @@ Examples:
     help="Run engines of a range at this shape. Default: where the profile's budgets are judged.",
 )
 @task_option
+@merge_option
 @provider_option
 @json_option
 def command(
@@ -57,6 +58,7 @@ def command(
     profile_nodes: bool,
     at: Bucket | None,
     task: str | None,
+    merge: bool,
     provider: str,
     as_json: bool,
 ) -> None:
@@ -78,10 +80,11 @@ def command(
         raise click.UsageError("--at is for engines, without --text and --concurrency")
     if task is not None and not traffic:
         raise click.UsageError("--task is for requests (--text, --concurrency); an engine takes as long for every task")
+    merged = merged_tasks(task, merge)
     if profile_nodes:
         _show_nodes(bundle, submodels, at, as_json)
     elif traffic:
-        _show_traffic(bundle, submodels, text, concurrency or 1, task, provider, as_json)
+        _show_traffic(bundle, submodels, text, concurrency or 1, task, merged, provider, as_json)
     else:
         _show_engines(bundle, submodels, at, provider, as_json)
 
@@ -107,6 +110,7 @@ def _show_traffic(
     text: Path | None,
     concurrency: int,
     task: str | None,
+    merged: tuple[str, ...],
     provider: str,
     as_json: bool,
 ) -> None:
@@ -115,7 +119,7 @@ def _show_traffic(
     from ...traffic_bench import bench_traffic
 
     texts = None if text is None else read_text_lines(text).texts
-    with working() as progress, load(bundle, provider=provider) as model:
+    with working() as progress, load(bundle, provider=provider, merge=merged) as model:
         result = bench_traffic(model, submodels, concurrency, progress, texts, task)
     if as_json:
         print_json(result)

@@ -19,10 +19,9 @@ from nestforge.errors import BuildError, ParityError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.read_manifest import is_plain_name
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.strict import unstructure
-from support.tiny_compile import BUCKET, board, builder_in, save_tiniest, template_of
+from support.tiny_compile import BUCKET, board, builder_in, template_of
 
 
 def test_an_engine_answers_as_its_submodel(builder: EngineBuilder) -> None:
@@ -178,19 +177,6 @@ def test_integers_are_refused_where_a_submodel_would_be_traced(builder: EngineBu
     )
     with pytest.raises(BuildError, match=message):
         puzzled.build(builder.universal.spec.parse("ffn8"), BUCKET)
-
-
-def test_ids_too_long_for_a_file_name(builder: EngineBuilder, tmp_path: Path) -> None:
-    deep = load_universal(
-        open_source(save_tiniest(tmp_path / "deep", num_hidden_layers=30, hidden_size=4, intermediate_size=400))
-    )
-    widths = [100 + 7 * layer for layer in range(30)]
-    one = deep.spec.from_kinds({"ffn": widths, "heads": [1] * 15 + [2] * 15})
-    other = deep.spec.from_kinds({"ffn": [*widths[:-1], 400], "heads": [1] * 15 + [2] * 15})
-    names = {module.short(submodel.id) for submodel in (one, other)}
-    assert len(names) == 2
-    assert all(len(name) < 140 and is_plain_name(f"{name}.b1024-s1024.onnx") for name in names)
-    assert module.short("ffn8-heads1") == "ffn8-heads1"
 
 
 def test_two_builders_write_the_same_bytes(builder: EngineBuilder, tmp_path: Path) -> None:

@@ -89,3 +89,19 @@ def test_names_that_no_task_has(name: str) -> None:
 def test_a_name_that_differs_in_case_alone_is_taken() -> None:
     with pytest.raises(InputError, match="task Both: the bundle has one of this name"):
         require_new_name(read_tasks(open_bundle(GOLDEN)), "Both")
+
+
+def test_engines_that_tasks_are_merged_into_stand_beside_all_others() -> None:
+    """And are judged as the engines of a bundle of their own."""
+    data = json.loads((GOLDEN.with_name("bundle-v16") / "manifest.json").read_text())
+    for edit, said in (
+        (lambda merged: merged.pop(), "tasks: merged; expected one for every engine that takes tasks"),
+        (lambda merged: merged[0].update(segment="cached"), "tasks: merged; expected one for every engine"),
+        (lambda merged: merged[0].pop("parity"), r"ffn16-heads1\.merged@b1-s16: has no parity receipt"),
+        (lambda merged: merged[0].update(file="x.onnx"), "file 'x.onnx' is not among the files"),
+        (lambda merged: merged[0].update(id=data["engines"][0]["id"]), "engine 'ffn16-heads1@b1-s16' stands twice"),
+    ):
+        changed = json.loads(json.dumps(data))
+        edit(changed["tasks"]["merged"])
+        with pytest.raises(BundleFormatError, match=said):
+            read_manifest(json.dumps(changed).encode(), "manifest.json")

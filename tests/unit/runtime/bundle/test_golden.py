@@ -23,7 +23,7 @@ from nestforge.runtime.summary.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
-VERSIONS = [*range(1, 16)]
+VERSIONS = [*range(1, 17)]
 
 
 # Whose engines are for TensorRT: no host of these tests has that, and their graphs run in ONNX Runtime.
@@ -114,6 +114,7 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
         13: {"classes": "logits"},
         14: {"next_tokens": "logits"},
         15: {"next_tokens": "logits"},
+        16: {"embedding": "last_hidden_state"},
     }
 
 
@@ -249,6 +250,17 @@ def test_tasks_of_a_bundle_answer_as_they_did() -> None:
             np.testing.assert_allclose(found["logits"], expected[name], atol=1e-5, rtol=1e-4)
         base = model(TEXT, submodel="ffn24-coda.reduction4")
         assert not np.allclose(base["logits"], expected["quarter/ffn24-coda.reduction4"], atol=1e-2)
+
+
+def test_tasks_merged_into_weights_answer_as_they_did() -> None:
+    expected = np.load(GOLDEN / "bundle-v16-task-answers.npz", allow_pickle=False)
+    for merge in ((), ("a",)):
+        with nestforge.load(GOLDEN / "bundle-v16", merge=merge) as model:
+            for name in expected.files:
+                submodel, output = name.split("/")
+                found = model(TEXT, submodel=submodel, task="a")
+                assert ("merged" in found.engine, found.residency) == (bool(merge), "packed")
+                np.testing.assert_allclose(found[output], expected[name], atol=1e-5, rtol=1e-4)
 
 
 def test_what_a_bundle_says_of_reductions() -> None:

@@ -13,6 +13,7 @@ from nestforge.runtime.engines import measure_bundle as module
 from nestforge.runtime.engines import measure_rounds
 from nestforge.runtime.engines.measure_bundle import measure_bundle
 
+GOLDEN = Path(__file__).parents[3] / "golden"
 ENGINES = ["ffn16@b1-s8", "ffn16@b2-s16", "ffn32@b1-s8", "ffn32@b2-s16"]
 
 
@@ -87,3 +88,10 @@ def test_where_the_system_does_not_say_how_busy_it_is_engines_are_measured(
     quick[:] = [None, None]
     found = measure_bundle(open_bundle(tiny_bundle), silent, threads=1)
     assert {point.noise.others_share for each in found.measurement.engines for point in each.points} == {None}
+
+
+def test_engines_that_tasks_are_merged_into_are_measured_too() -> None:
+    bundle = open_bundle(GOLDEN / "bundle-v16")
+    found = measure_bundle(bundle, silent, threads=1)
+    assert [each.engine for each in found.measurement.engines] == [one.id for one in bundle.manifest.timed_engines]
+    assert {each.residency for each in found.measurement.engines} == {"packed"}

@@ -36,6 +36,7 @@ NAMES = sorted(
         *NESTED,
         *MIXERS,
         *THREADS,
+        "adapters",
         "coda",
         "correction",
         "mhe",

@@ -43,6 +43,17 @@ def test_verify_counts_tasks_and_bench_measures_requests_of_one() -> None:
     )
 
 
+def test_a_task_is_merged_where_it_is_asked_for() -> None:
+    merged = str(GOLDEN / "bundle-v16")
+    assert "one that is merged into weights has engines of its own, 0.10 MB with all of them open" in said(
+        "inspect", merged
+    )
+    data = json.loads(said("run", merged, *TEXT, "--task", "a", "--merge", "--json"))
+    assert (data["engine"], data["task"]) == ("ffn32-heads2.merged@b1-s16", "a")
+    assert "--merge is for --task" in said("run", merged, *TEXT, "--merge", code=2)
+    assert "compile it with --mergeable" in said("run", BUNDLE, *TEXT, "--task", "both", "--merge", code=1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [(("x",), "expected the name of a task and its folder"), (("a=b",), "Missing option '--against'")],
