@@ -75,6 +75,7 @@ class Architecture:
     - ``variants(submodel, bucket)``: equal computations; the compiler takes the cheapest on the device.
     - ``variant_problems``: what is computed, to variants that other models have and this one has not (or
       ``EVERY_VARIANT``), to why.
+    - ``onnxruntime_variants``: those with an operator that ONNX Runtime alone has, and in float32 alone.
     - ``lower(module, variants)``: what is traced in place of ``module``: the same function on the same parameters, in
       the variants chosen, with its routes after its outputs.
     - ``tasks``: which tensors are a task's own, of a model that was made for many tasks on frozen weights.
@@ -99,6 +100,7 @@ class Architecture:
     routing: Routing | None = None
     variants: Callable[[Submodel, Bucket], Variants] | None = None
     variant_problems: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    onnxruntime_variants: frozenset[str] = frozenset()
     lower: Callable[[torch.nn.Module, Mapping[str, str]], torch.nn.Module] | None = None
     tasks: TaskForm | None = None
     folded: Folded | None = None

@@ -184,6 +184,11 @@ class ModelSource:
         """What this model cannot compute in a variant that others of its family have, to variant, to why."""
         return self.architecture.variant_problems
 
+    @property
+    def onnxruntime_variants(self) -> frozenset[str]:
+        """The variants that ONNX Runtime alone computes, in float32."""
+        return self.architecture.onnxruntime_variants
+
     def routes(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
         """The routes that an engine of the whole ``submodel`` returns after its outputs; none of most models."""
         return self.architecture.routing.entries(submodel, bucket) if self.architecture.routing is not None else ()

@@ -31,19 +31,26 @@ class HasVariants(Protocol):
     def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]: ...
     @property
     def variant_problems(self) -> Mapping[str, Mapping[str, str]]: ...
+    @property
+    def onnxruntime_variants(self) -> frozenset[str]: ...
 
 
 def chosen_variants(source: HasVariants, submodel: Submodel, bucket: Bucket, profile: DeviceProfile) -> dict[str, str]:
     """What is computed, to the variant that engines of ``submodel`` at ``bucket`` get on the device of ``profile``.
 
     Of equal costs the first listed wins. Raises PlanError for a variant that the profile asks for and that does not
-    exist, or does not hold for this model.
+    exist, or does not hold for this model or on this device.
     """
     widest = source.spec.submodel(dict(submodel.structure))
     offered, wanted = source.variants(widest, bucket), profile.variants or {}
     _refuse_unknown(offered, wanted, source.variant_problems)
+    left_out = _left_out(source, wanted, profile)
     return {
-        computed: wanted.get(computed) or min(costs, key=lambda variant: predict(costs[variant], profile).predicted_ms)
+        computed: wanted.get(computed)
+        or min(
+            (variant for variant in costs if variant not in left_out),
+            key=lambda variant: predict(costs[variant], profile).predicted_ms,
+        )
         for computed, costs in offered.items()
     }
 
@@ -76,6 +83,21 @@ def variant_views(source: HasVariants, submodels: Iterable[Submodel], device: De
         for bucket in dict.fromkeys(submodel.at(bucket) for bucket in device.buckets)
         if (variants := chosen_variants(source, submodel, bucket, device))
     )
+
+
+def _left_out(source: HasVariants, wanted: Mapping[str, str], profile: DeviceProfile) -> frozenset[str]:
+    """The variants that engines of ``profile`` cannot have; raises PlanError where one of them is asked for."""
+    if profile.backend == "onnxruntime" and profile.precisions == ("fp32",):
+        return frozenset()
+    other = profile.backend != "onnxruntime"
+    given = f"backend {profile.backend}" if other else f"precision {', '.join(profile.precisions)}"
+    for computed, variant in wanted.items():
+        if variant in source.onnxruntime_variants:
+            raise PlanError(
+                f"variant {computed}={variant}: an operator that ONNX Runtime alone has, and in fp32 alone; profile "
+                f"{profile.name} has {given}"
+            )
+    return source.onnxruntime_variants
 
 
 def _refuse_unknown(

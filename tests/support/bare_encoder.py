@@ -22,6 +22,7 @@ class Encoder:
     fixed: int = 0
     tables: int = 0
     variant_problems: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    onnxruntime_variants: frozenset[str] = frozenset()
 
     def parameters(self, submodel: Submodel) -> int:
         return self.parameter_groups(submodel).total

@@ -199,6 +199,26 @@ def _take(node: ir.Node, left: list[Factor], extent: Extent) -> Dim:
     return tuple(taken) or (1,)
 
 
+def _pad(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Numbers put before or behind those of a dimension that does not shrink."""
+    rank, given = len(inputs[0]), ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+    if given is None or given.size != 2 * rank:
+        raise slice_error(node, "the extents of a Pad are not constant")
+    added = given.numpy().tolist()
+    grows = [before or behind for before, behind in zip(added[:rank], added[rank:], strict=True)]
+    if any(is_elastic(dim) and more for dim, more in zip(inputs[0], grows, strict=True)):
+        raise slice_error(node, "a Pad of an elastic dimension")
+    return inputs[0]
+
+
+def _attention(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """What rows of queries, which may shrink, read of keys and values, which may not."""
+    query, _, value = inputs[:3]
+    if any(is_elastic(dim) for dims in (query[:1], query[2:], *inputs[1:]) for dim in dims):
+        raise slice_error(node, "attention whose keys, or numbers of a key, shrink")
+    return (*query[:2], value[2])
+
+
 def _first_input(_: ir.Node, inputs: list[Dims]) -> Dims:
     """What an operator returns that leaves a tensor its shape: positions turned, or what queries read of a cache, whose
     own heads follow from the attributes (cached/head_axes.py)."""
@@ -228,6 +248,8 @@ DIMS_BY_OPERATOR: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     "Gather": _gather,
     "Concat": _concat,
     "Unsqueeze": _unsqueeze,
+    "Pad": _pad,
+    "MultiHeadAttention": _attention,
     "RotaryEmbedding": _first_input,
     CACHED_ATTENTION: _first_input,
 }

@@ -20,7 +20,7 @@ from ...hugging_face.layer_shapes import Shape
 from ...signature import Signature
 from .architecture.config import MheConfig
 from .architecture.folded_shapes import folded_shapes
-from .architecture.forms import FORMS, form_problem
+from .architecture.forms import FORMS, ONNXRUNTIME_FORMS, form_problem
 from .architecture.forward_ops import variant_ops
 from .architecture.key_spread import key_spread
 from .architecture.places import places_of
@@ -57,8 +57,8 @@ class Kind(Generic[_Config]):
         if checkpoint.has_weights:
             compare_weights(checkpoint, config, shapes)
         spread = key_spread(checkpoint, config)
-        problems = {form: problem for form in FORMS if (problem := form_problem(config, form, spread)) is not None}
         places = places_of(config)
+        problems = {role: _problems(config, spread, role) for role in dict.fromkeys(place.role for place in places)}
         made = {name: shape for place in places for name, shape in folded_shapes(config, place.at).items()}
         return Architecture(
             signature=self.signature(checkpoint, config),
@@ -69,11 +69,18 @@ class Kind(Generic[_Config]):
             is_embedding=lambda parameter, _: parameter in _TABLES,
             group_of=parameter_group,
             variants=partial(variant_ops, config, spread=spread),
-            variant_problems=dict.fromkeys((place.role for place in places), problems) if problems else {},
+            variant_problems=problems,
+            onnxruntime_variants=ONNXRUNTIME_FORMS if config.has_tables else frozenset(),
             lower=_lower if config.has_tables else None,
             folded=Folded(made, _folded_tensor) if made else None,
             cached=None if self.cached is None else self.cached(config, spread),
         )
+
+
+def _problems(config: MheConfig, spread: float, role: str) -> dict[str, str]:
+    """The forms that attention in ``role`` may not have, to why."""
+    found = {form: form_problem(config, form, spread, role) for form in FORMS}
+    return {form: problem for form, problem in found.items() if problem is not None}
 
 
 def text_entry(checkpoint: Checkpoint, mask: str | None) -> TextEntry | None:

@@ -13,6 +13,8 @@ from .....workload import Op, elementwise, linear, self_attention
 from .config import MheConfig
 
 _FLOAT32_BYTES = 4
+# Of 8 passes where scores are a tensor: what is left is arithmetic.
+_SOFTMAX_IN_CACHE = 6
 
 
 class Sublayer(NamedTuple):
@@ -145,6 +147,22 @@ def _normal(of: Sublayer) -> list[Op]:
     return [of.linear("query", of.size), fold, *_over_shared_keys(of)]
 
 
+def _one_head(of: Sublayer) -> list[Op]:
+    """As the normal form; scores never leave the caches of the cores."""
+    size, read = of.size, of.bucket.batch * (of.source or of.bucket.sequence)
+    moved = (2 * of.bucket.tokens * of.inner + 2 * read * size) * _FLOAT32_BYTES
+    shifts = of.config.attention == "mhe_add"
+    return [
+        *(of.linear(part, size) for part in ("query", "key", "value")),
+        of.elementwise("embeddings", of.bucket.tokens * of.inner, passes=2),
+        Op(f"{of.at}.scores", "batched_gemm", 2 * of.scores * size, 0, moved),
+        of.elementwise("softmax", of.scores, passes=_SOFTMAX_IN_CACHE),
+        Op(f"{of.at}.context", "batched_gemm", 2 * of.scores * size, 0, 0),
+        *([of.elementwise("value_shift", of.bucket.tokens * of.inner, passes=2)] if shifts else []),
+        of.output(),
+    ]
+
+
 def _shared_scores(of: Sublayer) -> list[Op]:
     size = of.size
     return [
@@ -194,6 +212,7 @@ def _mixed(of: Sublayer) -> list[Op]:
 
 _OPS_BY_FORM: Mapping[str, Callable[[Sublayer], list[Op]]] = {
     "normal": _normal,
+    "one_head": _one_head,
     "shared_scores": _shared_scores,
     "one_exponential": _one_exponential,
     "expanded_queries": _expanded_queries,

@@ -80,12 +80,12 @@ def variant_ops(
 ) -> dict[str, dict[str, list[Op]]]:
     """Attention of all layers by its role, in each form that the model may have; nothing where heads have no
     embeddings. ``spread`` is what ``key_spread`` says of its weights."""
-    held = held_forms(config, spread)
-    if not held:
+    if not config.has_tables:
         return {}
     by_role: dict[str, dict[str, list[Op]]] = {}
     for place in places_of(config):
         ops = form_ops(_sublayer(config, submodel, bucket, place))
+        held = held_forms(config, spread, place.role)
         offered = by_role.setdefault(place.role, {form: [] for form in held})
         for form in held:
             offered[form] += ops[form]

@@ -18,6 +18,7 @@ from ..architecture.folded_shapes import folded_shapes
 from .attention import Attend, Attention, Kept, attend_to_all
 from .folds import fold
 from .layout import by_head, joined, split
+from .one_head import attend_as_one_head
 
 
 class Folded(torch.nn.Module):
@@ -61,6 +62,9 @@ class SharedKeys(torch.nn.Module):
         key, value = (one.squeeze(1) for one in kept) if kept else (self._key(hidden), self.value(hidden))  # [B, N, d]
         if self.form == "one_exponential":
             return self._output(self._weighed(hidden, key, value, mask))
+        if self.form == "one_head":
+            query = self._queries(hidden, ones=mask is not None)
+            return self._output(attend_as_one_head(query, key, value, mask))
         if self.form == "shared_scores":
             scores = self._seed_scores(hidden, key, mask)[:, :, None] + self._by_key(key).transpose(1, 2)[:, None]
         else:
@@ -76,14 +80,15 @@ class SharedKeys(torch.nn.Module):
         assert turn is None
         return self._key(hidden)[:, :, None].transpose(1, 2), self.value(hidden)[:, :, None].transpose(1, 2)
 
-    def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[B, S, n, d], with the softmax scale in them or in the keys."""
+    def _queries(self, hidden: torch.Tensor, ones: bool = False) -> torch.Tensor:
+        """[B, S, n, d], with the softmax scale in them or in the keys; with ``ones`` a 1 behind the numbers of each."""
         if self.form == "expanded_queries":
             return _projected(hidden, self.folded.queries, self.config)
         seed: torch.Tensor = self.query(hidden)[:, :, None]
-        if self.is_mul:
-            return seed * by_head(self.folded.query, self.config)
-        return seed + by_head(self.embedding["query"], self.config)
+        own = by_head(self.folded.query if self.is_mul else self.embedding["query"], self.config)
+        if ones:
+            seed, own = functional.pad(seed, (0, 1), value=1.0), functional.pad(own, (0, 1), value=float(self.is_mul))
+        return seed * own if self.is_mul else seed + own
 
     def _key(self, hidden: torch.Tensor) -> torch.Tensor:
         """[B, S, d]. A bias of keys, as what mhe_add adds to them, is the same for all keys of a query (6.4)."""

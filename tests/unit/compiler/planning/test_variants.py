@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nestforge.compiler.planning.cost_model import predict
@@ -30,6 +31,7 @@ class HasVariants:
     spec: ElasticSpec = SPEC
     few: float = 1.0
     variant_problems: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    onnxruntime_variants: frozenset[str] = frozenset()
 
     def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
         many = [product(f"small.{index}", 0.001) for index in range(submodel["layers.0.ffn"] * 10)]
@@ -64,6 +66,23 @@ def test_a_line_for_every_variant_is_said_where_the_one_asked_for_has_none() -> 
             chosen_variants(
                 HasVariants(variant_problems=problems), SPEC.universal(), BUCKET, board(variants={"sum": wanted})
             )
+
+
+@pytest.mark.parametrize(
+    ("device", "given"),
+    [
+        ({"backend": "tensorrt"}, "backend tensorrt"),
+        ({"precision": ["fp32", "int8-dynamic"]}, "precision fp32, int8-dynamic"),
+    ],
+)
+def test_what_onnxruntime_alone_computes_in_fp32(device: dict[str, Any], given: str) -> None:
+    """The cheapest where it can be had; elsewhere the next, and refused where it is asked for."""
+    source = HasVariants(onnxruntime_variants=frozenset({"many"}))
+    assert chosen_variants(source, SPEC.universal(), BUCKET, PROFILE) == {"sum": "many"}
+    assert chosen_variants(source, SPEC.universal(), BUCKET, board(**device)) == {"sum": "few"}
+    problem = f"an operator that ONNX Runtime alone has, and in fp32 alone; profile board has {given}"
+    with pytest.raises(PlanError, match=f"^variant sum=many: {problem}$"):
+        chosen_variants(source, SPEC.universal(), BUCKET, board(variants={"sum": "many"}, **device))
 
 
 def test_of_equal_forms_the_first() -> None:
@@ -129,6 +148,7 @@ class ByShape:
 
     spec = ElasticSpec((Axis("capacity", 100, (50, 100)), Axis("sequence", 8, (4, 8))), ())
     variant_problems: Mapping[str, Mapping[str, str]] = {}
+    onnxruntime_variants: frozenset[str] = frozenset()
 
     def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
         few, many = product("few", bucket.tokens), product("many", 6)

@@ -247,3 +247,32 @@ def test_a_graph_that_cannot_be_followed_is_left_as_it_was() -> None:
     with pytest.raises(SliceError, match=r"^node u \(CumSum\): no rule for CumSum on an elastic dimension"):
         free_elastic_dims(model, {"q": (Elastic(HEADS), 8), "o": (Elastic(HEADS), 8)})
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+def test_queries_of_all_heads_as_rows_of_one')
+s=s[:i]+'''def test_queries_of_all_heads_as_rows_of_one() -> None:
+    """Rows shrink with the heads; a number put behind those of each, and keys and values, do not."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+    one_head (float[2, 3, 1, 8] x, float[2, 3, 9] keys, float[2, 3, 6] values) => (float[6, 5] y)
+    <float[4, 8] c, float[24, 5] o, int64[4] pads = {PADS}, int64[8] behind = {0, 0, 0, 0, 0, 0, 0, 1},
+     int64[3] rows = {2, 12, 9}, int64[2] join = {6, 24}>
+    {
+      t = Pad (c, pads)
+      s = Pad (x, behind)
+      q = Mul (s, t)
+      r = Reshape (q, rows)
+      a = com.microsoft.MultiHeadAttention <num_heads=1> (r, keys, values)
+      j = Reshape (a, join)
+      y = Gemm (j, o)
+    }
+    """
+    seeds = {"c": (Elastic(HEADS),), "o": (Elastic(HEADS), 6)}
+    model = _model(text.replace("PADS", "0, 0, 0, 1"))
+    joined = next(node for node in model.graph if node.op_type == "Gemm").inputs[0]
+    assert joined is not None
+    joined.shape = ir.Shape([6, 24])  # the checker does not know the operator
+    assert free_elastic_dims(model, seeds)
+    assert _targets(model) == [[2, -1, 9], [6, -1]]
+    with pytest.raises(SliceError, match="a Pad of an elastic dimension"):
+        free_elastic_dims(_model(text.replace("PADS", "1, 0, 0, 1")), seeds)

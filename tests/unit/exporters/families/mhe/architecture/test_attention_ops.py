@@ -25,6 +25,7 @@ SECTION_7 = {
     "expanded": (1811.9, 402.7),
     "expanded_queries": (704.6, 402.7),
     "normal": (151.0, 402.7),
+    "one_head": (151.0, 402.7),
     "shared_scores": (151.8, 33.6),
     "one_exponential": (151.8, 33.6),
 }
@@ -63,7 +64,7 @@ def test_a_pass_leaves_out_what_has_forms() -> None:
     whole = elastic_spec(config, encoder_shapes(config)).universal()
     assert not any(".attention." in op.name for op in encoder_ops(config, whole, Bucket(1, 8)))
     (forms,) = variant_ops(config, whole, Bucket(1, 8)).values()
-    assert list(forms) == ["normal", "expanded_queries", "expanded", "literal"]
+    assert list(forms) == ["normal", "one_head", "expanded_queries", "expanded", "literal"]
     plain = decoder_config(attention="mha")
     assert variant_ops(plain, whole, Bucket(1, 8)) == {}
     assert any(op.name == "layers.1.attention.scores" for op in decoder_ops(plain, whole, Bucket(1, 8)))

@@ -6,17 +6,27 @@ import pytest
 from nestforge.compiler.planning.variants import chosen_variants
 from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
-from nestforge.exporters.families.mhe.architecture.forms import cached_form, cached_heads, held_forms
+from nestforge.exporters.families.mhe.architecture.forms import (
+    CROSS,
+    DECODER,
+    ENCODER,
+    cached_form,
+    cached_heads,
+    held_forms,
+)
 from nestforge.exporters.source import open_source
 from support.tiny_compile import board
-from support.tiny_mhe import FAR, decoder_config, encoder_config, save_tiny_mhe, save_tiny_pair
+from support.tiny_mhe import FAR, decoder_config, encoder_config, pair_config, save_tiny_mhe, save_tiny_pair
 
 
 def test_which_forms_hold() -> None:
-    every = ("normal", "shared_scores", "one_exponential", "expanded_queries", "expanded", "literal")
+    every = ("normal", "one_head", "shared_scores", "one_exponential", "expanded_queries", "expanded", "literal")
     assert held_forms(encoder_config(attention="mhe_add")) == every
     assert "one_exponential" not in held_forms(encoder_config(attention="mhe_add"), float("nan"))
-    assert held_forms(encoder_config()) == ("normal", "expanded_queries", "expanded", "literal")
+    assert held_forms(encoder_config()) == ("normal", "one_head", "expanded_queries", "expanded", "literal")
+    assert "one_head" not in held_forms(decoder_config())
+    pair = {role: "one_head" in held_forms(pair_config(), role=role) for role in (ENCODER, DECODER, CROSS, None)}
+    assert pair == {ENCODER: True, DECODER: False, CROSS: True, None: False}
     for attention in ("mhe_add", "mhe_mul"):
         assert held_forms(encoder_config(attention=attention, position="rotary")) == ("expanded", "literal")
     assert held_forms(encoder_config(attention="mha")) == ()
@@ -42,7 +52,7 @@ def test_heads_of_a_cache() -> None:
         ({"position": "rotary", "attention": "mhe_add"}, "shared_scores", "rotary positions turn keys after"),
         ({"attention": "mha"}, "normal", "mha attention has no head embeddings, and one form alone"),
         ({}, "one_exponential", "a head of mhe_mul stretches queries and keys by factors of its own; one matrix"),
-        ({}, "flash", "expected one of normal, expanded_queries, expanded, literal"),
+        ({}, "flash", "expected one of normal, one_head, expanded_queries, expanded, literal"),
     ],
 )
 def test_a_form_that_does_not_hold_is_refused_with_the_reason(
@@ -97,7 +107,13 @@ def test_exponentials_are_taken_apart_only_where_the_weights_keep_them_near(tmp_
 
 def test_the_cheapest_form_on_a_device() -> None:
     """Scores shared by all heads save products and exponentials; of mhe_mul the normal form has the fewest weights and
-    products."""
-    for preset, form in (("mhe-add-encoder-base", "one_exponential"), ("mhe-mul-encoder-base", "normal")):
+    products, and where ONNX Runtime computes it in fp32, scores need not be written."""
+    tensorrt = board(backend="tensorrt")
+    for preset, device, form in (
+        ("mhe-add-encoder-base", board(), "one_exponential"),
+        ("mhe-mul-encoder-base", board(), "one_head"),
+        ("mhe-mul-encoder-base", tensorrt, "normal"),
+        ("mhe-mul-decoder-base", board(), "normal"),
+    ):
         source = open_source(f"preset:{preset}")
-        assert chosen_variants(source, source.spec.universal(), Bucket(1, 512), board()) == {"attention": form}
+        assert chosen_variants(source, source.spec.universal(), Bucket(1, 512), device) == {"attention": form}
