@@ -201,7 +201,10 @@ def _take(node: ir.Node, left: list[Factor], extent: Extent) -> Dim:
 
 def _pad(node: ir.Node, inputs: list[Dims]) -> Dims:
     """Numbers put before or behind those of a dimension that does not shrink."""
-    rank, given = len(inputs[0]), ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+    rank, given = (
+        len(inputs[0]),
+        ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None,
+    )
     if given is None or given.size != 2 * rank:
         raise slice_error(node, "the extents of a Pad are not constant")
     added = given.numpy().tolist()

@@ -13,8 +13,9 @@ from .....workload import Op, elementwise, linear, self_attention
 from .config import MheConfig
 
 _FLOAT32_BYTES = 4
-# Of 8 passes where scores are a tensor: what is left is arithmetic.
-_SOFTMAX_IN_CACHE = 6
+# Scores of so many bytes stay in the caches of a processor from one operation to the next. Of more, an operator that
+# never writes them saves as much as two passes of the softmax take.
+_IN_CACHES, _SOFTMAX_PASSES, _SAVED_PASSES = 4_000_000, 8, 2
 
 
 class Sublayer(NamedTuple):
@@ -69,7 +70,7 @@ def plain_ops(of: Sublayer) -> list[Op]:
         *(of.linear(f"projection.{number}", width) for number, width in enumerate(widths)),
         of.elementwise("split", of.bucket.tokens * sum(widths), passes=4),
         of.product("scores", heads),
-        of.elementwise("softmax", heads * of.pairs, passes=8),
+        of.elementwise("softmax", heads * of.pairs, passes=_SOFTMAX_PASSES),
         of.product("context", heads),
         of.output(),
     ]
@@ -90,7 +91,7 @@ def reading_ops(of: Sublayer) -> list[Op]:
         of.linear("query", of.size if config.has_tables else _plain_widths(of)[0]),
         *fold,
         of.product("scores", heads),
-        of.elementwise("softmax", heads * of.pairs, passes=8),
+        of.elementwise("softmax", heads * of.pairs, passes=_SOFTMAX_PASSES),
         of.product("context", heads),
         of.output(),
     ]
@@ -125,7 +126,7 @@ def _literal(of: Sublayer) -> list[Op]:
         of.elementwise("embeddings", 3 * every, passes=2),
         of.elementwise("split", 3 * every, passes=2),
         of.product("scores", of.heads),
-        of.elementwise("softmax", of.scores, passes=8),
+        of.elementwise("softmax", of.scores, passes=_SOFTMAX_PASSES),
         of.product("context", of.heads),
         of.output(),
     ]
@@ -148,19 +149,10 @@ def _normal(of: Sublayer) -> list[Op]:
 
 
 def _one_head(of: Sublayer) -> list[Op]:
-    """As the normal form; scores never leave the caches of the cores."""
-    size, read = of.size, of.bucket.batch * (of.source or of.bucket.sequence)
-    moved = (2 * of.bucket.tokens * of.inner + 2 * read * size) * _FLOAT32_BYTES
-    shifts = of.config.attention == "mhe_add"
-    return [
-        *(of.linear(part, size) for part in ("query", "key", "value")),
-        of.elementwise("embeddings", of.bucket.tokens * of.inner, passes=2),
-        Op(f"{of.at}.scores", "batched_gemm", 2 * of.scores * size, 0, moved),
-        of.elementwise("softmax", of.scores, passes=_SOFTMAX_IN_CACHE),
-        Op(f"{of.at}.context", "batched_gemm", 2 * of.scores * size, 0, 0),
-        *([of.elementwise("value_shift", of.bucket.tokens * of.inner, passes=2)] if shifts else []),
-        of.output(),
-    ]
+    """As the normal form, but that scores never leave the caches of a core, where many of them would."""
+    saved = _SAVED_PASSES if of.scores * _FLOAT32_BYTES > _IN_CACHES else 0
+    softmax = of.elementwise("softmax", of.scores, passes=_SOFTMAX_PASSES - saved)
+    return [softmax if op.name == softmax.name else op for op in _normal(of)]
 
 
 def _shared_scores(of: Sublayer) -> list[Op]:
@@ -170,7 +162,7 @@ def _shared_scores(of: Sublayer) -> list[Op]:
         of.product("scores", 1),
         of.elementwise("mask", of.pairs, passes=2),
         linear(f"{of.at}.key_bias", of.bucket.tokens, size, of.heads, bias=False),
-        of.elementwise("softmax", of.scores, passes=8),
+        of.elementwise("softmax", of.scores, passes=_SOFTMAX_PASSES),
         *_mixed(of),
     ]
 
@@ -182,7 +174,7 @@ def _one_exponential(of: Sublayer) -> list[Op]:
         *(of.linear(part, size) for part in ("query", "key", "value")),
         of.product("scores", 1),
         of.elementwise("mask", of.pairs, passes=2),
-        of.elementwise("softmax", of.pairs, passes=8),
+        of.elementwise("softmax", of.pairs, passes=_SOFTMAX_PASSES),
         linear(f"{of.at}.key_bias", tokens, size, of.heads, bias=False),
         of.elementwise("weights", tokens * of.heads, passes=6),
         of.elementwise("weighed", tokens * of.inner, passes=2),
@@ -198,7 +190,7 @@ def _over_shared_keys(of: Sublayer) -> list[Op]:
     return [
         *(of.linear(part, of.size) for part in ("key", "value")),
         of.product("scores", of.heads),
-        of.elementwise("softmax", of.scores, passes=8),
+        of.elementwise("softmax", of.scores, passes=_SOFTMAX_PASSES),
         *_mixed(of),
     ]
 

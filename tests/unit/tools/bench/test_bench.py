@@ -41,6 +41,7 @@ NAMES = sorted(
         "correction",
         "mhe",
         "mhe_decode",
+        "mhe_long",
         "draft",
         "fusions",
         "generate",

@@ -249,8 +249,7 @@ def test_a_graph_that_cannot_be_followed_is_left_as_it_was() -> None:
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
 
-def test_queries_of_all_heads_as_rows_of_one')
-s=s[:i]+'''def test_queries_of_all_heads_as_rows_of_one() -> None:
+def test_queries_of_all_heads_as_rows_of_one() -> None:
     """Rows shrink with the heads; a number put behind those of each, and keys and values, do not."""
     text = """
     <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from nestforge.compiler.planning.cost_model import predict
 from nestforge.elastic import Bucket
 from nestforge.exporters.families.mhe.architecture.attention_ops import Sublayer, form_ops, plain_ops
 from nestforge.exporters.families.mhe.architecture.forward_ops import (
@@ -16,6 +17,7 @@ from nestforge.exporters.families.mhe.architecture.forward_ops import (
 from nestforge.exporters.families.mhe.architecture.presets import PRESETS
 from nestforge.exporters.families.mhe.architecture.shapes import elastic_spec, encoder_decoder_shapes, encoder_shapes
 from nestforge.workload import macs
+from support.tiny_compile import board
 from support.tiny_mhe import decoder_config, encoder_config, pair_config
 
 L512 = Bucket(1, 512)
@@ -40,6 +42,14 @@ def test_flops_of_a_form(form: str, figures: tuple[float, float]) -> None:
     assert round(ops["a.scores"].flops / 1e6, 1) == figures[1]
     assert round(ops["a.context"].flops / 1e6, 1) == 402.7
     assert round(ops["a.output"].flops / 1e6, 1) == 604.0
+
+
+def test_scores_that_leave_the_caches_cost_more_than_one_operator() -> None:
+    """12 heads of 128 tokens are 0.8 MB, of 512 tokens 12.6 MB."""
+    for tokens, is_cheaper in ((128, False), (512, True)):
+        ops = form_ops(Sublayer(PRESETS["mhe-mul-encoder-base"], "a", Bucket(1, tokens), 12, 64))
+        normal, one_head = (predict(ops[form], board()).predicted_ms for form in ("normal", "one_head"))
+        assert one_head < normal if is_cheaper else one_head == normal
 
 
 def test_weights_that_a_form_reads() -> None:
