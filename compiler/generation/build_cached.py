@@ -24,27 +24,27 @@ from ..build.build_engine import EngineBuilder
 from ..build.emitted import Emitted
 from ..build.prove_exact import in_torch, require_form
 from ..parity.engine_verdict import tolerance_of
-from ..parity.evidence.compare import tolerance_for
-from ..parity.evidence.reference import Reference, replayed
-from ..planning.cost_model import predict
-from ..work.clock import Clock
-from .cached_cases import (
+from ..parity.evidence.cached_cases import (
     Batch,
     PromptRoutes,
     cached_batches,
     cases_of,
+    judged_specs,
     prompt_routes,
     prompts_of,
     read_prompts,
     run_batches,
     unproven_window,
 )
+from ..parity.evidence.compare import tolerance_for
+from ..parity.evidence.reference import Reference, replayed
+from ..planning.cost_model import predict
+from ..work.clock import Clock
 from .cached_gate import (
     CachedRun,
     cached_reference,
     judge_cached,
     judge_rows,
-    judged_specs,
     require_cached_parity,
 )
 
@@ -65,7 +65,7 @@ def build_cached(builder: EngineBuilder, submodels: Sequence[Submodel], clock: C
 
 
 def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> list[EngineEntry]:
-    batches = cached_batches(form, long=submodel.is_universal)
+    batches = cached_batches(form.entry, long=submodel.is_universal)
     form = form.at(submodel)
     read: _Read = None
     routes: PromptRoutes | None = None
@@ -80,7 +80,7 @@ def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> list
         own, texts = form, batches
         if capacity is not None:
             own = form.within(capacity)
-            texts = cached_batches(own, long=submodel.is_universal)
+            texts = cached_batches(own.entry, long=submodel.is_universal)
         build = partial(_build, builder, own, submodel, texts, read, routes, capacity)
         part = CACHED if capacity is None else f"{CACHED}{capacity}"
         engines.append(_once(builder, submodel, part, own.bucket, build))
@@ -143,7 +143,7 @@ def _build(
     rule = limit.rule
     if PRECISIONS[entry.precision].is_integer:
         rule = f"{rule}; without the rounding of activations, {_prove_exact(builder, form, engine, submodel, batches)}"
-    if (unproven := unproven_window(form, batches)) is not None:
+    if (unproven := unproven_window(form.entry, batches)) is not None:
         rule = f"{rule}; {unproven}"
     reference_of = f"narrowed to {submodel.id}, one pass, in float64"
     return builder.with_receipt(engine, reference_of, rule, cases_of(batches), verdict)

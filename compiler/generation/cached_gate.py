@@ -17,33 +17,17 @@ from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
 from ...profiles.precision import Precision
 from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.entries.generation_entry import WINDOW, GenerationEntry, window_of
-from ...runtime.bundle.entries.tensor_spec import TensorSpec
+from ...runtime.bundle.entries.generation_entry import GenerationEntry, window_of
 from ...runtime.generation.source import Source
 from ...runtime.inputs.arrays import Array, Arrays
 from ..parity.divergence import NOWHERE, first_divergence
 from ..parity.engine_verdict import tolerance_of
+from ..parity.evidence.cached_cases import Batch, PromptRoutes, cases_of, judged_specs
 from ..parity.evidence.cases import Case
 from ..parity.evidence.compare import Tolerance
 from ..parity.evidence.reference import Reference, replayed
 from ..parity.evidence.references import References
 from ..parity.judge import JudgedOutputs, Verdict, judge
-from .cached_cases import Batch, PromptRoutes, cases_of
-
-
-def judged_specs(entry: GenerationEntry) -> tuple[TensorSpec, ...]:
-    """What a text of ``S`` tokens gives: logits, and keys and values of each layer, behind a window of the last tokens
-    alone."""
-    kept = [
-        TensorSpec(
-            f"{kind}_{number}",
-            "float32",
-            ("batch", layer.heads, "sequence" if layer.window is None else WINDOW, layer.size),
-        )
-        for number, layer in enumerate(entry.layers)
-        for kind in ("key", "value")
-    ]
-    return (TensorSpec("logits", "float32", ("batch", "sequence", entry.vocabulary)), *kept)
 
 
 def cached_reference(references: References, submodel: Submodel, form: CachedForm) -> Reference:

@@ -14,12 +14,7 @@ from ...runtime.engines.runner import Runner, TakesTasks, runner_for
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Array
 from ..parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
-from ..parity.evidence.cases import Case
-from ..parity.evidence.reference import replayed
-from ..parity.evidence.references import References
-from ..parity.judge import Verdict
-from ..work.clock import Clock
-from .cached_cases import (
+from ..parity.evidence.cached_cases import (
     Batch,
     PromptRoutes,
     cached_batches,
@@ -29,6 +24,11 @@ from .cached_cases import (
     read_prompts,
     run_batches,
 )
+from ..parity.evidence.cases import Case
+from ..parity.evidence.reference import replayed
+from ..parity.evidence.references import References
+from ..parity.judge import Verdict
+from ..work.clock import Clock
 from .cached_gate import judge_cached
 
 
@@ -64,7 +64,7 @@ def judge_generating(
     entry, form = generation.of(engine), whole.at(submodel)
     if engine.capacity is not None:
         form = form.within(engine.capacity)
-    batches = cached_batches(form, long=submodel.is_universal)
+    batches = cached_batches(form.entry, long=submodel.is_universal)
     encoder, read, routes = generation.encoder_of(engine), None, None
     if encoder is not None:
         with _runner(bundle, encoder, task) as runner:

@@ -30,8 +30,9 @@ from ...runtime.bundle.device_files.plan_index import (
     write_plans,
 )
 from ...runtime.bundle.entries.engine_entry import EngineEntry
+from ...runtime.bundle.entries.generation_entry import CACHED
 from ...runtime.bundle.open_bundle import Bundle, open_bundle
-from ...runtime.bundle.shape_profile import shape_profile
+from ...runtime.bundle.shape_profile import shape_profiles
 from ...runtime.engines.tensorrt.available import require_tensorrt
 from ...whole_file import write_whole
 from ..graph.precision.proof_graphs import proof_bundle
@@ -80,8 +81,9 @@ def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPla
 
 
 def plan_engines(bundle: Bundle) -> tuple[EngineEntry, ...]:
-    """The engines that need a plan, one for each graph. Raises BuildError if there are none."""
-    engines = {engine.file: engine for engine in bundle.manifest.engines if engine.backend == "tensorrt"}
+    """The engines that need a plan, one for each graph; those that keep a cache, which need a later release, come last.
+    Raises BuildError if there are none."""
+    engines = {engine.file: engine for engine in bundle.manifest.every_engine if engine.backend == "tensorrt"}
     if not engines:
         raise BuildError(
             f"bundle {bundle.path}: has no engines for TensorRT; compile with a profile whose backend is tensorrt"
@@ -103,18 +105,15 @@ def _kept(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOption
 def _built(
     bundle: Bundle, here: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptions, progress: Progress
 ) -> PlanEntry:
-    from ...runtime.engines.tensorrt.runner import TensorRTRunner
     from .build_plan import build_plan
-    from .check_plan import check_plan
-    from .layers import read_layers
 
     where, graph = f"engine {engine.id}", bundle.file(engine.file)
     require_supported(where, onnx.load(graph, load_external_data=False), gpu.tensorrt)
     inputs, _ = bundle.manifest.interface_of(engine)
     key = build_key(bundle, engine, gpu, options)
     began = time.perf_counter()
-    profile = shape_profile(bundle.manifest, engine.bucket)
-    data = build_plan(where, graph, inputs, profile, options, gpu, progress)
+    profiles = shape_profiles(bundle.manifest, engine)
+    data = build_plan(where, graph, inputs, profiles, options, gpu, progress)
     seconds = round(time.perf_counter() - began, 3)
     file = f"{engine.file.removesuffix('.onnx')}.{key[:12]}{PLAN_SUFFIX}"
     write_whole(bundle.path / file, lambda stream: stream.write(data), f"the plan of {where}")
@@ -132,10 +131,25 @@ def _built(
         parity=_UNCHECKED,
     )
     try:
-        with TensorRTRunner(bundle, engine, plan=entry) as runner:
-            parity = check_plan(here, engine, runner)
-            layers = read_layers(runner.inspect())
-            return replace(entry, activation_bytes=runner.activation_bytes, layers=layers.kinds, parity=parity)
+        return _checked(bundle, here, engine, entry)
     except BaseException:
         (bundle.path / file).unlink(missing_ok=True)  # a plan that is not listed would only be in the way
         raise
+
+
+def _checked(bundle: Bundle, here: Bundle, engine: EngineEntry, entry: PlanEntry) -> PlanEntry:
+    """``entry`` with what its plan is found to be, opened as it will run."""
+    from ...runtime.engines.tensorrt.cached_runner import TensorRTCacheRunner
+    from ...runtime.engines.tensorrt.runner import TensorRTRunner
+    from .check_cached_plan import check_cached_plan
+    from .check_plan import check_plan
+    from .layers import read_layers
+
+    if engine.segment == CACHED:
+        with TensorRTCacheRunner(bundle, engine, plan=entry) as cached:
+            parity = check_cached_plan(here, engine, cached, cached.device)
+            facts, held = cached.inspect(), cached.activation_bytes
+    else:
+        with TensorRTRunner(bundle, engine, plan=entry) as whole:
+            parity, facts, held = check_plan(here, engine, whole), whole.inspect(), whole.activation_bytes
+    return replace(entry, activation_bytes=held, layers=read_layers(facts).kinds, parity=parity)

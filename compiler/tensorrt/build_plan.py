@@ -54,12 +54,12 @@ def build_plan(
     where: str,
     graph: Path,
     inputs: Sequence[TensorSpec],
-    profile: ShapeProfile,
+    profiles: Sequence[ShapeProfile],
     options: TensorRTOptions,
     gpu: Gpu,
     progress: Progress,
 ) -> bytes:
-    """The plan of the ONNX file ``graph`` (absolute) for the shapes of ``profile`` on this host's ``gpu``.
+    """The plan of the ONNX file ``graph`` (absolute) for the shapes of each of ``profiles`` on this host's ``gpu``.
 
     Raises BuildError with TensorRT's reason, or when the time limit is over; OutputError for the timing cache.
     """
@@ -81,13 +81,15 @@ def build_plan(
     config = builder.create_builder_config()
     config.progress_monitor = monitor
     _set_options(where, config, options)
-    parsed = [network.get_input(index) for index in range(network.num_inputs)]
-    shapes = profile_shapes(where, {tensor.name: tuple(tensor.shape) for tensor in parsed}, inputs, profile)
-    if shapes:
-        asked = builder.create_optimization_profile()
-        for name, (least, tuned, most) in shapes.items():
-            asked.set_shape(name, trt.Dims(list(least)), trt.Dims(list(tuned)), trt.Dims(list(most)))
-        config.add_optimization_profile(asked)
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    parsed = {tensor.name: tuple(tensor.shape) for tensor in tensors}
+    for profile in profiles:
+        shapes = profile_shapes(where, parsed, inputs, profile)
+        if shapes:
+            asked = builder.create_optimization_profile()
+            for name, (least, tuned, most) in shapes.items():
+                asked.set_shape(name, trt.Dims(list(least)), trt.Dims(list(tuned)), trt.Dims(list(most)))
+            config.add_optimization_profile(asked)
     with timing_cache(config, timing_cache_file(gpu)):
         plan: trt.IHostMemory | None = builder.build_serialized_network(network, config)
     if phases.timed_out:

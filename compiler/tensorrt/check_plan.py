@@ -26,7 +26,7 @@ from ...runtime.inputs.feeds import random_feeds
 from ..parity.evidence.cases import Case, shapes_to_prove
 from ..parity.evidence.compare import Tolerance
 from ..parity.evidence.replayed import Replayed
-from ..parity.evidence.rounding import Rounding
+from ..parity.evidence.rounding import Rounding, Roundings
 from ..parity.judge import JudgedOutputs, judge
 
 # Of a static bucket; of a range there is one at each of several shapes.
@@ -46,21 +46,10 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
     left out, and another one takes its place. Raises ParityError if a case breaks the rule of the graph's own receipt,
     or too many are left out; BuildError where ONNX Runtime is missing.
     """
-    if util.find_spec("onnxruntime") is None:
-        raise BuildError(f"engine {engine.id}: a plan is checked against ONNX Runtime here; install onnxruntime")
-    import onnxruntime
-
+    compared_with = graph_in_onnx_runtime(engine)
     from ...runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 
-    assert engine.parity is not None, "a manifest has no engine without a receipt"
-    receipt = engine.parity
-    limit = Tolerance(receipt.atol, receipt.rtol, receipt.min_cosine, receipt.rms or receipt.atol + receipt.rtol)
-    # PyTorch is not here to be measured on these inputs: the receipt's figures, at most 1 % of an output, serve for it.
-    rounding = {
-        output.name: Rounding(output.float32_max_abs or 0.0, output.float32_rms or 0.0) for output in receipt.outputs
-    }
-    if PRECISIONS[engine.precision].is_integer:
-        limit = _INTEGER_TOLERANCE
+    limit, rounding = plan_limits(engine)
     inputs, outputs = here.manifest.interface_of(engine)
     mask = next((spec.name for spec in inputs if _is_mask(spec)), None)
     own = next(graph for graph in here.manifest.engines if graph.id == engine.id)
@@ -93,13 +82,34 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
                 f"{len(shapes) + _MAX_NEAR_TIES} cases, more than equal scores explain"
             )
     return PlanParity(
-        reference=f"the graph in ONNX Runtime {onnxruntime.__version__}",
+        reference=compared_with,
         rule=limit.rule,
         cases=len(shapes),
         max_abs=max(output.max_abs for output in kept),
         min_cosine=min(output.min_cosine for output in kept),
         left_out=left_out,
     )
+
+
+def graph_in_onnx_runtime(engine: EngineEntry) -> str:
+    """What a plan of ``engine`` is compared with. Raises BuildError where ONNX Runtime is missing."""
+    if util.find_spec("onnxruntime") is None:
+        raise BuildError(f"engine {engine.id}: a plan is checked against ONNX Runtime here; install onnxruntime")
+    import onnxruntime
+
+    return f"the graph in ONNX Runtime {onnxruntime.__version__}"
+
+
+def plan_limits(engine: EngineEntry) -> tuple[Tolerance, Roundings]:
+    """The rule of the graph's own receipt, and PyTorch's own rounding by output: it is not here to be measured on the
+    inputs of a plan, so that the receipt's figures, at most 1 % of an output, serve for it."""
+    assert engine.parity is not None, "a manifest has no engine without a receipt"
+    receipt = engine.parity
+    limit = Tolerance(receipt.atol, receipt.rtol, receipt.min_cosine, receipt.rms or receipt.atol + receipt.rtol)
+    rounding = {
+        output.name: Rounding(output.float32_max_abs or 0.0, output.float32_rms or 0.0) for output in receipt.outputs
+    }
+    return _INTEGER_TOLERANCE if PRECISIONS[engine.precision].is_integer else limit, rounding
 
 
 def _shapes(bucket: Bucket) -> list[Bucket]:

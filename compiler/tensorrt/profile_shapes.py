@@ -1,4 +1,4 @@
-"""The optimisation profile of an engine, for what TensorRT read: shapes of each input whose graph leaves one open."""
+"""An optimisation profile of an engine, for what TensorRT read: shapes of each input whose graph leaves one open."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ...errors import BuildError
 from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
 from ...runtime.bundle.device_files.plan_index import PLAN_SUFFIX
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.bundle.shape_profile import shape_profile
+from ...runtime.bundle.shape_profile import shape_profiles
 from ...strict import structure
 
 _COMPATIBILITY_OPTIONS: dict[HardwareCompatibility, str] = {
@@ -35,18 +35,18 @@ def build_commands(manifest: Manifest) -> dict[str, str]:
     """The command for each graph of an engine for TensorRT, by file; none for other engines."""
     options = profile_options(manifest)
     commands: dict[str, str] = {}
-    for engine in sorted(manifest.engines, key=lambda engine: engine.file):
+    for engine in sorted(manifest.every_engine, key=lambda engine: engine.file):
         if engine.backend == "tensorrt":
             inputs, _ = manifest.interface_of(engine)
-            shapes = shape_profile(manifest, engine.bucket).written(inputs)
+            shapes = [profile.written(inputs) for profile in shape_profiles(manifest, engine)]
             commands[engine.file] = trtexec_command(engine.file, options, shapes)
     return commands
 
 
-def trtexec_command(graph: str, options: TensorRTOptions, shapes: Sequence[str] = ()) -> str:
+def trtexec_command(graph: str, options: TensorRTOptions, shapes: Sequence[Sequence[str]] = ()) -> str:
     """The command for a shell, to be run in the bundle's folder, where ``graph`` lies. It knows no time limit.
 
-    ``shapes`` are those of ``ShapeProfile.written``.
+    ``shapes`` are those of ``ShapeProfile.written``, of each profile.
     A plan with stripped weights answers zeros until it is given them, and ``trtexec`` does not say so.
     """
     stem = graph.removesuffix(".onnx")
@@ -60,7 +60,9 @@ def trtexec_command(graph: str, options: TensorRTOptions, shapes: Sequence[str] 
         "--timingCacheFile=tensorrt.timing",
         "--skipInference",
     ]
-    words += (f"--{option}={listed}" for option, listed in zip(_SHAPE_OPTIONS, shapes, strict=False))
+    for number, listed in enumerate(shapes):
+        words += [f"--profile={number}"] if len(shapes) > 1 else []
+        words += (f"--{option}={each}" for option, each in zip(_SHAPE_OPTIONS, listed, strict=False))
     if options.workspace_mb is not None:
         words.append(f"--memPoolSize=workspace:{options.workspace_mb * 10**6 // 2**20}")  # MiB there
     if not options.tf32:

@@ -36,6 +36,8 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
     for submodel, capacity in {place for place in places if places.count(place) > 1}:
         of_one_size = "" if capacity is None else f" at capacity {capacity}"
         yield f"generation: submodel {submodel} has several engines{of_one_size}; expected one"
+    if len({frozenset(own.capacity for own in entry.siblings(engine)) for engine in entry.engines}) > 1:
+        yield "generation: engines of some submodels have other capacities; expected the same of all"
     for name, ids in (("end_ids", entry.end_ids), ("begin_id", [] if entry.begin_id is None else [entry.begin_id])):
         if any(not 0 <= number < entry.vocabulary for number in ids):
             yield f"generation: {name} {list(ids)[:80]}; expected numbers below the vocabulary of {entry.vocabulary}"

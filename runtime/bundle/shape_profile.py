@@ -1,40 +1,74 @@
-"""The optimisation profile of an engine: between which shapes TensorRT builds it, and for which it picks kernels."""
+"""The optimisation profiles of a plan: between which shapes TensorRT builds it, and for which it picks kernels.
+
+A plan of a bucket has one. A plan whose engine keeps a cache has two: for steps, which are a few new tokens of some
+rows, and for chunks of a prompt, which are many of one row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ...elastic import Bucket
 from ...errors import BundleFormatError
+from .entries.engine_entry import EngineEntry
+from .entries.generation_entry import CACHED, LOGIT_COUNT
 from .entries.tensor_spec import TensorSpec
 from .manifest import MANIFEST_NAME, Manifest
 
 Shape = tuple[int, ...]
+# New tokens of a row that a step takes: the last one of the text, and eight that were drafted.
+STEP_TOKENS = 9
 
 
 @dataclass(frozen=True)
 class ShapeProfile:
     """``bucket``, and within it the shape ``tuned``, which kernels must be fastest at; they take all others too. Of a
-    static bucket both are its one shape."""
+    static bucket both are its one shape. A dimension that the caller chooses is ``most[name]`` at most, and 1 where
+    kernels must be fastest."""
 
     bucket: Bucket
     tuned: Bucket
+    most: Mapping[str, int] = field(default_factory=dict)
 
     def shapes(self, spec: TensorSpec) -> tuple[Shape, Shape, Shape]:
         """The smallest, the tuned and the largest shape of an input."""
-        return spec.shape(self.bucket.smallest), spec.shape(self.tuned), spec.shape(self.bucket.largest)
+        least = dict.fromkeys(self.most, 1)
+        return (
+            spec.shape(self.bucket.smallest, least),
+            spec.shape(self.tuned, least),
+            spec.shape(self.bucket.largest, self.most),
+        )
+
+    def takes(self, sizes: Mapping[str, int]) -> bool:
+        """Whether these sizes of named dimensions lie within it."""
+        low, high = self.bucket.smallest, self.bucket.largest
+        limits = {"batch": (low.batch, high.batch), "sequence": (low.sequence, high.sequence)}
+        limits |= {name: (1, most) for name, most in self.most.items()}
+        return all(least <= sizes.get(name, least) <= most for name, (least, most) in limits.items())
 
     def written(self, inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
         """``ids:1x1,mask:1x1``, as TensorRT's tools read it: the smallest, the tuned and the largest shapes of the
-        inputs with a dimension that the bucket leaves free; nothing where there are none."""
-        free = set(self.bucket.free)
+        inputs with a free dimension; nothing where there are none."""
+        free = {*self.bucket.free, *self.most}
         named = [(spec.name, self.shapes(spec)) for spec in inputs if free.intersection(spec.dims)]
         return tuple(
             ",".join(f"{name}:{'x'.join(map(str, shapes[number]))}" for name, shapes in named)
             for number in range(3)
             if named
         )
+
+    @property
+    def key(self) -> list[str | int]:
+        """What of it a plan follows from."""
+        chosen = (part for name, most in sorted(self.most.items()) for part in (name, most))
+        return [str(self.bucket), str(self.tuned), *chosen]
+
+
+def shape_profiles(manifest: Manifest, engine: EngineEntry) -> tuple[ShapeProfile, ...]:
+    """The profiles of a plan of ``engine``: of one that keeps a cache that of steps, tuned for one new token of one
+    row, and that of chunks, tuned for the longest; of any other the one of its bucket. Raises as ``shape_profile``."""
+    return _of_caches(engine.bucket) if engine.segment == CACHED else (shape_profile(manifest, engine.bucket),)
 
 
 def shape_profile(manifest: Manifest, bucket: Bucket) -> ShapeProfile:
@@ -50,3 +84,12 @@ def shape_profile(manifest: Manifest, bucket: Bucket) -> ShapeProfile:
         return ShapeProfile(bucket, bucket.nearest(Bucket.parse(str(asked))))
     except ValueError as failure:
         raise BundleFormatError(f"{MANIFEST_NAME}: provenance: profile: budget_at: {failure}") from None
+
+
+def _of_caches(bucket: Bucket) -> tuple[ShapeProfile, ...]:
+    """Several rows take one new token each, several new tokens are of one row."""
+    several, longest = min(STEP_TOKENS, bucket.sequence), bucket.sequence
+    steps = ShapeProfile(Bucket(bucket.batch, several, 1, 1), Bucket(1, 1), {LOGIT_COUNT: several})
+    if longest == several:
+        return (steps,)
+    return steps, ShapeProfile(Bucket(1, longest, 1, 1), Bucket(1, longest), {LOGIT_COUNT: longest})

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
@@ -96,12 +97,17 @@ class Layouts:
         return layout_of(self._inputs, self._outputs, nearest_shape(self._inputs, feeds, self.bucket))
 
 
-def layout_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], bucket: Bucket) -> Layout:
-    """The slots of an engine at ``bucket``, the largest where it is a range."""
+def layout_of(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    bucket: Bucket,
+    others: Mapping[str, int] = MappingProxyType({}),
+) -> Layout:
+    """The slots of an engine at ``bucket``, the largest where it is a range, with the sizes of ``others`` by name."""
     position = 0
     slots: list[Slot] = []
     for spec in (*inputs, *outputs):
-        shape = spec.shape(bucket)
+        shape = spec.shape(bucket, others)
         size = prod(shape) * np.dtype(spec.dtype).itemsize
         slots.append(Slot(spec.name, spec.dtype, shape, position, size))
         position += -(-size // ALIGNMENT) * ALIGNMENT

@@ -27,7 +27,7 @@ def residencies_for(
     """Residency per engine id, see ``assign_residencies``. Engines of one file are one, and get the same.
 
     Segments get memory only where their chain can run, which takes all of them and a whole engine; a decoder and the
-    encoder that reads its prompts only together.
+    encoder that reads its prompts, and engines of one submodel that differ in capacity, only together.
     """
     needs: dict[str, EngineNeed] = {}
     for engine, need in zip(engines, engine_needs(bundle, engines), strict=True):
@@ -75,10 +75,15 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
                 importance=1.0 + named.count(engine.submodel),
                 layers=layers,
                 can_share=engine.backend == "onnxruntime" and not PRECISIONS[engine.precision].is_always_packed,
-                group=engine.submodel if behind_encoder and engine.segment in (CACHED, ENCODER) else None,
+                group=engine.submodel if _is_one_of_several(engine, behind_encoder) else None,
             )
         )
     return needs
+
+
+def _is_one_of_several(engine: EngineEntry, behind_encoder: bool) -> bool:
+    """Whether a submodel generates with this engine and others alone: an encoder, or those of other capacities."""
+    return engine.capacity is not None or (behind_encoder and engine.segment in (CACHED, ENCODER))
 
 
 def _idle_segments(engines: Sequence[EngineEntry], admitted: Set[str]) -> set[str]:

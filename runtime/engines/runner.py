@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from ...errors import BundleIncompatibleError
 from ...profiles.precision import PRECISIONS
 from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.entries.generation_entry import CACHED
 from ..bundle.open_bundle import Bundle
 from ..device.device import Device, DeviceArray
 from ..graphs.task_tensors import TaskTensors
@@ -22,6 +23,7 @@ from .tensorrt.available import require_tensorrt, tensorrt_problem
 __all__ = [
     "BACKENDS",
     "RESIDENCIES",
+    "CacheRunner",
     "DeviceCall",
     "DeviceRunner",
     "Residency",
@@ -99,6 +101,22 @@ class DeviceRunner(Runner, Protocol):
         ...
 
 
+@runtime_checkable
+class CacheRunner(Protocol):
+    """A runner whose engine keeps a cache that stays on its device; it has no runs on arrays of the host alone."""
+
+    def bind_cache(
+        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
+    ) -> DeviceCall:
+        """A call that runs from ``feeds`` into ``outputs``, arrays of the host, and returns once they are written.
+
+        ``caches``, by the names of inputs, lie on the device; the engine updates them in place. Arrays have one shape
+        of the engine's, stay where they are until the call is closed, by who asked for it or with the runner, and are
+        the caller's. Nothing runs while it is bound. One thread at a time may make the call. Raises as ``bind`` does.
+        """
+        ...
+
+
 def device_source(engine: EngineEntry, provider: Provider | None) -> Callable[[], Device] | None:
     """Opens the device on which ``engine``'s runner is a DeviceRunner, or None where it runs on the processor."""
     if provider is not None:
@@ -167,6 +185,10 @@ def runner_for(
 
         return OnnxRuntimeRunner(bundle, engine, residency, threads, affinity)
     require_tensorrt(f"engine {engine.id}")
+    if engine.segment == CACHED:
+        from .tensorrt.cached_runner import TensorRTCacheRunner
+
+        return TensorRTCacheRunner(bundle, engine)
     from .tensorrt.runner import TensorRTRunner
 
     return TensorRTRunner(bundle, engine)

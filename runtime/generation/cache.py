@@ -1,32 +1,25 @@
-"""The keys and values that a language model keeps of the tokens it has seen, in memory of the caller's."""
+"""The keys and values that a language model keeps of the tokens it has seen, in memory of the host's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from ..bundle.entries.generation_entry import CachedLayer, places_of, window_of
+from ..bundle.entries.generation_entry import PAST, PRESENT, CachedLayer, places_of, window_of
+from ..engines.runner import Runner
 from ..inputs.arrays import Array
+from .any_cache import AnyCache
 from .sliding_window import SlidingWindow
 from .source import Source
 
 
 @dataclass(frozen=True)
-class Cache:
-    """``tensors`` are keys and values of each layer in turn, ``[rows, heads, places, size]`` float32 each: a place for
-    each of the ``capacity`` tokens that a row has room for, or fewer, ``slides[n]``, through which the ``window`` of a
-    layer slides. Behind an encoder each row also has what that made of its prompt, in ``source``.
+class Cache(AnyCache[Array]):
+    """See ``AnyCache``; a window slides through the tensors ``slides[n]``."""
 
-    Rows of it are caches too, on the same memory, and so are the first heads of one row.
-    """
-
-    tensors: tuple[Array, ...]
-    capacity: int
-    source: Source | None = None
-    window: SlidingWindow | None = None
     slides: tuple[bool, ...] = ()
 
     @staticmethod
@@ -50,61 +43,34 @@ class Cache:
         slides = tuple(layer.window is not None for layer in layers for _ in ("key", "value"))
         return Cache(tuple(np.zeros(shape, np.float32) for shape in shapes), capacity, source, window, slides)
 
-    @property
-    def rows(self) -> int:
-        return len(self.tensors[0])
-
-    @property
-    def longest_run(self) -> int:
-        """The most new tokens of a row that have room at once."""
-        places = min(tensor.shape[2] for tensor in self.tensors)
-        return self.capacity if self.window is None or places == self.capacity else places - self.window.seen
-
-    @property
-    def heads(self) -> tuple[int, ...]:
-        """Of each layer."""
-        return tuple(tensor.shape[1] for tensor in self.tensors[::2])
-
-    @property
-    def bytes(self) -> int:
-        """What it takes once every token is written."""
-        return sum(tensor.nbytes for tensor in self.tensors) + (0 if self.source is None else self.source.bytes)
-
     def part(self, start: int, stop: int) -> Cache:
-        """Rows ``start`` to ``stop``, which is left out."""
+        """See ``AnyCache.part``."""
         source = None if self.source is None else self.source.part(start, stop)
         window = None if self.window is None else self.window.part(start, stop)
         return replace(self, tensors=tuple(tensor[start:stop] for tensor in self.tensors), source=source, window=window)
 
     def with_heads(self, heads: Sequence[int]) -> Cache:
-        """The same memory for that many heads of each layer, at most what there are. Of one row they are its first;
-        of several what was written is lost."""
+        """See ``AnyCache.with_heads``."""
         tensors = [
             tensor.reshape(-1)[: len(tensor) * kept * tensor[0, 0].size].reshape(len(tensor), kept, *tensor.shape[2:])
             for tensor, kept in zip(self.tensors, (kept for kept in heads for _ in ("key", "value")), strict=True)
         ]
         return replace(self, tensors=tuple(tensors))
 
-    def usable(self, row: int, tokens: int) -> int:
-        """How many of the first ``tokens`` of a row may be continued: all, or none where a window no longer has what
-        the next one sees."""
-        return tokens if self.window is None or self.window.reaches(row, tokens) else 0
-
     def make_room(self, row: int, position: int, tokens: int, drafted: int = 0) -> None:
-        """Room for a run of ``tokens`` of ``row`` from ``position`` of the text on, which is within the capacity, in
-        layers with a window; ``drafted`` tokens before them may be refused."""
+        """See ``AnyCache.make_room``."""
         if self.window is not None:
             self.window.make_room(self._sliding, row, position, tokens, drafted)
 
     def copy_row(self, source: int, target: int, tokens: int) -> None:
-        """Makes the first ``tokens`` of row ``target`` those of row ``source``."""
+        """See ``AnyCache.copy_row``."""
         for tensor in self.tensors:
             tensor[target, :, :tokens] = tensor[source, :, :tokens]
         if self.window is not None:
             self.window.copy_row(source, target)
 
     def swap_rows(self, one: int, other: int, tokens: int) -> None:
-        """Exchanges the first ``tokens`` of two rows."""
+        """See ``AnyCache.swap_rows``."""
         for tensor in self.tensors:
             moved = tensor[one, :, :tokens].copy()
             tensor[one, :, :tokens] = tensor[other, :, :tokens]
@@ -114,20 +80,34 @@ class Cache:
         if self.window is not None:
             self.window.swap_rows(one, other)
 
+    def bind(self, runner: Runner, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> HostCall:
+        """See ``AnyCache.bind``."""
+        return HostCall(runner.bind({**feeds, **self.inputs}, {**outputs, **self.named(PRESENT)}))
+
+    def read(self, number: int, row: int, start: int, stop: int) -> Array:
+        """See ``AnyCache.read``."""
+        found: Array = self.tensors[number][row : row + 1, :, start:stop].copy()
+        return found
+
     @property
     def inputs(self) -> Mapping[str, Array]:
         """Everything that an engine reads of it, by name."""
-        return {**({} if self.source is None else self.source.named()), **self.named("past")}
-
-    def named(self, prefix: str) -> Mapping[str, Array]:
-        """The tensors by the names that engines have for them: ``past`` or ``present``."""
-        return dict(zip(self._names(prefix), self.tensors, strict=True))
+        return {**({} if self.source is None else self.source.named()), **self.named(PAST)}
 
     @cached_property
     def _sliding(self) -> tuple[Array, ...]:
         """Tensors through which a window slides."""
         return tuple(tensor for tensor, slides in zip(self.tensors, self.slides, strict=True) if slides)
 
-    def _names(self, prefix: str) -> Iterator[str]:
-        for layer in range(len(self.tensors) // 2):
-            yield from (f"{prefix}_key_{layer}", f"{prefix}_value_{layer}")
+
+@dataclass(frozen=True)
+class HostCall:
+    """A call that keeps arrays of the host alone, which nobody needs to close."""
+
+    call: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.call()
+
+    def close(self) -> None:
+        """See ``BoundCall.close``: the garbage collector does it."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.entries.generation_entry import GenerationEntry
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
-from .cache import Cache
+from .any_cache import AnyCache, BoundCall
 
 # Numbers of drafted tokens whose checks stay bound; a draft that is asked for varies them at the end of a row alone.
 _CHECKS_BOUND = 16
@@ -25,7 +25,7 @@ class _Check(NamedTuple):
     positions: Array
     places: Array
     logits: Array
-    call: Callable[[], None]
+    call: BoundCall
 
 
 class CachedEngine:
@@ -36,7 +36,7 @@ class CachedEngine:
     all with the logits of the largest; a chunk of a prompt is bound for its run.
     """
 
-    def __init__(self, runner: Runner, engine: EngineEntry, entry: GenerationEntry, cache: Cache) -> None:
+    def __init__(self, runner: Runner, engine: EngineEntry, entry: GenerationEntry, cache: AnyCache[Any]) -> None:
         """``runner`` is the open one of ``engine``. Raises InputError for more rows than it takes."""
         self._runner, self._engine, self._entry, self._cache = runner, engine, entry, cache
         if cache.rows > engine.bucket.batch:
@@ -86,7 +86,11 @@ class CachedEngine:
             # An engine computes the logits of one token at least.
             logits = np.empty((1, max(1, len(wanted)), self._entry.vocabulary), np.float32)
             self._cache.make_room(row, position + start, chunk.shape[1])
-            self._bound(cache, chunk, positions, self._places(row, position + start), wanted or [0], logits)()
+            call = self._bound(cache, chunk, positions, self._places(row, position + start), wanted or [0], logits)
+            try:
+                call()
+            finally:
+                call.close()
             found.append(logits[0, : len(wanted)])
         return found[0] if len(found) == 1 else np.concatenate(found)
 
@@ -109,17 +113,27 @@ class CachedEngine:
         found: Array = check.logits[0]
         return found
 
+    def close(self) -> None:
+        """Gives back what its bound runs keep; it cannot be used afterwards."""
+        self._step.close()
+        self._forget_checks()
+
     def _bound_check(self, count: int) -> _Check:
         """A run of ``count`` tokens, bound to the logits that all such runs have in common."""
         if count > self._check_logits.shape[1]:
-            self._checks.clear()
+            self._forget_checks()
             self._check_logits = np.zeros((1, count, self._entry.vocabulary), np.float32)
         elif len(self._checks) == _CHECKS_BOUND:
-            self._checks.clear()
+            self._forget_checks()
         ids, positions = np.zeros((1, count), np.int64), np.zeros((1, count), np.int64)
         places, logits = np.zeros(1, np.int64), self._check_logits[:, :count]
         call = self._bound(self._read.part(0, 1), ids, positions, places, range(count), logits)
         return _Check(ids, positions, places, logits, call)
+
+    def _forget_checks(self) -> None:
+        for check in self._checks.values():
+            check.call.close()
+        self._checks.clear()
 
     def _places(self, row: int, position: int) -> Array:
         """The place ``[1]`` of ``position`` of the text of a row in buffers of layers with a window."""
@@ -135,9 +149,15 @@ class CachedEngine:
             )
 
     def _bound(
-        self, cache: Cache, ids: Array, positions: Array, places: Array, logits_at: Sequence[int], logits: Array
-    ) -> Callable[[], None]:
+        self,
+        cache: AnyCache[Any],
+        ids: Array,
+        positions: Array,
+        places: Array,
+        logits_at: Sequence[int],
+        logits: Array,
+    ) -> BoundCall:
         feeds = {"input_ids": ids, "position_ids": positions, "logits_at": np.asarray(logits_at, np.int64)}
         if cache.window is not None:
             feeds["window_places"] = places
-        return self._runner.bind({**feeds, **cache.inputs}, {"logits": logits, **cache.named("present")})
+        return cache.bind(self._runner, feeds, {"logits": logits})

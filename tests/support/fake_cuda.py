@@ -26,6 +26,7 @@ class World:
     parses: bool = True
     builds: bool = True
     opens: bool = True
+    shares: bool = True  # says which outputs share memory with which inputs
     missing: tuple[str, ...] = ()
     off_by: float = 0.0
     more_rows: int = 0  # than it should have, in the shape of every output
@@ -82,7 +83,7 @@ class FakeCuda(ModuleType):
     def cudaMalloc(self, size: int) -> tuple[Error, int | None]:
         if size > self.world.free:
             return Error.cudaErrorMemoryAllocation, None
-        memory = np.full(size, 0xAA, np.uint8)
+        memory = np.full(size, 0xFF, np.uint8)  # of floating point no number
         with self.world.lock:
             self.world.allocated[memory.ctypes.data] = memory
         return Error.cudaSuccess, memory.ctypes.data

@@ -28,7 +28,7 @@ from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, build_key, write_plans
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.bundle.private_files import KEY_VARIABLE
-from nestforge.runtime.bundle.shape_profile import shape_profile
+from nestforge.runtime.bundle.shape_profile import shape_profiles
 from support.fake_cuda import FakeCuda, World
 from support.gpu_modules import ON_A_GPU
 from support.sealing import edit_manifest
@@ -51,10 +51,12 @@ class _Handle:
 
 def _tensors(graph: Path) -> list[Any]:
     model = onnx.load(graph, load_external_data=False).graph
+    updated = {node.output[0]: node.input[0] for node in model.node if node.op_type == "TensorScatter"}
     return [
         _Handle(
             name=value.name,
             is_input=is_input,
+            alias=updated.get(value.name),
             dtype=_KINDS[value.type.tensor_type.elem_type],
             dims=tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim),
             shape=tuple(dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim),
@@ -76,12 +78,22 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
         pass
 
     class Context:
-        def __init__(self, engine: Any) -> None:
+        def __init__(self, engine: Any, has_memory: bool) -> None:
             self.engine, self.addresses, self.shapes = engine, {}, {}
+            self.profile, self.has_memory = 0, has_memory
+
+        def set_device_memory(self, memory: int, size: int) -> None:
+            assert len(world.allocated[memory]) == size == self.engine.device_memory_size_v2
+            self.has_memory = True
+
+        def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+            world.calls.append(f"profile {profile_index}")
+            self.profile, self.shapes = profile_index, {}
+            return bool(profile_index < len(self.engine.profiles))
 
         def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
             world.calls.append(f"shape {'x'.join(map(str, shape))}")
-            low, _, high = self.engine.profile[name]
+            low, _, high = self.engine.profiles[self.profile][name]
             self.shapes[name] = shape
             return all(least <= size <= most for least, size, most in zip(low, shape, high, strict=True))
 
@@ -103,6 +115,7 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
 
         def execute_async_v3(self, stream_handle: int) -> bool:
             assert self.infer_shapes() == []
+            assert self.has_memory
             places = {t: (self.addresses[t.name], self.get_tensor_shape(t.name)) for t in self.engine.tensors}
             cuda.submit(stream_handle, lambda: self._execute(places))  # a captured run keeps what it was queued with
             return True
@@ -110,6 +123,7 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
         def _execute(self, places: dict[Any, tuple[int, tuple[int, ...]]]) -> None:
             world.calls.append("run")
             arrays = {tensor.name: _array(address, tensor, shape) for tensor, (address, shape) in places.items()}
+            assert all(address == arrays[t.alias].ctypes.data for t, (address, _) in places.items() if t.alias)
             session = self.engine.session()
             found = session.run(None, {t.name: arrays[t.name] for t in self.engine.tensors if t.is_input})
             for tensor, value in zip((t for t in self.engine.tensors if not t.is_input), found, strict=True):
@@ -120,14 +134,19 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
 
         def __init__(self, plan: dict[str, Any]) -> None:
             self.graph, self.has_weights = Path(plan["graph"]), not plan["stripped"]
-            self.profile = plan.get("profile", {})
+            self.profiles = plan.get("profiles", [])
+            self.num_optimization_profiles = max(1, len(self.profiles))
             self.tensors = _tensors(self.graph)
             self.num_io_tensors = len(self.tensors)
             self._session: Any = None
 
         def session(self) -> Any:
             with world.lock:
-                self._session = self._session or onnxruntime.InferenceSession(str(self.graph))
+                if self._session is None:
+                    options = onnxruntime.SessionOptions()
+                    options.log_severity_level = 3  # it warns of caches that it copies
+                    options.intra_op_num_threads = 1
+                    self._session = onnxruntime.InferenceSession(str(self.graph), options)
             return self._session
 
         def _tensor(self, name: str) -> Any:
@@ -146,15 +165,17 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
             return tuple(self._tensor(name).shape)
 
         def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
-            assert profile_index == 0
-            return [tuple(shape) for shape in self.profile[name]]
+            return [tuple(shape) for shape in self.profiles[profile_index][name]]
+
+        def get_aliased_input_tensor(self, name: str) -> str | None:
+            return self._tensor(name).alias if world.shares else None
 
         def get_tensor_location(self, name: str) -> Any:
             return trt.TensorLocation.DEVICE
 
-        def create_execution_context(self) -> Context:
+        def create_execution_context(self, strategy: Any = None) -> Context:
             world.calls.append("context")
-            return Context(self)
+            return Context(self, has_memory=strategy is None)
 
         def create_engine_inspector(self) -> Any:
             layers = [{"Name": "a", "LayerType": "gemm"}, {"Name": "b", "LayerType": "Reformat"}]
@@ -224,9 +245,11 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
                 self.logger.log(severity.ERROR, "Could not find any implementation for node")
                 return None
             config.cache.entries += b"+" + Path(network.graph).name.encode()
-            profile, inputs = config.profile, [network.get_input(index) for index in range(network.num_inputs)]
-            assert {tensor.name for tensor in inputs if -1 in tensor.shape} == profile.keys()
-            plan = {"graph": str(network.graph), "stripped": "STRIP_PLAN" in config.flags, "profile": profile}
+            profiles, inputs = config.profiles, [network.get_input(index) for index in range(network.num_inputs)]
+            free = {tensor.name for tensor in inputs if -1 in tensor.shape}
+            assert all(profile.keys() == free for profile in profiles)
+            assert bool(profiles) == bool(free)
+            plan = {"graph": str(network.graph), "stripped": "STRIP_PLAN" in config.flags, "profiles": profiles}
             return json.dumps(plan).encode()
 
     class Cache:
@@ -246,7 +269,7 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
             world.config.clear()
             self.flags = {"TF32"}
             self.progress_monitor: Any = None
-            self.profile: dict[str, Any] = {}
+            self.profiles: list[dict[str, Any]] = []
 
         def __setattr__(self, name: str, value: Any) -> None:
             self.__dict__[name] = value
@@ -270,8 +293,8 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
             return not cache.entries.startswith(b"damaged")
 
         def add_optimization_profile(self, profile: Any) -> int:
-            self.profile = profile.shapes
-            return 0
+            self.profiles.append(profile.shapes)
+            return len(self.profiles) - 1
 
     class OnnxParser:
         def __init__(self, network: Any, logger: Any) -> None:
@@ -289,6 +312,7 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
 
     trt.__dict__.update(
         __version__=world.version,
+        ExecutionContextAllocationStrategy=Named("ExecutionContextAllocationStrategy", "STATIC USER_MANAGED"),
         BuilderFlag=Named("BuilderFlag", "DEBUG TF32 STRIP_PLAN VERSION_COMPATIBLE"),
         HardwareCompatibilityLevel=Named("HardwareCompatibilityLevel", "NONE AMPERE_PLUS"),
         LayerInformationFormat=Named("LayerInformationFormat", "ONELINE JSON"),
@@ -333,12 +357,12 @@ def installed(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def host_with_gpu(cache: Path) -> Iterator[World]:
-    """A host whose stand-ins are installed and whose private files lie in ``cache``."""
+def host_with_gpu(cache: Path, **facts: Any) -> Iterator[World]:
+    """A host whose stand-ins are installed and whose private files lie in ``cache``; ``facts`` are of its World."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         patch.delenv(KEY_VARIABLE, raising=False)
-        world = World()
+        world = World(**facts)
         with installed(world):
             yield world
     assert not world.allocated  # whatever a test does, nothing stays allocated
@@ -351,10 +375,11 @@ def list_plans(bundle: Path, target: Path) -> Bundle:
     opened, gpu, options = open_bundle(target), Gpu("Fake GPU", "8.7", "10.3.0"), TensorRTOptions()
     plans = []
     for engine in {engine.file: engine for engine in opened.manifest.engines}.values():
-        profile = shape_profile(opened.manifest, engine.bucket)
         inputs = () if engine.bucket.is_static else opened.manifest.interface_of(engine)[0]
-        shapes = {spec.name: profile.shapes(spec) for spec in inputs}
-        plan = json.dumps({"graph": str(opened.file(engine.file)), "stripped": True, "profile": shapes}).encode()
+        profiles = [
+            {spec.name: profile.shapes(spec) for spec in inputs} for profile in shape_profiles(opened.manifest, engine)
+        ]
+        plan = json.dumps({"graph": str(opened.file(engine.file)), "stripped": True, "profiles": profiles}).encode()
         file = engine.file.replace(".onnx", ".plan")
         opened.file(file).write_bytes(plan)
         sha256, key = hashlib.sha256(plan).hexdigest(), build_key(opened, engine, gpu, options)

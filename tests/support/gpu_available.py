@@ -46,12 +46,17 @@ def needs_torch_cuda() -> None:
         pytest.skip("this PyTorch has no CUDA")
 
 
-def needs_tensorrt() -> None:
-    """Skips where no plan can be built."""
+def needs_tensorrt(oldest: tuple[int, int] = (10, 3)) -> None:
+    """Skips where no plan can be built, or by a release before ``oldest``."""
     from nestforge.runtime.engines.tensorrt.available import tensorrt_problem
 
     if problem := tensorrt_problem():
         pytest.skip(problem)
+    import tensorrt as trt
+
+    major, minor, *_ = (int(part) for part in trt.__version__.split("."))
+    if (major, minor) < oldest:
+        pytest.skip(f"TensorRT {trt.__version__}, needs {oldest[0]}.{oldest[1]}")
 
 
 def on(provider: Provider, bundle: Bundle) -> ElasticModel:

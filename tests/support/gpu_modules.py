@@ -6,7 +6,13 @@ from __future__ import annotations
 ON_A_GPU = frozenset(
     {
         *("runtime.device.cuda_memory", "runtime.device.cuda_device"),
-        *(f"runtime.engines.tensorrt.{name}" for name in ("engine", "execution_context", "bound", "runner")),
+        *(
+            f"runtime.engines.tensorrt.{name}"
+            for name in (
+                *("engine", "execution_context", "bound", "runner"),
+                *("open_plan", "cache_context", "cache_run", "cached_runner"),
+            )
+        ),
         *("compiler.tensorrt.build_plan", "compiler.tensorrt.timing_cache"),
     }
 )

@@ -42,6 +42,7 @@ TESTED_ELSEWHERE = {
     "runtime.consistency.array_samples": "runtime/consistency/test_samples.py",
     "runtime.device.cuda_memory": "runtime/engines/tensorrt/test_bound.py",
     "runtime.engines.tensorrt.available": "runtime/engines/tensorrt/test_plans.py",
+    "runtime.generation.any_cache": "runtime/generation/test_device_cache.py",
     "runtime.generation.cached_engine": "compiler/generation/test_build_cached.py",
     "runtime.generation.calls.generated": "runtime/generation/loop/test_generation.py",
     "runtime.generation.calls.options": "runtime/generation/loop/test_generator.py",
@@ -155,6 +156,22 @@ TESTED_THROUGH = {
         "runtime.engines.onnxruntime_gpu.runner",
     ),
     "runtime.engines.tensorrt.engine": ("runtime/engines/tensorrt/test_runner.py", "runtime.engines.tensorrt.runner"),
+    "runtime.engines.tensorrt.cache_context": (
+        "runtime/engines/tensorrt/test_cached_runner.py",
+        "runtime.engines.tensorrt.cached_runner",
+    ),
+    "runtime.engines.tensorrt.cache_run": (
+        "runtime/engines/tensorrt/test_cached_runner.py",
+        "runtime.engines.tensorrt.cached_runner",
+    ),
+    "runtime.engines.tensorrt.open_plan": (
+        "runtime/engines/tensorrt/test_runner.py",
+        "runtime.engines.tensorrt.runner",
+    ),
+    "runtime.generation.cache_memory": (
+        "runtime/generation/calls/test_session_memory.py",
+        "runtime.generation.calls.session_memory",
+    ),
     "runtime.engines.tensorrt.execution_context": (
         "runtime/engines/tensorrt/test_runner.py",
         "runtime.engines.tensorrt.runner",

@@ -24,7 +24,7 @@ from ..open_bundle import Bundle
 from ..private_files import KEY_VARIABLE, plan_key
 from ..read_manifest import is_plain_name
 from ..regular_file import regular_file
-from ..shape_profile import shape_profile
+from ..shape_profile import shape_profiles
 from .sealed_file import DEVICE_SCHEMA_VERSION, read_device_file, write_device_file
 
 PLAN_SUFFIX = ".plan"
@@ -96,8 +96,7 @@ def build_key(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOp
     files = {entry.path: entry.sha256 for entry in bundle.manifest.files}
     facts = [_BUILD_VERSION, files[engine.file], files.get(WEIGHTS_NAME, ""), unstructure(gpu), options.key]
     if not engine.bucket.is_static:  # its graph names the free dimensions and does not know their ends
-        profile = shape_profile(bundle.manifest, engine.bucket)
-        facts.append([str(profile.bucket), str(profile.tuned)])
+        facts += [profile.key for profile in shape_profiles(bundle.manifest, engine)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -10,6 +10,8 @@ from .tensor_spec import TensorSpec
 
 # Of engines that keep keys and values in a cache: their ``segment``, and their dimensions that the caller chooses.
 CACHED, CAPACITY, WINDOW, LOGIT_COUNT = "cached", "capacity", "window", "answers"
+# What the names of a cache begin with, as an input and as the output that it becomes.
+PAST, PRESENT = "past_", "present_"
 # Of engines that read a prompt for a decoder, and the dimension of its tokens, which the caller chooses too.
 ENCODER, SOURCE = "encoder", "source"
 # Of a prompt for which the figures of engines that read one are stated.
@@ -103,9 +105,42 @@ class GenerationEntry:
         """The most new tokens of one row that a run of an engine takes."""
         return max(engine.bucket.sequence for engine in self.engines)
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that a text may have: the positions, or what the largest cache of one size holds."""
+        sizes = self.capacities_for(self.positions)
+        return min(self.positions, sizes[-1]) if sizes else self.positions
+
+    @property
+    def writers(self) -> tuple[EngineEntry, ...]:
+        """The engine of each submodel, that of the largest capacity where there are several."""
+        of_submodel: dict[str, EngineEntry] = {}
+        for engine in sorted(self.engines, key=lambda engine: engine.capacity or 0):
+            of_submodel[engine.submodel] = engine
+        return tuple(engine for engine in self.engines if of_submodel[engine.submodel] is engine)
+
+    def siblings(self, engine: EngineEntry) -> tuple[EngineEntry, ...]:
+        """The engines of the submodel of ``engine``, it among them, which differ in capacity alone."""
+        return tuple(other for other in self.engines if other.submodel == engine.submodel)
+
+    def at_capacity(self, engine: EngineEntry, capacity: int) -> EngineEntry:
+        """The sibling of ``engine`` whose cache has that ``capacity``; itself where caches are of any size."""
+        return next((other for other in self.siblings(engine) if other.capacity == capacity), engine)
+
+    def capacities_for(self, tokens: int) -> tuple[int, ...]:
+        """The sizes that a cache goes through as a text grows up to ``tokens``, rising; none where caches are of any
+        size."""
+        sizes = sorted({engine.capacity for engine in self.engines if engine.capacity is not None})
+        enough = next((number for number, size in enumerate(sizes) if size >= tokens), len(sizes) - 1)
+        return tuple(sizes[: enough + 1])
+
     def cache_bytes(self, rows: int, capacity: int) -> int:
-        """What keys and values of ``rows`` rows take that have room for ``capacity`` tokens each."""
-        return cache_bytes(self.layers, rows, capacity, self.longest_run)
+        """What keys and values of ``rows`` rows take that have room for ``capacity`` tokens each; of caches that have
+        one size those of the last one that a text needs, and of the one before, from which tokens move."""
+        sizes = self.capacities_for(capacity)[-2:]
+        if not sizes:
+            return cache_bytes(self.layers, rows, capacity, self.longest_run)
+        return sum(cache_bytes(self.layers, rows, size, size) for size in sizes)
 
     @property
     def every_engine(self) -> tuple[EngineEntry, ...]:
@@ -154,8 +189,8 @@ class GenerationEntry:
             places = capacity or (CAPACITY if layer.window is None else WINDOW)
             dims = ("batch", layer.heads, places, layer.size)
             for kind in ("key", "value"):
-                inputs.append(TensorSpec(f"past_{kind}_{number}", "float32", dims))
-                outputs.append(TensorSpec(f"present_{kind}_{number}", "float32", dims))
+                inputs.append(TensorSpec(f"{PAST}{kind}_{number}", "float32", dims))
+                outputs.append(TensorSpec(f"{PRESENT}{kind}_{number}", "float32", dims))
         return tuple(inputs), tuple(outputs)
 
     @property

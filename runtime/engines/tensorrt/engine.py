@@ -12,8 +12,6 @@ from ...device.cuda_memory import device_name
 from .layout import PlanTensor
 
 _MAX_REASON_CHARACTERS = 300
-# The number of the optimisation profile: plans have one.
-_PROFILE = 0
 _FAILURE_SEVERITIES = (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR)
 
 
@@ -79,7 +77,7 @@ def refit(where: str, engine: trt.ICudaEngine, graph: Path, log: Log) -> None:
 
 
 def tensors_of(engine: trt.ICudaEngine) -> list[PlanTensor]:
-    """Inputs and outputs as the plan states them, with the ends of its one optimisation profile."""
+    """Inputs and outputs as the plan states them, with the ends of its optimisation profiles."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     return [_tensor_of(engine, name) for name in names]
 
@@ -87,12 +85,16 @@ def tensors_of(engine: trt.ICudaEngine) -> list[PlanTensor]:
 def _tensor_of(engine: trt.ICudaEngine, name: str) -> PlanTensor:
     is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
     shape = tuple(engine.get_tensor_shape(name))
-    ends = None
+    ends: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     if is_input and any(size < 0 for size in shape):
-        least, _, most = engine.get_tensor_profile_shape(name, _PROFILE)
-        ends = tuple(least), tuple(most)
+        for profile in range(engine.num_optimization_profiles):
+            least, _, most = engine.get_tensor_profile_shape(name, profile)
+            ends.append((tuple(least), tuple(most)))
+    alias = None
+    if not is_input and hasattr(engine, "get_aliased_input_tensor"):  # releases that update caches have it
+        alias = engine.get_aliased_input_tensor(name) or None
     on_device = engine.get_tensor_location(name) == trt.TensorLocation.DEVICE
-    return PlanTensor(name, is_input, engine.get_tensor_dtype(name).name, shape, on_device, ends)
+    return PlanTensor(name, is_input, engine.get_tensor_dtype(name).name, shape, on_device, tuple(ends), alias)
 
 
 def inspected(engine: trt.ICudaEngine) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....elastic import Bucket
+from ...bundle.entries.generation_entry import PAST, PRESENT
 from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.shape_profile import Shape, ShapeProfile
 
 # Names of TensorRT's data types, by those of the manifest. Its own table for numpy knows no narrow types and raises.
 DTYPES = {
@@ -26,21 +28,28 @@ _OPEN = -1
 class PlanTensor:
     """One input or output as a plan states it; ``dtype`` is TensorRT's name, ``shape`` has -1 where it is open.
 
-    ``ends`` are the smallest and the largest shape that the plan's optimisation profile has for an open input.
+    ``ends`` are the smallest and the largest shape that each optimisation profile of the plan has for an open input.
+    ``alias`` is the input whose memory an output shares.
     """
 
     name: str
     is_input: bool
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     on_device: bool
-    ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    ends: tuple[tuple[Shape, Shape], ...] = ()
+    alias: str | None = None
 
 
 def plan_problem(
-    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], bucket: Bucket, found: Sequence[PlanTensor]
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    bucket: Bucket,
+    profiles: Sequence[ShapeProfile],
+    found: Sequence[PlanTensor],
 ) -> str | None:
-    """Why a plan with the tensors ``found`` is not the manifest's engine at ``bucket``, or None.
+    """Why a plan with the tensors ``found`` is not the manifest's engine at ``bucket``, whose optimisation ``profiles``
+    are these, or None.
 
     An output of a range may be open where the manifest knows its size: its shape is compared again in each run.
     """
@@ -53,16 +62,30 @@ def plan_problem(
             return f"{kind} are {_listed(stated)}, the manifest says {_listed(want)}"
     if host := [tensor.name for tensor in found if not tensor.on_device]:
         return f"{', '.join(host)}: read on the host as a shape; no engine of nestforge has such an input"
-    ends = {tensor.name: tensor.ends for tensor in found if tensor.ends is not None}
+    for output in (tensor for tensor in found if not tensor.is_input):
+        own = updated_input(output.name, {spec.name for spec in inputs})
+        if output.alias != own:
+            return f"{output.name}: shares the memory of {output.alias or 'no input'}, expected {own or 'none'}"
+    ends = {tensor.name: tensor.ends for tensor in found if tensor.ends}
     for spec in inputs:
-        low, high = spec.shape(bucket.smallest), spec.shape(bucket.largest)
-        if ends.get(spec.name, (low, high)) != (low, high):
-            least, most = ends[spec.name]
-            return (
-                f"{spec.name}: the plan takes {list(least)} to {list(most)}, the manifest's bucket {bucket} says "
-                f"{list(low)} to {list(high)}"
-            )
+        if spec.name not in ends:
+            continue
+        if len(ends[spec.name]) != len(profiles):
+            return f"{len(ends[spec.name])} optimisation profiles, expected {len(profiles)}"
+        for profile, (least, most) in zip(profiles, ends[spec.name], strict=True):
+            low, _, high = profile.shapes(spec)
+            if (least, most) != (low, high):
+                return (
+                    f"{spec.name}: the plan takes {list(least)} to {list(most)}, the manifest's bucket "
+                    f"{profile.bucket} says {list(low)} to {list(high)}"
+                )
     return None
+
+
+def updated_input(output: str, inputs: Collection[str]) -> str | None:
+    """The one of ``inputs`` that an engine which keeps a cache updates in place to make ``output``, if it does."""
+    kept = output.replace(PRESENT, PAST, 1)
+    return kept if output.startswith(PRESENT) and kept in inputs else None
 
 
 def _declared(spec: TensorSpec, bucket: Bucket) -> tuple[int, ...]:

@@ -15,22 +15,20 @@ from types import TracebackType
 
 import tensorrt as trt
 
-from ....errors import BundleCorruptError, BundleIncompatibleError, InputError
-from ...bundle.device_files.plan_index import PlanEntry, plan_for, read_plan
+from ....errors import InputError
+from ...bundle.device_files.plan_index import PlanEntry
 from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...device.copying_runner import CopyingRunner
 from ...device.cuda_device import CudaDevice, take_cuda_device
-from ...device.cuda_memory import free_bytes, use_device
+from ...device.cuda_memory import use_device
 from ...device.device import DeviceArray
 from ...device.layout import Layout
-from ...graphs.engine_graph import store_initializers
 from ...inputs.arrays import Array
 from .bound import BoundContext, BoundRun
-from .engine import Log, inspected, open_engine, refit, tensors_of, this_gpu
+from .engine import Log, inspected
 from .execution_context import ExecutionContext
-from .layout import plan_problem
+from .open_plan import open_plan
 
 
 class TensorRTRunner(CopyingRunner):
@@ -143,31 +141,11 @@ class TensorRTRunner(CopyingRunner):
                 context.close()
 
     def _open(self) -> trt.ICudaEngine:
-        plan = self._plan or plan_for(self._bundle, self.engine, this_gpu(self._index))
-        data = read_plan(self._bundle, plan)
-        self._require_memory(plan, len(data))
-        opened = open_engine(self._where, data, plan.options.version_compatible, self._log)
-        if plan.options.strip_weights:
-            store_initializers(self._bundle, self.engine)
-            with self._bundle.held(self.engine.file, WEIGHTS_NAME):
-                refit(self._where, opened, self._bundle.file(self.engine.file), self._log)
-        if problem := plan_problem(self._inputs, self._returned, self.engine.bucket, tensors_of(opened)):
-            raise BundleCorruptError(f"{self._where}: {plan.file}: {problem}")
-        return opened
+        interface, own_bytes = (self._inputs, self._returned), self._layouts.largest.bytes
+        return open_plan(self._bundle, self.engine, self._plan, self._index, interface, own_bytes, self._log)
 
     def _require_open(self) -> tuple[trt.ICudaEngine, CudaDevice]:
         opened, device = self._opened, self._device
         if opened is None or device is None:
             raise self._not_open()
         return opened, device
-
-    def _require_memory(self, plan: PlanEntry, plan_bytes: int) -> None:
-        """A lower bound: the plan or its weights, one context's activations, inputs and outputs."""
-        weights = self.engine.weight_bytes or self._bundle.manifest.submodel(self.engine.submodel).weight_bytes
-        needed = max(plan_bytes, weights) + plan.activation_bytes + self._layouts.largest.bytes
-        free = free_bytes()
-        if needed > free:
-            raise BundleIncompatibleError(
-                f"{self._where}: needs at least {needed / 1e6:.1f} MB of the GPU's memory, {free / 1e6:.1f} MB are "
-                "free; close other programs on it, or choose a smaller submodel"
-            )

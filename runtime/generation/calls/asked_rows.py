@@ -60,9 +60,10 @@ def asked_rows(
 
 
 def require_positions(entry: GenerationEntry, capacity: int) -> None:
-    """Raises InputError for a capacity beyond the positions of the model."""
-    if capacity > entry.positions:
-        raise InputError(f"capacity: expected at most {entry.positions}, the positions of this model, got {capacity}")
+    """Raises InputError for a capacity beyond the positions of the model, or the largest cache of its engines."""
+    if capacity > entry.most_tokens:
+        most = f"{entry.most_tokens}, the {_limited_by(entry)}"
+        raise InputError(f"capacity: expected at most {most}, got {capacity}")
 
 
 def _capacity(entry: GenerationEntry, session: Session | None, asked: Options, rows: Sequence[Ids]) -> int:
@@ -75,5 +76,10 @@ def _capacity(entry: GenerationEntry, session: Session | None, asked: Options, r
     if asked.capacity is not None:
         require_positions(entry, asked.capacity)
         return asked.capacity
-    wanted = longest + asked.tokens_for(longest, entry.positions, f"the {entry.positions} positions of this model")
-    return min(-(-wanted // _ROUNDED_TO) * _ROUNDED_TO, entry.positions)
+    wanted = longest + asked.tokens_for(longest, entry.most_tokens, f"the {entry.most_tokens} {_limited_by(entry)}")
+    return min(-(-wanted // _ROUNDED_TO) * _ROUNDED_TO, entry.most_tokens)
+
+
+def _limited_by(entry: GenerationEntry) -> str:
+    """What the longest text follows from."""
+    return "positions of this model" if entry.most_tokens == entry.positions else "tokens of its largest cache"

@@ -15,23 +15,26 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any
 
 from ....errors import InputError
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry
 from ...engines.runner import Runner
 from ...inputs.arrays import Array
+from ..any_cache import AnyCache
 from ..cache import Cache
+from ..cache_memory import CacheMemory
 from ..cached_engine import CachedEngine
-from ..source import Source, read_source
+from ..source import read_source
 from .written import Ids, Written
 
 _MEND = "finish or close its generation, or open a session for each thread"
 
 
 class Session:
-    """Rows of one cache. One generation at a time uses it: that of another thread is refused, and a later one of the
-    same thread ends it, which it then says.
+    """Rows of one cache, with room for ``capacity`` tokens each. One generation at a time uses it: that of another
+    thread is refused, and a later one of the same thread ends it, which it then says.
 
     Within a generation a row lies at a place of the cache: rows that still continue at the first ones, so that they
     step together. A caller sees rows alone.
@@ -43,16 +46,18 @@ class Session:
         opened: Callable[[EngineEntry], Runner],
         rows: int,
         capacity: int,
+        memory: CacheMemory,
         given_back: Callable[[], None],
-        prompt_tokens: int = 0,
         task: str | None = None,
     ) -> None:
         """``opened`` gives the open runner of an engine, with the tensors of ``task`` or of the base; ``rows`` and
-        ``capacity`` are what its engines take. Behind an encoder there is room for prompts of ``prompt_tokens``.
-        ``given_back`` is called once the session is closed, or collected."""
+        ``capacity`` are what its engines take, ``memory`` has room for them. ``given_back`` is called once the session
+        is closed, or collected. Raises as ``CacheMemory.empty``."""
         self._entry, self._opened, self.task = entry, opened, task
-        source = Source.empty(entry, rows, prompt_tokens) if prompt_tokens else None
-        self._whole = self._cache = Cache.empty(entry.layers, rows, capacity, source, entry.longest_run)
+        self.capacity = capacity
+        self._memory = memory
+        self._whole: AnyCache[Any] = memory.empty()
+        self._cache = self._whole
         self._written = Written(rows, capacity)
         self._row_at = list(range(rows))
         # Bound to the first so many rows of the cache; what is bound for another number is not kept.
@@ -68,13 +73,8 @@ class Session:
         return len(self._row_at)
 
     @property
-    def capacity(self) -> int:
-        """Tokens that a row has room for."""
-        return self._cache.capacity
-
-    @property
     def bytes(self) -> int:
-        """What the cache takes once every token is written."""
+        """What the cache takes once every token that it has room for by now is written."""
         return self._cache.bytes
 
     def is_of(self, entry: GenerationEntry) -> bool:
@@ -113,7 +113,7 @@ class Session:
 
     def release(self) -> None:
         """Gives it back; its bound engines go, its tokens stay."""
-        self._engines.clear()
+        self._unbind()
         self._held_by = None
         self._lock.release()
 
@@ -134,8 +134,9 @@ class Session:
     ) -> None:
         self.close()
 
-    def arrange(self, rows: int) -> None:
-        """Brings each of the first ``rows`` rows to the place of its number."""
+    def arrange(self, rows: int, tokens: int) -> None:
+        """Brings each of the first ``rows`` rows to the place of its number, and has room for ``tokens`` in each."""
+        self._make_room(min(tokens, self.capacity))
         for row in range(rows):
             self._swap(self._row_at.index(row), row)
 
@@ -158,6 +159,7 @@ class Session:
         """The logits ``[V]`` behind ``tokens`` as all that the row at ``place`` has, of ``rows`` that are used, and how
         many of them were there already; with ``own`` none whose keys another engine wrote. At least one is computed,
         which is what logits come from. Behind an encoder, which reads ``source``, all are."""
+        self._make_room(len(tokens))
         kept, cached = 0, self._engine(engine, rows)
         if source is not None:
             self._read(place, source, engine)
@@ -172,6 +174,7 @@ class Session:
     def step(self, tokens: Sequence[int], engine: EngineEntry) -> Array:
         """One more token for each of the first rows ``[n]``, and the logits ``[n, V]`` behind them, which the next step
         overwrites."""
+        self._make_room(1 + max(self._written.lengths[: len(tokens)]))
         logits = self._engine(engine, len(tokens)).step(tokens, self._written.lengths[: len(tokens)])
         self._written.extend(tokens, engine)
         return logits
@@ -179,13 +182,16 @@ class Session:
     def draft(self, token: int, ahead: int, engine: EngineEntry) -> Array:
         """The logits ``[V]`` behind ``token``, ``ahead`` places behind what the first row has, which the next draft
         overwrites. Its keys are not believed: ``check`` overwrites them."""
+        self._make_room(self._written.lengths[0] + ahead + 1, ahead)
         logits: Array = self._engine(engine, 1).step([token], [self._written.lengths[0] + ahead], ahead)[0]
         return logits
 
     def check(self, tokens: Sequence[int], engine: EngineEntry) -> Array:
         """The logits ``[n, V]`` behind each of ``tokens``, the first row's next ones; the next check overwrites them.
         Their keys are ``engine``'s then, and are believed as far as ``keep`` says."""
-        cached, start = self._engine(engine, 1), self._written.lengths[0]
+        start = self._written.lengths[0]
+        self._make_room(start + len(tokens))
+        cached = self._engine(engine, 1)
         logits = cached.check(tokens, start)
         self._written.put(0, start, tokens, engine)
         return logits
@@ -212,8 +218,9 @@ class Session:
 
     def _engine(self, engine: EngineEntry, rows: int) -> CachedEngine:
         if rows != self._bound_rows:
-            self._engines.clear()
+            self._unbind()
             self._bound_rows = rows
+        engine = self._entry.at_capacity(engine, self._cache.capacity)
         own = self._entry.of(engine)
         self._lay_out([layer.heads for layer in own.layers], rows)
         found = self._engines.get(engine.id)
@@ -221,6 +228,20 @@ class Session:
             found = CachedEngine(self._opened(engine), engine, own, self._cache.part(0, rows))
             self._engines[engine.id] = found
         return found
+
+    def _unbind(self) -> None:
+        """Nothing is bound to the cache any more."""
+        while self._engines:
+            self._engines.popitem()[1].close()
+
+    def _make_room(self, tokens: int, ahead: int = 0) -> None:
+        """Room for ``tokens`` in each row: what is there, with ``ahead`` tokens behind that are not believed, moves to
+        a larger cache where this one has too little."""
+        if tokens > self._cache.capacity:
+            self._unbind()
+            heads, kept = self._cache.heads, max(self._written.lengths) + ahead
+            self._whole = self._memory.grown(self._cache, tokens, min(kept, self._cache.capacity))
+            self._cache = self._whole.with_heads(heads)
 
     def _lay_out(self, heads: Sequence[int], rows: int) -> None:
         """Gives the cache ``heads`` for runs of several rows, which lie close behind each other, and at least so many
@@ -232,7 +253,7 @@ class Session:
         wanted = self._whole.heads if rows == 1 else tuple(heads)
         if wanted != there:
             self._written.forget()
-            self._engines.clear()
+            self._unbind()
             self._cache = self._whole.with_heads(wanted)
 
     def _read(self, place: int, source: Ids, engine: EngineEntry) -> None:

@@ -21,7 +21,7 @@ def writers(
     generation = manifest.generation
     by_submodel = {
         engine.submodel: engine
-        for engine in generation.engines
+        for engine in generation.writers
         if all(needed.id in admitted for needed in _needed(generation, engine))
     }
     order = [entry.id for entry in manifest.largest_first if entry.id in by_submodel]
@@ -38,7 +38,7 @@ def writers(
     if asked is not None:
         wanted = manifest.submodel(asked).id
         engines = [engine for engine in engines if engine.submodel == wanted]
-        if wanted not in by_submodel and any(engine.submodel == wanted for engine in generation.engines):
+        if wanted not in by_submodel and any(engine.submodel == wanted for engine in generation.writers):
             raise SelectionError(
                 f"submodel {wanted}: the memory_mb of this model leaves no room for it; there is room for "
                 f"{', '.join(order)}; ask for one of them, or raise the cap"
@@ -64,7 +64,7 @@ def writers(
         engines, reason = small, f"{memory_mb[small[0].id]:.1f} MB <= {limit:g} MB"
     else:
         reason = "the largest submodel" if options.promise else "no limit asked: the largest submodel"
-        if left_out := len(generation.engines) - len(by_submodel):
+        if left_out := len(generation.writers) - len(by_submodel):
             reason += f" that the memory cap admits, {left_out} left out"
     if not engines:
         raise SelectionError(f"no submodel has an engine that generates {rows} rows here")
@@ -79,9 +79,9 @@ def writers(
 
 
 def _needed(generation: GenerationEntry, engine: EngineEntry) -> list[EngineEntry]:
-    """The engines with which a submodel generates: its own, and what reads its prompts."""
+    """The engines with which a submodel generates: its own, of every capacity, and what reads its prompts."""
     encoder = generation.encoder_of(engine)
-    return [engine] if encoder is None else [engine, encoder]
+    return [*generation.siblings(engine), *([] if encoder is None else [encoder])]
 
 
 def _own_bytes(engine: EngineEntry) -> int:

@@ -61,7 +61,7 @@ def smaller_engines(manifest: Manifest, target: EngineEntry, admitted: Collectio
     """The ``admitted`` ids that may draft for ``target``, the largest submodel's first: those that read its cache."""
     assert manifest.generation is not None
     order = [entry.id for entry in manifest.largest_first]
-    by_submodel = {engine.submodel: engine for engine in manifest.generation.engines if engine.id in admitted}
+    by_submodel = {engine.submodel: engine for engine in manifest.generation.writers if engine.id in admitted}
     behind = order[order.index(target.submodel) + 1 :]
     found = [by_submodel[submodel] for submodel in behind if submodel in by_submodel]
     return [engine for engine in found if engine.can_continue(target)]

@@ -136,7 +136,7 @@ class _Loop:
     def pieces(self) -> Generator[Piece, None, None]:
         """Every token, to the end."""
         try:
-            self._session.arrange(len(self._rows))
+            self._session.arrange(len(self._rows), 1 + max(len(row.prompt) for row in self._rows))
             for place in range(len(self._rows)):
                 yield self._read_prompt(place)
             active = self._leave(list(self._rows))

@@ -20,12 +20,13 @@ from ...engines.onnxruntime_gpu.provider import Provider
 from ...graphs.task_tensors import TaskTensors
 from ...inputs.text import TextEncoder
 from ..calls.admitted import AdmittedEngines, longer_prompt_bytes
-from ..calls.asked_rows import AskedRows, asked_rows, require_positions
+from ..calls.asked_rows import AskedRows, asked_rows
 from ..calls.generated import Generated
 from ..calls.options import Options, whole_number
 from ..calls.pace import Pace
 from ..calls.prompts import Prompt, Prompts
 from ..calls.session import Session
+from ..calls.session_memory import memory_for, session_bytes
 from ..calls.step_times import StepTimes
 from ..calls.writers import writers
 from ..draft_calibration import JudgedDraft, RunTime, read_drafts
@@ -156,8 +157,8 @@ class Generator:
                 "the next; generate without a session"
             )
         count = whole_number("rows", rows, 1)
-        given = min(_SESSION_CAPACITY, entry.positions) if capacity is None else whole_number("capacity", capacity, 2)
-        size = _cache_bytes(entry, count, given)
+        given = min(_SESSION_CAPACITY, entry.most_tokens) if capacity is None else whole_number("capacity", capacity, 2)
+        size = session_bytes(entry, count, given)
         with self._engines.in_use():
             self._engines.admit(entry, size)
             return self._session(entry, size, count, given, task=task)
@@ -188,7 +189,7 @@ class Generator:
 
     def learned(self) -> tuple[list[RunTime], list[JudgedDraft]]:
         """What runs of one row took, and how much of each draft was accepted, in this process."""
-        return self._gains.found(self._entry().engines)
+        return self._gains.found(self._entry().writers)
 
     def close(self) -> None:
         """Releases every engine."""
@@ -202,15 +203,10 @@ class Generator:
             raise InputError(
                 f"bundle {self._bundle.path}: has no engines that generate; compile the language model with --generate"
             )
-        if any(engine.backend == "tensorrt" for engine in entry.engines):
-            raise InputError(
-                f"bundle {self._bundle.path}: its engines that keep a cache are graphs for TensorRT, which nothing "
-                "runs yet; compile for the profile of a processor to generate"
-            )
         if self._provider is not None:
             raise InputError(
-                f"generate: engines that keep a cache run on the processor, not with provider {self._provider.name}; "
-                "load with provider cpu"
+                "generate: engines that keep a cache run on the processor, or as plans of TensorRT, not with provider "
+                f"{self._provider.name}; load with provider cpu"
             )
         if self._residency == "mapped":
             raise InputError("generate: engines that keep a cache are shared or packed, not mapped; load them so")
@@ -227,7 +223,7 @@ class Generator:
         self, own: ExitStack, entry: GenerationEntry, asked: Options, session: Session | None, rows: AskedRows
     ) -> _Room:
         """Engines admitted, and memory counted, for a call that gives it back by ``own``. Raises as ``session``."""
-        size = 0 if session else _cache_bytes(entry, len(rows.each), rows.capacity, rows.prompt_tokens)
+        size = 0 if session else session_bytes(entry, len(rows.each), rows.capacity, rows.prompt_tokens)
         prompt_bytes = longer_prompt_bytes(entry, rows.prompt_tokens)
         uncounted = max(0, prompt_bytes - self._engines.prompt_bytes)
         check_bytes = 4 * entry.vocabulary * most_checked(asked)
@@ -259,14 +255,21 @@ class Generator:
         ``prompt_tokens`` that an encoder reads. Raises as ``session``."""
         opened = self._engines.of_task(None if task is None else self._tensors(task))
         give = self._engines.take(size, "a cache", "ask for fewer rows, a smaller capacity or fewer tokens")
+        ended = ExitStack()
+        ended.callback(give)
         try:
-            return Session(entry, opened, count, given, give, prompt_tokens, task)
+            memory = memory_for(entry, count, given, prompt_tokens)
+            ended.callback(memory.close)
+            return Session(entry, opened, count, given, memory, ended.close, task)
         except MemoryError as failure:
-            give()
+            ended.close()
             raise SelectionError(
                 f"a cache of {size / 1e6:.1f} MB: this host has no memory for it; ask for fewer rows or a smaller "
                 "capacity"
             ) from failure
+        except BaseException:
+            ended.close()
+            raise
 
     def _of_task(self, task: str | None) -> Any:
         """The generator of a task that has engines of its own, else None."""
@@ -284,7 +287,7 @@ class Generator:
                 kept = read_drafts(self._bundle)
                 found = None if kept is None else kept.of(this_host(), self._threads)
                 if found is not None:
-                    self._gains.start_from(found, entry.engines)
+                    self._gains.start_from(found, entry.writers)
                 self._starts_anew = False
 
     def _drafting(self, asked: Options, sampling: Sampling, target: EngineEntry, room: _Room) -> Drafting:
@@ -306,14 +309,3 @@ class _Room(NamedTuple):
 
 def _named(task: str | None) -> str:
     return "the base" if task is None else f"task {task}"
-
-
-def _cache_bytes(entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int = 0) -> int:
-    """What a session takes, with the logits of steps. Raises InputError for what its engines do not take."""
-    most = max(engine.bucket.batch for engine in entry.engines)
-    if rows > most:
-        raise InputError(f"rows: expected at most {most}, which the engines take at once, got {rows}")
-    require_positions(entry, capacity)
-    source = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * rows * prompt_tokens
-    kept = entry.cache_bytes(rows, capacity) + source
-    return kept + 4 * entry.vocabulary * rows * len(entry.engines)  # each that is bound has logits of its own

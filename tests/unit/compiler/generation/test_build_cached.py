@@ -16,8 +16,8 @@ import onnx
 import psutil
 import pytest
 import torch
-from nestforge.compiler.generation.cached_cases import Batch, cached_batches, run_batches
 from nestforge.compiler.generation.cached_gate import judge_cached
+from nestforge.compiler.parity.evidence.cached_cases import Batch, cached_batches, run_batches
 from nestforge.compiler.parity.evidence.references import References
 from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError, InputError, ParityError, PlanError
@@ -124,7 +124,7 @@ def answered(bundle: Bundle, references: References) -> tuple[CachedForm, Engine
     form = references.universal.source.cached
     assert form is not None
     entry, engine, runner = parts(bundle)
-    batches = cached_batches(form, long=False)
+    batches = cached_batches(form.entry, long=False)
     with runner:
         found = [dict(arrays) for arrays in run_batches(runner, engine, entry, batches)]
     return form, engine, batches, found

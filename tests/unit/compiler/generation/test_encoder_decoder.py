@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from nestforge.compiler.generation.cached_cases import cached_batches, prompts_of, read_prompts, run_batches
 from nestforge.compiler.generation.cached_gate import judge_cached
+from nestforge.compiler.parity.evidence.cached_cases import cached_batches, prompts_of, read_prompts, run_batches
 from nestforge.compiler.parity.evidence.references import References
 from nestforge.elastic import Bucket
 from nestforge.errors import ParityError, PlanError
@@ -100,7 +100,7 @@ def test_the_gate_finds_a_row_that_reads_another_prompt(bundle: Bundle, folder: 
     form, entry = references.universal.source.cached, entry_of(bundle)
     assert form is not None
     engine = next(one for one in entry.engines if one.submodel == "ffn32")
-    encoder, batches = entry.encoder_of(engine), cached_batches(form, long=False)
+    encoder, batches = entry.encoder_of(engine), cached_batches(form.entry, long=False)
     assert encoder is not None
     assert len({case.feeds["input_ids"].shape for case in prompts_of(batches)}) == 6
     with runner_for(bundle, encoder, "packed", threads=1) as runner:

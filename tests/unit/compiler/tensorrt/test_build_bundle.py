@@ -65,7 +65,7 @@ def test_the_builder_is_asked_for_what_the_profile_says(compiled: Path, world: W
     assert (config["builder_optimization_level"], config["hardware_compatibility_level"].name) == (3, "NONE")
     assert config["profiling_verbosity"].name == "DETAILED"
     assert "WORKSPACE" not in config
-    assert config["profile"] == {}  # every shape is static
+    assert config["profiles"] == []  # every shape is static
     options = {"workspace_mb": 64, "optimization_level": 5, "tf32": True, "strip_weights": False}
     with_options(compiled, **options, version_compatible=True, hardware_compatibility="ampere_plus")
     build_plans(compiled)

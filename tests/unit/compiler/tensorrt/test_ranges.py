@@ -50,7 +50,9 @@ def with_budget_at(folder: Path, shape: str) -> Path:
 
 def profiles_of(bundle: Path) -> dict[str, Any]:
     """By engine what its plan was built for."""
-    return {plan.engine: json.loads((bundle / plan.entry.file).read_bytes())["profile"] for plan in build_plans(bundle)}
+    return {
+        plan.engine: json.loads((bundle / plan.entry.file).read_bytes())["profiles"][0] for plan in build_plans(bundle)
+    }
 
 
 def test_each_range_gets_one_plan_with_its_own_profile(compiled: Path, world: World) -> None:

@@ -82,8 +82,12 @@ def test_trtexec_builds_the_same_plan() -> None:
         "trtexec --onnx=ffn8.b1-s8.onnx --saveEngine=ffn8.b1-s8.plan --stronglyTyped --builderOptimizationLevel=3 "
         "--profilingVerbosity=detailed --timingCacheFile=tensorrt.timing --skipInference --noTF32 --stripWeights"
     )
-    assert trtexec_command("a.onnx", TensorRTOptions(), ["ids:1x1", "ids:1x8", "ids:2x8"]).endswith(
+    assert trtexec_command("a.onnx", TensorRTOptions(), [["ids:1x1", "ids:1x8", "ids:2x8"]]).endswith(
         "--skipInference --minShapes=ids:1x1 --optShapes=ids:1x8 --maxShapes=ids:2x8 --noTF32 --stripWeights"
+    )
+    assert trtexec_command("a.onnx", TensorRTOptions(), [["ids:1x1", "ids:1x1", "ids:4x9"], ["ids:1x1"] * 3]).endswith(
+        "--skipInference --profile=0 --minShapes=ids:1x1 --optShapes=ids:1x1 --maxShapes=ids:4x9 --profile=1 "
+        "--minShapes=ids:1x1 --optShapes=ids:1x1 --maxShapes=ids:1x1 --noTF32 --stripWeights"
     )
     every = TensorRTOptions(
         workspace_mb=2048,

@@ -7,7 +7,7 @@ from nestforge.elastic import Bucket
 from nestforge.errors import BundleFormatError
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.manifest import Manifest, Provenance
-from nestforge.runtime.bundle.shape_profile import ShapeProfile, shape_profile
+from nestforge.runtime.bundle.shape_profile import ShapeProfile, shape_profile, shape_profiles
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"))
 KIND = TensorSpec("kind", "int64", ("batch",))
@@ -44,3 +44,33 @@ def test_what_is_open_is_written_as_tensorrts_tools_read_it() -> None:
         *("ids:4x2,state:3x2x16", "ids:4x8,state:3x8x16", "ids:4x16,state:3x16x16"),
     )
     assert ShapeProfile(Bucket(4, 16), Bucket(4, 16)).written([IDS, KIND, STATE]) == ()
+
+
+def test_an_engine_that_keeps_a_cache_has_profiles_of_steps_and_of_chunks(manifest: Manifest) -> None:
+    engine = replace(manifest.engines[0], segment="cached", bucket=Bucket(64, 512, 1, 1), capacity=2048)
+    at, cache = (
+        TensorSpec("logits_at", "int64", ("answers",)),
+        TensorSpec("past_key_0", "float32", ("batch", 2, 2048, 8)),
+    )
+    steps, chunks = shape_profiles(manifest, engine)
+    assert [profile.shapes(IDS) for profile in (steps, chunks)] == [
+        ((1, 1), (1, 1), (64, 9)),
+        ((1, 1), (1, 512), (1, 512)),
+    ]
+    assert [profile.shapes(at) for profile in (steps, chunks)] == [((1,), (1,), (9,)), ((1,), (1,), (512,))]
+    assert steps.written([IDS, at, cache]) == (
+        "ids:1x1,logits_at:1,past_key_0:1x2x2048x8",
+        "ids:1x1,logits_at:1,past_key_0:1x2x2048x8",
+        "ids:64x9,logits_at:9,past_key_0:64x2x2048x8",
+    )
+    assert chunks.written([cache]) == ("past_key_0:1x2x2048x8",) * 3
+
+    def takers(rows: int, tokens: int, wanted: int) -> list[bool]:
+        return [profile.takes({"batch": rows, "sequence": tokens, "answers": wanted}) for profile in (steps, chunks)]
+
+    assert takers(64, 1, 1) == [True, False]
+    assert takers(1, 9, 9) == [True, True]
+    assert takers(1, 10, 10) == takers(1, 512, 1) == [False, True]
+    assert takers(2, 10, 1) == takers(1, 513, 1) == takers(65, 1, 1) == [False, False]
+    assert len(shape_profiles(manifest, replace(engine, bucket=Bucket(64, 9, 1, 1)))) == 1, "all of it are steps"
+    assert shape_profiles(manifest, manifest.engines[0]) == (shape_profile(manifest, manifest.engines[0].bucket),)

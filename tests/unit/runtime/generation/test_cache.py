@@ -12,7 +12,7 @@ LAYERS = (CachedLayer(2, 8), CachedLayer(1, 16))
 def test_a_cache_has_keys_and_values_of_every_layer() -> None:
     cache = Cache.empty(LAYERS, rows=3, capacity=5)
     assert (cache.rows, cache.capacity, cache.bytes) == (3, 5, 4 * 3 * 5 * 2 * (16 + 16))
-    shapes = {name: array.shape for name, array in cache.named("past").items()}
+    shapes = {name: array.shape for name, array in cache.named("past_").items()}
     assert shapes == {
         "past_key_0": (3, 2, 5, 8),
         "past_value_0": (3, 2, 5, 8),

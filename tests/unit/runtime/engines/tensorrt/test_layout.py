@@ -5,11 +5,13 @@ from dataclasses import replace
 from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.entries.tensor_spec import DTYPES as IN_MANIFEST
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
+from nestforge.runtime.bundle.shape_profile import ShapeProfile
 from nestforge.runtime.engines.tensorrt.layout import DTYPES, PlanTensor, plan_problem
 
 INPUTS = (TensorSpec("ids", "int64", ("batch", "sequence")), TensorSpec("flag", "bool", ("batch",)))
 OUTPUTS = (TensorSpec("hidden", "float16", ("batch", "sequence", 4)),)
 STATIC, RANGE = Bucket(2, 8), Bucket(2, 8, min_sequence=3)
+ONE, SOME = ([ShapeProfile(bucket, bucket.largest)] for bucket in (STATIC, RANGE))
 
 
 def test_a_plan_has_the_manifests_tensors() -> None:
@@ -18,42 +20,42 @@ def test_a_plan_has_the_manifests_tensors() -> None:
         PlanTensor("flag", True, "BOOL", (2,), True),
         PlanTensor("hidden", False, "HALF", (2, 8, 4), True),
     ]
-    assert plan_problem(INPUTS, OUTPUTS, STATIC, found) is None
-    assert plan_problem(INPUTS, OUTPUTS, STATIC, found[:2]) == (
+    assert plan_problem(INPUTS, OUTPUTS, STATIC, ONE, found) is None
+    assert plan_problem(INPUTS, OUTPUTS, STATIC, ONE, found[:2]) == (
         "outputs are none, the manifest says hidden HALF [2, 8, 4]"
     )
-    open_shape = PlanTensor("flag", True, "BOOL", (-1,), True, ((2,), (2,)))
-    assert plan_problem(INPUTS, OUTPUTS, STATIC, [found[0], open_shape, found[2]]) == (
+    open_shape = PlanTensor("flag", True, "BOOL", (-1,), True, (((2,), (2,)),))
+    assert plan_problem(INPUTS, OUTPUTS, STATIC, ONE, [found[0], open_shape, found[2]]) == (
         "inputs are ids INT64 [2, 8], flag BOOL [-1], the manifest says ids INT64 [2, 8], flag BOOL [2]"
     )
     unknown = replace(found[2], shape=(2, 8, -1))
-    assert plan_problem(INPUTS, OUTPUTS, STATIC, [*found[:2], unknown]) == (
+    assert plan_problem(INPUTS, OUTPUTS, STATIC, ONE, [*found[:2], unknown]) == (
         "outputs are hidden HALF [2, 8, -1], the manifest says hidden HALF [2, 8, 4]"
     )
     on_host = PlanTensor("flag", True, "BOOL", (2,), False)
-    assert str(plan_problem(INPUTS, OUTPUTS, STATIC, [found[0], on_host, found[2]])).startswith(
+    assert str(plan_problem(INPUTS, OUTPUTS, STATIC, ONE, [found[0], on_host, found[2]])).startswith(
         "flag: read on the host as a shape"
     )
 
 
 def test_a_plan_of_a_range_takes_what_the_manifest_says() -> None:
     found = [
-        PlanTensor("ids", True, "INT64", (2, -1), True, ((2, 3), (2, 8))),
+        PlanTensor("ids", True, "INT64", (2, -1), True, (((2, 3), (2, 8)),)),
         PlanTensor("flag", True, "BOOL", (2,), True),
         PlanTensor("hidden", False, "HALF", (2, -1, 4), True),
     ]
-    assert plan_problem(INPUTS, OUTPUTS, RANGE, found) is None
+    assert plan_problem(INPUTS, OUTPUTS, RANGE, SOME, found) is None
     # TensorRT may not know a size of an output before a run; that of an input it has read from the graph.
-    assert plan_problem(INPUTS, OUTPUTS, RANGE, [*found[:2], replace(found[2], shape=(-1, -1, -1))]) is None
-    assert plan_problem(INPUTS, OUTPUTS, RANGE, [replace(found[0], shape=(-1, -1)), *found[1:]]) == (
+    assert plan_problem(INPUTS, OUTPUTS, RANGE, SOME, [*found[:2], replace(found[2], shape=(-1, -1, -1))]) is None
+    assert plan_problem(INPUTS, OUTPUTS, RANGE, SOME, [replace(found[0], shape=(-1, -1)), *found[1:]]) == (
         "inputs are ids INT64 [-1, -1], flag BOOL [2], the manifest says ids INT64 [2, -1], flag BOOL [2]"
     )
     for wrong in ((2, 7, 4), (2, -1), (2, -1, 5)):
-        assert plan_problem(INPUTS, OUTPUTS, RANGE, [*found[:2], replace(found[2], shape=wrong)]) == (
+        assert plan_problem(INPUTS, OUTPUTS, RANGE, SOME, [*found[:2], replace(found[2], shape=wrong)]) == (
             f"outputs are hidden HALF {list(wrong)}, the manifest says hidden HALF [2, -1, 4]"
         )
     for ends in (((2, 1), (2, 8)), ((2, 3), (2, 16))):
-        assert plan_problem(INPUTS, OUTPUTS, RANGE, [replace(found[0], ends=ends), *found[1:]]) == (
+        assert plan_problem(INPUTS, OUTPUTS, RANGE, SOME, [replace(found[0], ends=(ends,)), *found[1:]]) == (
             f"ids: the plan takes {list(ends[0])} to {list(ends[1])}, "
             "the manifest's bucket 2x3..8 says [2, 3] to [2, 8]"
         )
@@ -61,3 +63,30 @@ def test_a_plan_of_a_range_takes_what_the_manifest_says() -> None:
 
 def test_every_type_of_the_manifest_has_a_name() -> None:
     assert tuple(DTYPES) == IN_MANIFEST
+
+
+def test_a_plan_that_keeps_a_cache_has_both_profiles_and_updates_in_place() -> None:
+    rows = ("batch", 2, 16, 8)
+    inputs = (TensorSpec("ids", "int64", ("batch", "sequence")), TensorSpec("past_key_0", "float32", rows))
+    outputs = (TensorSpec("present_key_0", "float32", rows),)
+    bucket = Bucket(4, 16, 1, 1)
+    profiles = [ShapeProfile(Bucket(4, 9, 1, 1), Bucket(1, 1)), ShapeProfile(Bucket(1, 16, 1, 1), Bucket(1, 16))]
+    ids = PlanTensor("ids", True, "INT64", (-1, -1), True, (((1, 1), (4, 9)), ((1, 1), (1, 16))))
+    past = PlanTensor(
+        *("past_key_0", True, "FLOAT", (-1, 2, 16, 8), True),
+        (((1, 2, 16, 8), (4, 2, 16, 8)), ((1, 2, 16, 8), (1, 2, 16, 8))),
+    )
+    present = PlanTensor("present_key_0", False, "FLOAT", (-1, 2, 16, 8), True, alias="past_key_0")
+    found = [ids, past, present]
+    assert plan_problem(inputs, outputs, bucket, profiles, found) is None
+    for alias in (None, "ids"):
+        wrong = [ids, past, replace(present, alias=alias)]
+        assert plan_problem(inputs, outputs, bucket, profiles, wrong) == (
+            f"present_key_0: shares the memory of {alias or 'no input'}, expected past_key_0"
+        )
+    fewer = [replace(ids, ends=ids.ends[:1]), past, present]
+    assert plan_problem(inputs, outputs, bucket, profiles, fewer) == "1 optimisation profiles, expected 2"
+    shorter = [replace(ids, ends=(ids.ends[0], ((1, 1), (1, 8)))), past, present]
+    assert plan_problem(inputs, outputs, bucket, profiles, shorter) == (
+        "ids: the plan takes [1, 1] to [1, 8], the manifest's bucket 1..1x1..16 says [1, 1] to [1, 16]"
+    )

@@ -138,7 +138,7 @@ def test_an_output_of_another_shape_never_reaches_memory(bundle: Bundle, world: 
 def test_a_plan_of_another_range_is_refused(bundle: Bundle, world: World) -> None:
     plan = next(entry for entry in read_plans(bundle) if entry.graph == bundle.manifest.engines[0].file)
     built = json.loads((bundle.path / plan.file).read_bytes())
-    built["profile"]["attention_mask"][2] = [4, 32]
+    built["profiles"][0]["attention_mask"][2] = [4, 32]
     data = json.dumps(built).encode()
     (bundle.path / plan.file).write_bytes(data)
     write_plans(bundle, [replace(plan, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())])

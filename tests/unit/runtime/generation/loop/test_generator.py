@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from nestforge.errors import InputError, NestforgeError, SelectionError
+from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_named
 from nestforge.runtime.generation.calls.options import Options
 from nestforge.runtime.generation.loop.generator import Generator
 from nestforge.runtime.generation.sampling import Sampling
@@ -151,6 +152,13 @@ def test_a_model_without_a_template_cannot_chat(llama_bundle: Path, tmp_path: Pa
 def test_mapped_engines_do_not_generate(llama_bundle: Path) -> None:
     with load(llama_bundle, residency="mapped") as model, pytest.raises(InputError, match=r"not mapped; load them so$"):
         model.generate([5])
+
+
+def test_a_provider_for_gpus_does_not_generate(model: ElasticModel) -> None:
+    provider = provider_named("cuda")
+    generate = Generator(model.bundle, lambda: pytest.fail("no tokenizer is needed"), threads=1, provider=provider)
+    with pytest.raises(InputError, match=r"or as plans of TensorRT, not with provider cuda; load with provider cpu$"):
+        generate([5])
 
 
 def test_a_closed_model_generates_no_more(llama_bundle: Path) -> None:

@@ -1,23 +1,30 @@
-"""Texts for the gate of engines that keep a cache, and the pieces in which they are given to them."""
+"""Texts for the gate of engines that keep a cache, and the pieces in which they are given to them.
+
+No torch here: a plan is held against its graph.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...exporters.cached_form import MOST_NEW_TOKENS, CachedForm
-from ...runtime.bundle.entries.engine_entry import EngineEntry, RoutingEntry
-from ...runtime.bundle.entries.generation_entry import GenerationEntry
-from ...runtime.engines.runner import Runner
-from ...runtime.generation.cache import Cache
-from ...runtime.generation.cached_engine import CachedEngine
-from ...runtime.generation.source import Source, read_source
-from ...runtime.inputs.arrays import Array, Arrays
-from ..parity.evidence.cases import Case
+from ....exporters.cached_form import MOST_NEW_TOKENS
+from ....runtime.bundle.entries.engine_entry import EngineEntry, RoutingEntry
+from ....runtime.bundle.entries.generation_entry import WINDOW, GenerationEntry, window_of
+from ....runtime.bundle.entries.tensor_spec import TensorSpec
+from ....runtime.device.device import Device
+from ....runtime.engines.runner import Runner
+from ....runtime.generation.any_cache import AnyCache
+from ....runtime.generation.cache import Cache
+from ....runtime.generation.cached_engine import CachedEngine
+from ....runtime.generation.device_cache import DeviceCache
+from ....runtime.generation.source import Source, read_source
+from ....runtime.inputs.arrays import Array, Arrays
+from .cases import Case
 
 # Tokens of a text; the longest has a piece that takes an engine two runs.
 _TOKENS = 48
@@ -65,21 +72,36 @@ class PromptRoutes(NamedTuple):
 Batch = tuple[Row, ...]
 
 
-def cached_batches(form: CachedForm, long: bool) -> list[Batch]:
+def judged_specs(entry: GenerationEntry) -> tuple[TensorSpec, ...]:
+    """What a text of ``S`` tokens gives: logits, and keys and values of each layer, behind a window of the last tokens
+    alone."""
+    kept = [
+        TensorSpec(
+            f"{kind}_{number}",
+            "float32",
+            ("batch", layer.heads, "sequence" if layer.window is None else WINDOW, layer.size),
+        )
+        for number, layer in enumerate(entry.layers)
+        for kind in ("key", "value")
+    ]
+    return (TensorSpec("logits", "float32", ("batch", "sequence", entry.vocabulary)), *kept)
+
+
+def cached_batches(entry: GenerationEntry, long: bool) -> list[Batch]:
     """Texts at random, always the same: whole, in pieces as drafts are verified, token by token, and in rows of
     different length; if ``long``, also one of more tokens than a run takes, where the model has so many positions, and
     one of more than its window has, where that is affordable, which slides within a piece and before a step. Behind an
     encoder each has a prompt of its own length.
     """
-    rng, source_rng = np.random.default_rng(form.vocabulary), np.random.default_rng(form.vocabulary + 1)
+    rng, source_rng = np.random.default_rng(entry.vocabulary), np.random.default_rng(entry.vocabulary + 1)
     lengths = cycle(_SOURCE_TOKENS)
-    most = min(_TOKENS, form.positions - _SPARE) if form.positions > _SPARE + 1 else form.positions
+    most = min(_TOKENS, entry.positions - _SPARE) if entry.positions > _SPARE + 1 else entry.positions
 
     def row(name: str, pieces: Sequence[int], longest_run: int = _MOST_DRAFTED, again: bool = False) -> Row:
-        feeds = {"input_ids": rng.integers(0, form.vocabulary, (1, sum(pieces)))}
-        if form.encoder is not None:
-            read = min(_LONGEST if sum(pieces) == _LONGEST else next(lengths), form.encoder.positions)
-            feeds["source_ids"] = source_rng.integers(0, form.vocabulary, (1, read))
+        feeds = {"input_ids": rng.integers(0, entry.vocabulary, (1, sum(pieces)))}
+        if entry.encoder is not None:
+            read = min(_LONGEST if sum(pieces) == _LONGEST else next(lengths), entry.encoder.positions)
+            feeds["source_ids"] = source_rng.integers(0, entry.vocabulary, (1, read))
         return Row(Case(name, feeds), tuple(pieces), longest_run, again)
 
     def single(prompt: int) -> list[int]:
@@ -96,27 +118,29 @@ def cached_batches(form: CachedForm, long: bool) -> list[Batch]:
         (row("token by token", single(max(1, most // 3))),),
         tuple(row(f"row {number} of {len(prompts)}", [p, *[1] * steps]) for number, p in enumerate(prompts)),
     ]
-    if long and most < _LONGEST <= form.positions - _SPARE:
+    if long and most < _LONGEST <= entry.positions - _SPARE:
         batches.append((row("longer than a run", [_LONGEST - 2, 1, 1], MOST_NEW_TOKENS),))
-    if long and (longest := _beyond_window(form)) > most:
+    if long and (longest := _beyond_window(entry)) > most:
         batches.append((row("longer than the window", [longest - _MOST_DRAFTED, *[1] * _MOST_DRAFTED]),))
     return batches
 
 
-def _beyond_window(form: CachedForm) -> int:
+def _beyond_window(entry: GenerationEntry) -> int:
     """Tokens of a text that is longer than the model's window; 0 where it has none or a proof would take too long."""
-    if form.window is None or form.window > _MOST_WINDOW:
+    window = window_of(entry.layers)
+    if window is None or window > _MOST_WINDOW:
         return 0
-    tokens = min(form.window + _BEYOND, form.positions - _SPARE)
-    return tokens if tokens > form.window and tokens * form.vocabulary <= _MOST_LOGITS else 0
+    tokens = min(window + _BEYOND, entry.positions - _SPARE)
+    return tokens if tokens > window and tokens * entry.vocabulary <= _MOST_LOGITS else 0
 
 
-def unproven_window(form: CachedForm, batches: Sequence[Batch]) -> str | None:
+def unproven_window(entry: GenerationEntry, batches: Sequence[Batch]) -> str | None:
     """What a receipt says of a model whose window is longer than every text of ``batches``; else None."""
     longest = max(len(row.ids) for batch in batches for row in batch)
-    if form.window is None or not longest <= form.window < form.positions:
+    window = window_of(entry.layers)
+    if window is None or not longest <= window < entry.positions:
         return None
-    return f"no text was longer than its window of {form.window} tokens"
+    return f"no text was longer than its window of {window} tokens"
 
 
 def cases_of(batches: Sequence[Batch]) -> list[Case]:
@@ -149,21 +173,30 @@ def run_batches(
     entry: GenerationEntry,
     batches: Sequence[Batch],
     read: Mapping[str, Sequence[Array]] | None = None,
+    device: Device | None = None,
 ) -> list[Arrays]:
     """Per row the logits ``[1, S, vocabulary]`` behind each of its tokens, and what the cache holds of each layer in
     the end, ``key_0`` and ``value_0`` ``[1, heads, S, size]`` and so on; of a layer with a window those of the last
     tokens that it sees. ``runner`` is the open one of ``engine``;
-    ``read`` is what an encoder returned of each prompt, by the name of its case."""
-    return [arrays for batch in batches for arrays in _run(runner, engine, entry, batch, read)]
+    ``read`` is what an encoder returned of each prompt, by the name of its case. Of a
+    plan the cache lies on its ``device``."""
+    found: list[Arrays] = []
+    for batch in batches:
+        if device is None:
+            found += _run(runner, engine, entry, batch, _host_cache(engine, entry, batch, read))
+            continue
+        assert engine.capacity is not None, "a plan's cache has one size"
+        cache = DeviceCache.empty(entry.layers, len(batch), engine.capacity, device)
+        try:
+            found += _run(runner, engine, entry, batch, cache)
+        finally:
+            cache.close()
+    return found
 
 
-def _run(
-    runner: Runner,
-    engine: EngineEntry,
-    entry: GenerationEntry,
-    batch: Batch,
-    read: Mapping[str, Sequence[Array]] | None,
-) -> list[Arrays]:
+def _host_cache(
+    engine: EngineEntry, entry: GenerationEntry, batch: Batch, read: Mapping[str, Sequence[Array]] | None
+) -> Cache:
     longest = max(len(row.ids) for row in batch)
     source = None
     if read is not None:
@@ -173,8 +206,25 @@ def _run(
     capacity, run = min(entry.positions, longest + _SPARE), max(row.longest_run for row in batch)
     if engine.capacity is not None:  # of one size, in every layer
         capacity, run = engine.capacity, engine.capacity
-    cache = Cache.empty(entry.layers, len(batch), capacity, source, run)
+    return Cache.empty(entry.layers, len(batch), capacity, source, run)
+
+
+def _run(
+    runner: Runner, engine: EngineEntry, entry: GenerationEntry, batch: Batch, cache: AnyCache[Any]
+) -> list[Arrays]:
     cached = CachedEngine(runner, engine, entry, cache)
+    try:
+        logits = _logits(cached, batch)
+        return [
+            {"logits": np.concatenate(own)[None], **_kept(entry, cache, number, len(row.ids))}
+            for number, (row, own) in enumerate(zip(batch, logits, strict=True))
+        ]
+    finally:
+        cached.close()
+
+
+def _logits(cached: CachedEngine, batch: Batch) -> list[list[np.ndarray]]:
+    """Of each row those behind its pieces, ``[tokens, vocabulary]`` each."""
     for number, row in enumerate(batch):
         if row.again:
             cached.extend(number, row.ids[::-1].copy(), 0, [])
@@ -190,18 +240,15 @@ def _run(
                 tokens = row.ids[written[number] : written[number] + piece]
                 logits[number].append(cached.extend(number, tokens, written[number], range(piece)))
         written = [at + piece for at, piece in zip(written, pieces, strict=True)]
-    answers: list[Arrays] = []
-    for number, row in enumerate(batch):
-        answers.append({"logits": np.concatenate(logits[number])[None], **_kept(entry, cache, number, len(row.ids))})
-    return answers
+    return logits
 
 
-def _kept(entry: GenerationEntry, cache: Cache, row: int, tokens: int) -> Arrays:
+def _kept(entry: GenerationEntry, cache: AnyCache[Any], row: int, tokens: int) -> Arrays:
     """What ``cache`` has of a row of so many ``tokens``, as ``run_batches`` returns it."""
     found: dict[str, np.ndarray] = {}
     for number, layer in enumerate(entry.layers):
-        for kind, tensor in zip(("key", "value"), cache.tensors[2 * number : 2 * number + 2], strict=True):
+        for place, kind in enumerate(("key", "value")):
             start = 0 if layer.window is None or cache.window is None else int(cache.window.starts[row])
             first = 0 if layer.window is None else max(0, tokens - layer.window)
-            found[f"{kind}_{number}"] = tensor[row : row + 1, :, first - start : tokens - start].copy()
+            found[f"{kind}_{number}"] = cache.read(2 * number + place, row, first - start, tokens - start)
     return found

@@ -1,0 +1,148 @@
+"""Engines that keep a cache, as TensorRT plans: the cache stays on the GPU, in memory of the caller's.
+
+A plan updates a cache in place: its input and its output are bound to one address, so that a run copies new tokens over
+and logits back (cache_run.py). All runs of an engine are queued in the device's stream, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import tensorrt as trt
+
+from ....elastic import Bucket
+from ....errors import BundleError, InputError
+from ...bundle.device_files.plan_index import PlanEntry
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import PAST, PRESENT
+from ...bundle.open_bundle import Bundle
+from ...bundle.shape_profile import shape_profiles
+from ...device.cuda_device import CudaDevice, take_cuda_device
+from ...device.cuda_memory import use_device
+from ...device.device import DeviceArray
+from ...device.layout import layout_of
+from ...inputs.arrays import Array
+from ...inputs.feeds import named_sizes
+from .cache_context import CacheContext
+from .cache_run import CacheRun
+from .engine import Log, inspected
+from .open_plan import open_plan
+
+
+class TensorRTCacheRunner:
+    """One engine on one GPU; see ``CacheRunner``. ``plan`` may be given by who has just built it."""
+
+    def __init__(self, bundle: Bundle, engine: EngineEntry, device: int = 0, plan: PlanEntry | None = None) -> None:
+        self.engine = engine
+        self._bundle, self._index, self._plan = bundle, device, plan
+        self._where = f"engine {engine.id}"
+        self._interface = bundle.manifest.interface_of(engine)
+        inputs, outputs = self._interface
+        self._inputs = [spec for spec in inputs if not spec.name.startswith(PAST)]
+        self._outputs = [spec for spec in outputs if not spec.name.startswith(PRESENT)]
+        self._caches = {spec.name: spec for spec in inputs if spec.name.startswith(PAST)}
+        self._profiles = shape_profiles(bundle.manifest, engine)
+        self._log = Log()
+        self._opened: trt.ICudaEngine | None = None
+        self._device: CudaDevice | None = None
+        self._context: CacheContext | None = None
+        self._runs: set[CacheRun] = set()
+
+    def __enter__(self) -> TensorRTCacheRunner:
+        """Opens the plan. Raises BundleCorruptError or BundleIncompatibleError."""
+        self._device = device = take_cuda_device(self._index)
+        try:
+            # What allocates on a GPU breaks a capture that ONNX Runtime has under way there, in any thread.
+            with device.lock:
+                use_device(self._index)
+                one = layout_of(self._inputs, self._outputs, Bucket(1, 1), dict.fromkeys(self._profiles[0].most, 1))
+                self._opened = opened = open_plan(
+                    self._bundle, self.engine, self._plan, self._index, self._interface, one.bytes, self._log
+                )
+                self._context = CacheContext(self._where, opened, device)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes every run that is bound; they fail afterwards."""
+        device = self._device
+        if device is None:
+            return
+        with device.lock:
+            for run in tuple(self._runs):
+                run.close()
+            if self._context is not None:
+                self._context.close()
+            self._opened = self._context = self._device = None
+        device.release()
+
+    @property
+    def device(self) -> CudaDevice:
+        """Where it runs, and caches must lie. Raises BundleError while inactive."""
+        if self._device is None:
+            raise self._not_open()
+        return self._device
+
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:  # noqa: ARG002
+        """Raises InputError: see ``bind_cache``."""
+        raise self._on_the_gpu()
+
+    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:  # noqa: ARG002
+        """Raises InputError: see ``bind_cache``."""
+        raise self._on_the_gpu()
+
+    def bind_cache(
+        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
+    ) -> CacheRun:
+        """See ``CacheRunner.bind_cache``."""
+        sizes = named_sizes(self._inputs, feeds)
+        number = next((number for number, profile in enumerate(self._profiles) if profile.takes(sizes)), None)
+        if number is None:
+            taken = ", ".join(str(profile.bucket) for profile in self._profiles)
+            raise InputError(f"{self._where}: a run of {sizes}; expected one within {taken}")
+        bucket = Bucket(sizes["batch"], sizes["sequence"])
+        layout = layout_of(self._inputs, self._outputs, bucket, sizes)
+        if problem := layout.misfit(feeds, outputs) or self._misfit(caches, bucket):
+            raise InputError(f"{self._where}: {problem}")
+        with self.device.lock:
+            use_device(self._index)
+            if self._context is None:  # closed while another thread held the lock
+                raise self._not_open()
+            run = CacheRun(self._context, number, layout, feeds, outputs, caches, self._runs.discard)
+            self._runs.add(run)
+            return run
+
+    def inspect(self) -> str:
+        """What TensorRT made of the graph, as the JSON of its engine inspector. Raises BundleError while inactive."""
+        return inspected(self._require_open())
+
+    @property
+    def activation_bytes(self) -> int:
+        """Device memory that one run takes beside its inputs and outputs. Raises BundleError while inactive."""
+        return int(self._require_open().device_memory_size_v2)
+
+    def _misfit(self, caches: Mapping[str, DeviceArray], bucket: Bucket) -> str | None:
+        """Why ``caches`` are not those of the engine for so many rows, or None."""
+        if caches.keys() != self._caches.keys():
+            return f"caches are {', '.join(caches)}; it has {', '.join(self._caches)}"
+        for name, spec in self._caches.items():
+            array, shape = caches[name], spec.shape(bucket)
+            if (array.dtype, array.shape) != (spec.dtype, shape):
+                return f"{name}: expected {spec.dtype} {list(shape)}, got {array.dtype} {list(array.shape)}"
+        return None
+
+    def _require_open(self) -> trt.ICudaEngine:
+        if self._opened is None:
+            raise self._not_open()
+        return self._opened
+
+    def _not_open(self) -> BundleError:
+        return BundleError(f"{self._where}: not open; run it inside its `with` block")
+
+    def _on_the_gpu(self) -> InputError:
+        return InputError(f"{self._where}: its cache lies on the GPU; run it in a session of its model")

@@ -1,0 +1,105 @@
+"""Where the cache of a session lies: in memory of the host's, or of a device's, which has room in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ...errors import InputError
+from ..bundle.entries.generation_entry import GenerationEntry
+from ..device.device import Device
+from .any_cache import AnyCache
+from .cache import Cache
+from .device_cache import DeviceCache
+from .source import Source
+
+
+class CacheMemory(Protocol):
+    """Of the rows of one session."""
+
+    def empty(self) -> AnyCache[Any]:
+        """A cache of all rows, as large as it must be at first. Raises MemoryError, or BundleIncompatibleError where a
+        device has too little memory."""
+        ...
+
+    def grown(self, laid_out: AnyCache[Any], tokens: int, kept: int) -> AnyCache[Any]:
+        """A cache with room for ``tokens`` in place of the one there was, which is ``laid_out`` for fewer heads
+        perhaps; laid out so too, it has the first ``kept`` tokens of every row. No engine is bound to that one. Raises
+        as ``empty``, and leaves it then."""
+        ...
+
+    def close(self) -> None:
+        """Gives all of it back."""
+        ...
+
+
+class HostMemory:
+    """Room for all tokens at once: the system gives pages as they are written."""
+
+    def __init__(self, entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int) -> None:
+        """Behind an encoder there is room for prompts of ``prompt_tokens``."""
+        self._entry, self._rows, self._capacity, self._prompt_tokens = entry, rows, capacity, prompt_tokens
+
+    def empty(self) -> Cache:
+        """See ``CacheMemory.empty``."""
+        entry, rows = self._entry, self._rows
+        source = Source.empty(entry, rows, self._prompt_tokens) if self._prompt_tokens else None
+        return Cache.empty(entry.layers, rows, self._capacity, source, entry.longest_run)
+
+    def grown(self, laid_out: AnyCache[Any], tokens: int, kept: int) -> AnyCache[Any]:  # noqa: ARG002
+        """See ``CacheMemory.grown``. Raises InputError: there is room for all tokens from the start."""
+        raise _no_room(tokens, self._capacity)
+
+    def close(self) -> None:
+        """See ``CacheMemory.close``: the garbage collector does it."""
+
+
+class DeviceMemory:
+    """Room for as many tokens as engines of one capacity take: the smallest at first, and a larger one only when a row
+    needs it, since every step reads all of it."""
+
+    def __init__(self, entry: GenerationEntry, rows: int, capacity: int, take: Callable[[], Device]) -> None:
+        """``take`` opens the device; ``capacity`` is the most that a row may ever have."""
+        self._entry, self._rows = entry, rows
+        self._capacities = entry.capacities_for(capacity)
+        self._device: Device | None = take()
+        self._open: DeviceCache | None = None
+
+    def empty(self) -> DeviceCache:
+        """See ``CacheMemory.empty``."""
+        self._open = self._of(1)
+        return self._open
+
+    def grown(self, laid_out: AnyCache[Any], tokens: int, kept: int) -> AnyCache[Any]:
+        """See ``CacheMemory.grown``; both exist while the tokens are copied. Raises InputError beyond the largest."""
+        assert isinstance(laid_out, DeviceCache)
+        if tokens > self._capacities[-1]:
+            raise _no_room(tokens, self._capacities[-1])
+        before, larger = self._open, self._of(tokens)
+        try:
+            larger.with_heads(laid_out.heads).copy_tokens(laid_out, kept)
+        except BaseException:
+            larger.close()
+            raise
+        self._open = larger
+        assert before is not None
+        before.close()
+        return larger
+
+    def close(self) -> None:
+        """See ``CacheMemory.close``."""
+        cache, self._open = self._open, None
+        device, self._device = self._device, None
+        if cache is not None:
+            cache.close()
+        if device is not None:
+            device.release()
+
+    def _of(self, tokens: int) -> DeviceCache:
+        assert self._device is not None
+        capacity = next(size for size in self._capacities if size >= tokens)
+        return DeviceCache.empty(self._entry.layers, self._rows, capacity, self._device)
+
+
+def _no_room(tokens: int, capacity: int) -> InputError:
+    return InputError(f"session: {tokens} tokens of a row, it has room for {capacity}; open one with more")
