@@ -209,7 +209,7 @@ def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is
     if source.generates and profile.backend == "tensorrt":
         notes = (
             *notes,
-            "engines that keep a cache are proven graphs for TensorRT; plans of them and runs on a GPU are not built",
+            "engines that keep a cache are for TensorRT 10.15 or later; their plans have not run on a GPU yet",
         )
     if source.signature.shortened is not None:
         notes = (*notes, f"texts of at most {source.signature.max_sequence} tokens: {source.signature.shortened}")

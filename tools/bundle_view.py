@@ -95,7 +95,7 @@ def print_tasks(bundle: Bundle) -> None:
 
 
 def _needs_plans(bundle: Bundle) -> bool:
-    return any(engine.backend == "tensorrt" for engine in bundle.manifest.engines)
+    return any(engine.backend == "tensorrt" for engine in bundle.manifest.every_engine)
 
 
 def _print_plans(bundle: Bundle) -> None:
@@ -116,7 +116,7 @@ def _print_plans(bundle: Bundle) -> None:
     if rows:
         columns = ["plan of", "for", "MB", "activations MB", "layers", "parity max abs", "parity cosine"]
         print_table(columns, rows)
-    graphs = {engine.file for engine in bundle.manifest.engines if engine.backend == "tensorrt"}
+    graphs = {engine.file for engine in bundle.manifest.every_engine if engine.backend == "tensorrt"}
     if missing := graphs - {plan.graph for plan in plans}:
         say(f"{len(missing)} of {len(graphs)} graphs have no plan yet: run `nestforge build` on the device")
 

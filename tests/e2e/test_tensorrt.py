@@ -245,3 +245,29 @@ def test_two_ranges_are_two_plans_of_each_submodel(model: Path, world: World, tm
         answer = json.loads(out("run", bundle, "--text", text, "--submodel", SMALL, "--json"))
         assert (answer["engine"], answer["padding"]) == (f"{SMALL}@{bucket}", None)
         assert "graph" not in world.calls
+
+
+def test_a_language_model_writes_text_from_its_plans(tmp_path: Path) -> None:
+    """The bundle of another release of nestforge, since a compile of one takes long."""
+    bundle = Path(shutil.copytree(GOLDEN / "bundle-v14", tmp_path / "text.bundle"))
+    prompt = ("generate", bundle, "--prompt", "hello world")
+    with host_with_gpu(tmp_path / "cache", version="10.15.0") as world:
+        assert error(*prompt).endswith(f"has no plan yet; run `nestforge build {bundle}` on this device")
+        assert "6 of 6 graphs have no plan yet: run `nestforge build` on the device" in out("inspect", bundle)
+        out("build", bundle)
+        lines = out("inspect", bundle).splitlines()
+        assert sum("cached" in line and "Fake GPU" in line for line in lines) == 4
+        assert "6 plans, every hash and seal as written" in out("verify", bundle)
+        world.calls.clear()
+        written = json.loads(out(*prompt, "--max-tokens", "30", "--json"))
+        assert len(written["rows"][0]["tokens"]) == 30
+        assert world.calls.count("open") == 2, "of both capacities"
+        drafted = json.loads(out(*prompt, "--max-tokens", "30", "--draft", "ffn16-heads2", "--json"))
+        assert drafted["rows"][0]["tokens"] == written["rows"][0]["tokens"]
+        paced = json.loads(out(*prompt, "--max-tokens", "5", "--tokens-per-second", "0.01", "--json"))
+        assert paced["rows"][0]["tokens"] == written["rows"][0]["tokens"][:5]
+        refused = error(*prompt, "--capacity", "49")
+        assert refused == "capacity: expected at most 48, the positions of this model, got 49"
+        (bundle / "plans.json").unlink()
+        assert "has no plan yet" in error(*prompt)
+    assert error(*prompt) == f"bundle {bundle}: this host cannot run its engines: {HERE}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from nestforge.tools.cli import main
 from support.cost_eff_models import save_tiny
 from support.gpu_available import Results, milliseconds, needs_tensorrt
 from support.tiny_compile import board
+from support.tiny_matlm import save_tiny_matlm
 from support.tiny_models import save_tiny_encoder
 
 pytestmark = pytest.mark.needs_gpu
@@ -69,6 +71,33 @@ def test_a_chain_of_plans_stays_on_the_gpu(results: Results, compile_leaver: Cal
         f"{found['chain'] / found['whole']:.3f}x ({found['chain']:.3f} against {found['whole']:.3f} ms)",
         "<= 1.05x",
         "12 x 768, FFN 1024, three segments, 64 tokens, TensorRT",
+    )
+
+
+def test_text_is_written_by_plans_that_keep_a_cache_on_the_gpu(results: Results, tmp_path: Path) -> None:
+    """The build itself compares logits and caches with the graphs, over texts in pieces, to the last place. Rows,
+    drafts and moves between capacities then write what the processor's engines do."""
+    needs_tensorrt((10, 15))
+    folder = save_tiny_matlm(tmp_path / "m", nested_heads=True, max_position_embeddings=1024)
+    options: dict[str, Any] = {"levels": {"ffn": (0.5, 1.0), "heads": (1.0,)}, "generate": True}
+    device = board(backend="tensorrt", budgets={"full": {}}, capacities=[128, 1024])
+    plans = compile_bundle(folder, device, tmp_path / "plans", emit_only=True, **options)
+    known = compile_bundle(folder, board(budgets={"full": {}}), tmp_path / "known", measure=False, **options)
+    build(plans)
+    prompts = [[5, 7, 9], list(range(10, 60)), [3] * 2]
+    with load(plans) as mine, load(known) as processor:
+        smallest = mine.bundle.manifest.largest_first[-1].id
+        requests: list[dict[str, Any]] = [
+            {"prompt": prompts[0], "max_tokens": 150},
+            {"prompt": prompts, "max_tokens": 40},
+            {"prompt": prompts[1], "max_tokens": 60, "draft": smallest},
+        ]
+        for asked in requests:
+            found, expected = (model.generate(**asked).rows for model in (mine, processor))
+            assert [row.tokens for row in found] == [row.tokens for row in expected]
+        took = sorted(mine.generate(prompts[0], max_tokens=100).rows[0].token_ms)
+    results.add(
+        "text from plans that keep a cache", "the processor's tokens", "equal", f"tiny MatLM, {took[50]:.3f} ms a token"
     )
 
 

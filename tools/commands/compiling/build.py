@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from ....runtime.bundle.open_bundle import open_bundle
 from ...console import print_json, print_table, say, working
 from ...options import bundle_argument, json_option
 
@@ -40,5 +39,3 @@ def command(bundle: Path, as_json: bool) -> None:
     ]
     print_table(["engine", "plan MB", "activations MB", "layers", "max abs", "built in"], rows)
     say(f"\nplans for {plans[0].entry.gpu}")
-    if generation := open_bundle(bundle).manifest.generation:
-        say(f"{len(generation.engines)} graphs that keep a cache have none: plans of them are not built yet")
