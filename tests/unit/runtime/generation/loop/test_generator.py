@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from nestforge.errors import InputError, NestforgeError, SelectionError
-from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_named
+from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.generation.calls.options import Options
 from nestforge.runtime.generation.loop.generator import Generator
 from nestforge.runtime.generation.sampling import Sampling
 from nestforge.runtime.generation.stops import Stops
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
+from support.host_provider import host_provider
 from support.sealing import edit_manifest
 
 GOLDEN = Path(__file__).parents[4] / "golden"
@@ -155,9 +156,9 @@ def test_mapped_engines_do_not_generate(llama_bundle: Path) -> None:
 
 
 def test_a_provider_for_gpus_does_not_generate(model: ElasticModel) -> None:
-    provider = provider_named("cuda")
+    provider = host_provider(HostDevice())
     generate = Generator(model.bundle, lambda: pytest.fail("no tokenizer is needed"), threads=1, provider=provider)
-    with pytest.raises(InputError, match=r"or as plans of TensorRT, not with provider cuda; load with provider cpu$"):
+    with pytest.raises(InputError, match=r"or as plans of TensorRT, not with provider host; load with provider cpu$"):
         generate([5])
 
 
