@@ -8,6 +8,7 @@ from ...errors import BuildError
 from .float_sums import float_sums
 from .operators import unsupported
 from .scatter_caches import scatter_caches
+from .whole_clips import whole_clips
 
 # The release whose parser takes scatters into a cache, and attention.
 _OLDEST_WITH_CACHES = "10.15"
@@ -20,7 +21,7 @@ def accepted(where: str, graph: bytes, capacity: int | None = None) -> bytes:
     Raises BuildError; see ``require_supported``.
     """
     model = onnx.ModelProto.FromString(graph)
-    changed = float_sums(model) > 0
+    changed = float_sums(model) + whole_clips(model) > 0
     if capacity is not None:
         scatter_caches(where, model, capacity)
         changed = True

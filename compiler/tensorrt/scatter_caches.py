@@ -2,7 +2,8 @@
 
 ONNX Runtime's ``GroupQueryAttention`` writes new keys and values and reads what is valid. TensorRT's parser takes, from
 10.15 on, ``TensorScatter`` into a cache that is an input of the graph, and ``Attention`` over all of it, with a mask of
-places. It passes over the attribute ``softcap``, so that capped scores are computed one operation after the other.
+places. It passes over the attribute ``softcap``, so that capped scores are computed one operation after the other. A
+bias by distance is then computed of all places, and is the mask itself, which adds to scores.
 
 Requires: static capacities. Ensures: the same function of what is valid; what is left unused is removed.
 """
@@ -25,22 +26,25 @@ from ...runtime.bundle.entries.generation_entry import CAPACITY, WINDOW
 _CACHED_ATTENTION = "GroupQueryAttention"
 # The first that has both operators.
 _OPSET = 24
-# Inputs of the operator.
-_LAST, _BIAS = 5, 10
+# Inputs of the operator: the place of the last token, how many tokens there are in all, and what is added to scores.
+_LAST, _TOTAL, _BIAS = 5, 6, 10
 _TOKENS_BEFORE_HEADS = (0, 2, 1, 3)
 
 
 def scatter_caches(where: str, model: onnx.ModelProto, capacity: int) -> None:
-    """Rewrites ``model`` in place, for caches of ``capacity`` tokens. Raises BuildError for attention with a bias."""
+    """Rewrites ``model`` in place, for caches of ``capacity`` tokens. Raises BuildError for attention with a soft cap
+    and a bias."""
     _fix_capacity(model, capacity)
     edit = _Edit()
+    totals = {node.input[_TOTAL] for node in model.graph.node if _bias_of(node)}
     for node in model.graph.node:
-        if node.op_type != _CACHED_ATTENTION:
-            edit.nodes.append(node)
-        elif len(node.input) > _BIAS and node.input[_BIAS]:
-            raise BuildError(f"{where}: a bias by distance is as long as the text, which TensorRT's static caches lack")
-        else:
-            _lowered(edit, node, _shapes(model), capacity)
+        if node.op_type == _CACHED_ATTENTION:
+            _lowered(edit, where, node, _shapes(model), capacity)
+            continue
+        for number, name in enumerate(node.input):
+            if name in totals:  # what is computed for every token so far is computed for every place
+                node.input[number] = edit.constant(capacity, np.int32)
+        edit.nodes.append(node)
     del model.graph.node[:]
     model.graph.node.extend(_used(edit.nodes, {output.name for output in model.graph.output}))
     model.graph.initializer.extend(edit.constants.values())
@@ -57,6 +61,7 @@ class _Edit:
     constants: dict[str, onnx.TensorProto] = field(default_factory=dict)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)
     masks: dict[tuple[str, int], str] = field(default_factory=dict)
+    biases: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """Another node; the name of its output."""
@@ -71,7 +76,13 @@ class _Edit:
         return name
 
 
-def _lowered(edit: _Edit, node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]], capacity: int) -> None:
+def _bias_of(node: onnx.NodeProto) -> str:
+    """What ``node`` adds to its scores; empty for nothing."""
+    has_one = node.op_type == _CACHED_ATTENTION and len(node.input) > _BIAS
+    return str(node.input[_BIAS]) if has_one else ""
+
+
+def _lowered(edit: _Edit, where: str, node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]], capacity: int) -> None:
     """What ``node`` computes, under the names of its outputs; without new keys it reads what another one wrote."""
     stated = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     heads, shared, out = stated["num_heads"], stated["kv_num_heads"], node.output[0]
@@ -91,7 +102,12 @@ def _lowered(edit: _Edit, node: onnx.NodeProto, shapes: Mapping[str, Sequence[in
     window = stated.get("local_window_size", -1)
     mask = _mask(edit, node.input[_LAST], first, tokens, window, capacity)
     split = _split_heads(edit, query, heads, size, f"{out}.query")
-    if cap := stated.get("softcap", 0.0):
+    cap = stated.get("softcap", 0.0)
+    if bias := _bias_of(node):
+        if cap:
+            raise BuildError(f"{where}: attention with a soft cap and a bias by distance; expected one of them")
+        mask = _added(edit, mask, bias)
+    if cap:
         found = _capped(edit, split, caches, mask, (heads, shared, size), (scale, cap), out)
     else:
         found = edit.add("Attention", [split, *caches, mask], f"{out}.heads", scale=scale)
@@ -158,6 +174,15 @@ def _mask(edit: _Edit, last: str, first: str, tokens: str, window: int, capacity
             seen = edit.add("And", [seen, near], f"{name}.both")
         edit.masks[last, window] = seen
     return edit.masks[last, window]
+
+
+def _added(edit: _Edit, mask: str, bias: str) -> str:
+    """``bias`` [B, A, S, C] where the boolean ``mask`` [B, 1, S, C] lets a token see a place, the lowest number
+    elsewhere, for each pair of them once."""
+    if (mask, bias) not in edit.biases:
+        lowest = edit.constant(np.finfo(np.float32).min, np.float32)
+        edit.biases[mask, bias] = edit.add("Where", [mask, bias, lowest], f"{bias}.seen.{mask}")
+    return edit.biases[mask, bias]
 
 
 def _split_heads(edit: _Edit, flat: str, heads: int, size: int, name: str) -> str:

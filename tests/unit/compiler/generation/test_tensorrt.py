@@ -9,7 +9,7 @@ import nestforge
 import onnx
 import pytest
 from nestforge.compiler.tensorrt.operators import unsupported
-from nestforge.errors import BuildError, ParityError, PlanError
+from nestforge.errors import ParityError, PlanError
 from nestforge.runtime.bundle.open_bundle import Bundle
 from support.tiny_compile import board
 from support.tiny_matlm import save_tiny_matlm
@@ -89,10 +89,19 @@ def test_a_mask_that_hides_a_token_stops_the_compile(tmp_path: Path, monkeypatch
     assert not (tmp_path / "bundle").exists()
 
 
+def test_a_bias_by_distance_is_of_every_place(tmp_path: Path) -> None:
+    model = save_tiny_matlm(tmp_path / "m", num_hidden_layers=1, intermediate_size=32, position="relative_bias")
+    bundle = compiled(model, include="budgets")
+    entry = bundle.manifest.generation
+    assert entry is not None
+    assert [engine.capacity for engine in entry.engines] == [16, 48]
+    for engine in entry.engines:
+        graph = onnx.load(bundle.file(engine.file), load_external_data=False)
+        assert unsupported(graph, "10.15") == []
+
+
 def test_what_has_no_such_engines_is_refused(tmp_path: Path) -> None:
     biased = save_tiny_matlm(tmp_path / "m", num_hidden_layers=1, position="relative_bias")
-    with pytest.raises(BuildError, match=r"cached16@b1_64-s1_16: a bias by distance is as long as the text"):
-        compiled(biased, include="budgets")
     with pytest.raises(PlanError, match=r"for tensorrt engines that keep a cache are in fp32 alone, asked for fp16"):
         compiled(biased, precisions=["fp16"])
     with pytest.raises(

@@ -20,7 +20,17 @@ def attending(heads: int, shared: int, window: int = -1, cap: float = 0.0, bias:
     inputs = ["query", "key", "value", "past_key", "past_value", "last", "total"]
     attributes = {"num_heads": heads, "kv_num_heads": shared, "scale": 0.3, "softcap": cap, "local_window_size": window}
     given = [*inputs, "", "", "", "bias"] if bias else inputs
+    by_distance = [
+        helper.make_node("Cast", ["total"], ["count"], to=TensorProto.INT64),
+        helper.make_node("Range", ["none", "count", "step"], ["places"]),
+        helper.make_node("Cast", ["places"], ["distances"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["distances", "slopes"], ["rows_bias"]),
+        helper.make_node("Shape", ["query"], ["tokens"], start=1, end=2),
+        helper.make_node("Concat", ["one", "one", "tokens", "one"], ["each"], axis=0),
+        helper.make_node("Expand", ["rows_bias", "each"], ["bias"]),
+    ]
     nodes = [
+        *(by_distance if bias else []),
         helper.make_node("Shape", ["query"], ["unread"]),
         helper.make_node(
             "GroupQueryAttention",
@@ -53,13 +63,15 @@ def attending(heads: int, shared: int, window: int = -1, cap: float = 0.0, bias:
         *(value(name, *cache) for name in ("past_key", "past_value")),
         value("last", "batch", dtype=TensorProto.INT32),
         value("total", dtype=TensorProto.INT32),
-        *([value("bias", 1, heads, "sequence", "total")] if bias else []),
     ]
     returned = [value(name, "batch", "sequence", heads * SIZE) for name in ("out", "read")]
     returned += [value(name, *cache) for name in ("key_after", "value_after")]
     constants = [
         helper.make_tensor(name, TensorProto.INT64, [1], [number]) for name, number in (("zero", 0), ("one", 1))
     ]
+    constants += [helper.make_tensor(name, TensorProto.INT64, [], [n]) for name, n in (("none", 0), ("step", 1))]
+    slopes = [0.1 * (head + 1) for head in range(heads)]
+    constants.append(helper.make_tensor("slopes", TensorProto.FLOAT, [1, heads, 1, 1], slopes))
     graph = helper.make_graph(nodes, "attending", given_values, returned, constants)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, ir_version=10, opset_imports=opsets)
@@ -153,6 +165,22 @@ def test_every_cache_is_an_input_of_one_size_and_comes_back_by_a_scatter() -> No
     assert not {"no_key", "no_value"} & makers.keys()
 
 
-def test_a_bias_by_distance_is_refused() -> None:
-    with pytest.raises(BuildError, match=r"^engine e: a bias by distance is as long as the text, which"):
-        scatter_caches("engine e", attending(4, 2, bias=True), CAPACITY)
+@pytest.mark.parametrize("window", [-1, 5])
+@pytest.mark.parametrize(("tokens", "before"), [(6, [0]), (5, [11]), (1, [23]), (1, [0, 7, 20])])
+def test_a_bias_by_distance_is_added_where_a_token_sees(window: int, tokens: int, before: list[int]) -> None:
+    model = attending(4, 2, window, bias=True)
+    feeds = feeds_for(4, 2, tokens, before, seed=tokens)
+    expected = answers(model, feeds)
+    scatter_caches("engine e", model, CAPACITY)
+    onnx.checker.check_model(model)
+    assert unsupported(model, "10.15") == []
+    found = answers(model, feeds)
+    for name in ("key_after", "value_after"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    for name in ("out", "read"):
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-5)
+
+
+def test_a_bias_of_capped_scores_is_refused() -> None:
+    with pytest.raises(BuildError, match=r"^engine e: attention with a soft cap and a bias by distance; expected one"):
+        scatter_caches("engine e", attending(4, 2, cap=0.7, bias=True), CAPACITY)
