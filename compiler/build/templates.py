@@ -16,7 +16,7 @@ from ...profiles.encodings import Encoding
 from ...profiles.precision import TRACED, Precision, precision_of
 from ...runtime.bundle.entries.engine_entry import RoutingEntry
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
-from ..graph.precision.derive import exit_heads, in_precision
+from ..graph.precision.derive import as_run, exit_heads, in_precision
 from ..graph.template import Template, load_template, save_template, traced_template
 from ..planning.variants import chosen_variants
 from ..work.staging import Stage
@@ -96,7 +96,7 @@ class Templates:
     def of(self, submodel: Submodel, bucket: Bucket, part: str | None = None) -> Template:
         """The template from which the engine of ``submodel`` at ``bucket``, or of a part of it, is emitted."""
         structure = submodel.structure if part is None else self.universal.source.parts[part].structure(submodel)
-        return self.get(TemplateKey(bucket, structure, part, self._precision(submodel)))
+        return as_run(self.get(TemplateKey(bucket, structure, part, self._precision(submodel))), self.profile.backend)
 
     def encodings(self, submodel: Submodel) -> dict[str, frozenset[Encoding]]:
         """The encodings in which the engines of ``submodel`` and its parts read each parameter."""

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from ....exporters.source import ModelSource
-from ....profiles.precision import Precision
+from ....profiles.precision import TRACED, Precision
 from ..encodings import split_encoding
 from ..template import Template
 from .cpu_kernels import as_qgemm, dynamic, small_tables, weight_only
@@ -20,6 +20,7 @@ from .half import half
 from .quantize import quantized
 from .whole_rows import in_whole_rows
 
+_PRODUCTS = ("Gemm", "MatMul", "FusedMatMul")
 # A graph, and its large constants by name.
 _Derived = tuple[onnx.ModelProto, Mapping[str, np.ndarray]]
 
@@ -34,6 +35,13 @@ def in_precision(
     """
     proto, tables = _TRANSFORMS[precision](_Traced(template, backend, scales, heads))
     return replace(template, proto=proto, tables=tables, precision=precision)
+
+
+def as_run(template: Template, backend: str) -> Template:
+    """``template`` as its engines run it: what others are derived from has the canonical form of its products."""
+    if template.precision != TRACED or backend != "onnxruntime":
+        return template
+    return replace(template, proto=in_whole_rows(template.proto))
 
 
 def exit_heads(source: ModelSource, part: str | None) -> frozenset[str]:
@@ -51,9 +59,8 @@ def wide_products(template: Template) -> tuple[str, ...]:
     initializers = template.proto.graph.initializer
     matrices = {t.name for t in initializers if t.data_type == t.FLOAT and len(t.dims) >= 2}  # those in the file too
     held = matrices - template.tables.keys()
-    read = (
-        name for node in template.proto.graph.node if node.op_type in ("Gemm", "MatMul") for name in node.input[1:2]
-    )
+    products = (node for node in template.proto.graph.node if node.op_type in _PRODUCTS)
+    read = (name for node in products for name in node.input[1:2])
     return tuple(dict.fromkeys(name for name in read if name in held and split_encoding(name)[1] == ""))
 
 

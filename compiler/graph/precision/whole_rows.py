@@ -1,8 +1,8 @@
 """``[B, S, H]`` from product to product in an engine that keeps a cache, where every product takes that.
 
 Linear layers of a template run on ``[B * S, H]``, as Gemm wants, behind a Flatten and before a Reshape. In a step of
-one token each of those costs what a small operator does, and products of blocks and those with activations that are
-scaled at run time need neither.
+one token each of those costs what a small operator does, and products of blocks, those with activations that are
+scaled at run time, and those of ONNX Runtime's own that read a weight turned need neither.
 
 Requires: rows flattened from product to product (passes/cached/flatten_rows.py). Ensures: the same numbers; a graph in
 which something wants ``[B * S, H]`` stays as it is, and so does one in which rows may not come back as they went in.
@@ -12,36 +12,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 from ..passes.elementwise import ELEMENTWISE
 from .edit import MICROSOFT, Edit
+from .known_shapes import NORMS, WHOLE, Dim, dims_of, int_attribute, ranks_of, reshape_targets, rows_of
 
-_NORMS = {"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
-_ANY_RANK = ELEMENTWISE | _NORMS | {"MatMulNBits"}
-_KEEP_ROWS = _ANY_RANK | {"GroupQueryAttention", "RotaryEmbedding"}
+_ANY_RANK = ELEMENTWISE | NORMS | {"MatMulNBits"}
 # Of QGemm: activations, their scale and zero, weights, their scales and zeros.
 _QGEMM_INPUTS = 6
-# An entry of a Reshape's target: a number, or a dimension of an input by its name.
-_Dim = int | str
 
 
 def in_whole_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto`` without Flatten and Reshape around its products, or as it is."""
+    if all(node.op_type != "GroupQueryAttention" for node in proto.graph.node):
+        return proto
+    targets = reshape_targets(proto)
+    ranks = ranks_of(proto, targets)
+    if not _come_back(proto, targets, ranks):
+        return proto
     edit, whole, renamed = Edit(proto), dict[str, str](), dict[str, str]()
     integers: dict[str, str] = {}  # what was quantised, by the integers
-    targets = _targets(proto)
-    if all(node.op_type != "GroupQueryAttention" for node in edit.source) or not _come_back(proto, targets):
-        return proto
     for node in edit.source:
         flat = [name for name in node.input if name in whole]
+        rank = ranks.get(node.input[0]) if node.input else None
         node.input[:] = [renamed.get(name, name) for name in node.input]
-        if node.op_type == "Flatten" and not flat and _attribute(node, "axis", 1) == 2:
-            whole[node.output[0]] = node.input[0]
+        if node.op_type == "Flatten" and not flat and int_attribute(node, "axis", 1) == 2:
             edit.nodes.append(node)  # for angles
+            if rank == WHOLE:
+                whole[node.output[0]] = node.input[0]
+            elif rank is not None:  # heads apart
+                together = edit.constant(np.array([0, 0, -1], np.int64))
+                whole[node.output[0]] = edit.add("Reshape", [node.input[0], together])
         elif node.op_type == "QGemm" and node.input[0] in integers and _is_plain(node):
             edit.add("DynamicQuantizeMatMul", [integers[node.input[0]], *node.input[3:6]], node.output, MICROSOFT)
+            whole[node.output[0]] = node.output[0]
+        elif node.op_type == "Gemm" and flat and _is_product(node):
+            turned = {"transB": 1} if int_attribute(node, "transB", 0) else {}
+            kind, domain = ("FusedMatMul", MICROSOFT) if turned else ("MatMul", "")
+            edit.add(kind, [whole[node.input[0]], node.input[1]], node.output, domain, **turned)
             whole[node.output[0]] = node.output[0]
         elif any(name in integers for name in node.input):
             return proto
@@ -65,7 +75,13 @@ def in_whole_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _is_plain(product: onnx.NodeProto) -> bool:
     """Whether a QGemm is a product of integers and no more: weights as they are, no sum behind it, floats out of it."""
-    return not _attribute(product, "transB", 0) and not any(product.input[_QGEMM_INPUTS:])
+    return not int_attribute(product, "transB", 0) and not any(product.input[_QGEMM_INPUTS:])
+
+
+def _is_product(gemm: onnx.NodeProto) -> bool:
+    """Whether a Gemm is a product and no more: nothing added, nothing scaled."""
+    scaled = any(attribute.name in ("alpha", "beta") and attribute.f != 1 for attribute in gemm.attribute)
+    return not scaled and not int_attribute(gemm, "transA", 0) and not any(gemm.input[2:])
 
 
 class _Flat:
@@ -74,9 +90,9 @@ class _Flat:
     def __init__(self) -> None:
         self.group: dict[str, int] = {}
         self.width: dict[str, int | None] = {}
-        self._shapes: dict[int, tuple[_Dim, ...]] = {}  # of a group: its rows and tokens
+        self._shapes: dict[int, tuple[Dim, ...]] = {}  # of a group: its rows and tokens
 
-    def begin(self, name: str, group: int, shape: tuple[_Dim, ...] | None) -> None:
+    def begin(self, name: str, group: int, shape: tuple[Dim, ...] | None) -> None:
         """``name`` is flattened from rows and tokens of ``shape``, if that is known."""
         self.add([name], group, None)
         if shape is not None:
@@ -86,7 +102,7 @@ class _Flat:
         for name in names:
             self.group[name], self.width[name] = group, width
 
-    def comes_back(self, name: str, target: tuple[_Dim, ...]) -> bool:
+    def comes_back(self, name: str, target: tuple[Dim, ...]) -> bool:
         """Whether ``target`` gives ``name`` back with the rows and tokens that all of its group had."""
         shape = self._shapes.setdefault(self.group[name], target[:2])
         return shape == target[:2] and target[2] in (-1, self.width[name])
@@ -102,25 +118,27 @@ class _Flat:
         return True
 
 
-def _come_back(proto: onnx.ModelProto, targets: Mapping[str, tuple[_Dim, ...]]) -> bool:
+def _come_back(proto: onnx.ModelProto, targets: Mapping[str, tuple[Dim, ...]], ranks: Mapping[str, int]) -> bool:
     """Whether what is made of flattened rows is given back with the rows and tokens that it had, and meets nothing that
     has others."""
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
-    rows = {value.name: dims[:2] for value in proto.graph.input if len(dims := _dims(value)) > 1}
-    lengths: dict[str, int] = {}  # dimensions of what Reshapes give
+    rows = {value.name: dims[:2] for value in proto.graph.input if len(dims := dims_of(value)) > 1}
+    unknown: set[str] = set()  # flattened from so many dimensions
     known = _Flat()
     for number, node in enumerate(proto.graph.node):
         flat = [name for name in node.input if name in known.group]
-        if node.op_type == "Flatten" and not flat and _attribute(node, "axis", 1) == 2:
-            if lengths.get(node.input[0], 3) != 3:
-                return False
-            known.begin(node.output[0], number, rows.get(node.input[0]))
+        if node.op_type == "Flatten" and not flat and int_attribute(node, "axis", 1) == 2:
+            if node.input[0] in ranks:
+                known.begin(node.output[0], number, rows.get(node.input[0]))
+            else:
+                unknown.add(node.output[0])
         elif node.op_type == "RotaryEmbedding":
-            if node.input[0] in flat:  # angles alone are flat
+            if node.input[0] in {*flat, *unknown}:  # angles alone are flat
                 return False
+        elif unknown.intersection(node.input):
+            return False
         elif node.op_type == "Reshape":
             target = targets.get(node.input[1], ())
-            lengths |= {node.output[0]: len(target)} if target else {}
             if flat and len(target) == 3 and not known.comes_back(flat[0], target):
                 return False
         elif flat:
@@ -130,54 +148,20 @@ def _come_back(proto: onnx.ModelProto, targets: Mapping[str, tuple[_Dim, ...]]) 
                 return False
             made = node.output[:1] if node.op_type == "DynamicQuantizeLinear" else node.output
             known.add(made, known.group[flat[0]], _width(node, weights) or known.width[flat[0]])
-        if (found := _rows(node, rows, targets)) is not None:
+        if (found := rows_of(node, rows, targets)) is not None:
             rows |= dict.fromkeys(node.output, found)
     return True
-
-
-def _rows(
-    node: onnx.NodeProto, rows: Mapping[str, tuple[_Dim, ...]], targets: Mapping[str, tuple[_Dim, ...]]
-) -> tuple[_Dim, ...] | None:
-    """The first two dimensions of what ``node`` returns, where its inputs say them."""
-    if node.op_type == "Reshape":
-        target = targets.get(node.input[1], ())
-        return target[:2] if len(target) > 2 else None
-    if node.op_type == "Gather" and _attribute(node, "axis", 0) == 0:  # a token's row of a table
-        return rows.get(node.input[1])
-    if node.op_type in _KEEP_ROWS:
-        return next((rows[name] for name in node.input if name in rows), None)
-    return None
 
 
 def _width(node: onnx.NodeProto, weights: Mapping[str, tuple[int, ...]]) -> int | None:
     """Numbers of a token behind a product or a norm."""
     if node.op_type == "MatMulNBits":
-        return _attribute(node, "N", 0)
+        return int_attribute(node, "N", 0)
     if node.op_type == "QGemm":
-        return weights[node.input[3]][1 - _attribute(node, "transB", 0)]
+        return weights[node.input[3]][1 - int_attribute(node, "transB", 0)]
+    if node.op_type == "Gemm":
+        return weights[node.input[1]][1 - int_attribute(node, "transB", 0)]
     return None
-
-
-def _dims(value: onnx.ValueInfoProto) -> tuple[_Dim, ...]:
-    return tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
-
-
-def _targets(proto: onnx.ModelProto) -> dict[str, tuple[_Dim, ...]]:
-    """The vectors that Reshapes take, where the graph says how many dimensions they give."""
-    dims = {(value.name, axis): dim for value in proto.graph.input for axis, dim in enumerate(_dims(value))}
-    found: dict[str, tuple[_Dim, ...]] = {
-        tensor.name: tuple(numpy_helper.to_array(tensor).tolist())
-        for tensor in proto.graph.initializer
-        if len(tensor.dims) == 1 and tensor.data_type == onnx.TensorProto.INT64 and not tensor.external_data
-    }
-    for node in proto.graph.node:
-        if node.op_type == "Shape":
-            start, end = _attribute(node, "start", 0), _attribute(node, "end", 0)
-            read = node.input[0]
-            found[node.output[0]] = tuple(dims.get((read, axis), f"{read}[{axis}]") for axis in range(start, end))
-        elif node.op_type == "Concat" and all(name in found for name in node.input):
-            found[node.output[0]] = tuple(dim for name in node.input for dim in found[name])
-    return found
 
 
 def _name_outputs(edit: Edit, outputs: set[str], renamed: dict[str, str]) -> None:
@@ -186,8 +170,3 @@ def _name_outputs(edit: Edit, outputs: set[str], renamed: dict[str, str]) -> Non
     for node in edit.nodes:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    found = [helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name]
-    return int(found[0]) if found else default

@@ -219,6 +219,14 @@ def test_a_table_that_is_the_head_too_has_four_bits_in_both_places(tmp_path: Pat
     assert kinds["Flatten"] == 2, "of cosines and sines"
 
 
+def test_rows_stay_whole_from_product_to_product(bundle: Bundle) -> None:
+    _, engine, _ = parts(bundle)
+    nodes = onnx.load(bundle.file(engine.file), load_external_data=False).graph.node
+    kinds = Counter(node.op_type for node in nodes)
+    assert kinds["FusedMatMul"] > 0
+    assert (kinds["Flatten"], kinds["Gemm"]) == (2, 0), "of cosines and sines"
+
+
 def test_activations_are_those_of_the_longest_run_without_its_logits(bundle: Bundle) -> None:
     _, engine, _ = parts(bundle)
     hidden, ffn, heads, head_dim, tokens = 16, 32, 4, 8, 512
