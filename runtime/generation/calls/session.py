@@ -33,11 +33,9 @@ _MEND = "finish or close its generation, or open a session for each thread"
 
 
 class Session:
-    """Rows of one cache, with room for ``capacity`` tokens each. One generation at a time uses it: that of another
-    thread is refused, and a later one of the same thread ends it, which it then says.
-
-    Within a generation a row lies at a place of the cache: rows that still continue at the first ones, so that they
-    step together. A caller sees rows alone.
+    """Rows with room for ``capacity`` tokens each. One generation at a time uses it: that of another thread is refused,
+    and a later one of the same thread ends it, which it then says. Within a generation a row lies at a place of the
+    cache: rows that still continue at the first ones, so that they step together. A caller sees rows alone.
     """
 
     def __init__(
@@ -53,9 +51,8 @@ class Session:
         """``opened`` gives the open runner of an engine, with the tensors of ``task`` or of the base; ``rows`` and
         ``capacity`` are what its engines take, ``memory`` has room for them. ``given_back`` is called once the session
         is closed, or collected. Raises as ``CacheMemory.empty``."""
-        self._entry, self._opened, self.task = entry, opened, task
-        self.capacity = capacity
-        self._memory = memory
+        self._entry, self._opened, self._memory = entry, opened, memory
+        self.capacity, self.task = capacity, task
         self._whole: AnyCache[Any] = memory.empty()
         self._cache = self._whole
         self._written = Written(rows, capacity)
@@ -74,7 +71,7 @@ class Session:
 
     @property
     def bytes(self) -> int:
-        """What the cache takes once every token that it has room for by now is written."""
+        """What the cache takes by now, once every token is written."""
         return self._cache.bytes
 
     def is_of(self, entry: GenerationEntry) -> bool:
@@ -113,9 +110,11 @@ class Session:
 
     def release(self) -> None:
         """Gives it back; its bound engines go, its tokens stay."""
-        self._unbind()
-        self._held_by = None
-        self._lock.release()
+        try:
+            self._unbind()
+        finally:
+            self._held_by = None
+            self._lock.release()
 
     def close(self) -> None:
         """Gives its memory back; it cannot be used afterwards. Raises InputError while a generation has it."""

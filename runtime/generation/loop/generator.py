@@ -240,7 +240,8 @@ class Generator:
         if session is None:
             session = self._session(entry, size, len(rows.each), rows.capacity, rows.prompt_tokens, asked.task)
             own.enter_context(session)
-        return _Room(session, admitted, session.bytes + prompt_bytes, may_draft)
+        cache_bytes = max(session.bytes, entry.cache_bytes(session.rows, session.capacity))  # it may grow
+        return _Room(session, admitted, cache_bytes + prompt_bytes, may_draft)
 
     def _session(
         self,

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nestforge.errors import BundleIncompatibleError, InputError, SelectionError
+from nestforge.errors import BundleError, BundleIncompatibleError, InputError, SelectionError
+from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.fake_cuda import World
@@ -162,6 +163,31 @@ def test_too_little_memory_is_one_line(plans: tuple[ElasticModel, World]) -> Non
         world.free = 10**9
         assert session.tokens() == written
         assert model.generate([*written, 7], session=session, max_tokens=2).rows[0].reused_tokens == len(written)
+
+
+def test_a_limit_counts_what_a_session_may_grow_to(plans: tuple[ElasticModel, World]) -> None:
+    model, _ = plans
+    with model.session(rows=64, capacity=40) as session:
+        assert session.bytes == 64 * 16 * 2 * 2 * 4 * 32
+        # Room for 40 tokens, and for the 16 that move there.
+        with pytest.raises(SelectionError, match=r"with its cache of 1\.8 MB$"):
+            model.generate(SHORT, session=session, memory_mb=0.1, max_tokens=2)
+
+
+def test_a_session_stays_usable_where_its_engines_do_not_close(
+    plans: tuple[ElasticModel, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = plans
+
+    def fails(*_: object) -> None:
+        raise BundleError("CUDA: running the engine: gone")
+
+    with model.session(capacity=40) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(CachedEngine, "close", fails)
+            with pytest.raises(BundleError, match="gone"):
+                model.generate(SHORT, session=session, max_tokens=2)
+        assert len(model.generate(SHORT, session=session, max_tokens=2).rows[0].tokens) == 2
 
 
 def test_a_cap_counts_the_plans_of_every_capacity(folder: Path) -> None:
