@@ -6,10 +6,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from nestforge.errors import BundleError, BundleIncompatibleError, InputError, SelectionError
 from nestforge.runtime.generation.cached_engine import CachedEngine
+from nestforge.runtime.generation.calls.generated import Generated
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.fake_cuda import World
@@ -37,6 +40,16 @@ def plans(folder: Path) -> Iterator[tuple[ElasticModel, World]]:
         yield found
 
 
+def require_same(found: Generated, known: Generated) -> None:
+    """Tokens, and as the likeliest one may stay so whatever is lost of a text, how likely each of them was."""
+    for row, expected in zip(found.rows, known.rows, strict=True):
+        assert (row.tokens, row.reused_tokens) == (expected.tokens, expected.reused_tokens)
+        assert row.log_probabilities is not None
+        assert expected.log_probabilities is not None
+        mine, theirs = ([each.token for each in own.log_probabilities or ()] for own in (row, expected))
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
+
+
 @pytest.mark.parametrize("captures", [True, False])
 @pytest.mark.parametrize("submodel", [WHOLE, SAME_HEADS, NARROW])
 def test_the_same_tokens_as_on_the_processor(
@@ -44,9 +57,8 @@ def test_the_same_tokens_as_on_the_processor(
 ) -> None:
     with opened_plans(folder, captures=captures) as (model, world):
         for prompt, tokens in ((SHORT, 30), (FULL, 6), ([SHORT, LONG, FULL], 12)):
-            found = model.generate(prompt, submodel=submodel, max_tokens=tokens)
-            known = processor.generate(prompt, submodel=submodel, max_tokens=tokens)
-            assert [row.tokens for row in found.rows] == [row.tokens for row in known.rows]
+            asked: dict[str, Any] = {"prompt": prompt, "submodel": submodel, "max_tokens": tokens, "logprobs": 0}
+            require_same(model.generate(**asked), processor.generate(**asked))
     assert ("graph" in world.calls) == captures
 
 
@@ -70,14 +82,11 @@ def test_rows_leave_and_return_in_a_session(plans: tuple[ElasticModel, World], p
     stop = list(processor.generate(prompts[0], max_tokens=1).rows[0].tokens)
     mine, known = model.session(rows=3, capacity=40), processor.session(rows=3, capacity=40)
     for _ in range(2):
-        found, expected = (
-            one.generate(prompts, session=session, max_tokens=7, stop=stop).rows
-            for one, session in ((model, mine), (processor, known))
-        )
-        assert [row.tokens for row in found] == [row.tokens for row in expected]
-        assert [row.reused_tokens for row in found] == [row.reused_tokens for row in expected]
+        asked: dict[str, Any] = {"prompt": prompts, "max_tokens": 7, "stop": stop, "logprobs": 0}
+        found, expected = model.generate(session=mine, **asked), processor.generate(session=known, **asked)
+        require_same(found, expected)
         assert [mine.tokens(row) for row in range(3)] == [known.tokens(row) for row in range(3)]
-        prompts = [[*prompt, *row.tokens, 50] for prompt, row in zip(prompts, found, strict=True)]
+        prompts = [[*prompt, *row.tokens, 50] for prompt, row in zip(prompts, found.rows, strict=True)]
     mine.close()
 
 
