@@ -3,7 +3,8 @@
 Linear layers run on ``[B * S, H]`` while the rest of the graph speaks ``[B, S, H]``; moving the outer Reshape behind an
 activation lets it meet the next layer's inner one, and both disappear.
 
-A Flatten is a Reshape to two dimensions whatever the sizes of those before its axis are.
+A Flatten is a Reshape to two dimensions whatever the sizes of those before its axis are. A Reshape behind an Unsqueeze
+or a Squeeze needs neither.
 
 Requires: Reshape targets without zeros; extents that are numbers or names. Ensures: no Reshape reads another Reshape.
 """
@@ -16,6 +17,7 @@ from .elementwise import ACTIVATIONS
 from .extents import extents, product
 
 _RESHAPES = {"Reshape", "Flatten"}
+_BEFORE_RESHAPES = _RESHAPES | {"Unsqueeze", "Squeeze"}
 _UNARY_OPERATORS = ACTIVATIONS | {"Identity"}
 # Of one tensor where the second operand is a single number: squared ReLU ends in a Pow.
 _SCALAR_OPERATORS = {"Add", "Sub", "Mul", "Div", "Pow"}
@@ -31,9 +33,9 @@ def merge_reshapes(model: ir.Model) -> bool:
 
 def _apply(node: ir.Node) -> bool:
     source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    if source is None or source.op_type not in _RESHAPES or source.inputs[0] is None:
+    if source is None or source.op_type not in _BEFORE_RESHAPES or source.inputs[0] is None:
         return False
-    if _is_elementwise(node):
+    if _is_elementwise(node) and source.op_type in _RESHAPES:
         return _move_behind(node, source)
     if node.op_type not in _RESHAPES or (node.op_type == "Flatten" and not _flatten_from(node, source.inputs[0])):
         return False

@@ -84,7 +84,7 @@ class SharedKeys(torch.nn.Module):
         """[B, S, n, d], with the softmax scale in them or in the keys; with ``ones`` a 1 behind the numbers of each."""
         if self.form == "expanded_queries":
             return _projected(hidden, self.folded.queries, self.config)
-        seed: torch.Tensor = self.query(hidden)[:, :, None]
+        seed: torch.Tensor = self.query(hidden).view(*hidden.shape[:2], 1, -1)
         own = by_head(self.folded.query if self.is_mul else self.embedding["query"], self.config)
         if ones:
             seed, own = functional.pad(seed, (0, 1), value=1.0), functional.pad(own, (0, 1), value=float(self.is_mul))

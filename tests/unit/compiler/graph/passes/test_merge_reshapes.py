@@ -34,6 +34,18 @@ def test_two_reshapes_are_one() -> None:
     _same(before, after, 6, 8)
 
 
+@pytest.mark.parametrize(("operator", "axis"), [("Unsqueeze", 2), ("Squeeze", 0)])
+def test_a_dimension_of_one_in_front_of_a_reshape_is_none(operator: str, axis: int) -> None:
+    before, after = _merged(f"""
+    <ir_version: 10, opset_import: ["" : 20]>
+    graph (float[6, 8] x) => (float[2, 3, 4, 2] y)
+    <int64[3] a = {{1, 6, 8}}, int64[1] axis = {{{axis}}}, int64[4] b = {{2, 3, -1, 2}}>
+    {{ r = Reshape (x, a)  u = {operator} (r, axis)  y = Reshape (u, b) }}
+    """)
+    assert [node.op_type for node in after.graph.node] == ["Reshape"]
+    _same(before, after, 6, 8)
+
+
 def test_the_way_there_and_back_around_an_activation_disappears() -> None:
     before, after = _merged("""
     <ir_version: 10, opset_import: ["" : 20]>
