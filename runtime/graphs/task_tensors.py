@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from math import prod
 from pathlib import Path
@@ -37,10 +37,13 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class TaskTensors:
-    """Float32 arrays by the names of ``TasksEntry.tensors``, in their shapes, of task ``name``; None is the base."""
+    """Float32 arrays by the names of ``TasksEntry.tensors``, in their shapes, of task ``name``; None is the base.
+
+    ``submodels`` (ids) are those that may answer, all where it is None."""
 
     name: str | None
     arrays: Mapping[str, Array]
+    submodels: tuple[str, ...] | None = None
 
 
 def read_task_tensors(bundle: Bundle, task: TaskEntry) -> TaskTensors:
@@ -56,7 +59,7 @@ def read_task_tensors(bundle: Bundle, task: TaskEntry) -> TaskTensors:
     if digest != task.sha256:
         raise BundleCorruptError(f"{path}: sha256 {digest}, expected {task.sha256}; {FETCH_AGAIN}")
     with readable(path):
-        return task_tensors(task.name, data, bundle.manifest.tasks, path)
+        return replace(task_tensors(task.name, data, bundle.manifest.tasks, path), submodels=task.submodels)
 
 
 def task_tensors(

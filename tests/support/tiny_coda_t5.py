@@ -9,9 +9,11 @@ from typing import Any
 import nestforge
 import torch
 from nestforge.exporters.families.coda.architecture.config import CodaConfig
+from nestforge.exporters.families.coda.architecture.shapes import is_of_task
 from nestforge.exporters.families.coda_encoder_decoder.config import CodaEncoderDecoderConfig
-from nestforge.exporters.families.coda_encoder_decoder.folder import save_model
+from nestforge.exporters.families.coda_encoder_decoder.folder import load_model, save_model
 from nestforge.exporters.families.coda_encoder_decoder.model import CodaEncoderDecoder
+from nestforge.exporters.families.coda_encoder_decoder.task_folder import save_task
 from support.gated_decoders import edit_config
 from support.tiny_coda import SCHEDULE, coda_config
 from support.tiny_t5 import save_t5
@@ -72,3 +74,18 @@ def converted_t5(model: Path, output: Path) -> Path:
     report = nestforge.convert_coda(model, output, SETTINGS, with_decoder=True)
     smaller = replace(report.config, max_position_embeddings=POSITIONS, soft_top_k=SCHEDULE)
     return edit_config(output, encoder=smaller.to_json())
+
+
+def save_pair_task(base: Path, folder: Path, seed: int, epsilon: float | None = None, **changes: Any) -> Path:
+    """A task on ``base`` as its folder; the whole checkpoint lies beside it, with ``.trained`` behind its name."""
+    found = load_model(base)
+    if epsilon is not None:
+        changes["soft_top_k"] = replace(found.config.encoder.soft_top_k, epsilon=epsilon)  # type: ignore[type-var]
+    config = replace(found.config, encoder=replace(found.config.encoder, **changes))
+    model = CodaEncoderDecoder(config)
+    model.load_state_dict(found.state_dict())
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.startswith("encoder.") and is_of_task(name.removeprefix("encoder.")):
+            parameter.data = parameter.data + torch.randn(parameter.shape, generator=generator) * 0.3
+    return save_task(save_model(model, config, folder.with_suffix(".trained")), base, folder)

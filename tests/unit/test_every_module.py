@@ -109,6 +109,10 @@ TESTED_ELSEWHERE = {
 }
 TESTED_THROUGH = {
     "runtime.engines.onnxruntime.task_inputs": ("runtime/test_tasks.py", "runtime.engines.onnxruntime.runner"),
+    "exporters.families.coda.task_form": (
+        "exporters/families/coda/test_family.py",
+        "exporters.families.coda.family",
+    ),
     "compiler.build.merging": ("compiler/tasks/test_merged_tasks.py", "compiler.compile"),
     "compiler.tasks.prove_task": ("compiler/tasks/test_coda_tasks.py", "compiler.tasks.add_tasks"),
     "compiler.tasks.verify_tasks": ("compiler/test_verify.py", "compiler.verify"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....elastic import Submodel
@@ -20,7 +19,6 @@ from ...checkpoints.own_config import read_config
 from ...checkpoints.stored_tensors import compare_with_headers
 from ...family import Family
 from ...signature import Signature
-from ...tasks.task_form import Task, TaskForm
 from .architecture.config import CodaConfig
 from .architecture.forward_ops import forward_ops
 from .architecture.inputs import IDS, MASK, PIXELS, TYPE_IDS
@@ -29,13 +27,12 @@ from .architecture.selection import reduction_of
 from .architecture.shapes import (
     TABLES,
     elastic_spec,
-    is_of_task,
     parameter_group,
     parameter_shapes,
-    temperature_names,
 )
 from .architecture.variant_ops import variant_ops
 from .routes import TokenRoutes
+from .task_form import coda_task_form
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -73,7 +70,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         routing=TokenRoutes(config) if config.conditional else None,
         variants=partial(variant_ops, config),
         lower=_lower,
-        tasks=_task_form(config) if config.conditional else None,
+        tasks=coda_task_form(config),
         group_of=parameter_group,
     )
 
@@ -85,16 +82,6 @@ FAMILY = Family(
     reads_config_alone=True,
     presets={name: config.to_json() for name, config in PRESETS.items()},
 )
-
-
-def _task_form(config: CodaConfig) -> TaskForm:
-    def read(folder: Path) -> Task:
-        from .task_folder import read_task
-
-        return read_task(config, folder)
-
-    own = {name for name in parameter_shapes(config) if is_of_task(name)}
-    return TaskForm("coda", frozenset({*own, *temperature_names(config)}), read)
 
 
 def _signature(checkpoint: Checkpoint, config: CodaConfig) -> Signature:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
 from ....errors import CheckpointError
 from ...checkpoints.checkpoint import open_checkpoint
@@ -47,22 +48,36 @@ def save_task(trained: Path, base: Path, folder: Path) -> Path:
     Raises CheckpointError unless both have the same structure, and bit for bit the same frozen tensors.
     """
     model, frozen = load_model(trained), load_model(base)
-    _require_structure(trained, model.config, frozen.config)
-    theirs, tensors = dict(frozen.named_parameters()), {}
-    for name, parameter in model.named_parameters():
-        if is_of_task(name):
+    require_structure(trained, model.config, frozen.config)
+    return save_difference((trained, model), (base, frozen), model.config, folder)
+
+
+def save_difference(
+    trained: tuple[Path, torch.nn.Module],
+    base: tuple[Path, torch.nn.Module],
+    config: CodaConfig,
+    folder: Path,
+    prefix: str = "",
+) -> Path:
+    """Writes the task that one checkpoint and its module have beyond those of ``base``; ``config`` is that of the
+    trained encoder, whose tensors follow ``prefix``. Raises as ``save_task``."""
+    theirs, tensors = dict(base[1].named_parameters()), {}
+    for name, parameter in trained[1].named_parameters():
+        if _is_of(prefix, name):
             tensors[name] = parameter
         elif parameter.numpy().tobytes() != theirs[name].numpy().tobytes():
-            raise CheckpointError(f"{trained}: tensor {name} differs from that of {base}, where tasks share it frozen")
+            raise CheckpointError(
+                f"{trained[0]}: tensor {name} differs from that of {base[0]}, where tasks share it frozen"
+            )
     if folder.exists():
         raise CheckpointError(f"{folder}: exists already; choose another folder")
-    digest = hash_of({name: value.numpy() for name, value in theirs.items() if not is_of_task(name)})
-    own = {name: getattr(model.config, name) for name in _OWN_FIELDS}
+    digest = hash_of({name: value.numpy() for name, value in theirs.items() if not _is_of(prefix, name)})
+    own = {name: getattr(config, name) for name in _OWN_FIELDS}
     return save_tensors(tensors, CodaTaskConfig(base_sha256=digest, **own), folder)
 
 
-def read_task(config: CodaConfig, folder: Path) -> Task:
-    """The task in ``folder``, of the model that ``config`` describes.
+def read_task(config: CodaConfig, folder: Path, prefix: str = "") -> Task:
+    """The task in ``folder``, of the model whose encoder ``config`` describes; its tensors follow ``prefix``.
 
     Raises CheckpointError for another folder, for tensors that the model does not have in this shape, and for a
     schedule or reductions that engines of the model cannot have.
@@ -79,34 +94,40 @@ def read_task(config: CodaConfig, folder: Path) -> Task:
     # What the base states of other reductions is no fault of a task that is not offered at them.
     if problem := replace(ours, reduction_of_one="routed", tokens_selected=None).problem():
         raise CheckpointError(f"{where}: {problem}")
-    _require_structure(where, ours, config)
-    shapes = {name: shape for name, shape in parameter_shapes(config).items() if is_of_task(name)}
+    require_structure(where, ours, config)
+    shapes = {f"{prefix}{name}": shape for name, shape in parameter_shapes(config).items() if is_of_task(name)}
     compare_with_headers(checkpoint, shapes)
     tensors = {name: tensor.numpy() for name, tensor in read_tensors(checkpoint, shapes).items()}
     facts: dict[str, int | str] = {"reduction": stated.reduction}
     if ours.soft_top_k is not None:
         facts["epsilon"] = f"{ours.soft_top_k.epsilon:g}"
-        tensors |= dict.fromkeys(temperature_names(config), np.array(ours.soft_top_k.all_temperatures, np.float32))
+        temperatures = np.array(ours.soft_top_k.all_temperatures, np.float32)
+        tensors |= dict.fromkeys((f"{prefix}{name}" for name in temperature_names(config)), temperatures)
     choices = {REDUCTION: _reductions(where, ours, config)} if len(config.offered) > 1 else {}
     return Task(folder, tensors, tuple(checkpoint.source_files()), stated.base_sha256, choices, facts)
 
 
-def _require_structure(where: Path, ours: CodaConfig, base: CodaConfig) -> None:
+def _is_of(prefix: str, name: str) -> bool:
+    return name.startswith(prefix) and is_of_task(name.removeprefix(prefix))
+
+
+def require_structure(where: Path, ours: CodaConfig, base: CodaConfig) -> None:
     """Raises CheckpointError where the two are no tasks on one graph."""
     for field in fields(CodaConfig):
         if field.name not in _OWN_FIELDS and getattr(ours, field.name) != getattr(base, field.name):
-            raise _other(where, field.name, getattr(ours, field.name), getattr(base, field.name))
+            raise another_graph(where, field.name, getattr(ours, field.name), getattr(base, field.name))
     if (ours.soft_top_k is None) != (base.soft_top_k is None):
-        raise _other(where, "soft_top_k", ours.soft_top_k, base.soft_top_k)
+        raise another_graph(where, "soft_top_k", ours.soft_top_k, base.soft_top_k)
     if ours.soft_top_k is not None and base.soft_top_k is not None:
         for name in ("rounds", "initial"):
             if getattr(ours.soft_top_k, name) != getattr(base.soft_top_k, name):
-                raise _other(
+                raise another_graph(
                     where, f"soft_top_k: {name}", getattr(ours.soft_top_k, name), getattr(base.soft_top_k, name)
                 )
 
 
-def _other(where: Path, name: str, ours: object, base: object) -> CheckpointError:
+def another_graph(where: Path, name: str, ours: object, base: object) -> CheckpointError:
+    """The refusal of a task that has another ``name`` than its base."""
     return CheckpointError(f"{where}: {name}: {ours!s:.80}, the base has {base!s:.80}; all tasks share its graph")
 
 

@@ -18,9 +18,8 @@ ENCODER = "encoder."
 
 @dataclass(frozen=True, kw_only=True)
 class CodaEncoderDecoderConfig(OwnConfig):
-    """The ``encoder``, a model of texts without labels that selects ``ceil(n / r)`` tokens of any n, and a decoder of
-    ``num_decoder_layers`` dense layers with the encoder's table of tokens, width, heads, FFN and activation, as T5 has
-    them.
+    """The ``encoder``, a model of texts without labels, and a decoder of ``num_decoder_layers`` dense layers with the
+    encoder's table of tokens, width, heads, FFN and activation, as T5 has them.
 
     ``tie_word_embeddings``: the matrix back to the vocabulary is the table of tokens. ``scale_decoder_outputs``: what
     it reads is multiplied by ``hidden_size ** -0.5``, as in the first T5. A text that is written begins with
@@ -71,7 +70,6 @@ class CodaEncoderDecoderConfig(OwnConfig):
             ("num_labels", None),
             ("type_vocab_size", 0),
             ("norm", "rms"),
-            ("tokens_selected", None),
         ):
             stated = getattr(self.encoder, key)
             if stated != usual:

@@ -27,6 +27,7 @@ from ..coda.architecture.config import REDUCTION
 from ..coda.architecture.inputs import IDS, MASK
 from ..coda.architecture.selection import reduction_of
 from ..coda.architecture.variant_ops import COMBINE, DISPATCH
+from ..coda.task_form import coda_task_form
 from ..t5.forward_ops import step_ops
 from .architecture import (
     TABLES,
@@ -37,7 +38,8 @@ from .architecture import (
     parameter_shapes,
     variant_ops,
 )
-from .config import CodaEncoderDecoderConfig
+from .config import ENCODER, CodaEncoderDecoderConfig
+from .presets import PRESETS
 from .routes import PairRoutes
 
 if TYPE_CHECKING:  # plans are made without torch
@@ -81,11 +83,18 @@ def read(checkpoint: Checkpoint) -> Architecture:
         routing=PairRoutes(config) if config.encoder.conditional else None,
         variants=partial(variant_ops, config),
         lower=_lower,
+        tasks=coda_task_form(config.encoder, ENCODER),
         group_of=parameter_group,
     )
 
 
-FAMILY = Family("coda_encoder_decoder", ("coda_encoder_decoder",), read, reads_config_alone=True)
+FAMILY = Family(
+    "coda_encoder_decoder",
+    ("coda_encoder_decoder",),
+    read,
+    reads_config_alone=True,
+    presets={name: config.to_json() for name, config in PRESETS.items()},
+)
 
 
 def _signature(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> Signature:
@@ -139,7 +148,17 @@ def _cached(config: CodaEncoderDecoderConfig) -> CachedForm:
         routes=PairRoutes(config).of_prompts,
     )
     layers = (CachedLayer(shape.heads, shape.head_dim),) * shape.decoder_layers
-    return CachedForm(config.vocabulary, positions, layers, cached, recorded, encoder=form, variants=_BY_INDEX)
+    stated = config.encoder.tokens_selected is not None
+    return CachedForm(
+        config.vocabulary,
+        positions,
+        layers,
+        cached,
+        recorded,
+        encoder=form,
+        variants=_BY_INDEX,
+        family_problem="tokens_selected says k of rows of some lengths, and a prompt has any" if stated else None,
+    )
 
 
 def _lower(module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:

@@ -13,15 +13,22 @@ from .options import Options
 
 
 def writers(
-    manifest: Manifest, options: Options, admitted: Collection[str], rows: int, cache_bytes: int
+    manifest: Manifest,
+    options: Options,
+    admitted: Collection[str],
+    rows: int,
+    cache_bytes: int,
+    proven: Collection[str] | None = None,
 ) -> tuple[list[EngineEntry], str]:
     """The engines to choose from, the largest submodel's first: only it without a promise. ``admitted`` are the ids of
-    engines that may be open here, ``rows`` generate at once, with ``cache_bytes``. Raises SelectionError."""
+    engines that may be open here, ``proven`` the submodels (ids) that may write for the task, all where it is None;
+    ``rows`` generate at once, with ``cache_bytes``. Raises SelectionError."""
     assert manifest.generation is not None
     generation = manifest.generation
+    offered = [engine for engine in generation.writers if proven is None or engine.submodel in proven]
     by_submodel = {
         engine.submodel: engine
-        for engine in generation.writers
+        for engine in offered
         if all(needed.id in admitted for needed in _needed(generation, engine))
     }
     order = [entry.id for entry in manifest.largest_first if entry.id in by_submodel]
@@ -37,6 +44,11 @@ def writers(
         asked, reason = budget.submodel, f"budget {budget.name}: {budget.reason}"
     if asked is not None:
         wanted = manifest.submodel(asked).id
+        if proven is not None and wanted not in proven:
+            asker = "the request" if options.budget is None else f"budget {options.budget}"
+            raise SelectionError(
+                f"task {options.task} was proven on {', '.join(proven)}; {asker} names {wanted}; ask for one of them"
+            )
         engines = [engine for engine in engines if engine.submodel == wanted]
         if wanted not in by_submodel and any(engine.submodel == wanted for engine in generation.writers):
             raise SelectionError(
@@ -64,7 +76,7 @@ def writers(
         engines, reason = small, f"{memory_mb[small[0].id]:.1f} MB <= {limit:g} MB"
     else:
         reason = "the largest submodel" if options.promise else "no limit asked: the largest submodel"
-        if left_out := len(generation.writers) - len(by_submodel):
+        if left_out := len(offered) - len(by_submodel):
             reason += f" that the memory cap admits, {left_out} left out"
     if not engines:
         raise SelectionError(f"no submodel has an engine that generates {rows} rows here")

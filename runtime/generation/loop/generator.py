@@ -125,7 +125,8 @@ class Generator:
         with ExitStack() as own:  # gives back what this call took, should it fail
             own.enter_context(self._engines.in_use())
             room = self._room(own, entry, asked, session, rows)
-            engines, reason = writers(self._bundle.manifest, asked, room.admitted, len(rows.each), room.bytes)
+            proven = None if asked.task is None else self._tensors(asked.task).submodels
+            engines, reason = writers(self._bundle.manifest, asked, room.admitted, len(rows.each), room.bytes, proven)
             if self._bundle.merged is not None:
                 reason += f"; task {asked.task} is merged into its weights"
             drafting = None

@@ -24,7 +24,6 @@ def test_it_reads_back() -> None:
         (OF_IMAGES, {}, "encoder: image: got .* before a decoder of T5; expected none"),
         ({"num_labels": 3}, {}, "encoder: num_labels: got 3 before a decoder of T5; expected none"),
         ({"norm": "layer"}, {}, "encoder: norm: got layer before a decoder of T5; expected rms"),
-        ({"tokens_selected": {"8": {"3": 2}}}, {}, "encoder: tokens_selected: got .*; expected none"),
         ({}, {"decoder_start_token_id": 40}, "decoder_start_token_id: expected a token of the vocabulary, 0..39, got"),
         ({}, {"eos_token_id": (1, 50)}, "eos_token_id: expected a token of the vocabulary, 0..39, got 50"),
     ],

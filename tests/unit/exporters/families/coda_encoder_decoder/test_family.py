@@ -10,7 +10,7 @@ from nestforge.exporters.families.coda_encoder_decoder.folder import load_model
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from safetensors.torch import load_file, save_file
-from support.tiny_coda_t5 import save_tiny_pair
+from support.tiny_coda_t5 import encoder_config, save_tiny_pair
 
 DRAW = torch.Generator().manual_seed(0)
 PAIR = (
@@ -35,6 +35,18 @@ def test_signature_and_how_it_generates(tmp_path: Path) -> None:
     assert cached.encoder is not None
     assert (cached.encoder.start, cached.encoder.positions, cached.encoder.axes) == (0, 24, ("coda.reduction",))
     assert cached.problem is None
+
+
+def test_another_k_holds_in_buckets_and_for_no_prompt(tmp_path: Path) -> None:
+    folder = save_tiny_pair(tmp_path / "m", encoder=encoder_config(tokens_selected={"8": {"3": 2}}))
+    source, model = open_source(folder), load_model(folder)
+    reduced = source.spec.parse("ffn32-coda.reduction3")
+    routes = {length: source.routes(reduced, Bucket(1, length))[0].shape for length in (8, 12)}
+    assert routes == {8: (1, 2), 12: (1, 4)}
+    model.encoder.reduction = 3
+    assert (model.encoder.counts(8), model.encoder.counts(12)) == ({0: 2}, {0: 4})
+    assert source.architecture.cached is not None
+    assert source.architecture.cached.problem == "tokens_selected says k of rows of some lengths, and a prompt has any"
 
 
 def test_a_narrowed_module_is_one_with_the_rest_at_zero(tmp_path: Path) -> None:
