@@ -13,7 +13,7 @@ def table_rows(places: torch.Tensor, tokens: int) -> torch.Tensor:
     groups = places.shape[0]
     if groups == 1:
         return places
-    return places + tokens * torch.arange(groups).view(groups, *(1 for _ in places.shape[1:]))
+    return places + tokens * torch.arange(groups, device=places.device).view(groups, *(1 for _ in places.shape[1:]))
 
 
 def one_hot(places: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -20,9 +20,9 @@ def forward_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> list[
     ops = _embedding_ops(config, bucket)
     if config.position == "learned":
         ops.append(elementwise("embeddings.position", t * d, passes=3))
-    if config.position == "relative":
-        pairs = n * n * config.num_attention_heads
-        ops += [lookup("relative_bias", pairs), elementwise("relative_bias.turn", pairs, passes=2)]
+    of_pairs = config.keys_of == "selected"  # of selected queries and keys: each layer makes those of its own
+    if config.position == "relative" and not (of_pairs and len(counts) == config.num_hidden_layers):
+        ops += _bias_ops("relative_bias", n * n * config.num_attention_heads)
     for layer in range(config.num_hidden_layers):
         at, asking = f"layers.{layer}", n
         ops.append(elementwise(f"{at}.attention_norm", t * d, passes=4))
@@ -37,8 +37,11 @@ def forward_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> list[
             asking = counts[layer]
             ops += _router_ops(config, f"{at}.router", bucket)
             ops.append(elementwise(f"{at}.gates", bucket.batch * asking * d, passes=2))
-        reads = asking if config.keys_of == "selected" else n
+        reads = asking if of_pairs else n
         ops += _attention_ops(config, f"{at}.attention", bucket.batch, asking, reads)
+        if config.position == "relative" and layer in counts:
+            scores = bucket.batch * config.num_attention_heads * asking * reads
+            ops += _bias_ops(f"{at}.bias", scores) if of_pairs else [lookup(f"{at}.bias", scores)]
         ops += _ffn_ops(config, at, bucket.batch * asking, submodel[f"{at}.ffn"])
     ops.append(elementwise("norm", t * d, passes=4))  # at the end, or of the embeddings
     if config.num_labels is not None:
@@ -57,6 +60,11 @@ def _embedding_ops(config: CodaConfig, bucket: Bucket) -> list[Op]:
     return ops
 
 
+def _bias_ops(name: str, pairs: int) -> list[Op]:
+    """Relative biases by the steps of ``pairs``, of each head."""
+    return [lookup(name, pairs), elementwise(f"{name}.turn", pairs, passes=2)]
+
+
 def _router_ops(config: CodaConfig, at: str, bucket: Bucket) -> list[Op]:
     """Scores, the rounds of the soft top-k one after the other, and the choice of the highest."""
     if not config.has_scores:
@@ -64,15 +72,11 @@ def _router_ops(config: CodaConfig, at: str, bucket: Bucket) -> list[Op]:
     t = bucket.tokens
     ops = [elementwise(f"{at}.scores", t * config.hidden_size, passes=1), elementwise(f"{at}.mask", t, passes=2)]
     rounds = config.soft_top_k.rounds if config.soft_top_k else 0
+    if rounds:
+        ops.append(elementwise(f"{at}.shifted", (rounds + 1) * t, passes=5))
     for number in range(rounds):
-        ops += [
-            elementwise(f"{at}.{number}.{part}", t, passes=2)
-            for part in ("shift", "scale", "exponential", "sum", "minimum")
-        ]
-        ops += [
-            elementwise(f"{at}.{number}.{part}", bucket.batch, passes=2)
-            for part in ("logarithm", "count", "temperature", "level", "peak")
-        ]
+        passes = {"softmax": 6, "level": 3, "ratio": 2, "minimum": 3}
+        ops += [elementwise(f"{at}.{number}.{part}", t, count) for part, count in passes.items()]
     return [*ops, elementwise(f"{at}.gates", t, passes=8), elementwise(f"{at}.top", t, passes=4)]
 
 
@@ -98,8 +102,6 @@ def _attention_ops(config: CodaConfig, at: str, rows: int, asking: int, reads: i
             ]
     if config.position == "rotary":
         ops.append(elementwise(f"{at}.rotary", q * inner + m * shared, passes=4))
-    if config.position == "relative":
-        ops.append(lookup(f"{at}.bias", scores))
     return [
         *ops,
         Op(f"{at}.scores", "batched_gemm", product, 0, moved),

@@ -58,9 +58,8 @@ class CodaEncoder(torch.nn.Module):
         mask = read.pop(MASK, None)
         hidden = self.embeddings(*read.values())
         length = hidden.shape[1]
-        bias = None if self.relative_bias is None else self.relative_bias(length)
         turned = self.config.head_size if self.config.position == "rotary" else None
-        places = Places.of(mask, hidden, bias, turned)
+        places = Places.of(mask, hidden, self.relative_bias, turned)
         counts = self.counts(length)
         found: dict[int, Selection] = {}
         for number, layer in enumerate(self.layers):

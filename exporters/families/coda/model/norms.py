@@ -16,7 +16,8 @@ class RmsNorm(torch.nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon) * self.weight
+        # A product, not a power: ONNX Runtime takes three times as long for a Pow.
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.epsilon) * self.weight
 
 
 def make_norm(config: CodaConfig) -> torch.nn.Module:

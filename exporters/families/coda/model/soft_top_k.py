@@ -2,11 +2,16 @@
 
 The rounds are part of the model, not a solver: how far they come is what was trained. In place of the paper's two
 vectors a and b the state is one number for each row, ``c = -a`` (b follows from it): an equivalent form whose exponents
-are at most 0, so that nothing overflows.
+are at most 0, so that nothing overflows. With u = s, or 0 where b starts at minus the scores:
 
-    u = s, or 0 where b starts at minus the scores
-    T times, at temperature e:   c = M + e (ln sum exp((u - M) / e) - ln k),   u = min(s, c)         with M = max(u)
+    T times, at temperature e:   c = e (ln sum exp(u / e) - ln k),   u = min(s, c)
     gates = exp(min(s - c, 0) / epsilon)
+
+In a graph a round costs by its operations, not by its numbers. So c is kept in units of the temperature to come, where
+``x = min(s, c) / e`` is compared and summed without a product, and ``- ln k`` is not subtracted from round to round but
+put into the scores of every round beforehand: they are shifted by ``o_t = -ln k (e_t + ... + e_(T-1)) / e_t``, so that
+what is left of all shifts at the end is 0. The sum is read off a log-softmax, ``x - log_softmax(x)``, which keeps its
+exponents at most 0 in every engine.
 """
 
 from __future__ import annotations
@@ -28,15 +33,17 @@ def soft_top_k(
     if temperatures is None:
         temperatures = torch.tensor(schedule.all_temperatures, dtype=scores.dtype)
     given = temperatures.to(scores.dtype)
-    # One by one, which the compiler folds where they are constants; not so a split.
-    *rounds, last = (given[t : t + 1] for t in range(len(given)))
+    rounds = given[:-1]
     # A traced row of any length has a count that the graph computes.
     share = torch.full((), count, dtype=scores.dtype).log() if isinstance(count, torch.SymInt) else math.log(count)
-    top = scores.amax(-1, keepdim=True)
-    u, peak = (scores, top) if schedule.initial == "zero" else (torch.zeros_like(scores), torch.zeros_like(top))
-    level = peak
-    for epsilon in rounds:
-        total = ((u - peak) / epsilon).exp().sum(-1, keepdim=True)
-        level = peak + epsilon * (total.log() - share)  # [..., 1]
-        u, peak = torch.minimum(scores, level), torch.minimum(top, level)
-    return ((scores - level).clamp(max=0) / last).exp()
+    shifts = torch.cat([rounds.flip(0).cumsum(0).flip(0) / rounds * -share, torch.zeros_like(given[-1:])])
+    ratios = rounds / given[1:]  # of each temperature to the next
+    each = (-1, *(1 for _ in scores.shape))
+    first, *others = (scores / given.view(each) + shifts.view(each)).split(1)  # T + 1 of [1, ..., n]
+    x = first if schedule.initial == "zero" else torch.zeros_like(first) + shifts[:1]
+    level = x
+    for number, shifted in enumerate(others):
+        # One by one, which the compiler folds where they are constants; not so a split.
+        level = (x - x.log_softmax(-1)) * ratios[number : number + 1]
+        x = torch.minimum(shifted, level)
+    return (x - level).exp()[0]

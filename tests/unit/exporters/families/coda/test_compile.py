@@ -103,6 +103,17 @@ def test_a_graph_selects_by_one_top_k_and_adds_without_a_reduction(bundle: Bundl
     assert_tensorrt_takes(bundle.path)
 
 
+def test_a_round_is_four_operations(bundle: Bundle) -> None:
+    """A log-softmax, a difference, a product and a minimum: two layers of three rounds. What is of all rounds is made at
+    once, one Split."""
+    for engine in bundle.manifest.engines:
+        kinds = [node.op_type for node in onnx.load(bundle.path / engine.file, load_external_data=False).graph.node]
+        assert kinds.count("LogSoftmax") == kinds.count("Min") == 2 * 3
+        assert (kinds.count("Split"), kinds.count("CumSum")) == (2, 0)
+        assert kinds.count("Sub") <= 2 * (3 + 2), "one a round, one of the gates, one of the biases' steps"
+        assert not {"Log", "ReduceMax", "ReduceSum", "Slice"} & set(kinds)
+
+
 def test_it_is_still_the_model_that_it_came_from(bundle: Bundle) -> None:
     assert verify_bundle(bundle.path, against=bundle.path.with_name("m"))
 

@@ -45,7 +45,7 @@ def test_ratios_are_those_of_the_cost_model(size: str, kind: str, key: int) -> N
 def test_the_router_is_counted_round_by_round() -> None:
     config = PRESETS["coda-t5-base-k-to-k"]
     names = [op.name for op in forward_ops(config, elastic_spec(config).universal(), BUCKET)]
-    assert sum(name.startswith("layers.0.router.") for name in names) == 4 + 20 * 10
+    assert sum(name.startswith("layers.0.router.") for name in names) == 5 + 20 * 4
     dense = replace(config, reduction_of_one="dense")
     assert not any(".router." in op.name for op in forward_ops(dense, elastic_spec(dense).universal(), BUCKET))
 
@@ -55,6 +55,23 @@ def test_a_dense_layer_computes_every_token() -> None:
     submodel = elastic_spec(config).submodel({"coda.reduction": 8})
     ops = {op.name: op.flops for op in forward_ops(config, submodel, BUCKET)}
     assert ops["layers.0.ffn.up"] == 8 * ops["layers.1.ffn.up"]
+
+
+def test_biases_of_pairs_are_made_where_they_are_read() -> None:
+    """K-to-k: by each layer for its own tokens. A table of all pairs is for layers that read all keys."""
+    made = {}
+    for kind, dense in (("k-to-k", ()), ("k-to-all", ()), ("k-to-k", (0,))):
+        whole = PRESETS[f"coda-t5-base-{kind}"]
+        config = replace(whole, conditional_layers=tuple(n for n in range(12) if n not in dense))
+        submodel = elastic_spec(config).submodel({"coda.reduction": 4})
+        ops = {op.name: op.activation_bytes for op in forward_ops(config, submodel, BUCKET)}
+        made[kind, dense] = [ops.get(name, 0) // (12 * 4) for name in ("relative_bias", "layers.1.bias")]
+        assert ("layers.0.bias" in ops) == (not dense)
+    assert made == {
+        ("k-to-k", ()): [0, 128 * 128],
+        ("k-to-all", ()): [512 * 512, 128 * 512],
+        ("k-to-k", (0,)): [512 * 512, 128 * 128],
+    }
 
 
 def test_of_images_patches_and_their_tokens_are_counted() -> None:
