@@ -1,37 +1,25 @@
 """CODA encoders of base width: a reduction of 4 against the dense adapter model of the same checkpoint, the router's
-share, what four reductions weigh, and PyTorch eager."""
+share, and PyTorch eager."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from ....compiler.compile import compile_bundle
-from ....elastic import Bucket
-from ....exporters.families.coda.architecture.config import REDUCTION, CodaConfig, Router
-from ....exporters.families.coda.architecture.presets import PRESETS
-from ....exporters.families.coda.folder import load_model, save_model
-from ....exporters.families.coda.model.encoder import CodaEncoder
-from ....runtime.bundle.open_bundle import open_bundle
+from ....exporters.families.coda.architecture.config import CodaConfig
+from ....exporters.families.coda.folder import load_model
 from ..harness import Row, interleaved, ratio
-from ..kept import CACHE
-from ..subjects import CORES, eager_call, elsewhere, packed
+from ..subjects import CORES, eager_call, packed
+from .coda_subject import BUCKET, LAYERS, coda_bundle, coda_config, coda_folder, coda_submodel
 
 _KEYS = ("k-to-k", "k-to-all")
-_BUCKET = Bucket(1, 512)
-# Of the preset's twelve equal layers: what is compared is time per layer, and a small vocabulary leaves layers alone.
-_LAYERS, _WORDS = 4, 1000
 _ROUNDS = 12
-_OFFERED = (8, 4, 2, 1)
-_OF_PREDICTED, _ROUTER_SHARE, _BYTES = 0.85, 0.06, 1.01
+_REDUCTIONS = (4, 1)
+_OF_PREDICTED, _ROUTER_SHARE = 0.85, 0.06
 
 
 def run() -> list[Row]:
-    rows = [row for keys in _KEYS for row in (_against_dense(keys), _router(keys), _against_eager(keys))]
-    return [*rows, _bytes()]
+    return [row for keys in _KEYS for row in (_against_dense(keys), _router(keys), _against_eager(keys))]
 
 
 def predicted_ratio(config: CodaConfig, tokens: int, selected: int) -> float:
@@ -48,46 +36,10 @@ def predicted_ratio(config: CodaConfig, tokens: int, selected: int) -> float:
     return (layer(n, n) + adapter) / (layer(k, read) + adapter + n * d)
 
 
-def _config(keys: str, router: Router = "soft_top_k") -> CodaConfig:
-    schedule = PRESETS[f"coda-t5-base-{keys}"].soft_top_k if router == "soft_top_k" else None
-    return replace(
-        PRESETS[f"coda-t5-base-{keys}"],
-        num_hidden_layers=_LAYERS,
-        vocab_size=_WORDS,
-        router=router,
-        soft_top_k=schedule,
-        reduction=4,
-        reductions=_OFFERED,
-        reduction_of_one="dense",
-    )
-
-
-def _folder(config: CodaConfig) -> Path:
-    folder = CACHE / f"coda-{config.keys_of}-{config.router}-checkpoint"
-    if not folder.exists():
-        torch.manual_seed(0)
-        save_model(CodaEncoder(config).eval(), config, folder)
-    return folder
-
-
-def _bundle(config: CodaConfig, reductions: tuple[int, ...] = _OFFERED) -> Path:
-    path = CACHE / f"coda-{config.keys_of}-{config.router}-{'-'.join(map(str, reductions))}.bundle"
-    if not path.exists():
-        submodels = [_submodel(config, reduction) for reduction in reductions]
-        compile_bundle(
-            _folder(config), elsewhere(), path, buckets=[_BUCKET], submodels=submodels, include="budgets", measure=False
-        )
-    return path
-
-
-def _submodel(config: CodaConfig, reduction: int) -> str:
-    return f"ffn{config.intermediate_size}-{REDUCTION}{reduction}"
-
-
 def _times(engines: dict[str, tuple[Path, str]]) -> dict[str, list[float]]:
     """Milliseconds of packed engines in turns; all tokens count."""
     with ExitStack() as stack:
-        opened = {name: stack.enter_context(packed(*engine, _BUCKET)) for name, engine in engines.items()}
+        opened = {name: stack.enter_context(packed(*engine, BUCKET)) for name, engine in engines.items()}
         for one in opened.values():
             one.feeds["attention_mask"][:] = 1
         calls = {name: (lambda one=one: one.runner.run(one.feeds)) for name, one in opened.items()}
@@ -96,15 +48,14 @@ def _times(engines: dict[str, tuple[Path, str]]) -> dict[str, list[float]]:
 
 def _how() -> str:
     return (
-        f"median ratio of {_ROUNDS} interleaved rounds, {_LAYERS} layers of base width, 1 x 512, packed, "
-        f"{CORES} threads"
+        f"median ratio of {_ROUNDS} interleaved rounds, {LAYERS} layers of base width, 1 x 512, packed, {CORES} threads"
     )
 
 
 def _against_dense(keys: str) -> Row:
-    config = _config(keys)
-    bundle = _bundle(config)
-    times = _times({"dense": (bundle, _submodel(config, 1)), "quarter": (bundle, _submodel(config, 4))})
+    config = coda_config(keys)
+    bundle = coda_bundle(config, _REDUCTIONS)
+    times = _times({"dense": (bundle, coda_submodel(config, 1)), "quarter": (bundle, coda_submodel(config, 4))})
     speed, predicted = ratio(times, "dense", "quarter"), predicted_ratio(config, 512, 128)
     return Row(
         f"CODA {keys}: reduction 4 over the dense adapter model of the same checkpoint",
@@ -118,8 +69,9 @@ def _against_dense(keys: str) -> Row:
 
 def _router(keys: str) -> Row:
     """Against the same layers that take the first k tokens: scores, rounds, gates and TopK together."""
-    soft, first = _config(keys), _config(keys, "first_k")
-    engines = {"soft": (_bundle(soft), _submodel(soft, 4)), "first": (_bundle(first, (4,)), _submodel(first, 4))}
+    soft, first = coda_config(keys), coda_config(keys, "first_k")
+    bundles = {"soft": coda_bundle(soft, _REDUCTIONS), "first": coda_bundle(first, (4,))}
+    engines = {name: (bundle, coda_submodel(soft, 4)) for name, bundle in bundles.items()}
     share = 1 - 1 / ratio(_times(engines), "soft", "first")
     return Row(
         f"CODA {keys}: the router of {soft.soft_top_k.rounds if soft.soft_top_k else 0} rounds, of a layer's time",
@@ -131,10 +83,10 @@ def _router(keys: str) -> Row:
 
 
 def _against_eager(keys: str) -> Row:
-    config = _config(keys)
-    model = load_model(_folder(config))
+    config = coda_config(keys)
+    model = load_model(coda_folder(config))
     model.reduction = 4
-    with packed(_bundle(config), _submodel(config, 4), _BUCKET) as ours:
+    with packed(coda_bundle(config, _REDUCTIONS), coda_submodel(config, 4), BUCKET) as ours:
         ours.feeds["attention_mask"][:] = 1
         calls = {"eager": eager_call(model, ours.feeds), "ours": lambda: ours.runner.run(ours.feeds)}
         times = interleaved(calls, _ROUNDS, 3)
@@ -146,19 +98,3 @@ def _against_eager(keys: str) -> Row:
         speed >= 1,
         _how(),
     )
-
-
-def _bytes() -> Row:
-    config = _config(_KEYS[-1])
-    four, one = (_size(_bundle(config, reductions)) for reductions in (_OFFERED, (1,)))
-    return Row(
-        "CODA: four reductions over one, bytes of the bundle",
-        f"{four / one:.4f}x ({four / 1e6:.1f} MB over {one / 1e6:.1f} MB)",
-        f"<= {_BYTES}x",
-        four / one <= _BYTES,
-        f"all files; {_LAYERS} layers of base width",
-    )
-
-
-def _size(bundle: Path) -> int:
-    return sum(path.stat().st_size for path in open_bundle(bundle).path.iterdir())

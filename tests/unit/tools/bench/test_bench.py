@@ -38,6 +38,7 @@ NAMES = sorted(
         *THREADS,
         "adapters",
         "coda",
+        "coda_bytes",
         "correction",
         "mhe",
         "mhe_decode",

@@ -104,8 +104,8 @@ def test_a_graph_selects_by_one_top_k_and_adds_without_a_reduction(bundle: Bundl
 
 
 def test_a_round_is_four_operations(bundle: Bundle) -> None:
-    """A log-softmax, a difference, a product and a minimum: two layers of three rounds. What is of all rounds is made at
-    once, one Split."""
+    """A log-softmax, a difference, a product and a minimum: two layers of three rounds. What is of all rounds is made
+    at once and taken apart by one Split."""
     for engine in bundle.manifest.engines:
         kinds = [node.op_type for node in onnx.load(bundle.path / engine.file, load_external_data=False).graph.node]
         assert kinds.count("LogSoftmax") == kinds.count("Min") == 2 * 3
