@@ -39,7 +39,7 @@ def soft_top_k(
     shifts = torch.cat([rounds.flip(0).cumsum(0).flip(0) / rounds * -share, torch.zeros_like(given[-1:])])
     ratios = rounds / given[1:]  # of each temperature to the next
     each = (-1, *(1 for _ in scores.shape))
-    first, *others = (scores / given.view(each) + shifts.view(each)).split(1)  # T + 1 of [1, ..., n]
+    first, *others = torch.split(scores / given.view(each) + shifts.view(each), 1)  # T + 1 of [1, ..., n]
     x = first if schedule.initial == "zero" else torch.zeros_like(first) + shifts[:1]
     level = x
     for number, shifted in enumerate(others):
