@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import nestforge
+import numpy as np
 import pytest
 from nestforge.compiler.tensorrt.build_bundle import build_plans
 from nestforge.compiler.tensorrt.check_cached_plan import check_cached_plan
@@ -13,8 +16,11 @@ from nestforge.compiler.tensorrt.trtexec import build_commands
 from nestforge.errors import BuildError, ParityError
 from nestforge.runtime.bundle.device_files.plan_index import read_plans
 from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.load import load
+from support.gated_decoders import save_decoder
 from support.generating_plans import CAPACITIES, NARROW, WHOLE, generating_folder, played_gpu
 from support.sealing import edit_manifest
+from support.tiny_compile import board
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +101,25 @@ def test_a_plan_that_answers_otherwise_is_refused_and_leaves_nothing(copy: Path,
             pytest.raises(ParityError, match=rf"engine {engine.id}: its plan: output logits, case whole: max abs 0.1"),
         ):
             check_cached_plan(bundle, engine, runner, runner.device)
+
+
+def test_a_window_is_seen_in_caches_that_keep_every_token(tmp_path: Path, folder: Path) -> None:
+    model = save_decoder(tmp_path / "m", "mistral", sliding_window=5, head_dim=8, max_position_embeddings=40)
+    common: dict[str, Any] = {"budgets": {"full": {}}, "buckets": ["1x8"]}
+    options: dict[str, Any] = {"include": "budgets", "generate": True, "levels": {"ffn": (1.0,)}}
+    device = board(backend="tensorrt", capacities=[16, 40], **common)
+    bundle = nestforge.compile(model, device, tmp_path / "graphs", emit_only=True, **options)
+    known = nestforge.compile(model, board(**common), tmp_path / "known", measure=False, **options)
+    asked: dict[str, Any] = {"prompt": [[5, 7, 9], list(range(14))], "max_tokens": 20, "logprobs": 0}
+    with played_gpu(folder):
+        _, *cached = build_plans(bundle)
+        assert [plan.entry.parity.cases for plan in cached] == [7, 7], "texts are longer than the window"
+        with load(bundle, threads=1) as plans, load(known, threads=1) as processor:
+            found, expected = (model.generate(**asked).rows for model in (plans, processor))
+    for row, other in zip(found, expected, strict=True):
+        assert row.tokens == other.tokens
+        mine, theirs = ([each.token for each in one.log_probabilities or ()] for one in (row, other))
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
 
 
 def test_an_older_release_builds_the_other_plans_first_and_says_what_it_lacks(copy: Path, folder: Path) -> None:
