@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 from ..elastic import Bucket, Submodel
 from ..errors import PlanError
 from ..exporters.checkpoints.generation_defaults import read_generation_defaults
-from ..exporters.for_tasks.with_tasks import with_tasks
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks.task_form import Task
@@ -26,6 +25,7 @@ from .planning.ladder import ladder
 from .planning.levels import Level
 from .planning.levels import levels as make_levels
 from .planning.plan import Corrections, Plan, make_plan
+from .tasks.asked_tasks import asked_tasks
 
 Include = Literal["budgets", "levels", "ladder"]
 
@@ -144,14 +144,7 @@ def resolve(request: CompileRequest) -> Resolved:
     given = request.profile if isinstance(request.profile, DeviceProfile) else load_profile(request.profile)
     profile = _for_request(given, request, source)
     source = replace(source, precisions=profile.precisions, generates=request.generate)
-    if request.lora_rank is not None and (not request.tasks or request.lora_rank < 1):
-        raise PlanError(f"lora_rank {request.lora_rank}: expected at least 1, with tasks that are adapters of PEFT")
-    if request.mergeable and not request.tasks:
-        raise PlanError("mergeable: expected tasks, which are merged into the weights of such engines")
-    folders = {name: Path(folder) for name, folder in request.tasks.items()}
-    source, tasks = with_tasks(source, folders, request.lora_rank) if folders else (source, {})
-    if tasks:
-        _require_task_engines(source, profile)
+    source, tasks = asked_tasks(source, profile, request.tasks, request.lora_rank, request.mergeable)
     if request.generate:
         _require_cached_form(source, profile)
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
@@ -160,18 +153,6 @@ def resolve(request: CompileRequest) -> Resolved:
     require_integers(source, profile)
     notes = _notes(source, given, profile, is_asked=bool(request.buckets))
     return Resolved(request, source, profile, levels, (*asked, *published), published, notes, tasks)
-
-
-def _require_task_engines(source: ModelSource, profile: DeviceProfile) -> None:
-    """What engines with tasks cannot be is refused before any work."""
-    if profile.backend != "onnxruntime":
-        raise PlanError(
-            f"task: engines with tasks are for onnxruntime, profile {profile.name} is for {profile.backend}"
-        )
-    if profile.precisions != ("fp32",):
-        raise PlanError(f"task: engines with tasks are in fp32, asked for {', '.join(profile.precisions)}")
-    if source.exits is not None:
-        raise PlanError(f"task: {source.name} has exits, and segments take no tasks; compile it without --task")
 
 
 def _require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
