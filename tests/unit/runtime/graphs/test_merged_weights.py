@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nestforge.errors import BundleCorruptError
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.merged_task import BASE, MergedTask
 from nestforge.runtime.bundle.open_bundle import open_bundle
@@ -55,3 +56,15 @@ def test_weights_without_a_pair_stay_the_store_s(tmp_path: Path) -> None:
     one = Initializer("encoder.layer.0.attention.self.query.weight", "float32", (16, 16), 0, 1024)
     assert merged_weights(open_bundle(GOLDEN).with_merged(BASE), [one]) == {}
     assert merged_weights(open_bundle(GOLDEN), [one]) == {}
+
+
+def test_engines_of_other_shapes_than_the_task_s_are_damaged(tmp_path: Path) -> None:
+    """Which a bundle from anywhere may hold."""
+    pair = {"l__lora_A__weight": A, "l__lora_B__weight": B}
+    for array, said in ((W[:, :4], r"l\.weight: float32 \[5, 4\], the task has float32 \[5, 6\]"), (W[0], r"\[6\]")):
+        with pytest.raises(BundleCorruptError, match=said):
+            merged(tmp_path, np.ascontiguousarray(array), "l.weight", len(array), **pair)
+    with pytest.raises(BundleCorruptError, match=r"head\.weight: float32 \[5, 6\], the task has float32 \[2\]"):
+        merged(tmp_path, W, "head.weight", 5, head__weight=np.zeros(2, np.float32))
+    with pytest.raises(BundleCorruptError, match=r"the pair beside l is of \[1, 6\] and \[5, 2\]"):
+        merged(tmp_path, W, "l.weight", 5, l__lora_A__weight=A[:1], l__lora_B__weight=B)
