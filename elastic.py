@@ -168,7 +168,8 @@ class ElasticSpec:
     """What may shrink in one universal model, and which parameters shrink with it.
 
     ``depth`` is the number of layers that an answer passes through, for tolerances. ``widths`` are the axis kinds
-    counted in neurons, which levels round to the hardware's multiple; other kinds are cut in whole steps.
+    counted in neurons, which levels round to the hardware's multiple; other kinds are cut in whole steps, or to a
+    multiple of the kind's own in ``multiples``.
     ``min_depth`` maps a parameter to the least depth of a submodel that has it; every submodel has those left out.
     ``granularities`` are the levels that training sampled, by axis kind as fractions of the size, rising to 1; None
     where they are not known. ``jointly_normalised`` names the axes whose steps are measured against each other, by a
@@ -190,6 +191,7 @@ class ElasticSpec:
     order_followers: tuple[PrefixSlice, ...] = ()
     per_layer_order: frozenset[str] = frozenset()
     folded: Mapping[str, PrefixSlice | None] = field(default_factory=dict, hash=False)
+    multiples: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def kinds(self) -> list[str]:

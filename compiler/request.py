@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -149,10 +149,19 @@ def resolve(request: CompileRequest) -> Resolved:
         _require_cached_form(source, profile)
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
     asked = [read_assignment(source.spec, id_, levels, profile.width_multiple) for id_ in request.submodels]
+    if request.generate:
+        _require_cached_heads(source, (*(level.submodel for level in levels), *asked))
     published = _published(source, request.slices)
     require_integers(source, profile)
     notes = _notes(source, given, profile, is_asked=bool(request.buckets))
     return Resolved(request, source, profile, levels, (*asked, *published), published, notes, tasks)
+
+
+def _require_cached_heads(source: ModelSource, submodels: Iterable[Submodel]) -> None:
+    """Submodels whose heads no engine keeps in a cache are refused before any work."""
+    for submodel in submodels:
+        if source.cached is not None and (problem := source.cached.at(submodel).problem) is not None:
+            raise PlanError(f"generate: submodel {submodel.id} cannot: {problem}")
 
 
 def _require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:

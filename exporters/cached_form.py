@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..elastic import Bucket, Submodel
 from ..runtime.bundle.entries.engine_entry import RoutingEntry
@@ -27,7 +27,20 @@ if TYPE_CHECKING:  # plans are made without torch
 MOST_ROWS = 64
 MOST_NEW_TOKENS = 512
 # Of a head's size, for the operator that reads the cache.
-_SIZE_MULTIPLE = 8
+SIZE_MULTIPLE = 8
+
+
+class KeptAxes(NamedTuple):
+    """The elastic axes by which the heads that a layer keeps shrink, and by which the numbers of each do; None where
+    they do not."""
+
+    heads: str | None = None
+    size: str | None = None
+
+    def of(self, layer: CachedLayer, submodel: Submodel) -> CachedLayer:
+        """What ``layer`` keeps in ``submodel``."""
+        heads = layer.heads if self.heads is None else submodel[self.heads]
+        return replace(layer, heads=heads, size=layer.size if self.size is None else submodel[self.size])
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +49,8 @@ class EncoderForm:
 
     ``module(module)`` is what ``Architecture.load`` returned with the interface of ``EncoderEntry``; ``workload`` is
     what that costs, ``step`` what one new token of the decoder does. ``axes`` and ``routes(submodel)`` as of ``Part``;
-    of a prompt that is shorter than the longest, routes are filled with -1.
+    of a prompt that is shorter than the longest, routes are filled with -1. ``kept`` are the axes by which what each
+    layer of the decoder reads of a prompt shrinks, if it does; ``layers`` is that where the caches have something else.
     """
 
     start: int
@@ -46,6 +60,8 @@ class EncoderForm:
     step: Callable[[Submodel], Sequence[Op]]
     axes: tuple[str, ...] = ()
     routes: Callable[[Submodel], tuple[RoutingEntry, ...]] = lambda _: ()
+    kept: tuple[KeptAxes, ...] = ()
+    layers: tuple[CachedLayer, ...] | None = None
 
     @property
     def bucket(self) -> Bucket:
@@ -55,7 +71,7 @@ class EncoderForm:
     @property
     def entry(self) -> EncoderEntry:
         """Its interface as the manifest has it, without engines."""
-        return EncoderEntry(self.start, self.positions, ())
+        return EncoderEntry(self.start, self.positions, (), self.layers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +84,8 @@ class CachedForm:
     (``[B, heads, S, size]``), of a layer with a window those of the last tokens that it sees. Behind an ``encoder`` it
     also takes the tokens that that reads, ``[B, N]``. ``variants`` are those of ``Architecture.variants`` in which
     ``module`` and that of the encoder are traced, of a model that reads folded tensors; ``recorded`` and the encoder's
-    take a module in those too. ``head_axes`` are the elastic axes by which the heads of ``layers`` shrink, of a model
-    whose heads do.
+    take a module in those too. ``kept`` are the elastic axes by which what each of ``layers`` keeps shrinks, if it
+    does.
     """
 
     vocabulary: int
@@ -80,14 +96,14 @@ class CachedForm:
     family_problem: str | None = None
     encoder: EncoderForm | None = None
     variants: Mapping[str, str] = field(default_factory=dict)
-    head_axes: tuple[str, ...] = ()
+    kept: tuple[KeptAxes, ...] = ()
 
     def at(self, submodel: Submodel) -> CachedForm:
-        """This with the heads of ``submodel``."""
-        if not self.head_axes:
-            return self
-        kept = (submodel[axis] for axis in self.head_axes)
-        return replace(self, layers=tuple(replace(layer, heads=n) for layer, n in zip(self.layers, kept, strict=True)))
+        """This with the heads of ``submodel``, and their sizes."""
+        encoder = self.encoder
+        if encoder is not None and (encoder.kept or self.kept):
+            encoder = replace(encoder, layers=_narrowed(self.entry.source_layers, encoder.kept, submodel))
+        return replace(self, layers=_narrowed(self.layers, self.kept, submodel), encoder=encoder)
 
     def within(self, capacity: int) -> CachedForm:
         """This for texts of at most ``capacity`` tokens."""
@@ -101,9 +117,9 @@ class CachedForm:
     @property
     def problem(self) -> str | None:
         """Why no engine can be made of it, as the family or the operator that reads the cache has it, or None."""
-        sizes = sorted({layer.size for layer in self.layers if layer.size % _SIZE_MULTIPLE})
+        sizes = sorted({layer.size for layer in self.layers if layer.size % SIZE_MULTIPLE})
         if self.family_problem is None and sizes:
-            return f"heads of size {sizes[0]}; expected a multiple of {_SIZE_MULTIPLE}"
+            return f"heads of size {sizes[0]}; expected a multiple of {SIZE_MULTIPLE}"
         return self.family_problem
 
     @property
@@ -128,6 +144,7 @@ class CachedForm:
             self.module,
             bucket=self.bucket,
             variants=self.variants,
+            elastic=dict(self._elastic()),
         )
         if encoder is not None:
             prompt = Bucket(1, min(PROMPT_TOKENS, encoder.positions))
@@ -140,4 +157,32 @@ class CachedForm:
                 variants=self.variants,
                 axes=encoder.axes,
                 routes=encoder.routes,
+                elastic=dict(_elastic_source(encoder.kept)),
             )
+
+    def _elastic(self) -> Iterator[tuple[str, Mapping[int, str]]]:
+        """``Part.elastic`` of engines that keep a cache."""
+        for number, axes in enumerate(self.kept):
+            dims = _dims((1, axes.heads), (3, axes.size))
+            for name in ("past_key", "past_value", "present_key", "present_value"):
+                yield f"{name}_{number}", dims
+        if self.encoder is not None:
+            yield from _elastic_source(self.encoder.kept)
+
+
+def _narrowed(layers: Sequence[CachedLayer], kept: Sequence[KeptAxes], submodel: Submodel) -> tuple[CachedLayer, ...]:
+    """What ``layers`` keep in ``submodel``."""
+    if not kept:
+        return tuple(layers)
+    return tuple(axes.of(layer, submodel) for layer, axes in zip(layers, kept, strict=True))
+
+
+def _elastic_source(kept: Sequence[KeptAxes]) -> Iterator[tuple[str, Mapping[int, str]]]:
+    """``Part.elastic`` of what a decoder reads of a prompt: keys have their size in front of tokens."""
+    for number, axes in enumerate(kept):
+        yield f"source_key_{number}", _dims((1, axes.heads), (2, axes.size))
+        yield f"source_value_{number}", _dims((1, axes.heads), (3, axes.size))
+
+
+def _dims(*axes: tuple[int, str | None]) -> Mapping[int, str]:
+    return {dim: axis for dim, axis in axes if axis is not None}

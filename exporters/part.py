@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..elastic import Bucket, Submodel
@@ -24,7 +24,7 @@ class Part:
     takes the ``inputs`` by position and returns the ``outputs`` as a tuple; the user's module is attribute ``model``.
     Where the model is traced in ``variants`` of ``Architecture.variants``, it is given in those for that. ``axes`` with
     choices are those that change its graph; ``routes(submodel)`` are what it returns after its outputs once it is
-    traced.
+    traced. ``elastic`` says by which axes dimensions of its inputs and outputs shrink, by their names.
     """
 
     name: str
@@ -37,10 +37,22 @@ class Part:
     variants: Mapping[str, str] = field(default_factory=dict)
     axes: tuple[str, ...] = ()
     routes: Callable[[Submodel], tuple[RoutingEntry, ...]] = lambda _: ()
+    elastic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     def structure(self, submodel: Submodel) -> tuple[tuple[str, int], ...]:
         """What of the structure of ``submodel`` changes its graph."""
         return tuple((axis, value) for axis, value in submodel.structure if axis in self.axes)
+
+    def of(self, submodel: Submodel) -> Part:
+        """This with inputs and outputs as ``submodel`` has them."""
+
+        def cut(spec: TensorSpec) -> TensorSpec:
+            axes = self.elastic.get(spec.name, {})
+            return replace(spec, dims=tuple(submodel[axes[at]] if at in axes else n for at, n in enumerate(spec.dims)))
+
+        if not self.elastic:
+            return self
+        return replace(self, inputs=tuple(map(cut, self.inputs)), outputs=tuple(map(cut, self.outputs)))
 
     def at(self, bucket: Bucket) -> Bucket:
         """The bucket that its engines have in the place of ``bucket``."""

@@ -133,9 +133,11 @@ class Templates:
     def _traced(self, submodel: Submodel, bucket: Bucket, part: str | None) -> Template:
         source, module = self.universal.source, self.universal.narrow(submodel)
         interface: Interface = source.signature
+        elastic: Mapping[str, Mapping[int, str]] = {}
         lower = source.architecture.lower
         if part is not None:
-            interface = source.parts[part]
+            interface = source.parts[part].of(submodel)
+            elastic = interface.elastic
             if lower is not None and interface.variants:
                 module = lower(module, interface.variants)
             module = interface.module(module)
@@ -145,7 +147,7 @@ class Templates:
                 module = lower(module, chosen_variants(source, submodel, bucket, self.profile))
             interface = _with_routes(interface, source.routes(submodel, bucket))
         fuses = self.profile.backend == "onnxruntime"
-        return traced_template(self.universal, module, interface, bucket, self.profile.opset, fuses)
+        return traced_template(self.universal, module, interface, bucket, self.profile.opset, fuses, elastic)
 
     def _precision(self, submodel: Submodel) -> Precision:
         return precision_of(submodel, self.profile.precisions)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 import torch
 
@@ -16,7 +17,7 @@ from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
 from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.entries.generation_entry import CACHED, ENCODER
+from ...runtime.bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer
 from ...runtime.engines.runner import Residency, Runner
 from ...runtime.inputs.arrays import Array, Arrays
 from ...strict import structure, unstructure
@@ -50,6 +51,7 @@ from .cached_gate import (
 
 # What an encoder returned of each prompt, by the name of its case; None of a model without one.
 _Read = Mapping[str, Sequence[Array]] | None
+_HEADS, _SIZES = attrgetter("heads"), attrgetter("size")
 
 
 def build_cached(builder: EngineBuilder, submodels: Sequence[Submodel], clock: Clock) -> tuple[EngineEntry, ...]:
@@ -71,7 +73,7 @@ def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> list
     routes: PromptRoutes | None = None
     engines = []
     if form.encoder is not None:
-        build_encoder = partial(_build_encoder, builder, submodel, batches)
+        build_encoder = partial(_build_encoder, builder, form, submodel, batches)
         engines.append(_once(builder, submodel, ENCODER, form.encoder.bucket, build_encoder))
         with _runner(builder, engines[0]) as runner:
             read = read_prompts(runner, form.entry, batches)
@@ -99,10 +101,11 @@ def _once(
 
 
 def _build_encoder(
-    builder: EngineBuilder, submodel: Submodel, batches: Sequence[Batch], name: str, file: str
+    builder: EngineBuilder, form: CachedForm, submodel: Submodel, batches: Sequence[Batch], name: str, file: str
 ) -> EngineEntry:
     part, cases = builder.universal.source.parts[ENCODER], prompts_of(batches)
     engine = builder.emit(name, file, submodel, part.at(Bucket(1, 1)), ENCODER)
+    engine = replace(engine, entry=_with_kept(engine.entry, form, builder.universal.source.cached))
     found = builder.run(engine.entry, [case.feeds for case in cases])
     module = builder.references.of(submodel).viewed(part.module, part.outputs)
     limit = tolerance_of(engine.entry, builder.universal)
@@ -123,7 +126,7 @@ def _build(
 ) -> EngineEntry:
     emitted = builder.emit(name, file, submodel, form.bucket, CACHED, capacity)
     held = _activation_bytes(builder, form, submodel, emitted.entry.precision)
-    entry = replace(emitted.entry, activation_bytes=held, cache_heads=_fewer_heads(builder, form))
+    entry = _with_kept(replace(emitted.entry, activation_bytes=held), form, builder.universal.source.cached)
     engine = replace(emitted, entry=entry)
     limit = tolerance_of(entry, builder.universal)
     answers = _answers(builder, form, entry, batches, read)
@@ -149,11 +152,25 @@ def _build(
     return builder.with_receipt(engine, reference_of, rule, cases_of(batches), verdict)
 
 
-def _fewer_heads(builder: EngineBuilder, form: CachedForm) -> tuple[int, ...] | None:
-    """The heads of each layer of ``form`` where they are fewer than the model's."""
-    whole = builder.universal.source.cached
+def _with_kept(entry: EngineEntry, form: CachedForm, whole: CachedForm | None) -> EngineEntry:
+    """``entry`` with what ``form`` keeps of a token: heads and their sizes, where they are not those of the ``whole``
+    model."""
     assert whole is not None
-    return None if form.layers == whole.layers else tuple(layer.heads for layer in form.layers)
+    if entry.segment == CACHED:
+        own, most = form.layers, whole.layers
+        entry = replace(entry, cache_heads=_other(_HEADS, own, most), cache_sizes=_other(_SIZES, own, most))
+    own, most = form.entry.source_layers, whole.entry.source_layers
+    if form.encoder is None:
+        return entry
+    return replace(entry, source_heads=_other(_HEADS, own, most), source_sizes=_other(_SIZES, own, most))
+
+
+def _other(
+    number: Callable[[CachedLayer], int], layers: Sequence[CachedLayer], whole: Sequence[CachedLayer]
+) -> tuple[int, ...] | None:
+    """The ``number`` of each of ``layers``, or None where those of ``whole`` are the same."""
+    found, known = (tuple(map(number, each)) for each in (layers, whole))
+    return None if found == known else found
 
 
 def _activation_bytes(builder: EngineBuilder, form: CachedForm, submodel: Submodel, precision: Precision) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -29,7 +30,7 @@ from .node_extents import fix_extents
 from .passes.cached.flatten_rows import flatten_rows
 from .passes.cached.fuse_norms import fuse_norms
 from .passes.cached.fuse_rotary import fuse_rotary
-from .passes.cached.head_axes import HeadAxes, head_axes, set_heads
+from .passes.cached.head_axes import HeadAxes, head_axes, set_dims, set_heads
 from .passes.dims_by_operator import CACHED_ATTENTION, Dim, Elastic
 from .passes.drop_open_masks import drop_open_masks
 from .passes.fold_tables import fold_tables
@@ -58,7 +59,8 @@ class Template:
     ``slice_problem`` says why submodels cannot be emitted from it, or is None. ``module_outputs`` maps a module of the
     PyTorch model to the value it returns, for modules that survived the passes. ``tables`` are its large constants,
     each named by its content. ``precision`` is that of its products: a graph is traced in fp32, and others derived from
-    it (precision/derive.py). ``heads`` are the axes of attention over a cache, by what it returns.
+    it (precision/derive.py). ``heads`` are the axes of attention over a cache, by what it returns; ``dims`` those of
+    inputs and outputs, as of ``Part.elastic``.
     """
 
     bucket: Bucket
@@ -68,6 +70,7 @@ class Template:
     tables: Mapping[str, np.ndarray] = field(default_factory=dict)
     precision: Precision = "fp32"
     heads: Mapping[str, HeadAxes] = field(default_factory=dict)
+    dims: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
@@ -98,10 +101,15 @@ class Template:
 
 
 def make_template(
-    traced: Trace, spec: ElasticSpec, bucket: Bucket, parameters: Collection[str], fuses: bool = True
+    traced: Trace,
+    spec: ElasticSpec,
+    bucket: Bucket,
+    parameters: Collection[str],
+    fuses: bool = True,
+    elastic: Mapping[str, Mapping[int, str]] = MappingProxyType({}),
 ) -> Template:
     """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external.
-    Where it ``fuses``, an engine that keeps a cache has operators of ONNX Runtime's own."""
+    Where it ``fuses``, an engine that keeps a cache has operators of ONNX Runtime's own; ``elastic`` as of ``Part``."""
     model = traced.model
     with weights_as_inputs(model, parameters):
         _fold(model)  # fold constants first: the optimiser then sees fewer nodes
@@ -118,10 +126,12 @@ def make_template(
         flatten_rows(model)  # keep rows and tokens one dimension between products
     merge_reshapes(model)  # merge consecutive Reshapes
     problem, heads = None, dict[ir.Value, HeadAxes]()
+    axes = {axis.name: axis for axis in spec.axes}
+    interface = {name: {dim: axes[axis] for dim, axis in dims.items()} for name, dims in elastic.items()}
     try:
         if keeps_cache:
-            heads = head_axes(model, _seeds(spec))  # note what an emission sets of attention over a cache
-        free_elastic_dims(model, _seeds(spec))  # replace elastic extents in Reshape targets by -1
+            heads = head_axes(model, _seeds(spec), interface)  # note what an emission sets of attention over a cache
+        free_elastic_dims(model, _seeds(spec), interface)  # replace elastic extents in Reshape targets by -1
     except SliceError as failure:
         problem = str(failure)
     rows = rows_as_weights(model, parameters)  # make a row of stacked weights an initializer of its own
@@ -137,7 +147,7 @@ def make_template(
     shareable = stored - unshared_parameters(spec)
     proto = _without_weights(model, {*shareable, *tables})
     of_heads = {left[value]: axes for value, axes in heads.items()}
-    return Template(bucket, proto, kept, problem, tables, heads=of_heads)
+    return Template(bucket, proto, kept, problem, tables, heads=of_heads, dims=elastic)
 
 
 def traced_template(
@@ -147,10 +157,11 @@ def traced_template(
     bucket: Bucket,
     opset: int,
     fuses: bool = True,
+    elastic: Mapping[str, Mapping[int, str]] = MappingProxyType({}),
 ) -> Template:
     """Traces ``module`` (the universal model's, one narrowed from it, or a segment) and makes a template of it."""
     traced = trace(module, interface, bucket, opset)
-    return make_template(traced, model.spec, bucket, model.stored_names(), fuses)
+    return make_template(traced, model.spec, bucket, model.stored_names(), fuses, elastic)
 
 
 def save_template(template: Template, path: Path) -> None:
@@ -167,6 +178,7 @@ def save_template(template: Template, path: Path) -> None:
         "problem": template.slice_problem,
         "tables": sorted(template.tables),
         "heads": template.heads,
+        "dims": {name: sorted(dims.items()) for name, dims in template.dims.items()},
     }
     proto.metadata_props.add(key=_METADATA_KEY, value=json.dumps(facts, sort_keys=True))
     write_synced(path, proto.SerializeToString(deterministic=True))
@@ -179,7 +191,9 @@ def load_template(path: Path) -> Template:
     del proto.metadata_props[:]
     tables = {name: np.load(_table_file(path, name), mmap_mode="r") for name in facts["tables"]}
     heads = {name: HeadAxes(*axes) for name, axes in facts["heads"].items()}
-    return Template(Bucket.parse(facts["bucket"]), proto, facts["modules"], facts["problem"], tables, heads=heads)
+    dims = {name: dict(axes) for name, axes in facts["dims"].items()}
+    bucket = Bucket.parse(facts["bucket"])
+    return Template(bucket, proto, facts["modules"], facts["problem"], tables, heads=heads, dims=dims)
 
 
 def emit(template: Template, store: Store, submodel: Submodel, inputs: Collection[str] = ()) -> bytes:
@@ -205,6 +219,7 @@ def emit(template: Template, store: Store, submodel: Submodel, inputs: Collectio
             tensor.external_data.add(key=key, value=value)
     fix_extents(model)
     set_heads(model, template.heads, submodel)
+    set_dims(model, template.dims, submodel)
     raw: bytes = model.SerializeToString(deterministic=True)
     return raw
 

@@ -79,7 +79,7 @@ def _level(label: str, spec: ElasticSpec, shares: Mapping[str, float], width_mul
     rounding: dict[str, None] = {}
     for axis in spec.axes:
         exact = axis.at(shares.get(axis.kind, 1.0))
-        multiple = width_multiple if axis.kind in spec.widths else 1
+        multiple = width_multiple if axis.kind in spec.widths else spec.multiples.get(axis.kind, 1)
         values[axis.name] = _rounded(axis, exact, multiple)
         if not isclose(values[axis.name], exact):
             unit = f"a multiple of {multiple}" if multiple > 1 else "a choice" if axis.choices else "whole steps"

@@ -18,8 +18,8 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
     """What keeps the bundle from generating; nothing where it does not."""
     entry = manifest.generation
     for engine in manifest.engines:
-        if engine.cache_heads is not None or engine.capacity is not None:
-            what = "cache_heads" if engine.cache_heads is not None else "capacity"
+        stated = {**_kept(engine), "capacity": engine.capacity}
+        for what in [name for name, value in stated.items() if value is not None][:1]:
             yield f"engine {engine.id}: {what}, of an engine that keeps no cache"
     if entry is None:
         return
@@ -65,14 +65,26 @@ def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[st
         )
     if engine.weight_bytes is None:
         yield f"engine {engine.id}: an engine that generates without weight_bytes"
-    if engine.cache_heads is not None:
-        most = [layer.heads for layer in entry.layers]
-        if len(engine.cache_heads) != len(most) or any(
-            not 1 <= own <= heads for own, heads in zip(engine.cache_heads, most, strict=False)
-        ):
-            yield f"engine {engine.id}: cache_heads {list(engine.cache_heads)[:80]}; expected 1 to {most[:80]}"
+    yield from _kept_problems(engine, entry)
     if engine.bucket.batch * entry.vocabulary > MAX_ELEMENTS:
         yield f"engine {engine.id}: logits of {engine.bucket.batch} rows have more than {MAX_ELEMENTS} elements"
+
+
+def _kept(engine: EngineEntry) -> dict[str, tuple[int, ...] | None]:
+    """What an engine says of its cache and of prompts, by the names of the manifest."""
+    return dict(zip(("cache_heads", "cache_sizes", "source_heads", "source_sizes"), engine.kept, strict=True))
+
+
+def _kept_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[str]:
+    for name, stated in _kept(engine).items():
+        if stated is None:
+            continue
+        layers = entry.layers if name.startswith("cache") else entry.source_layers
+        most = [layer.heads if name.endswith("heads") else layer.size for layer in layers]
+        if name.startswith("source") and entry.encoder is None:
+            yield f"engine {engine.id}: {name}, of a model without an encoder"
+        elif len(stated) != len(most) or any(not 1 <= own <= whole for own, whole in zip(stated, most, strict=False)):
+            yield f"engine {engine.id}: {name} {list(stated)[:80]}; expected 1 to {most[:80]}"
 
 
 def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry) -> Iterable[str]:
@@ -80,10 +92,13 @@ def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry) -> Iterable
         yield f"generation: start_id {encoder.start_id}; expected a number below the vocabulary of {entry.vocabulary}"
     if sorted(engine.submodel for engine in encoder.engines) != sorted(engine.submodel for engine in entry.engines):
         yield "generation: expected an encoder for each submodel that generates, and no other"
-    for layer in entry.layers:
+    if len(entry.source_layers) != len(entry.layers):
+        yield f"generation: an encoder for {len(entry.source_layers)} layers; expected {len(entry.layers)}"
+    for layer in entry.source_layers:
         if layer.heads * layer.size * encoder.positions > MAX_ELEMENTS:
             yield f"generation: an encoder returns more than {MAX_ELEMENTS} numbers at {encoder.positions} positions"
     for engine in encoder.engines:
+        yield from _kept_problems(engine, entry)
         if engine.segment != ENCODER:
             yield f"engine {engine.id}: segment {engine.segment!r}; engines that read a prompt have {ENCODER!r}"
         if engine.bucket.batch != 1 or engine.bucket.smallest.tokens != 1:

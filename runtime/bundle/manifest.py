@@ -31,7 +31,8 @@ from .entries.tensor_spec import TensorSpec
 # 14 (2026-11): capacities of engines whose caches have one size; reads 1 to 13.
 # 15 (2026-11): routes of engines that read a prompt; reads 1 to 14.
 # 16 (2026-11): engines that tasks are merged into; reads 1 to 15.
-SCHEMA_VERSION = 16
+# 17 (2026-11): sizes of heads in caches, and heads and sizes of what is read of a prompt; reads 1 to 16.
+SCHEMA_VERSION = 17
 SEALED_SINCE = 6
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
@@ -290,6 +291,8 @@ class Manifest:
         """Inputs and outputs of ``engine``."""
         if engine.segment == CACHED and self.generation is not None:
             return self.generation.of(engine).interface_at(engine.capacity)
+        if engine.segment == ENCODER and self.generation is not None:
+            return self.generation.of(engine).encoder_interface
         return self.interface(engine.segment)
 
     def _completed(self, submodel_id: str) -> str:

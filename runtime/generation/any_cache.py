@@ -54,14 +54,27 @@ class AnyCache(ABC, Generic[Tensor]):
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """Of each layer."""
-        return tuple(tensor.shape[1] for tensor in self.tensors[::2])
+        """Of each layer, and of what each reads of a prompt."""
+        read: tuple[int, ...] = () if self.source is None else self.source.heads
+        return (*(tensor.shape[1] for tensor in self.tensors[::2]), *read)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of a head, as ``heads`` has them."""
+        read: tuple[int, ...] = () if self.source is None else self.source.sizes
+        return (*(tensor.shape[3] for tensor in self.tensors[::2]), *read)
 
     @property
     def bytes(self) -> int:
         """What it takes once every token is written."""
         kept = sum(int(np.prod(tensor.shape)) * 4 for tensor in self.tensors)
         return kept + (0 if self.source is None else self.source.bytes)
+
+    def fits(self, heads: Sequence[int], sizes: Sequence[int], rows: int) -> bool:
+        """Whether runs of ``rows`` rows may have such heads of it: of several rows just these, of one row as many as
+        there are or fewer, of which they are the first."""
+        fewer = rows == 1 and all(few <= kept for few, kept in zip(heads, self.heads, strict=True))
+        return tuple(sizes) == self.sizes and (fewer or tuple(heads) == self.heads)
 
     def usable(self, row: int, tokens: int) -> int:
         """How many of the first ``tokens`` of a row may be continued: all, or none where a window no longer has what
@@ -77,9 +90,10 @@ class AnyCache(ABC, Generic[Tensor]):
         """Rows ``start`` to ``stop``, which is left out."""
 
     @abstractmethod
-    def with_heads(self, heads: Sequence[int]) -> AnyCache[Tensor]:
-        """The same memory for that many heads of each layer, at most what there are. Of one row they are its first;
-        of several what was written is lost."""
+    def laid_out(self, heads: Sequence[int], sizes: Sequence[int]) -> AnyCache[Tensor]:
+        """The same memory for that many heads of each layer, and of what each reads of a prompt, at most what there
+        are, and for such sizes of them. Of one row fewer heads of one size are its first; else what was written is
+        lost."""
 
     @abstractmethod
     def make_room(self, row: int, position: int, tokens: int, drafted: int = 0) -> None:

@@ -13,7 +13,7 @@ from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .any_cache import AnyCache
 from .sliding_window import SlidingWindow
-from .source import Source
+from .source import Source, first_of
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,16 @@ class Cache(AnyCache[Array]):
         window = None if self.window is None else self.window.part(start, stop)
         return replace(self, tensors=tuple(tensor[start:stop] for tensor in self.tensors), source=source, window=window)
 
-    def with_heads(self, heads: Sequence[int]) -> Cache:
-        """See ``AnyCache.with_heads``."""
+    def laid_out(self, heads: Sequence[int], sizes: Sequence[int]) -> Cache:
+        """See ``AnyCache.laid_out``."""
+        layers = len(self.tensors) // 2
+        own = [kept for kept in zip(heads[:layers], sizes[:layers], strict=True) for _ in ("key", "value")]
         tensors = [
-            tensor.reshape(-1)[: len(tensor) * kept * tensor[0, 0].size].reshape(len(tensor), kept, *tensor.shape[2:])
-            for tensor, kept in zip(self.tensors, (kept for kept in heads for _ in ("key", "value")), strict=True)
+            first_of(tensor, (len(tensor), kept, tensor.shape[2], size))
+            for tensor, (kept, size) in zip(self.tensors, own, strict=True)
         ]
-        return replace(self, tensors=tuple(tensors))
+        source = None if self.source is None else self.source.laid_out(heads[layers:], sizes[layers:])
+        return replace(self, tensors=tuple(tensors), source=source)
 
     def make_room(self, row: int, position: int, tokens: int, drafted: int = 0) -> None:
         """See ``AnyCache.make_room``."""

@@ -23,9 +23,9 @@ class CacheMemory(Protocol):
         ...
 
     def grown(self, laid_out: AnyCache[Any], tokens: int, kept: int) -> AnyCache[Any]:
-        """A cache with room for ``tokens`` in place of the one there was, which is ``laid_out`` for fewer heads
-        perhaps; laid out so too, it has the first ``kept`` tokens of every row. No engine is bound to that one. Raises
-        as ``empty``, and leaves it then."""
+        """A cache with room for ``tokens`` in place of the one there was, which is ``laid_out`` for fewer heads, or
+        narrower ones, perhaps; laid out so too, it has the first ``kept`` tokens of every row. No engine is bound to
+        that one. Raises as ``empty``, and leaves it then."""
         ...
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class DeviceMemory:
             raise _no_room(tokens, self._capacities[-1])
         before, larger = self._open, self._of(tokens)
         try:
-            larger.with_heads(laid_out.heads).copy_tokens(laid_out, kept)
+            larger.laid_out(laid_out.heads, laid_out.sizes).copy_tokens(laid_out, kept)
         except BaseException:
             larger.close()
             raise

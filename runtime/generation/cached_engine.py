@@ -41,7 +41,7 @@ class CachedEngine:
         self._runner, self._engine, self._entry, self._cache = runner, engine, entry, cache
         if cache.rows > engine.bucket.batch:
             raise InputError(f"engine {engine.id}: {cache.rows} rows at once; expected at most {engine.bucket.batch}")
-        self._read = cache.with_heads([layer.heads for layer in entry.layers])
+        self._read = cache.laid_out(entry.heads, entry.sizes)
         self._longest_run = min(engine.bucket.sequence, cache.longest_run)
         self._step_ids = np.zeros((cache.rows, 1), np.int64)
         self._step_positions = np.zeros((cache.rows, 1), np.int64)

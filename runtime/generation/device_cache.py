@@ -54,11 +54,12 @@ class DeviceCache(AnyCache[DeviceArray]):
         window = None if self.window is None else self.window.part(start, stop)
         return replace(self, tensors=tuple(tensor.rows(start, stop) for tensor in self.tensors), window=window)
 
-    def with_heads(self, heads: Sequence[int]) -> DeviceCache:
-        """See ``AnyCache.with_heads``."""
+    def laid_out(self, heads: Sequence[int], sizes: Sequence[int]) -> DeviceCache:
+        """See ``AnyCache.laid_out``."""
+        kept = [each for each in zip(heads, sizes, strict=True) for _ in ("key", "value")]
         tensors = [
-            replace(tensor, shape=(tensor.shape[0], kept, *tensor.shape[2:]))
-            for tensor, kept in zip(self.tensors, (kept for kept in heads for _ in ("key", "value")), strict=True)
+            replace(tensor, shape=(tensor.shape[0], count, tensor.shape[2], size))
+            for tensor, (count, size) in zip(self.tensors, kept, strict=True)
         ]
         return replace(self, tensors=tuple(tensors))
 

@@ -158,6 +158,24 @@ def _reduced(node: ir.Node, inputs: list[Dims]) -> Dims:
     return tuple(dim for index, dim in enumerate(inputs[0]) if index not in reduced)
 
 
+def _shape(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Extents that do not shrink."""
+    read = inputs[0][node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(inputs[0]))]
+    if any(is_elastic(dim) for dim in read):
+        raise slice_error(node, "the Shape of an elastic dimension")
+    return ((len(read),),)
+
+
+def _squeeze(node: ir.Node, inputs: list[Dims]) -> Dims:
+    axes = ir.convenience.get_const_tensor(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else None
+    if axes is None:
+        raise slice_error(node, "the axes of a Squeeze are not constant")
+    removed = {int(axis) % len(inputs[0]) for axis in axes.numpy().flatten()}
+    if any(is_elastic(inputs[0][index]) for index in removed):
+        raise slice_error(node, "a Squeeze of an elastic dimension")
+    return tuple(dim for index, dim in enumerate(inputs[0]) if index not in removed)
+
+
 def _unsqueeze(node: ir.Node, inputs: list[Dims]) -> Dims:
     axes = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
     if axes is None:
@@ -250,6 +268,8 @@ DIMS_BY_OPERATOR: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     "Slice": _slice,
     "Gather": _gather,
     "Concat": _concat,
+    "Shape": _shape,
+    "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Pad": _pad,
     "MultiHeadAttention": _attention,

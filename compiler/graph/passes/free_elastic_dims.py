@@ -13,21 +13,27 @@ follow, and then leaves the graph as it was: every dimension is followed before 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import onnx_ir as ir
 
+from ....elastic import Axis
 from ....errors import SliceError
-from .dims_by_operator import CACHED_ATTENTION, DIMS_BY_OPERATOR, Dim, Dims, extent_of, is_elastic, slice_error
+from .dims_by_operator import CACHED_ATTENTION, DIMS_BY_OPERATOR, Dim, Dims, Elastic, extent_of, is_elastic, slice_error
 from .extents import Extent, extents, factors, int64_constant, reshape_target
 from .matching import scalar
 
+# Dimensions of an input or output of a graph to the axes by which they shrink.
+Shrinking = Mapping[int, Axis]
+_NOTHING: Mapping[str, Shrinking] = MappingProxyType({})
 # What makes one dimension of several, slower ones first.
 _REGROUPING = ("Reshape", "Flatten")
 
 
-def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
-    """Follows the elastic dimensions from ``seeds`` (initializer name to its dimension 0) and frees the Reshapes."""
-    _, targets = followed(model, seeds)
+def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim], interface: Mapping[str, Shrinking] = _NOTHING) -> bool:
+    """Follows the elastic dimensions from ``seeds`` (initializer name to its dimension 0) and frees the Reshapes.
+    ``interface`` says how the graph's own inputs and outputs shrink, by their names."""
+    _, targets = followed(model, seeds, interface)
     for node, target in targets.items():
         made = _kept_target(node, target) or reshape_target(model.graph, target)
         node.prepend(made)
@@ -36,7 +42,7 @@ def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim]) -> bool:
 
 
 def followed(
-    model: ir.Model, seeds: Mapping[str, Dim]
+    model: ir.Model, seeds: Mapping[str, Dim], interface: Mapping[str, Shrinking] = _NOTHING
 ) -> tuple[Mapping[ir.Value, Dims], Mapping[ir.Node, list[Extent]]]:
     """The dimensions of every value that has an elastic one, and the new target of every Reshape that such a dimension
     reaches; nothing is changed."""
@@ -46,6 +52,11 @@ def followed(
         if name in model.graph.initializers:
             value = model.graph.initializers[name]
             known[value] = (first, *_dims(value, {})[1:])
+    for value in model.graph.inputs:
+        if shrinking := interface.get(value.name or ""):
+            known[value] = tuple(
+                (Elastic(shrinking[at]),) if at in shrinking else dim for at, dim in enumerate(_dims(value, {}))
+            )
     for node in model.graph:
         given = [known[value] for value in node.inputs if value is not None and value in known]
         if not any(is_elastic(dim) for dims in given for dim in dims):
@@ -60,7 +71,9 @@ def followed(
         if any(is_elastic(dim) for dim in dims):
             for output in node.outputs if node.op_type != CACHED_ATTENTION else node.outputs[:1]:
                 known[output] = _at_extents(output, dims)
-                if output.is_graph_output():
+                expected = interface.get(output.name or "", {})
+                found = {at: dim for at, dim in enumerate(known[output]) if is_elastic(dim)}
+                if output.is_graph_output() and found != {at: (Elastic(axis),) for at, axis in expected.items()}:
                     raise slice_error(node, "an output of the model would shrink")
         else:
             known |= _in_order(node.outputs[0], dims)

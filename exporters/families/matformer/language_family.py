@@ -14,7 +14,7 @@ from ....runtime.bundle.entries.generation_entry import CachedLayer
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....runtime.bundle.manifest import TextEntry
 from ...architecture import Architecture
-from ...cached_form import CachedForm
+from ...cached_form import CachedForm, KeptAxes
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_config import read_config
 from ...family import Family
@@ -85,8 +85,8 @@ def _cached(config: MatformerConfig) -> CachedForm:
         return RecordedLM(module.model).eval()
 
     layers = (CachedLayer(config.num_attention_heads, config.head_dim),) * config.num_hidden_layers
-    axes = tuple(f"layers.{layer}.heads" for layer in range(len(layers))) if config.nested_heads else ()
-    return CachedForm(config.vocab_size, config.max_position_embeddings, layers, cached, recorded, head_axes=axes)
+    axes = tuple(KeptAxes(f"layers.{layer}.heads") for layer in range(len(layers))) if config.nested_heads else ()
+    return CachedForm(config.vocab_size, config.max_position_embeddings, layers, cached, recorded, kept=axes)
 
 
 def is_embedding(parameter: str, shape: tuple[int, ...]) -> bool:

@@ -16,6 +16,7 @@ from .architecture.config import MheDecoderConfig
 from .architecture.forms import ATTENTION, cached_form, cached_heads
 from .architecture.forward_ops import decoder_ops
 from .architecture.shapes import decoder_shapes
+from .kept import kept_axes
 from .read import Kind, text_entry
 
 if TYPE_CHECKING:  # plans are made without torch
@@ -33,18 +34,15 @@ def _cached(config: MheDecoderConfig, _: float) -> CachedForm:
 
         return RecordedLM(module.model).eval()
 
-    heads = cached_heads(config)
-    layers = (CachedLayer(heads, config.head_size),) * config.num_hidden_layers
-    shrinks = heads > 1 and config.heads_axis == "heads"
+    layers = (CachedLayer(cached_heads(config), config.head_size),) * config.num_hidden_layers
     return CachedForm(
         config.vocab_size,
         config.max_position_embeddings,
         layers,
         cached,
         recorded,
-        family_problem=config.generation_problem,
         variants={ATTENTION: cached_form(config)} if config.has_tables else {},
-        head_axes=tuple(f"layers.{layer}.heads" for layer in range(len(layers))) if shrinks else (),
+        kept=kept_axes(config, ATTENTION),
     )
 
 

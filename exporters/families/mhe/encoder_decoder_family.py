@@ -20,6 +20,7 @@ from .architecture.config import MheEncoderDecoderConfig
 from .architecture.forms import CROSS, DECODER, ENCODER, cached_form, cached_heads, prompt_form
 from .architecture.forward_ops import encoder_decoder_ops, encoding_ops, step_ops
 from .architecture.shapes import encoder_decoder_shapes
+from .kept import kept_axes
 from .read import Kind, text_entry
 
 if TYPE_CHECKING:  # plans are made without torch
@@ -44,15 +45,15 @@ def _cached(config: MheEncoderDecoderConfig, spread: float) -> CachedForm:
 
     positions, kept = config.max_position_embeddings, cached_form(config)
     encoding, step = partial(encoding_ops, config, spread=spread), partial(step_ops, config)
-    form = EncoderForm(config.decoder_start_token_id, positions, encoder, encoding, step)
+    form = EncoderForm(config.decoder_start_token_id, positions, encoder, encoding, step, kept=kept_axes(config, CROSS))
     return CachedForm(
         config.vocab_size,
         positions,
         (CachedLayer(cached_heads(config), config.head_size),) * config.decoder_layers,
         cached,
         recorded,
-        family_problem=config.generation_problem,
         encoder=form,
+        kept=kept_axes(config, DECODER),
         variants={ENCODER: prompt_form(config, spread), DECODER: kept, CROSS: kept} if config.has_tables else {},
     )
 

@@ -88,7 +88,9 @@ class EngineEntry:
     shows, such as the slots of an expert; ``variants`` say in which of several equal variants it computes what. Each of
     the three is None where there is nothing to say. ``precision`` is that of its products; which values it holds in
     others its graph says. ``cache_heads`` is how many heads each layer of its cache has, of an engine that keeps one
-    and whose submodel has fewer than the model. ``capacity`` is how many tokens each row of its cache has room for, of
+    and whose submodel has fewer than the model, and ``cache_sizes`` how many numbers each of those has, where its
+    submodel has narrower ones; ``source_heads`` and ``source_sizes`` say the same of what a decoder reads of a prompt,
+    and of the engine that makes it. ``capacity`` is how many tokens each row of its cache has room for, of
     an engine whose cache has one size.
     """
 
@@ -112,15 +114,32 @@ class EngineEntry:
     precision: Precision = "fp32"
     cache_heads: tuple[int, ...] | None = None
     capacity: int | None = field(default=None, metadata={"min": 2})
+    cache_sizes: tuple[int, ...] | None = None
+    source_heads: tuple[int, ...] | None = None
+    source_sizes: tuple[int, ...] | None = None
+
+    @property
+    def kept(self) -> tuple[tuple[int, ...] | None, ...]:
+        """What tells its cache, and what it reads of a prompt, from those of other engines."""
+        return (self.cache_heads, self.cache_sizes, self.source_heads, self.source_sizes)
 
     def can_continue(self, other: EngineEntry) -> bool:
-        """Whether the keys and values that ``other`` wrote have every head that this one reads."""
-        if other.cache_heads is None or self.cache_heads is None:
-            return other.cache_heads is None
-        return all(own <= there for own, there in zip(self.cache_heads, other.cache_heads, strict=True))
+        """Whether this one can read the keys and values that ``other`` wrote, or read of a prompt: they have every head
+        that it reads, and each of these as many numbers."""
+        if (self.cache_sizes, self.source_sizes) != (other.cache_sizes, other.source_sizes):
+            return False
+        heads = ((self.cache_heads, other.cache_heads), (self.source_heads, other.source_heads))
+        return all(_are_first(own, there) for own, there in heads)
 
     def row_flops(self, sequence: int) -> int:
         """What a row of ``sequence`` steps costs: its share of the bucket, of a range also by its length. That counts
         attention as the longest row has it, so that a shorter one takes a little less."""
         length = self.bucket.nearest(Bucket(1, sequence)).sequence
         return self.flops * length // (self.bucket.sequence * self.bucket.batch)
+
+
+def _are_first(own: tuple[int, ...] | None, there: tuple[int, ...] | None) -> bool:
+    """Whether each layer has no more heads of its ``own`` than ``there`` are; None is as many as the model has."""
+    if own is None or there is None:
+        return there is None
+    return all(few <= many for few, many in zip(own, there, strict=True))

@@ -55,14 +55,16 @@ class EncoderEntry:
     """The ``engines`` of an encoder-decoder that read a prompt, of up to ``positions`` tokens, once: one for each
     submodel. Its decoder begins with ``start_id``.
 
-    An engine takes ``input_ids`` ``[1, S]`` int64 and returns what each layer of the decoder reads of them, with the
-    heads of its own cache: ``source_key_0`` ``[1, heads, size, S]`` and ``source_value_0`` ``[1, heads, S, size]``
-    float32. Figures of an engine are those of a prompt of 512 tokens, or of the longest.
+    An engine takes ``input_ids`` ``[1, S]`` int64 and returns what each layer of the decoder reads of them:
+    ``source_key_0`` ``[1, heads, size, S]`` and ``source_value_0`` ``[1, heads, S, size]`` float32, with the heads of
+    ``layers``, or where that is None of the decoder's own cache. Figures of an engine are those of a prompt of 512
+    tokens, or of the longest.
     """
 
     start_id: int = field(metadata={"min": 0})
     positions: int = field(metadata={"min": 1})
     engines: tuple[EngineEntry, ...]
+    layers: tuple[CachedLayer, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class GenerationEntry:
     """The ``engines`` of a causal language model, or of a decoder behind an ``encoder``, that keep keys and values in a
     cache of the caller's, one for each submodel; of those for TensorRT, whose caches have one size, one for each
     capacity too. A submodel continues the cache of another that has as many heads in
-    every layer, or more: it reads the first of them.
+    every layer, or more, of one size: it reads the first of them.
 
     An engine takes ``input_ids`` and ``position_ids`` (``[B, S]`` int64), the new tokens and their places in the text,
     ``logits_at`` ``[answers]`` int64, the new tokens whose logits are wanted, and per layer ``past_key_0`` and
@@ -143,16 +145,37 @@ class GenerationEntry:
         return sum(cache_bytes(self.layers, rows, size, size) for size in sizes)
 
     @property
+    def source_layers(self) -> tuple[CachedLayer, ...]:
+        """What each layer reads of a token of a prompt."""
+        return self.layers if self.encoder is None or self.encoder.layers is None else self.encoder.layers
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Of each layer's cache and, behind an encoder, of what each reads of a prompt."""
+        return tuple(layer.heads for layer in self._kept)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of a head, as ``heads`` has them."""
+        return tuple(layer.size for layer in self._kept)
+
+    @property
+    def _kept(self) -> tuple[CachedLayer, ...]:
+        return self.layers if self.encoder is None else (*self.layers, *self.source_layers)
+
+    @property
     def every_engine(self) -> tuple[EngineEntry, ...]:
         """``engines``, and those of the encoder."""
         return (*self.engines, *(self.encoder.engines if self.encoder else ()))
 
     def of(self, engine: EngineEntry) -> GenerationEntry:
-        """This with the heads that the cache of ``engine`` has."""
-        if engine.cache_heads is None:
-            return self
-        layers = zip(self.layers, engine.cache_heads, strict=True)
-        return replace(self, layers=tuple(replace(layer, heads=heads) for layer, heads in layers))
+        """This with the heads, and their sizes, that the cache of ``engine`` has, and what it reads of a prompt."""
+        layers = _of_size(self.layers, engine.cache_heads, engine.cache_sizes)
+        encoder = self.encoder
+        if encoder is not None:
+            source = _of_size(self.source_layers, engine.source_heads, engine.source_sizes)
+            encoder = replace(encoder, layers=source)
+        return replace(self, layers=layers, encoder=encoder)
 
     def encoder_of(self, engine: EngineEntry) -> EngineEntry | None:
         """What reads the prompts of ``engine``, if the model has an encoder."""
@@ -200,6 +223,16 @@ class GenerationEntry:
         return (ids,), tuple(self._source("batch", "sequence"))
 
     def _source(self, rows: str, tokens: str) -> Iterator[TensorSpec]:
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.source_layers):
             yield TensorSpec(f"source_key_{number}", "float32", (rows, layer.heads, layer.size, tokens))
             yield TensorSpec(f"source_value_{number}", "float32", (rows, layer.heads, tokens, layer.size))
+
+
+def _of_size(
+    layers: Sequence[CachedLayer], heads: Sequence[int] | None, sizes: Sequence[int] | None
+) -> tuple[CachedLayer, ...]:
+    """``layers`` with so many ``heads`` each, of such ``sizes``, where these are stated."""
+    heads = [layer.heads for layer in layers] if heads is None else heads
+    sizes = [layer.size for layer in layers] if sizes is None else sizes
+    every = zip(layers, heads, sizes, strict=True)
+    return tuple(replace(layer, heads=count, size=size) for layer, count, size in every)

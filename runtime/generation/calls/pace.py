@@ -47,8 +47,8 @@ class Pace:
     tokens. A deadline counts all time, and what is left of it is divided among the tokens that are left, which may be
     fewer in the end. Where not even the smallest submodel keeps the promise, it writes, and the reason says so.
 
-    What one submodel wrote only those continue that have no more heads in any layer, so that the choice is among them
-    from then on.
+    What one submodel wrote only those continue that have no more heads in any layer, of the same size, so that the
+    choice is among them from then on.
     """
 
     def __init__(
@@ -128,6 +128,6 @@ class Pace:
             else:
                 reason = figures.format(expected[fitting], "<=", room_ms, what)
             if self._left_out:
-                reason += f"; {self._left_out} with heads that earlier tokens lack cannot continue"
+                reason += f"; {self._left_out} with heads that earlier tokens lack, or of another size, cannot continue"
             self._last, self._last_fits = Writer(engine, reason), fitting is not None
         return self._last

@@ -2,8 +2,8 @@
 
 What a prompt has in common with what is there already is not computed again: only the tokens behind it are, and they
 overwrite what lay at their places. The keys of a token are those of the submodel that wrote it; another submodel
-continues them where it has no more heads in any layer, of which it then reads the first. Of layers with a window the
-cache has the last tokens alone: a text that is continued far before its end is computed again.
+continues them where it has no more heads in any layer, of one size, of which it then reads the first. Of layers with a
+window the cache has the last tokens alone: a text that is continued far before its end is computed again.
 
 The tokens are believed only once the run that wrote their keys has ended, so that a generation may be interrupted at
 any point: what was under way is computed again.
@@ -161,7 +161,7 @@ class Session:
         self._make_room(len(tokens))
         kept, cached = 0, self._engine(engine, rows)
         if source is not None:
-            self._read(place, source, engine)
+            self._read(place, source, engine, rows)
         else:
             kept = self._reuse(place, tokens, engine, own)
         self._written.lengths[place] = kept
@@ -205,8 +205,12 @@ class Session:
 
     def bind(self, engine: EngineEntry, rows: int, reads_prompts: bool = True) -> None:
         """Opens ``engine`` for steps of ``rows`` rows, and what reads its prompts if it does, so that nothing waits for
-        that."""
-        self._engine(engine, rows)
+        that. Where the cache is laid out for another, it stays so until this one writes."""
+        own = self._entry.of(engine)
+        if self._cache.fits(own.heads, own.sizes, rows):
+            self._engine(engine, rows)
+        else:
+            self._opened(self._entry.at_capacity(engine, self._cache.capacity))
         encoder = self._entry.encoder_of(engine)
         if encoder is not None and reads_prompts:
             self._opened(encoder)
@@ -221,7 +225,7 @@ class Session:
             self._bound_rows = rows
         engine = self._entry.at_capacity(engine, self._cache.capacity)
         own = self._entry.of(engine)
-        self._lay_out([layer.heads for layer in own.layers], rows)
+        self._lay_out(own, rows)
         found = self._engines.get(engine.id)
         if found is None:
             found = CachedEngine(self._opened(engine), engine, own, self._cache.part(0, rows))
@@ -238,30 +242,27 @@ class Session:
         a larger cache where this one has too little."""
         if tokens > self._cache.capacity:
             self._unbind()
-            heads, kept = self._cache.heads, max(self._written.lengths) + ahead
+            heads, sizes, kept = self._cache.heads, self._cache.sizes, max(self._written.lengths) + ahead
             self._whole = self._memory.grown(self._cache, tokens, min(kept, self._cache.capacity))
-            self._cache = self._whole.with_heads(heads)
+            self._cache = self._whole.laid_out(heads, sizes)
 
-    def _lay_out(self, heads: Sequence[int], rows: int) -> None:
-        """Gives the cache ``heads`` for runs of several rows, which lie close behind each other, and at least so many
-        for runs of one, which reads the first of them. Where they change nothing is believed any more, so that what can
-        be reused is looked up behind it."""
-        there = self._cache.heads
-        if rows == 1 and all(own <= kept for own, kept in zip(heads, there, strict=True)):
-            return
-        wanted = self._whole.heads if rows == 1 else tuple(heads)
-        if wanted != there:
+    def _lay_out(self, own: GenerationEntry, rows: int) -> None:
+        """Lays the cache out for an engine, with the heads of several rows close behind each other, and of one row with
+        all that there are. Where that changes it nothing is believed any more, so that what can be reused is looked up
+        behind it."""
+        if not self._cache.fits(own.heads, own.sizes, rows):
             self._written.forget()
             self._unbind()
-            self._cache = self._whole.with_heads(wanted)
+            self._cache = self._whole.laid_out(self._whole.heads if rows == 1 else own.heads, own.sizes)
 
-    def _read(self, place: int, source: Ids, engine: EngineEntry) -> None:
-        """Gives the row at ``place`` what the encoder of ``engine`` makes of its prompt."""
-        encoder, room = self._entry.encoder_of(engine), self._cache.source
+    def _read(self, place: int, source: Ids, engine: EngineEntry, rows: int) -> None:
+        """Gives the row at ``place``, of ``rows`` that are used, what the encoder of ``engine`` makes of its prompt."""
+        encoder, own = self._entry.encoder_of(engine), self._entry.of(engine)
+        room = self._cache.part(0, rows).laid_out(own.heads, own.sizes).source
         assert encoder is not None
         assert room is not None
         self._written.lengths[place] = 0
-        room.write(place, read_source(self._opened(encoder), self._entry, source))
+        room.write(place, read_source(self._opened(encoder), own, source))
 
     def _reuse(self, place: int, tokens: Ids, engine: EngineEntry, own: bool) -> int:
         """How many of ``tokens`` need not be computed: what they have in common with what is at ``place``, or with

@@ -24,6 +24,6 @@ def session_bytes(entry: GenerationEntry, rows: int, capacity: int, prompt_token
     if rows > most:
         raise InputError(f"rows: expected at most {most}, which the engines take at once, got {rows}")
     require_positions(entry, capacity)
-    source = sum(4 * 2 * layer.heads * layer.size for layer in entry.layers) * rows * prompt_tokens
+    source = sum(4 * 2 * layer.heads * layer.size for layer in entry.source_layers) * rows * prompt_tokens
     kept = entry.cache_bytes(rows, capacity) + source
     return kept + 4 * entry.vocabulary * rows * len(entry.writers)  # each that is bound has logits of its own

@@ -83,7 +83,7 @@ def writers(
     if not options.promise:
         return engines[:1], reason
     if rows > 1:
-        able = [engine for engine in engines if engine.cache_heads == engines[0].cache_heads]
+        able = [engine for engine in engines if engine.kept == engines[0].kept]
         if len(able) < len(engines):
             reason += f"; of several rows only submodels with its heads, {len(engines) - len(able)} left out"
         return able, reason

@@ -74,7 +74,9 @@ def _named(manifest: Manifest, draft: str, target: EngineEntry, smaller: Sequenc
         raise SelectionError(f"draft: {failure}; or {NGRAM}, or {AUTO}") from failure
     found = next((engine for engine in smaller if engine.submodel == wanted), None)
     if found is None:
-        heads = "" if target.cache_heads is None else " (no layer with more heads, or it could not read its cache)"
+        generation = manifest.generation
+        alike = generation is None or all(engine.kept == target.kept for engine in generation.engines)
+        heads = "" if alike else " (heads of its size, and no layer with more, or it could not read its cache)"
         able = ", ".join(engine.submodel for engine in smaller) or "there is none"
         raise SelectionError(
             f"draft {wanted}: expected a submodel that generates here and is smaller than {target.submodel}, which "

@@ -1,14 +1,16 @@
-"""The heads of attention over a cache, which are attributes of its operator and a dimension of the graph's own inputs.
+"""The heads of attention over a cache, which are attributes of its operator; their size it reads off its inputs.
 
-Everything else of a submodel follows from the extents of its weights; these numbers an emission sets.
+What else of a submodel does not follow from the extents of its weights is the graph's own inputs and outputs: caches,
+and what is read of a prompt. These numbers an emission sets.
 
-Requires: what ``free_elastic_dims`` does. Ensures: nothing is changed; raises SliceError where heads are not what
-shrinks, or an elastic dimension cannot be followed.
+Requires: what ``free_elastic_dims`` does. Ensures: nothing is changed; raises SliceError where neither heads nor their
+size are what shrinks, or an elastic dimension cannot be followed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import onnx
@@ -17,11 +19,11 @@ import onnx_ir as ir
 from .....elastic import Submodel
 from .....errors import SliceError
 from ..dims_by_operator import CACHED_ATTENTION, Dim, Dims, Elastic
-from ..free_elastic_dims import followed
+from ..free_elastic_dims import Shrinking, followed
 
 # Inputs of the operator.
 _QUERY, _KEY, _BIAS = 0, 1, 10
-# A cache is ``[B, heads, capacity, size]``.
+# The dimension of a bias that heads are.
 _HEADS = 1
 
 
@@ -32,11 +34,13 @@ class HeadAxes(NamedTuple):
     keys: str | None
 
 
-def head_axes(model: ir.Model, seeds: Mapping[str, Dim]) -> dict[ir.Value, HeadAxes]:
-    """By what each attention over a cache returns, where any of its heads shrink; ``seeds`` as of
+def head_axes(
+    model: ir.Model, seeds: Mapping[str, Dim], interface: Mapping[str, Shrinking] = MappingProxyType({})
+) -> dict[ir.Value, HeadAxes]:
+    """By what each attention over a cache returns, where any of its heads shrink; ``seeds`` and ``interface`` as of
     ``free_elastic_dims``."""
     found: dict[ir.Value, HeadAxes] = {}
-    known, _ = followed(model, seeds)
+    known, _ = followed(model, seeds, interface)
     for node in model.graph:
         if node.op_type == CACHED_ATTENTION:
             axes = HeadAxes(_axis(node, _QUERY, -1, known), _axis(node, _KEY, -1, known))
@@ -47,27 +51,30 @@ def head_axes(model: ir.Model, seeds: Mapping[str, Dim]) -> dict[ir.Value, HeadA
     return found
 
 
+def set_dims(model: onnx.ModelProto, dims: Mapping[str, Mapping[int, str]], submodel: Submodel) -> None:
+    """Gives the graph's inputs and outputs what ``dims`` says of them, by their names: dimensions by axis."""
+    for tensor in (*model.graph.input, *model.graph.output):
+        for dim, axis in dims.get(tensor.name, {}).items():
+            tensor.type.tensor_type.shape.dim[dim].dim_value = submodel[axis]
+
+
 def set_heads(model: onnx.ModelProto, axes: Mapping[str, HeadAxes], submodel: Submodel) -> None:
-    """Gives every attention of ``axes``, by the name of what it returns, the heads of ``submodel``, and the graph the
-    caches of so many."""
-    tensors = {tensor.name: tensor for tensor in (*model.graph.input, *model.graph.output)}
+    """Gives every attention of ``axes``, by the name of what it returns, the heads of ``submodel``."""
     for node in model.graph.node:
         queries, keys = axes.get(node.output[0], HeadAxes(None, None))
         numbers = {"num_heads": queries, "kv_num_heads": keys}
         for attribute in node.attribute:
             if (axis := numbers.get(attribute.name)) is not None:
                 attribute.i = submodel[axis]
-        if keys is not None:
-            for name in (*node.input[3:5], *node.output[1:3]):
-                tensors[name].type.tensor_type.shape.dim[_HEADS].dim_value = submodel[keys]
 
 
 def _axis(node: ir.Node, index: int, dim: int, known: Mapping[ir.Value, Dims]) -> str | None:
-    """The axis by which dimension ``dim`` of an input shrinks: its heads, blocks of a size that stays."""
+    """The axis by which the heads of dimension ``dim`` of an input shrink, which are its slower factor; None where they
+    stay, as where their size shrinks."""
     value = node.inputs[index]
     first: Sequence[object] = known[value][dim] if value is not None and value in known else ()
     elastic = [factor for factor in first if isinstance(factor, Elastic)]
-    if not elastic:
+    if not elastic or (dim == -1 and elastic == [first[-1]]):
         return None
     if elastic != [first[0]]:
         raise SliceError(f"node {node.outputs[0].name}: what shrinks of input {index} is not its heads")

@@ -122,11 +122,6 @@ class MheConfig(OwnConfig):
         return (self.axis_size, self.step)
 
     @property
-    def generation_problem(self) -> str | None:
-        """Why no engine may keep a cache, or None."""
-        return "heads of any width: a cache has one" if self.heads_axis == "head_width" else None
-
-    @property
     def kinds(self) -> tuple[str, ...]:
         """Axis kinds of the model."""
         return ("ffn",) if self.heads_axis is None else ("ffn", self.heads_axis)
@@ -218,8 +213,7 @@ class MheEncoderDecoderConfig(MheConfig):
     @property
     def cross_axis(self) -> str | None:
         """``heads_axis`` of the decoder's attention to the encoder."""
-        fixed = self.heads_axis == "heads" and self.attention not in WITH_SHARED_KEYS
-        return None if self.heads_axis is None or fixed else f"cross_{self.heads_axis}"
+        return None if self.heads_axis is None else f"cross_{self.heads_axis}"
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -39,4 +39,4 @@ def places_in(config: MheConfig, layer: str) -> tuple[Place, ...]:
     if layer.startswith("encoder."):
         return (Place(own, axis, ENCODER),)
     cross = Place(f"{layer}.cross_attention", config.cross_axis and f"{layer}.{config.cross_axis}", CROSS)
-    return (Place(own, config.cross_axis and axis, DECODER), cross)
+    return (Place(own, axis, DECODER), cross)

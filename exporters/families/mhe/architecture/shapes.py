@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from .....elastic import Axis, ElasticSpec, PrefixSlice
 from .....errors import CheckpointError
+from ....cached_form import SIZE_MULTIPLE
 from ....checkpoints.checkpoint import Checkpoint
 from ....checkpoints.stored_tensors import compare_with_headers
 from ....hugging_face.layer_shapes import Shape, linear_shapes, norm_shapes
@@ -99,7 +100,13 @@ def elastic_spec(config: MheConfig, shapes: Mapping[str, Shape]) -> ElasticSpec:
         depth=len(layers_of(config)),
         granularities=config.levels,
         folded=folded,
+        multiples={"head_width": SIZE_MULTIPLE} if _keeps_caches(config) else {},
     )
+
+
+def _keeps_caches(config: MheConfig) -> bool:
+    """Whether its heads are of a size that the operator takes which reads a cache."""
+    return not isinstance(config, MheEncoderConfig) and config.head_size % SIZE_MULTIPLE == 0
 
 
 def _slices_of_heads(config: MheConfig, at: str, axis: str) -> Iterator[PrefixSlice]:

@@ -82,6 +82,11 @@ REFUSED = {
         "submodel ffn8 has several engines at capacity 40; expected one",
     ),
     "heads": (replace(ENTRY, engines=(replace(ENGINE, cache_heads=(3,)),)), "cache_heads [3]; expected 1 to [2]"),
+    "sizes": (replace(ENTRY, engines=(replace(ENGINE, cache_sizes=(9,)),)), "cache_sizes [9]; expected 1 to [8]"),
+    "no prompt": (
+        replace(ENTRY, engines=(replace(ENGINE, source_heads=(1,)),)),
+        "source_heads, of a model without an",
+    ),
     "layers of heads": (replace(ENTRY, engines=(replace(ENGINE, cache_heads=(1, 1)),)), "cache_heads [1, 1]; expected"),
     "huge": (replace(ENTRY, positions=2**30), "layer 0 keeps more than 2147483648 numbers"),
     "segment": (replace(ENTRY, engines=(replace(ENGINE, segment=None),)), "engines that generate have 'cached'"),

@@ -23,7 +23,7 @@ from nestforge.runtime.summary.tables import bundle_facts, submodel_table
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
-VERSIONS = [*range(1, 17)]
+VERSIONS = [*range(1, 18)]
 
 
 # Whose engines are for TensorRT: no host of these tests has that, and their graphs run in ONNX Runtime.
@@ -115,7 +115,26 @@ def test_older_schemas_have_no_roles_and_are_compared_all_the_same() -> None:
         14: {"next_tokens": "logits"},
         15: {"next_tokens": "logits"},
         16: {"embedding": "last_hidden_state"},
+        17: {"next_tokens": "logits"},
     }
+
+
+def test_heads_of_a_cache_and_of_a_prompt_are_narrow_each_for_itself() -> None:
+    """Of a translation model with layout width_first, whose decoder has one layer; as they wrote then."""
+    with nestforge.load(GOLDEN / "bundle-v17") as model:
+        entry = model.bundle.manifest.generation
+        assert entry is not None
+        assert {(engine.segment, engine.kept) for engine in entry.every_engine} == {
+            ("cached", (None, (8,), None, (4,))),
+            ("encoder", (None, None, None, (4,))),
+            ("cached", (None, None, None, None)),
+            ("encoder", (None, None, None, None)),
+        }
+        for submodel, tokens in {
+            "ffn48-head_width16-cross_head_width16": (39, 39, 25, 33, 39, 39),
+            "ffn24-head_width16x1_8x1-cross_head_width4": (25, 39, 25, 25, 25, 25),
+        }.items():
+            assert model.generate(TEXT, max_tokens=6, stop=[], submodel=submodel).rows[0].tokens == tokens
 
 
 def test_what_a_bundle_says_of_its_routing() -> None:

@@ -127,8 +127,8 @@ Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
     (
         "newer schema",
-        lambda d: d.update(schema_version=17),
-        "schema_version '17', expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16",
+        lambda d: d.update(schema_version=18),
+        "schema_version '18', expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17",
     ),
     (
         "range that falls",

@@ -13,6 +13,7 @@ from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.device_cache import DeviceCache
 
 LAYERS = (CachedLayer(2, 8), CachedLayer(1, 16, window=3))
+SIZES = (8, 16)
 ROWS, PLACES = 3, 5
 
 Caches = tuple[Cache, DeviceCache]
@@ -74,9 +75,9 @@ def test_rows_are_copied_and_exchanged(both: Caches, tokens: int) -> None:
 def test_parts_and_fewer_heads_are_the_same_memory(both: Caches) -> None:
     host, there = both
     require_equal(host.part(1, 3), there.part(1, 3))
-    require_equal(host.part(1, 2).with_heads([1, 1]), there.part(1, 2).with_heads([1, 1]))
-    require_equal(host.with_heads([1, 1]), there.with_heads([1, 1]))
-    narrow = [cache.with_heads([1, 1]) for cache in both]
+    require_equal(host.part(1, 2).laid_out([1, 1], SIZES), there.part(1, 2).laid_out([1, 1], SIZES))
+    require_equal(host.laid_out([1, 1], SIZES), there.laid_out([1, 1], SIZES))
+    narrow = [cache.laid_out([1, 1], SIZES) for cache in both]
     for cache in narrow:
         cache.swap_rows(0, 2, 4)
     require_equal(*both)
@@ -85,10 +86,10 @@ def test_parts_and_fewer_heads_are_the_same_memory(both: Caches) -> None:
 def test_tokens_move_to_a_larger_one(both: Caches, device: HostDevice) -> None:
     host, there = both
     larger = DeviceCache.empty(LAYERS, ROWS, 9, device)
-    larger.with_heads([1, 1]).copy_tokens(there.with_heads([1, 1]), 4)
-    for number, tensor in enumerate(host.with_heads([1, 1]).tensors):
+    larger.laid_out([1, 1], SIZES).copy_tokens(there.laid_out([1, 1], SIZES), 4)
+    for number, tensor in enumerate(host.laid_out([1, 1], SIZES).tensors):
         for row in range(ROWS):
-            moved = larger.with_heads([1, 1]).read(number, row, 0, 9)
+            moved = larger.laid_out([1, 1], SIZES).read(number, row, 0, 9)
             np.testing.assert_array_equal(moved[:, :, :4], tensor[row : row + 1, :, :4])
             assert not moved[:, :, 4:].any()
     larger.close()

@@ -42,9 +42,7 @@ def test_what_a_cache_holds(tmp_path: Path, attention: str, heads: int) -> None:
     assert cached is not None
     assert {(layer.heads, layer.size) for layer in cached.layers} == {(heads, 8)}
     assert cached.problem is None
-    assert bool(cached.head_axes) == (attention in ("mha", "skv")), (
-        "every head has keys of its own, and heads are elastic"
-    )
+    assert bool(cached.kept) == (attention in ("mha", "skv")), "every head has keys of its own, and heads are elastic"
 
 
 def test_a_rotary_model_keeps_every_heads_keys(tmp_path: Path) -> None:

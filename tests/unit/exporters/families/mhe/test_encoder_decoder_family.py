@@ -38,7 +38,7 @@ def test_axes_and_signature(tmp_path: Path) -> None:
     cached = source.architecture.cached
     assert cached is not None
     assert cached.encoder is not None
-    assert (cached.encoder.start, cached.encoder.positions, cached.head_axes) == (1, 24, ())
+    assert (cached.encoder.start, cached.encoder.positions, cached.kept) == (1, 24, ())
 
 
 def test_a_text_feeds_both_sides(tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ def test_a_draft_of_fewer_heads_reads_the_first_of_the_targets(of_heads: Elastic
     for draft in (FEWER, UNLIKE, "auto"):
         assert [of_heads.generate(prompt, draft=draft, max_tokens=6).rows[0].tokens] == plain
     with pytest.raises(
-        SelectionError, match=r"writes \(no layer with more heads, or it could not read its cache\): the"
+        SelectionError,
+        match=r"writes \(heads of its size, and no layer with more, or it could not read its cache\): t",
     ):
         of_heads.generate(prompt, submodel=UNLIKE, draft=FEWER)

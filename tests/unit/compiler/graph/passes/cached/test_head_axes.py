@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from nestforge.compiler.graph.passes.cached.head_axes import HeadAxes, head_axes, set_heads
+from nestforge.compiler.graph.passes.cached.head_axes import HeadAxes, head_axes, set_dims, set_heads
 from nestforge.compiler.graph.passes.dims_by_operator import Elastic
 from nestforge.elastic import Axis, ElasticSpec
 from nestforge.errors import SliceError
@@ -63,12 +63,14 @@ def test_heads_that_shrink_are_found_and_set() -> None:
     set_heads(proto, {"found": axes["found"]}, ElasticSpec((HEADS,), ()).submodel({HEADS.name: 3}))
     (attention,) = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
     assert {attribute.name: attribute.i for attribute in attention.attribute} == {"num_heads": 3, "kv_num_heads": 3}
+    kept = ("past_key", "past_value", "present_key", "present_value")
+    set_dims(proto, {name: {1: HEADS.name} for name in kept}, ElasticSpec((HEADS,), ()).submodel({HEADS.name: 3}))
     heads = {
         tensor.name: tensor.type.tensor_type.shape.dim[1].dim_value
         for tensor in (*proto.graph.input, *proto.graph.output)
         if "_" in tensor.name
     }
-    assert heads == dict.fromkeys(("past_key", "past_value", "present_key", "present_value"), 3)
+    assert heads == dict.fromkeys(kept, 3)
 
 
 def test_heads_of_queries_alone_leave_the_cache_as_it_is() -> None:
@@ -92,7 +94,12 @@ def test_a_bias_that_keeps_its_heads_is_refused() -> None:
         head_axes(model(text), {**SEEDS, "o": (Elastic(HEADS), 8)})
 
 
-def test_sizes_of_heads_that_shrink_are_refused() -> None:
-    seeds = {name: (4, Elastic(Axis("layers.0.size", 8))) for name in ("q", "k", "o")}
+def test_sizes_of_heads_that_shrink_are_read_off_the_inputs() -> None:
+    """As many heads as before, each narrower: no attribute says how wide."""
+    assert head_axes(model(), {name: (4, Elastic(Axis("layers.0.size", 8))) for name in ("q", "k", "o")}) == {}
+
+
+def test_what_is_neither_heads_nor_their_size_is_refused() -> None:
+    seeds = {name: (2, Elastic(Axis("layers.0.some", 2)), 8) for name in ("q", "k", "o")}
     with pytest.raises(SliceError, match="what shrinks of input 0 is not its heads"):
         head_axes(model(), seeds)

@@ -121,12 +121,13 @@ PAIR: dict[str, Any] = {**ENCODER, "model_type": "mhe_encoder_decoder", "decoder
     [
         ("mhe_add", ("ffn", "heads", "cross_heads")),
         ("mqa", ("ffn", "heads", "cross_heads")),
-        ("mha", ("ffn", "heads")),
+        ("mha", ("ffn", "heads", "cross_heads")),
+        ("skv", ("ffn", "heads", "cross_heads")),
         ("sha", ("ffn",)),
         ("el_att", ("ffn",)),
     ],
 )
-def test_heads_of_a_decoder_shrink_where_all_of_them_read_the_same_keys(attention: str, kinds: tuple[str, ...]) -> None:
+def test_heads_of_both_attentions_of_a_decoder_shrink(attention: str, kinds: tuple[str, ...]) -> None:
     data = {key: value for key, value in PAIR.items() if key != "factors"}
     config = config_from_json(MheEncoderDecoderConfig, {**data, "attention": attention}, "config.json")
     assert (config.kinds, config.decoder_layers) == (kinds, 2)

@@ -19,7 +19,11 @@ def test_two_sides() -> None:
         Place("decoder.layers.0.attention", "decoder.layers.0.heads", "decoder_attention"),
         Place("decoder.layers.0.cross_attention", "decoder.layers.0.cross_heads", "cross_attention"),
     )
-    assert [place.axis for place in places_of(pair_config(attention="mha"))] == ["encoder.layers.0.heads", None, None]
+    assert [place.axis for place in places_of(pair_config(attention="mha"))] == [
+        "encoder.layers.0.heads",
+        "decoder.layers.0.heads",
+        "decoder.layers.0.cross_heads",
+    ]
 
 
 def test_every_place_is_a_module_of_the_model() -> None:
