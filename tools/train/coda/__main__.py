@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from ....errors import NestforgeError, OutputError
 from ...console import Progress, print_table, working
+from ..command import one_line_errors, output_option
 from ..matformer.digits import read_digits
 from ..side_by_side import side_by_side
 from ..stages import Record, Stages
@@ -20,13 +20,7 @@ TRAINER = Trainer(RECIPE)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("demo/coda"),
-    show_default=True,
-    help="Folder for the models and training.json. What is finished in it is kept.",
-)
+@output_option("demo/coda", "the models")
 def main(output: Path) -> None:
     """Train a dense ViT on scikit-learn's digits, make it conditional, and train adapters, routers and scales of norms
     for two tasks on it: digits upright, and upside down.
@@ -34,14 +28,10 @@ def main(output: Path) -> None:
     No network, no GPU. The dense model first, then the tasks, each on one core, as many side by side as there are. An
     interrupted training goes on with what it had not finished.
     """
-    try:
+    with one_line_errors(output):
         output.mkdir(parents=True, exist_ok=True)
         with working() as progress:
             records = train_all(output, progress)
-    except OSError as failure:
-        _fail(OutputError(f"{failure.filename or output}: {failure.strerror}"))
-    except NestforgeError as failure:
-        _fail(failure)
     rows = []
     for name, record in records.items():
         if "reductions" in record:
@@ -81,11 +71,6 @@ def train_all(output: Path, progress: Progress) -> Record:
         side_by_side(TRAINER, left, min(os.cpu_count() or 1, len(left)), on_done)
     records = stages.records()
     return {name: records[name] for name in ("dense", *(run.name for run in runs))}
-
-
-def _fail(failure: NestforgeError) -> None:
-    click.echo(f"train: error: {failure}", err=True)
-    raise SystemExit(1)
 
 
 if __name__ == "__main__":

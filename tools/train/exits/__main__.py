@@ -7,22 +7,16 @@ from typing import Any
 
 import click
 
-from ....errors import NestforgeError, OutputError
 from ...console import print_table, working
 from ...demo.checkpoint import demo_checkpoint
+from ..command import one_line_errors, output_option
 from .docstrings import SOURCES
 from .recipe import RECIPE
 from .stages import Training
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("demo/exits"),
-    show_default=True,
-    help="Folder for texts, both models and training.json. What is finished in it is kept.",
-)
+@output_option("demo/exits", "texts, both models")
 def main(output: Path) -> None:
     """Train a multi-exit encoder from all-MiniLM-L6-v2 and slenderise it (COST-EFF).
 
@@ -30,20 +24,10 @@ def main(output: Path) -> None:
     checkpoint that `make demo` installs; no network, no GPU. Takes about 10 minutes on two quiet cores, 2 GB of memory
     and 150 MB on disk. An interrupted run goes on at the stage that it had reached (texts, whole, slender).
     """
-    try:
-        with working() as progress:
-            records = Training(output, demo_checkpoint(), SOURCES, RECIPE, progress).run()
-    except OSError as failure:
-        _fail(OutputError(f"{failure.filename or output}: {failure.strerror}"))
-    except NestforgeError as failure:
-        _fail(failure)
+    with one_line_errors(output), working() as progress:
+        records = Training(output, demo_checkpoint(), SOURCES, RECIPE, progress).run()
     _print_records(records)
     click.echo(f"\nBoth models and their texts lie in {output.resolve()}")
-
-
-def _fail(failure: NestforgeError) -> None:
-    click.echo(f"train: error: {failure}", err=True)
-    raise SystemExit(1)
 
 
 def _print_records(records: dict[str, Any]) -> None:

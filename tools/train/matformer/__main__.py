@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from ....errors import NestforgeError, OutputError
 from ...console import print_table, working
+from ..command import one_line_errors, output_option
 from ..stages import Record
 from .comparison import Training
 from .recipe import DIGITS_CONFIG, DIGITS_RECIPE, LANGUAGE_CONFIG, LANGUAGE_RECIPE, WRITER_CONFIG, WRITER_RECIPE
@@ -25,13 +25,7 @@ TASKS: tuple[Task, ...] = (
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("task", type=click.Choice([*(task.name for task in TASKS), "all"]), default="all")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("demo/matformer"),
-    show_default=True,
-    help="Folder for the models, held-out data and training.json. What is finished in it is kept.",
-)
+@output_option("demo/matformer", "the models, held-out data")
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Repetitions of the comparison.")
 @click.option("--no-baselines", is_flag=True, help="Train the universal models alone, once, and compare nothing.")
 def main(task: str, output: Path, seeds: int, no_baselines: bool) -> None:
@@ -42,22 +36,13 @@ def main(task: str, output: Path, seeds: int, no_baselines: bool) -> None:
     the same settings: the paper's comparison. No network, no GPU. Each run takes one core, as many side by side as
     there are. An interrupted training goes on with the runs that it had not finished.
     """
-    try:
+    with one_line_errors(output):
         for one in TASKS:
             if task in (one.name, "all"):
                 with working() as progress:
                     records = Training(output, one, seeds, not no_baselines, os.cpu_count() or 1, progress).run()
                 _print_task(one, records)
-    except OSError as failure:
-        _fail(OutputError(f"{failure.filename or output}: {failure.strerror}"))
-    except NestforgeError as failure:
-        _fail(failure)
     click.echo(f"\nModels, held-out data and training.json lie in {output.resolve()}")
-
-
-def _fail(failure: NestforgeError) -> None:
-    click.echo(f"train: error: {failure}", err=True)
-    raise SystemExit(1)
 
 
 def _print_task(task: Task, records: Record) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from ....errors import NestforgeError, OutputError
 from ...console import Progress, print_table, working
+from ..command import one_line_errors, output_option
 from ..side_by_side import side_by_side
 from ..stages import Record, Stages
 from .recipe import MODELS, RECIPE
@@ -18,13 +18,7 @@ TRAINER = Trainer(RECIPE)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("demo/mhe"),
-    show_default=True,
-    help="Folder for the models and training.json. What is finished in it is kept.",
-)
+@output_option("demo/mhe", "the models")
 def main(output: Path) -> None:
     """Train encoders and decoders of the bytes of Python's own sources, one with each attention that the MHE paper
     compares, all by the same steps.
@@ -32,14 +26,10 @@ def main(output: Path) -> None:
     No network, no GPU. Each run takes one core, as many side by side as there are. An interrupted training goes on
     with the runs that it had not finished.
     """
-    try:
+    with one_line_errors(output):
         output.mkdir(parents=True, exist_ok=True)
         with working() as progress:
             records = train_all(output, progress)
-    except OSError as failure:
-        _fail(OutputError(f"{failure.filename or output}: {failure.strerror}"))
-    except NestforgeError as failure:
-        _fail(failure)
     rows = [
         [
             name,
@@ -73,11 +63,6 @@ def train_all(output: Path, progress: Progress) -> Record:
         side_by_side(TRAINER, left, min(os.cpu_count() or 1, len(left)), on_done)
     records = stages.records()
     return {run.name: records[run.name] for run in runs}
-
-
-def _fail(failure: NestforgeError) -> None:
-    click.echo(f"train: error: {failure}", err=True)
-    raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from ....errors import NestforgeError, OutputError
 from ...console import print_table, working
+from ..command import one_line_errors, output_option
 from ..stages import Record
 from .recipe import MODELS, RECIPE, SPARSE_MIXER
 from .runs import Trainer
@@ -18,13 +18,7 @@ TRAINER = Trainer(RECIPE, SPARSE_MIXER.max_position_embeddings)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("demo/mixer"),
-    show_default=True,
-    help="Folder for the models, held-out rows and training.json. What is finished in it is kept.",
-)
+@output_option("demo/mixer", "the models, held-out rows")
 @click.option("--seeds", type=click.IntRange(1), default=2, show_default=True, help="Trainings of the Sparse Mixer.")
 def main(output: Path, seeds: int) -> None:
     """Train masked-token models of the bytes of Python's own sources: a Sparse Mixer whose experts choose, the same
@@ -33,20 +27,10 @@ def main(output: Path, seeds: int) -> None:
     No network, no GPU. Each run takes one core, as many side by side as there are. An interrupted training goes on
     with the runs that it had not finished.
     """
-    try:
-        with working() as progress:
-            records = Training(output, MODELS, TRAINER, seeds, os.cpu_count() or 1, progress).run()
-    except OSError as failure:
-        _fail(OutputError(f"{failure.filename or output}: {failure.strerror}"))
-    except NestforgeError as failure:
-        _fail(failure)
+    with one_line_errors(output), working() as progress:
+        records = Training(output, MODELS, TRAINER, seeds, os.cpu_count() or 1, progress).run()
     _print_records(records)
     click.echo(f"\nModels, held-out rows and training.json lie in {output.resolve()}")
-
-
-def _fail(failure: NestforgeError) -> None:
-    click.echo(f"train: error: {failure}", err=True)
-    raise SystemExit(1)
 
 
 def _print_records(records: Record) -> None:
