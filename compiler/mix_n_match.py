@@ -16,8 +16,9 @@ from ..profiles.precision import PRECISIONS
 from .examples.corpus import read_corpus
 from .examples.held_out_loss import HeldOutLoss
 from .examples.rank_axes import rank_axes
+from .planning.candidate import figures_of
 from .planning.ladder import PROMOTION_ORDERS
-from .planning.plan import Plan, figures_of
+from .planning.plan import Plan
 from .planning.search_assignments import Found, Sizes, search_assignments
 from .request import CompileRequest, resolve
 from .work.clock import Clock, Progress, silent

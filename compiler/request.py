@@ -20,11 +20,12 @@ from ..profiles.load_profile import load_profile
 from ..profiles.precision import PRECISIONS, TRACED, Precision, precision_problem
 from ..profiles.probe_host import HOST_PROFILE_NAME
 from .planning.assignments import read_assignment
+from .planning.candidate import Corrections
 from .planning.integers import require_integers
 from .planning.ladder import ladder
 from .planning.levels import Level
 from .planning.levels import levels as make_levels
-from .planning.plan import Corrections, Plan, make_plan
+from .planning.plan import Plan, make_plan
 from .tasks.asked_tasks import asked_tasks
 
 Include = Literal["budgets", "levels", "ladder"]

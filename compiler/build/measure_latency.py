@@ -23,8 +23,8 @@ from ...runtime.engines.runner import Residency
 from ...runtime.inputs.feeds import random_feeds
 from ...strict import structure, unstructure
 from ...workload import Op
+from ..planning.candidate import Corrections
 from ..planning.cost_model import Cost, fit_correction, predict
-from ..planning.plan import Corrections
 from ..planning.variants import variant_workload
 from ..work.clock import Clock
 from .build_engine import EngineBuilder
