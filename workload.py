@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from .elastic import Bucket
+from .bucket import Bucket
 
 OpKind = Literal["gemm", "batched_gemm", "elementwise", "gather"]
 

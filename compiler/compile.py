@@ -9,7 +9,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ..elastic import Bucket, Submodel
+from ..bucket import Bucket
+from ..elastic import Submodel
 from ..errors import BuildError, InputError, ParityError
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.source import ModelSource

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..elastic import Bucket, Submodel
+from ..bucket import Bucket
+from ..elastic import Submodel
 from ..errors import PlanError
 from ..exporters.checkpoints.generation_defaults import read_generation_defaults
 from ..exporters.signature import Signature

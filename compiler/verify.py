@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from ..elastic import DEPTH, Bucket
+from ..bucket import Bucket
+from ..elastic import DEPTH
 from ..errors import CheckpointError, ParityError
 from ..exporters.for_tasks.with_tasks import with_stated_tasks
 from ..exporters.ranking import permute_axis

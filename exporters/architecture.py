@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..elastic import Bucket, ElasticSpec, Submodel
+from ..bucket import Bucket
+from ..elastic import ElasticSpec, Submodel
 from ..runtime.bundle.manifest import Proof
 from ..runtime.inputs.arrays import Arrays
 from ..workload import Op

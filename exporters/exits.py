@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..elastic import Bucket, Submodel
+from ..bucket import Bucket
+from ..elastic import Submodel
 from ..errors import PlanError
 from ..runtime.bundle.entries.exits_entry import ExitsEntry
 from ..workload import Op

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..elastic import Bucket, Submodel
+from ..bucket import Bucket
+from ..elastic import Submodel
 from ..runtime.bundle.entries.engine_entry import RoutingEntry
 from ..runtime.bundle.entries.tensor_spec import TensorSpec
 from ..workload import Op

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..elastic import Bucket, Submodel
+from ..bucket import Bucket
+from ..elastic import Submodel
 from ..runtime.bundle.entries.engine_entry import RoutingEntry
 
 if TYPE_CHECKING:  # plans are made without torch

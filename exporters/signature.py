@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from ..errors import ExportError
 from ..runtime.bundle.entries.tensor_spec import TensorSpec
 from ..runtime.bundle.manifest import TextEntry

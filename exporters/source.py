@@ -8,7 +8,8 @@ from functools import cached_property
 from math import prod
 from pathlib import Path
 
-from ..elastic import BITS, DEPTH, Axis, Bucket, ElasticSpec, Submodel
+from ..bucket import Bucket
+from ..elastic import BITS, DEPTH, Axis, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
 from ..profiles.encodings import Encoding
 from ..profiles.precision import Precision, precision_of, widths_of

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from .budget import BudgetSpec
 from .precision import Precision
 from .tensorrt_options import TensorRTOptions

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from ..errors import ProfileError
 from ..strict import structure, unstructure
 from .budget import check_budget, require_positive

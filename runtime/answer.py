@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from .engines.contract.residency import Residency
 from .exits.policy import ExitPolicy
 from .inputs.arrays import Array

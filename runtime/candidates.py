@@ -7,7 +7,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from .bundle.build_record import Latency
 from .bundle.entries.engine_entry import EngineEntry
 from .engines.contract.residency import Residency

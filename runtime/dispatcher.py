@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from ..errors import InputError, SelectionError
 from ..strict import nearest
 from .bundle.build_record import Latency

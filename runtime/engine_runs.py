@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from .answer import ExitRows
 from .bundle.entries.engine_entry import EngineEntry
 from .bundle.entries.tensor_spec import TensorSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from .exits.choice import AskedExits
 from .graphs.task_tensors import TaskTensors
 from .inputs.arrays import Array

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from ..errors import InputError, SelectionError
 from .answer import Answer
 from .inputs.arrays import Array

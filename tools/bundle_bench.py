@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from ..errors import SelectionError
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.probe_host import is_this_host

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import click
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from ..errors import ProfileError
 from ..profiles.budget import BudgetSpec, parse_budget
 from ..profiles.device_profile import PromotionOrder

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ..elastic import Bucket
+from ..bucket import Bucket
 from ..errors import SelectionError
 from ..runtime.engines.measure import LatencyStats, latency_stats
 from ..runtime.inputs.arrays import Array

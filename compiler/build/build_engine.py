@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from ...elastic import Bucket, Submodel
+from ...bucket import Bucket
+from ...elastic import Submodel
 from ...errors import BuildError, ParityError
 from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...elastic import Bucket, Submodel
+from ...bucket import Bucket
+from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.exits import Exits
 from ...runtime.bundle.entries.engine_entry import EngineEntry

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from ...elastic import Bucket, Submodel
+from ...bucket import Bucket
+from ...elastic import Submodel
 
 _MAX_STEM_LENGTH = 120
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import onnx
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import BuildError
 from ...profiles.precision import PRECISIONS, Precision
 from ...runtime.bundle.entries.engine_entry import EngineEntry

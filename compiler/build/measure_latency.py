@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 
-from ...elastic import Bucket, Submodel
+from ...bucket import Bucket
+from ...elastic import Submodel
 from ...errors import BuildError
 from ...profiles.precision import PRECISIONS, Precision, precision_of
 from ...profiles.probe_host import is_this_host

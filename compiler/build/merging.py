@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from ...elastic import Bucket, Submodel
+from ...bucket import Bucket
+from ...elastic import Submodel
 from ...exporters.source import ModelSource
 from ..graph.template import Template
 from ..graph.without_pairs import without_pairs

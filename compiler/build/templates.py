@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...elastic import Bucket, Submodel
+from ...bucket import Bucket
+from ...elastic import Submodel
 from ...exporters.tracing.trace import Interface
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import CheckpointError, InputError
 from ...exporters.ranking import Places, Scores, magnitude_scores, rank, taylor_scores
 from ...exporters.universal import UniversalModel

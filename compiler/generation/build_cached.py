@@ -12,7 +12,8 @@ from operator import attrgetter
 
 import torch
 
-from ...elastic import Bucket, Submodel
+from ...bucket import Bucket
+from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
 from ...profiles.precision import PRECISIONS, TRACED, Precision

@@ -17,7 +17,8 @@ import onnx_ir.passes.common as common
 import torch
 from onnxscript.optimizer import fold_constants
 
-from ...elastic import Bucket, ElasticSpec, Submodel
+from ...bucket import Bucket
+from ...elastic import ElasticSpec, Submodel
 from ...errors import SliceError
 from ...exporters.tracing.trace import Interface, Trace, trace
 from ...exporters.universal import UniversalModel

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from ...elastic import Bucket, Submodel
+from ...bucket import Bucket
+from ...elastic import Submodel
 from ...exporters.universal import PREFIX, UniversalModel
 from ...runtime.bundle.manifest import Proof
 from ...runtime.inputs.arrays import Arrays

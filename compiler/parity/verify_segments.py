@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...elastic import Bucket, Submodel
+from ...bucket import Bucket
+from ...elastic import Submodel
 from ...runtime.bundle.entries.exits_entry import ExitsEntry
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.residency import Residency

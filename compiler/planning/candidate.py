@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...elastic import Bucket, ElasticSpec, Submodel
+from ...bucket import Bucket
+from ...elastic import ElasticSpec, Submodel
 from ...exporters.parameter_groups import ParameterGroups
 from ...exporters.weight_bytes import WeightBytes
 from ...profiles.device_profile import DeviceProfile

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...elastic import Bucket, Submodel
+from ...bucket import Bucket
+from ...elastic import Submodel
 from ...errors import PlanError
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import precision_of

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...elastic import Bucket, ElasticSpec, Submodel
+from ...bucket import Bucket
+from ...elastic import ElasticSpec, Submodel
 from ...errors import PlanError
 from ...exporters.architecture import EVERY_VARIANT
 from ...profiles.device_profile import DeviceProfile

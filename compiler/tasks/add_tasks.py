@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from ...elastic import Bucket, Submodel
+from ...bucket import Bucket
+from ...elastic import Submodel
 from ...errors import InputError
 from ...exporters.checkpoints.checkpoint import sha256_of
 from ...exporters.tasks.task_form import Task

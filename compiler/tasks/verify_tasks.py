@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import ParityError
 from ...exporters.universal import UniversalModel
 from ...runtime.bundle.device_files.task_index import read_tasks

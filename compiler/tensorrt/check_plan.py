@@ -12,7 +12,7 @@ from importlib import util
 
 import numpy as np
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import BuildError, ParityError
 from ...profiles.precision import PRECISIONS
 from ...runtime.bundle.device_files.plan_index import PlanParity

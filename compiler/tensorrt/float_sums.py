@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import onnx
 from onnx import TensorProto, helper
 
-from ...elastic import MAX_TOKENS
+from ...bucket import MAX_TOKENS
 
 # Whole numbers up to here are exact in float32.
 _EXACT_IN_FLOAT32 = 2**24

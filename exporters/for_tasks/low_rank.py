@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...elastic import Bucket, ElasticSpec, PrefixSlice, Submodel
+from ...bucket import Bucket
+from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
 from ...runtime.bundle.entries.task_entry import LORA_A, LORA_B, TasksEntry
 from ...workload import Op, linear

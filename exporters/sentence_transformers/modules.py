@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...workload import Op, elementwise, linear
 
 Value = Literal["token_embeddings", "sentence_embedding"]

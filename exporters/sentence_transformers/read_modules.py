@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import CheckpointError
 from ...strict import structure
 from ...workload import Op

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import torch
 from torch.export import Dim
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import ExportError
 from ...runtime.bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
 from ...runtime.bundle.entries.tensor_spec import TensorSpec

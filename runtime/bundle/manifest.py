@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ...elastic import SEQUENCE, Axis, Bucket, ElasticSpec
+from ...bucket import Bucket
+from ...elastic import SEQUENCE, Axis, ElasticSpec
 from ...errors import InputError, PlanError, SelectionError
 from ...strict import nearest
 from .entries.engine_entry import EngineEntry

@@ -9,7 +9,8 @@ from itertools import chain
 from math import prod
 from typing import Any
 
-from ...elastic import MAX_TOKENS, Bucket, ElasticSpec
+from ...bucket import MAX_TOKENS, Bucket
+from ...elastic import ElasticSpec
 from ...errors import BundleFormatError, PlanError
 from ...strict import parse_json, structure, unstructure
 from .build_record import BuildRecord, LatencyPoint

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import BundleFormatError
 from .entries.engine_entry import EngineEntry
 from .entries.generation_entry import CACHED, LOGIT_COUNT

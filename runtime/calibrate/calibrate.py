@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import InputError, SelectionError
 from ...profiles.probe_host import probe_host
 from ..bundle.entries.exits_entry import ExitsEntry

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import InputError
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.manifest import Quality
 from ..bundle.open_bundle import Bundle

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import InputError, SelectionError
 from ...profiles.precision import Precision
 from ..bundle.entries.engine_entry import EngineEntry

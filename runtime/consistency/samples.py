@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import InputError
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.manifest import Manifest

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..inputs.arrays import Array
 from ..inputs.feeds import nearest_shape

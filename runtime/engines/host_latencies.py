@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...profiles.probe_host import probe_host
 from ..bundle.build_record import BuildRecord, Latency, LatencyPoint
 from ..bundle.device_files.host_records import MeasuredHost, this_host

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ..bundle.build_record import Latency, LatencyPoint
 from ..bundle.noise import is_noisy
 

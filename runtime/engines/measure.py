@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 import psutil
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import BundleError, SelectionError
 from ..bundle.open_bundle import open_bundle
 from ..inputs.arrays import Array

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ..bundle.build_record import LatencyPoint
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.noise import Noise

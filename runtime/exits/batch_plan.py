@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 
 # What a run of an engine costs at a shape that it takes, above 0.
 Cost = Callable[[Bucket], float]

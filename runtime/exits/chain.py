@@ -16,7 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import InputError, SelectionError
 from ..bundle.build_record import Latency
 from ..bundle.entries.engine_entry import EngineEntry

@@ -14,7 +14,7 @@ from typing import cast
 
 import numpy as np
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ..bundle.entries.exits_entry import ExitsEntry, SegmentEntry
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..device.device import Device, DeviceArray

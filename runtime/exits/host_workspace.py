@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ..bundle.entries.exits_entry import ExitsEntry, SegmentEntry
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..engines.runner import Runner

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ...elastic import DEPTH, Bucket
+from ...bucket import Bucket
+from ...elastic import DEPTH
 from ...errors import SelectionError
 from ..bundle.build_record import Latency
 from ..bundle.entries.engine_entry import EngineEntry

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import InputError
 from ..bundle.entries.exits_entry import ExitsEntry, SegmentEntry
 from ..bundle.entries.tensor_spec import TensorSpec

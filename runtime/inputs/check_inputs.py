@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import InputError
 from ..bundle.entries.tensor_spec import RowNeed, TensorSpec
 from .arrays import Array

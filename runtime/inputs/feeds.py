@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ..bundle.entries.tensor_spec import RowNeed, TensorSpec
 from .arrays import Array
 

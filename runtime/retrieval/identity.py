@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...elastic import Bucket
+from ...bucket import Bucket
 from ...errors import InputError, SelectionError
 from ..bundle.entries.engine_entry import EngineEntry, ParityReceipt
 from ..bundle.entries.tensor_spec import TensorSpec

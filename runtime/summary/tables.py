@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
-from ...elastic import Axis, Bucket
+from ...bucket import Bucket
+from ...elastic import Axis
 from ...profiles.device_profile import budget_bucket_of, budget_shape_of
 from ..bundle.build_record import BuildRecord, Latency, LatencyPoint
 from ..bundle.entries.engine_entry import EngineEntry

@@ -9,8 +9,8 @@ from pathlib import Path
 import nestforge
 import numpy as np
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError, ExportError, NestforgeError, PlanError
 from support.refused_compile import Case
 from support.tiny_compile import board

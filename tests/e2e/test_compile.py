@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler import compile
 from nestforge.compiler.build import build_engine
 from nestforge.compiler.build import templates as templates_module
@@ -28,7 +29,6 @@ from nestforge.compiler.examples import rank_axes
 from nestforge.compiler.graph import template
 from nestforge.compiler.graph.store import read_store, recover_order
 from nestforge.compiler.verify import verify_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, OutputError, ParityError, SliceError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.nest import nest
-from nestforge.elastic import Bucket
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.load_profile import dump_profile, load_profile
 from nestforge.tools import bundle_bench

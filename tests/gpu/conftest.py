@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
-from nestforge.elastic import Bucket
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider, provider_named

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider

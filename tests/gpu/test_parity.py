@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import VerifyReport, verify_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import BundleIncompatibleError
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from support.cost_eff_models import save_tiny

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.tensorrt.build_bundle import build_plans
-from nestforge.elastic import Bucket
 from nestforge.errors import BundleIncompatibleError
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import BundleIncompatibleError
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider

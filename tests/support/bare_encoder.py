@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nestforge.elastic import Axis, Bucket, ElasticSpec, Submodel
+from nestforge.bucket import Bucket
+from nestforge.elastic import Axis, ElasticSpec, Submodel
 from nestforge.exporters.parameter_groups import ParameterGroups
 from nestforge.exporters.weight_bytes import WeightBytes
 from nestforge.workload import Op

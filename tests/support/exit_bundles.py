@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from nestforge.elastic import Axis, Bucket
+from nestforge.bucket import Bucket
+from nestforge.elastic import Axis
 from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.bundle.build_record import BuildRecord, Latency
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry, ParityReceipt

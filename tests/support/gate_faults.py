@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.build.emitted import Emitted
 from nestforge.compiler.build.templates import Templates
@@ -24,7 +25,6 @@ from nestforge.compiler.parity.evidence.reference import replayed
 from nestforge.compiler.parity.evidence.replayed import Replayed
 from nestforge.compiler.parity.judge import Verdict
 from nestforge.compiler.work.staging import Stage
-from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nestforge
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from support.chat_templates import CHATML
 from support.gated_decoders import save_decoder
 from support.shared_folder import made_once

@@ -9,7 +9,7 @@ from typing import Any
 import nestforge
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from support.shared_folder import made_once
 from support.tiny_t5 import V1_1, save_t5
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from nestforge.bucket import Bucket
 from nestforge.compiler.graph.precision.half import half
 from nestforge.compiler.graph.store import Store, read_store, write_store
 from nestforge.compiler.graph.template import Template, emit
-from nestforge.elastic import Bucket, Submodel
+from nestforge.elastic import Submodel
 from nestforge.exporters.universal import UniversalModel
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.inputs.feeds import random_feeds

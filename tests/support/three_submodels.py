@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.build_record import Latency
 from nestforge.runtime.bundle.manifest import BudgetEntry, Limits, Manifest, SubmodelEntry
 from nestforge.runtime.dispatcher import Dispatcher

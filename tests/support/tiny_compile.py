@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.build.measure_latency import measure_engines
 from nestforge.compiler.build.templates import TemplateKey, Templates
@@ -19,7 +20,6 @@ from nestforge.compiler.planning.plan import make_plan
 from nestforge.compiler.publish.write_bundle import complete, draft_bundle, write_build_record, write_manifest
 from nestforge.compiler.work.clock import Clock, silent
 from nestforge.compiler.work.staging import Stage
-from nestforge.elastic import Bucket
 from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.exporters.universal import UniversalModel
 from nestforge.profiles.device_profile import DeviceProfile

@@ -21,8 +21,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.graph import template
-from nestforge.elastic import Bucket
 from nestforge.exporters.tracing.trace import Interface, Trace, trace
 from support.operator_tables import tables_kept
 from support.shared_folder import shared_folder

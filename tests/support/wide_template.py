@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from nestforge.bucket import Bucket
 from nestforge.compiler.graph.template import Template, traced_template
-from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.tracing.trace import Interface
 from nestforge.exporters.universal import UniversalModel, load_universal

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.graph import template
-from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.tracing.trace import trace
 from nestforge.exporters.universal import UniversalModel, load_universal

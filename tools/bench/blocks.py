@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
+from ...bucket import Bucket
 from ...compiler.graph.store import read_store, save_tensors
 from ...compiler.graph.template import emit, make_template
-from ...elastic import Bucket, ElasticSpec
+from ...elastic import ElasticSpec
 from ...exporters.tracing.trace import Interface, trace
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.bundle.manifest import WEIGHTS_NAME

@@ -12,10 +12,10 @@ from typing import Any
 import onnxruntime
 import torch
 
+from ...bucket import Bucket
 from ...compiler.compile import compile_bundle
 from ...compiler.graph.store import Store, read_store, write_store
 from ...compiler.graph.template import Template, emit, load_template, save_template, traced_template
-from ...elastic import Bucket
 from ...exporters.source import open_source
 from ...exporters.universal import UniversalModel, load_universal
 from ...profiles.budget import BudgetSpec

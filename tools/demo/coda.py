@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ...bucket import Bucket
 from ...compiler.publish.report import markdown
-from ...elastic import Bucket
 from ...exporters.checkpoints.checkpoint import open_checkpoint, sha256_of
 from ...exporters.families.coda.architecture.config import REDUCTION, KeysOf
 from ...exporters.source import open_source

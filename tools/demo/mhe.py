@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ...bucket import Bucket
 from ...compiler.planning.variants import chosen_variants
 from ...compiler.publish.report import markdown
-from ...elastic import Bucket
 from ...exporters.families.mhe.architecture.forms import ATTENTION, FORMS
 from ...exporters.source import open_source
 from ...profiles.probe_host import host_profile

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
+from ...bucket import Bucket
 from ...compiler.publish.report import markdown
-from ...elastic import Bucket
 from ...runtime.bundle.open_bundle import Bundle, open_bundle
 from ...runtime.summary.tables import Table
 from ..console import print_table, working

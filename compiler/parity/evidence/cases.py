@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....exporters.signature import Signature
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....runtime.consistency.samples import text_at_bucket

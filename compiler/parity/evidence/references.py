@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....elastic import Bucket, Submodel
+from ....bucket import Bucket
+from ....elastic import Submodel
 from ....exporters.universal import UniversalModel
 from ....runtime.bundle.entries.engine_entry import RoutingEntry
 from ....runtime.inputs.arrays import Arrays

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ....elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
+from ....bucket import Bucket
+from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
 from ....runtime.bundle.entries.tensor_spec import RowNeed, TensorSpec
 from ....runtime.bundle.manifest import TextEntry
 from ....workload import Op, elementwise, linear, lookup, self_attention

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ....elastic import Bucket, Submodel
+from ....bucket import Bucket
+from ....elastic import Submodel
 from ....runtime.bundle.entries.engine_entry import RoutingEntry
 from ...routing import Replay, Routing
 from .architecture.config import ROUTES, CodaConfig

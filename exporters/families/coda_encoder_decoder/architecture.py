@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ....elastic import Bucket, ElasticSpec, Submodel
+from ....bucket import Bucket
+from ....elastic import ElasticSpec, Submodel
 from ....workload import Op
 from ...hugging_face.layer_shapes import Shape
 from ..coda.architecture import forward_ops as encoder_ops

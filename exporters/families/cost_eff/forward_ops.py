@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....elastic import Bucket, Submodel
+from ....bucket import Bucket
+from ....elastic import Submodel
 from ....workload import Op, elementwise, linear, lookup, self_attention
 from .architecture import CostEffArchitecture
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ....elastic import Bucket, Submodel
+from ....bucket import Bucket
+from ....elastic import Submodel
 from ....runtime.bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....workload import Op

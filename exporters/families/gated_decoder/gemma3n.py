@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....workload import Op, elementwise, linear, lookup
 from ...hugging_face.layer_shapes import Shape
 

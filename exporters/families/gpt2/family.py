@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ....elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
+from ....bucket import Bucket
+from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
 from ....runtime.bundle.entries.generation_entry import CachedLayer
 from ....workload import Op, elementwise, linear, lookup, pre_norm_layer
 from ...architecture import Architecture

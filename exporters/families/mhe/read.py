@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ....elastic import Bucket, Submodel
+from ....bucket import Bucket
+from ....elastic import Submodel
 from ....runtime.bundle.manifest import TextEntry
 from ....workload import Op
 from ...architecture import Architecture

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ....elastic import SEQUENCE, Bucket, Submodel
+from ....bucket import Bucket
+from ....elastic import SEQUENCE, Submodel
 from ....runtime.bundle.entries.tensor_spec import Role, TensorSpec
 from ....runtime.bundle.manifest import TextEntry
 from ....workload import Op

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ....elastic import Bucket, Submodel
+from ....bucket import Bucket
+from ....elastic import Submodel
 from ....workload import Op, elementwise, linear, lookup
 from .architecture import T5Architecture
 

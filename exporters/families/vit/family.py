@@ -12,7 +12,8 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ....elastic import Axis, Bucket, ElasticSpec, PrefixSlice, Submodel
+from ....bucket import Bucket
+from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....workload import Op, elementwise, linear, pre_norm_layer
 from ...architecture import Architecture

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....file_lock import alone
 from ....strict import unstructure
 from ..entries.engine_entry import Residency

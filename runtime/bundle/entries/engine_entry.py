@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....profiles.precision import Precision
 
 # How an engine holds its weights, see residency.py.

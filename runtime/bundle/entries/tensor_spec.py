@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 
 # The whole numbers that an array of each dtype holds.
 RANGES = {

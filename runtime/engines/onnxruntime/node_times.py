@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ....outside import is_of_library, library_errors, said_by
 from ...bundle.entries.engine_entry import EngineEntry

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import tensorrt as trt
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....errors import BundleError, InputError
 from ...bundle.device_files.plan_index import PlanEntry
 from ...bundle.entries.engine_entry import EngineEntry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ...bundle.entries.generation_entry import PAST, PRESENT
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.shape_profile import Shape, ShapeProfile

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import NestforgeError, SelectionError
 from nestforge.runtime.answer import Answer
 from nestforge.runtime.bundle.open_bundle import Bundle

@@ -6,8 +6,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.graph.template import make_template
-from nestforge.elastic import Axis, Bucket, ElasticSpec, PrefixSlice
+from nestforge.elastic import Axis, ElasticSpec, PrefixSlice
 from nestforge.exporters.hugging_face.transformers_config import LEARNED
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.tracing.trace import trace

@@ -9,10 +9,10 @@ import nestforge
 import numpy as np
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.build.templates import TemplateKey
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.store import recover_order
-from nestforge.elastic import Bucket
 from nestforge.errors import SelectionError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.exits.policy import ExitPolicy, closed

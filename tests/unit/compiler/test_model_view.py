@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nestforge.bucket import Bucket
 from nestforge.compiler.model_view import view_model
 from nestforge.compiler.request import CompileRequest, plan
-from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.runtime.summary.cache_sizes import CacheSize
 from nestforge.workload import macs

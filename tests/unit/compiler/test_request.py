@@ -8,8 +8,8 @@ from typing import Any
 
 import nestforge
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.request import CompileRequest, plan, resolve
-from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
 from nestforge.profiles.budget import BudgetSpec
 from support.gated_decoders import save_decoder
@@ -72,8 +72,8 @@ def test_plan_is_public_and_needs_no_torch(tiny_folder: Path) -> None:
     assert nestforge.plan is plan
     assert nestforge.CompileRequest is CompileRequest
     program = (
-        "import sys, nestforge, nestforge.elastic as elastic; "
-        f"print(nestforge.plan({str(tiny_folder)!r}, 'raspberry-pi-5', buckets=[elastic.Bucket(1, 16)]).model); "
+        "import sys, nestforge, nestforge.bucket as bucket; "
+        f"print(nestforge.plan({str(tiny_folder)!r}, 'raspberry-pi-5', buckets=[bucket.Bucket(1, 16)]).model); "
         "print([m for m in ('torch', 'transformers', 'onnx', 'onnx_ir') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -12,8 +12,8 @@ import nestforge
 import numpy as np
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler import verify
-from nestforge.elastic import Bucket
 from nestforge.errors import ExportError, InputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.cached_form import CachedForm
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.runtime.bundle.entries.generation_entry import CACHED, CachedLayer

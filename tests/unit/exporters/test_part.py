@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.part import Part
 
 

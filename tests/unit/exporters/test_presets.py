@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError
 from nestforge.exporters.family import families
 from nestforge.exporters.presets import preset_checkpoint, presets

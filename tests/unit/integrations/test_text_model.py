@@ -5,7 +5,7 @@ from typing import Any
 
 import nestforge
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.integrations.text_model import TextModel
 from support.exit_bundles import write_exits_bundle
 

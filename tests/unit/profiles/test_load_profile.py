@@ -7,9 +7,9 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from nestforge.bucket import Bucket
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
-from nestforge.elastic import Bucket
 from nestforge.errors import ProfileError
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.profiles import load_profile as module

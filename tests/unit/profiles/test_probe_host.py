@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import ProfileError
 from nestforge.profiles import measure_rates, probe_host
 from nestforge.profiles.device_profile import ProductRates, Rates

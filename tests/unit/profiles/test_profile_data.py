@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import ProfileError
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.profile_data import profile_data, profile_precisions, read_profile, recorded_profile

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.build_record import Latency, LatencyPoint
 from nestforge.runtime.bundle.manifest import Manifest
 from nestforge.runtime.bundle.noise import Noise

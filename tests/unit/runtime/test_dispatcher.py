@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from nestforge.elastic import SEQUENCE, Axis, Bucket
+from nestforge.bucket import Bucket
+from nestforge.elastic import SEQUENCE, Axis
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.bundle.build_record import Latency
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry

@@ -10,7 +10,7 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
 from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime import model as model_module

@@ -14,7 +14,7 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
 from nestforge.runtime.answer import Padding
 from nestforge.runtime.bundle.open_bundle import open_bundle

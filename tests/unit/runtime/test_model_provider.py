@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import BundleIncompatibleError, InputError, SelectionError
 from nestforge.runtime import load as module
 from nestforge.runtime.device.device import HostDevice

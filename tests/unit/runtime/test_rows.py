@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.rows import Rows, answers, batches, buckets_of, rows_of

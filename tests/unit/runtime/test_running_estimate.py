@@ -7,7 +7,7 @@ from math import exp
 from time import perf_counter
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.running_estimate import RunningEstimate
 
 AT = Bucket(1, 32)

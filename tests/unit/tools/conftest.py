@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
-from nestforge.elastic import Bucket
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.load_profile import dump_profile, load_profile
 from support.tiny_models import add_pooling, corpus, save_tiny_encoder

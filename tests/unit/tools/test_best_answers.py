@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.answer import Answer, Timings
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import SelectionError
 from nestforge.profiles.load_profile import load_profile
 from nestforge.profiles.profile_data import profile_data

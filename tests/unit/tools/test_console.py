@@ -7,7 +7,7 @@ import sys
 from math import inf, nan
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.entries.engine_entry import ParityOutput
 from nestforge.tools.console import print_facts, print_json, print_table, say, working
 

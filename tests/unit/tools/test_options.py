@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 from click.testing import CliRunner
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.tools.options import (
     BucketType,

@@ -7,7 +7,7 @@ from typing import Any
 
 import nestforge
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.model import ElasticModel
 from nestforge.tools import traffic_bench
 from nestforge.tools.traffic_bench import Band, bench_traffic, lengths_of

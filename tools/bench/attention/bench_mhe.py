@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime
 import torch
 
+from ....bucket import Bucket
 from ....compiler.planning.cost_model import predict
-from ....elastic import Bucket
 from ....exporters.families.mhe.architecture.attention_ops import Sublayer, form_ops
 from ....exporters.families.mhe.architecture.config import MheConfig
 from ....exporters.families.mhe.architecture.forms import held_forms

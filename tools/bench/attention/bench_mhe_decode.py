@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from .... import load
+from ....bucket import Bucket
 from ....compiler.compile import compile_bundle
-from ....elastic import Bucket
 from ....exporters.families.mhe.architecture.config import MheDecoderConfig
 from ....exporters.families.mhe.architecture.presets import PRESETS
 from ....exporters.families.mhe.folder import save_model

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....exporters.families.mhe.architecture.config import MheEncoderConfig
 from ....exporters.families.mhe.architecture.forms import ATTENTION
 from ....exporters.families.mhe.architecture.presets import PRESETS

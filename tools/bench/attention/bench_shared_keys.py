@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....exporters.modules.positions import causal_mask
 from ..blocks import HiddenStates, block_engine
 from ..harness import Row, interleaved, ratio

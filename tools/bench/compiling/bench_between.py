@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....runtime.bundle.build_record import Latency, LatencyPoint
 from ....runtime.bundle.open_bundle import open_bundle
 from ....runtime.engines.latency_at import latency_at

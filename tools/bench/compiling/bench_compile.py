@@ -21,7 +21,7 @@ _RANGE = "1x1..512"
 _EXPORT = """
 import sys, torch
 from torch.export import Dim
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 model, output, shapes = sys.argv[1:]

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from ....bucket import Bucket
 from ....compiler.compile import compile_bundle
-from ....elastic import Bucket
 from ....exporters.source import open_source
 from ....runtime.bundle.device_files.task_index import read_tasks
 from ....runtime.bundle.open_bundle import Bundle, open_bundle

@@ -12,8 +12,8 @@ from time import thread_time
 
 import torch
 
+from ....bucket import Bucket
 from ....compiler.compile import compile_bundle
-from ....elastic import Bucket
 from ....exporters.checkpoints.own_folder import save_tensors
 from ....exporters.families.coda.architecture.config import CodaConfig
 from ....exporters.families.coda.architecture.presets import PRESETS

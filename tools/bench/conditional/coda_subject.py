@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from ....bucket import Bucket
 from ....compiler.compile import compile_bundle
-from ....elastic import Bucket
 from ....exporters.families.coda.architecture.config import REDUCTION, CodaConfig, Router
 from ....exporters.families.coda.architecture.presets import PRESETS
 from ....exporters.families.coda.folder import save_model

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....runtime.inputs.feeds import random_feeds
 from ....runtime.load import load
 

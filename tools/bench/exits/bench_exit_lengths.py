@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from .... import load
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....runtime.exits.choice import OFF
 from ....runtime.exits.policy import closed
 from ....runtime.inputs.feeds import random_feeds

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from ....bucket import Bucket
 from ....compiler.compile import compile_bundle
-from ....elastic import Bucket
 from ....errors import CheckpointError
 from ....profiles.load_profile import load_profile
 from ....runtime.bundle.entries.engine_entry import EngineEntry

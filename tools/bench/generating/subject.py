@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from ....bucket import Bucket
 from ....compiler.compile import compile_bundle
-from ....elastic import Bucket
 from ....profiles.budget import BudgetSpec
 from ....profiles.precision import Precision
 from ..kept import CACHE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....exporters.families.sparse_mixer.folder import load_model
 from ....runtime.bundle.entries.engine_entry import EngineEntry
 from ....runtime.bundle.manifest import WEIGHTS_NAME

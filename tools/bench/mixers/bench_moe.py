@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ....bucket import Bucket
 from ....compiler.planning.variants import chosen_variants
-from ....elastic import Bucket
 from ....exporters.families.sparse_mixer.architecture.capacity import capacity
 from ....exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
 from ....exporters.families.sparse_mixer.architecture.presets import PRESETS

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from ....bucket import Bucket
 from ....compiler.compile import compile_bundle
-from ....elastic import Bucket
 from ....exporters.families.sparse_mixer.architecture.presets import PRESETS
 from ....exporters.families.sparse_mixer.folder import save_model
 from ....exporters.families.sparse_mixer.model.encoder import SparseMixer

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from ....bucket import Bucket
 from ....compiler.compile import compile_bundle
-from ....elastic import Bucket
 from ....exporters.source import open_source
 from ....exporters.universal import load_universal
 from ....profiles.budget import BudgetSpec

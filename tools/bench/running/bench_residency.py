@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....runtime.bundle.open_bundle import open_bundle
 from ....runtime.engines.contract.residency import RESIDENCIES
 from ....runtime.engines.measure import memory_use
@@ -18,7 +18,7 @@ _LONGEST = 512
 # Every length that an engine may meet, in the order of lengths: what it needs grows with each.
 _SERVING = """
 import json, sys
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.measure import _memory_of_this_process
 from nestforge.runtime.engines.runner import runner_for

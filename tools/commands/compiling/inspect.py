@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....runtime.bundle.manifest import MANIFEST_NAME
 from ....runtime.bundle.open_bundle import open_bundle
 from ....runtime.summary.cache_sizes import cache_facts

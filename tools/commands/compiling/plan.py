@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....runtime.summary.cache_sizes import CacheSize, cache_facts
 from ....strict import unstructure
 from ...console import print_facts, print_json, print_table, say, working

@@ -12,7 +12,7 @@ from ...console import print_facts, print_json, print_table, say, working
 from ...options import ShapeType, bundle_argument, json_option, merge_option, merged_tasks, provider_option, task_option
 
 if TYPE_CHECKING:
-    from ....elastic import Bucket
+    from ....bucket import Bucket
     from ...bundle_bench import BundleBench, EngineBench, NodeProfile
     from ...traffic_bench import TrafficBench
 

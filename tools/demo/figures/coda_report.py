@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....runtime.calibrate.measure import time_in_turns
 from ....runtime.inputs.arrays import Array
 from ....runtime.model import ElasticModel

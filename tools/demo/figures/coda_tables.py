@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....runtime.summary.tables import Table
 
 KEYS_NAMES = {"selected": "k-to-k", "all": "k-to-all"}

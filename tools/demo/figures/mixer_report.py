@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....errors import InputError
 from ....runtime.bundle.entries.engine_entry import EngineEntry
 from ....runtime.bundle.open_bundle import Bundle

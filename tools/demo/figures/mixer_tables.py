@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ....elastic import Bucket
+from ....bucket import Bucket
 from ....runtime.summary.tables import Table
 from .mixer_report import Measured
 

@@ -5,7 +5,8 @@ What reads and writes selected tokens is left out: variant_ops.py has it.
 
 from __future__ import annotations
 
-from .....elastic import Bucket, Submodel
+from .....bucket import Bucket
+from .....elastic import Submodel
 from .....workload import Op, elementwise, linear, lookup
 from .config import CodaConfig
 from .selection import capacities, token_bucket

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .....elastic import Bucket, Submodel
+from .....bucket import Bucket
+from .....elastic import Submodel
 from .....errors import PlanError
 from .config import REDUCTION, CodaConfig
 from .stated_tokens import tokens_of_layers

@@ -7,7 +7,8 @@ first variant is what figures without a device count.
 
 from __future__ import annotations
 
-from .....elastic import Bucket, Submodel
+from .....bucket import Bucket
+from .....elastic import Submodel
 from .....workload import Op, added_rows, lookup, one_hot_product
 from .config import CodaConfig
 from .selection import capacities, token_bucket

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .....elastic import Bucket, Submodel
+from .....bucket import Bucket
+from .....elastic import Submodel
 from .....workload import Op, elementwise, linear, lookup, pre_norm_layer
 from .config import MatformerConfig, NestedConfig
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from .....elastic import Bucket
+from .....bucket import Bucket
 from .....workload import Op, elementwise, linear, self_attention
 from .config import MheConfig
 

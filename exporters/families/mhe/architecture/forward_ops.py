@@ -5,7 +5,8 @@ Attention of heads with embeddings, which engines may have in several forms, is 
 
 from __future__ import annotations
 
-from .....elastic import Bucket, Submodel
+from .....bucket import Bucket
+from .....elastic import Submodel
 from .....workload import Op, elementwise, linear, lookup
 from .attention_ops import Sublayer, form_ops, kept_ops, plain_ops, reading_ops
 from .config import MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
 
-from .....elastic import Bucket, Submodel
+from .....bucket import Bucket
+from .....elastic import Submodel
 from .....errors import PlanError
 from .config import CAPACITY, EXPERTS, GROUP, SparseMixerConfig
 

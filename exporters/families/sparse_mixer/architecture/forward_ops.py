@@ -6,7 +6,8 @@ What engines may have in several variants is left out: variant_ops.py has it. A 
 
 from __future__ import annotations
 
-from .....elastic import Bucket, Submodel
+from .....bucket import Bucket
+from .....elastic import Submodel
 from .....workload import Op, elementwise, linear, lookup, self_attention
 from .capacity import Routing, routing
 from .config import SPECTRAL, SparseMixerConfig

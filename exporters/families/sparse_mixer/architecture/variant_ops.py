@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from .....elastic import Bucket, Submodel
+from .....bucket import Bucket
+from .....elastic import Submodel
 from .....workload import Op, added_rows, elementwise, linear, lookup, one_hot_product
 from .capacity import Routing, routing
 from .config import SPECTRAL, SPECTRAL_FACTORS, SparseMixerConfig, halves

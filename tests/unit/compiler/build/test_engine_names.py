@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nestforge.bucket import Bucket
 from nestforge.compiler.build.engine_names import engine_names, short
-from nestforge.elastic import Bucket, Submodel
+from nestforge.elastic import Submodel
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.bundle.read_manifest import is_plain_name

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.build.measure_latency import fit_rungs, measure_engines
 from nestforge.compiler.planning.cost_model import predict
@@ -12,7 +13,6 @@ from nestforge.compiler.planning.ladder import ladder
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
 from nestforge.compiler.work.clock import Clock, silent
-from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.profiles.budget import BudgetSpec

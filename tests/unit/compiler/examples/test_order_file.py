@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.examples.order_file import permuted
-from nestforge.elastic import Bucket
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from support.tiny_compile import board, save_tiniest

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import nestforge
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.parity.evidence.references import References
-from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle

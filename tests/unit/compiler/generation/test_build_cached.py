@@ -16,10 +16,10 @@ import onnx
 import psutil
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.generation.cached_gate import judge_cached
 from nestforge.compiler.parity.evidence.cached_cases import Batch, cached_batches, run_batches
 from nestforge.compiler.parity.evidence.references import References
-from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError, InputError, ParityError, PlanError
 from nestforge.exporters.cached_form import CachedForm
 from nestforge.exporters.modules import cached_attention

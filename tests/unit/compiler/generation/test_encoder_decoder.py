@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from nestforge.bucket import Bucket
 from nestforge.compiler.generation.cached_gate import judge_cached
 from nestforge.compiler.parity.evidence.cached_cases import cached_batches, prompts_of, read_prompts, run_batches
 from nestforge.compiler.parity.evidence.references import References
-from nestforge.elastic import Bucket
 from nestforge.errors import ParityError, PlanError
 from nestforge.exporters.families.t5 import generating
 from nestforge.exporters.source import open_source

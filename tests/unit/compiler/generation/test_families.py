@@ -9,7 +9,7 @@ from typing import Any
 import nestforge
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import ParityError
 from nestforge.exporters.families.matformer.folder import load_model, save_model
 from nestforge.exporters.families.matformer.model import generating

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nestforge.bucket import Bucket
 from nestforge.compiler.graph.store import read_store, recover_order, stored_name, write_store
 from nestforge.compiler.graph.template import (
     Template,
@@ -21,7 +22,7 @@ from nestforge.compiler.graph.template import (
     weight_bytes,
 )
 from nestforge.compiler.tensorrt.graphs import accepted
-from nestforge.elastic import Bucket, ElasticSpec
+from nestforge.elastic import ElasticSpec
 from nestforge.errors import CheckpointError
 from nestforge.exporters.ranking import magnitude_scores, rank
 from nestforge.exporters.source import open_source

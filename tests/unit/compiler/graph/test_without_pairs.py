@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.graph.template import Template
 from nestforge.compiler.graph.without_pairs import without_pairs
-from nestforge.elastic import Bucket
 from nestforge.errors import BuildError
 
 PAIR = """

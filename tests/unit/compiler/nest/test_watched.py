@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.nest.distill import trainable
 from nestforge.compiler.nest.watched import NestedPasses, blocks_of, run
-from nestforge.elastic import Bucket
 from nestforge.runtime.inputs.feeds import random_feeds
 
 from .conftest import Ordinary

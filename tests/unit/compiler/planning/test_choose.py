@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.planning.candidate import BucketCost, Candidate
 from nestforge.compiler.planning.choose import Rejection, choose
-from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.load_profile import load_profile

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nestforge.bucket import Bucket
 from nestforge.compiler.planning.candidate import Candidate
 from nestforge.compiler.planning.cost_model import Correction
 from nestforge.compiler.planning.ladder import PROMOTION_ORDERS
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import Plan, make_plan
-from nestforge.elastic import BITS, Axis, Bucket
+from nestforge.elastic import BITS, Axis
 from nestforge.errors import PlanError
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.profiles.budget import BudgetSpec

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.planning.cost_model import predict
 from nestforge.compiler.planning.variants import VariantView, chosen_variants, variant_views, variant_workload
-from nestforge.elastic import Axis, Bucket, ElasticSpec, Submodel
+from nestforge.elastic import Axis, ElasticSpec, Submodel
 from nestforge.errors import PlanError
 from nestforge.exporters.architecture import EVERY_VARIANT
 from nestforge.exporters.source import open_source

@@ -10,8 +10,8 @@ from typing import Any
 import nestforge
 import onnx
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.tensorrt.build_bundle import build_plans
-from nestforge.elastic import Bucket
 from nestforge.errors import ExportError, ParityError
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.inputs.feeds import random_feeds

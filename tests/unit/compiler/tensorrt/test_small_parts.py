@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nestforge.bucket import Bucket
 from nestforge.compiler.tensorrt.check_plan import case_feeds
 from nestforge.compiler.tensorrt.layers import read_layers
 from nestforge.compiler.tensorrt.profile_shapes import profile_shapes
 from nestforge.compiler.tensorrt.progress import Phases
 from nestforge.compiler.tensorrt.trtexec import trtexec_command
-from nestforge.elastic import Bucket
 from nestforge.errors import BuildError
 from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError, ExportError
 from nestforge.exporters.hugging_face.rotary_positions import constant_positions
 from nestforge.exporters.source import open_source

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.tracing.trace import trace
 from nestforge.exporters.universal import load_universal

@@ -4,7 +4,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.tracing.trace import trace
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.tracing.top_rows import top_places
 from nestforge.exporters.tracing.trace import trace
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import ExportError
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.source import open_source

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import BundleFormatError
 from nestforge.runtime.bundle.manifest import FileEntry, Manifest
 from nestforge.runtime.bundle.read_manifest import read_manifest

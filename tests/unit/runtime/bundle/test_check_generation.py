@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.check_generation import generation_problems
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.entries.generation_entry import (

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nestforge.elastic import Axis, Bucket
+from nestforge.bucket import Bucket
+from nestforge.elastic import Axis
 from nestforge.errors import BundleFormatError, SelectionError
 from nestforge.runtime.bundle.entries.engine_entry import ParityRouting, RoutingEntry
 from nestforge.runtime.bundle.entries.tensor_spec import DTYPES, TensorSpec

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import BundleFormatError
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.manifest import Manifest, Provenance

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.calibrate.curve import Observed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import InputError
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.manifest import Manifest

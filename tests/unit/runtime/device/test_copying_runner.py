@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import BundleError, InputError
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.device.copying_runner import CopyingRunner

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.entries.tensor_spec import DTYPES as IN_MANIFEST
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.device.device import ALIGNMENT, DeviceArray

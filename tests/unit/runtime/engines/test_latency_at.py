@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.build_record import Latency, LatencyPoint
 from nestforge.runtime.bundle.noise import Noise
 from nestforge.runtime.engines.latency_at import RunTime, latency_at, predicted_at

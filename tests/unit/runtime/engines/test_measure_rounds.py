@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.build_record import LatencyPoint
 from nestforge.runtime.bundle.manifest import Manifest
 from nestforge.runtime.bundle.noise import Noise

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nestforge.elastic import BITS, Axis, Bucket
+from nestforge.bucket import Bucket
+from nestforge.elastic import BITS, Axis
 from nestforge.errors import SelectionError
 from nestforge.runtime.bundle.build_record import BuildRecord
 from nestforge.runtime.bundle.manifest import Manifest, SubmodelEntry

@@ -6,7 +6,7 @@ from itertools import combinations_with_replacement
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.exits.batch_plan import BatchPlanner
 
 STATIC = [Bucket(batch, sequence) for batch in (1, 4, 8) for sequence in (16, 32)]

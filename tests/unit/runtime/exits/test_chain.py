@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import BundleError, InputError, SelectionError
 from nestforge.runtime.bundle.build_record import Latency
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import InputError
 from nestforge.runtime.bundle.build_record import Latency, LatencyPoint
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import BundleError
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.device.device import HostDevice

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import InputError
 from nestforge.runtime.exits.batch_plan import BatchPlan
 from nestforge.runtime.exits.host_workspace import HostWorkspace

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import InputError
 from nestforge.runtime.bundle.entries.tensor_spec import RowNeed, TensorSpec
 from nestforge.runtime.inputs.check_inputs import InputChecker, cut_back

@@ -8,7 +8,7 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.retrieval import Index

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import InputError, OutputError
 from nestforge.runtime.bundle.entries.engine_entry import ParityReceipt
 from nestforge.runtime.retrieval import Index, index_file

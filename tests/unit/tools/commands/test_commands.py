@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from nestforge.bucket import Bucket
 from nestforge.compiler import compile as compile_module
 from nestforge.compiler import verify as verify_module
 from nestforge.compiler.verify import EngineVerdict, VerifyReport
-from nestforge.elastic import Bucket
 from nestforge.profiles.load_profile import load_profile
 from nestforge.profiles.profile_data import recorded_profile
 from nestforge.runtime.bundle.entries.engine_entry import ParityOutput

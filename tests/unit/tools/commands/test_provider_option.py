@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime import load
 from nestforge.runtime.engines.onnxruntime_gpu import provider as onnxruntime_gpu_provider
 from nestforge.runtime.inputs.npz import read_npz

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nestforge
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.families.coda.folder import load_model
 from nestforge.tools.demo import coda
 from nestforge.tools.train.coda import __main__ as training

@@ -8,7 +8,7 @@ from typing import Any
 
 import nestforge
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.tools.demo import mhe
 from nestforge.tools.demo.figures import mhe_tables
 from nestforge.tools.train.mhe.recipe import Recipe, models

@@ -7,9 +7,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 import transformers
+from nestforge.bucket import Bucket
 from nestforge.compiler.graph.passes.weights_as_inputs import weights_as_inputs
 from nestforge.compiler.graph.template import traced_template
-from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from onnx_ir.passes.common import DeduplicateInitializersPass

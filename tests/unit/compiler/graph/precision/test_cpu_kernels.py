@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.graph.encodings import decoded, encode, split_encoding
 from nestforge.compiler.graph.node_extents import fix_extents
 from nestforge.compiler.graph.precision.cpu_kernels import as_qgemm, dynamic, small_tables, weight_only
 from nestforge.compiler.graph.precision.quantize import quantized
 from nestforge.compiler.tensorrt.graphs import accepted
-from nestforge.elastic import Bucket
 from onnx import TensorProto
 from support.cost_eff_models import save_tiny
 from support.encoded_engines import FORMS, EncodedEngines, encoded_engines, filled, parsed, run

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.graph.encodings import decoded, encode
 from nestforge.compiler.graph.precision.exact import exact, with_stored_weights
-from nestforge.elastic import Bucket
 from nestforge.profiles.encodings import INT4, INT8
 from support.encoded_engines import encoded_engines, run
 from support.tiny_compile import save_tiniest

@@ -11,11 +11,11 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nestforge.bucket import Bucket
 from nestforge.compiler.graph.encodings import table_name
 from nestforge.compiler.graph.precision.emulation import emulated
 from nestforge.compiler.graph.precision.half import half
 from nestforge.compiler.tensorrt.graphs import accepted
-from nestforge.elastic import Bucket
 from onnx import TensorProto, helper, numpy_helper
 from support.cost_eff_models import save_tiny
 from support.gated_decoders import save_decoder

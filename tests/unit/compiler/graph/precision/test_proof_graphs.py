@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.graph.precision.proof_graphs import link, proof_bundle, proof_graph, with_proof_graphs
-from nestforge.elastic import Bucket
 from nestforge.profiles.precision import Precision
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle

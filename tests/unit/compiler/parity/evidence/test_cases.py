@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nestforge.bucket import Bucket
 from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.parity.evidence.cases import few, parity_cases, shapes_to_prove
-from nestforge.elastic import Bucket
 from nestforge.errors import InputError
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.source import open_source

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.build import build_engine
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.build.templates import Templates
@@ -26,7 +27,6 @@ from nestforge.compiler.parity.evidence.references import References
 from nestforge.compiler.parity.evidence.rounding import Rounding
 from nestforge.compiler.verify import verify_bundle
 from nestforge.compiler.work.staging import Stage
-from nestforge.elastic import Bucket
 from nestforge.errors import ParityError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.routing import JudgedRoutes

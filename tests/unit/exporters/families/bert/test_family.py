@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import BundleCorruptError, ExportError, PlanError
 from nestforge.exporters.families.coda.folder import load_model
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME

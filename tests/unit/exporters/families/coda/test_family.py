@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError, ExportError, PlanError
 from nestforge.exporters.families.coda.folder import load_model
 from nestforge.exporters.source import open_source

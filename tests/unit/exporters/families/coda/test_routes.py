@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.families.coda.architecture.shapes import elastic_spec
 from nestforge.exporters.families.coda.routes import TokenRoutes
 from support.tiny_coda import coda_config

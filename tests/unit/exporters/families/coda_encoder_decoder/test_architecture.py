@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.families.coda_encoder_decoder.architecture import (
     elastic_spec,
     encoding_ops,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError, ExportError
 from nestforge.exporters.families.coda_encoder_decoder.folder import load_model
 from nestforge.exporters.source import open_source

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import ParityError
 from nestforge.exporters.families.coda_encoder_decoder.architecture import elastic_spec
 from nestforge.exporters.families.coda_encoder_decoder.passes import Answering, RecordedPass, SourceEncoder

@@ -9,10 +9,10 @@ import nestforge
 import numpy as np
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph import template
 from nestforge.compiler.verify import verify_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.tracing.trace import trace

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from nestforge.bucket import Bucket
 from nestforge.compiler.model_view import view_model
 from nestforge.compiler.request import CompileRequest
-from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
 from nestforge.exporters.families.cost_eff import weights as weights_module
 from nestforge.exporters.ranking import magnitude_scores, rank, taylor_scores
@@ -285,7 +285,7 @@ def test_sizes_and_costs_are_known_without_torch(tmp_path: Path) -> None:
     program = """
 import sys
 sys.modules["torch"] = None
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.source import open_source
 source = open_source(sys.argv[1])
 universal = source.spec.universal()

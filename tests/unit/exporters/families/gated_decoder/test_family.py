@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.elastic import Bucket, PrefixSlice
+from nestforge.bucket import Bucket
+from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.gated_decoder.family import FAMILY

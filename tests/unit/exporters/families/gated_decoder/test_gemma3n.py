@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.families.gated_decoder.gemma3n import Gemma3nParts
 from nestforge.workload import macs
 from support.gated_decoders import TINY, make_decoder

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.nest.folder import refuse_unwritable, write_folder
 from nestforge.compiler.work.staging import Stage
-from nestforge.elastic import Bucket, PrefixSlice
+from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.gpt2.family import FAMILY

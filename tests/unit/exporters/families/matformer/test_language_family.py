@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError
 from nestforge.exporters.families.matformer.folder import load_model
 from nestforge.exporters.source import ModelSource, open_source

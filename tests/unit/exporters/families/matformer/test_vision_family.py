@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError
 from nestforge.exporters.families.matformer.architecture.config import MatformerVitConfig
 from nestforge.exporters.families.matformer.architecture.shapes import vision_model_shapes

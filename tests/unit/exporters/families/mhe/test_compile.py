@@ -10,9 +10,9 @@ from typing import Any
 import nestforge
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
 from nestforge.exporters.families.mhe.folder import load_model
 from nestforge.exporters.source import open_source

@@ -9,10 +9,10 @@ import nestforge
 import numpy as np
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.store import recover_order
 from nestforge.compiler.verify import verify_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import ExportError, PlanError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source

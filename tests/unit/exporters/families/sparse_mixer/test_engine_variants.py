@@ -10,12 +10,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.build.templates import Templates
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.store import read_store, write_store
 from nestforge.compiler.graph.template import emit
 from nestforge.compiler.work.staging import Stage
-from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal

@@ -9,9 +9,9 @@ import nestforge
 import numpy as np
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError, ExportError, PlanError
 from nestforge.exporters.families.sparse_mixer.folder import load_model
 from nestforge.exporters.families.sparse_mixer.model.moe import MoE

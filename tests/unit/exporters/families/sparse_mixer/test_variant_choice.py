@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.planning.variants import chosen_variants
-from nestforge.elastic import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.profiles.load_profile import load_profile
 from support.tiny_compile import board

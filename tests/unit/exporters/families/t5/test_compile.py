@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal

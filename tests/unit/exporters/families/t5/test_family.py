@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from nestforge.elastic import Bucket, PrefixSlice
+from nestforge.bucket import Bucket
+from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.t5.family import FAMILY

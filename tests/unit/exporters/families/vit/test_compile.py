@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.store import recover_order
 from nestforge.compiler.verify import verify_bundle
-from nestforge.elastic import Bucket
 from nestforge.errors import CheckpointError, InputError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError
 from nestforge.exporters.ranking import magnitude_scores, rank
 from nestforge.exporters.source import ModelSource, open_source

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.entries.tensor_spec import DTYPES as IN_MANIFEST
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.shape_profile import ShapeProfile

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.bundle.device_files.plan_index import Gpu, build_key, read_plans, write_plans

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.generation.calls.generated import Run
 from nestforge.runtime.generation.calls.pace import Writer

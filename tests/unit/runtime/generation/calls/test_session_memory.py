@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import InputError
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.entries.generation_entry import CachedLayer, GenerationEntry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.entries.generation_entry import CACHED
 from nestforge.runtime.generation.calls.step_times import StepTimes

@@ -11,7 +11,7 @@ import nestforge
 import numpy as np
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import SelectionError
 from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.generation.calls.generated import GeneratedRow, Piece

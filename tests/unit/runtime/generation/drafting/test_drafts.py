@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import InputError
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.generation.calls.row import Row, RowOptions

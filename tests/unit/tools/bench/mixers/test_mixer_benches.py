@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
-from nestforge.elastic import Bucket
 from nestforge.exporters.families.sparse_mixer.model.moe import MoE
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.open_bundle import open_bundle

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.tools.demo.figures.coda_tables import Measured, quality_table, routing_table
 
 

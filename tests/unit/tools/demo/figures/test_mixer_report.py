@@ -7,7 +7,7 @@ from pathlib import Path
 import nestforge
 import numpy as np
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import InputError
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.tools.demo.figures.mixer_report import HiddenTokens, dropped_share, measure_engines, read_hidden_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.tools.demo.figures.mixer_report import Measured
 from nestforge.tools.demo.figures.mixer_tables import (
     CAPACITY,

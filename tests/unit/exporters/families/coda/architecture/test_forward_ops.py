@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.families.coda.architecture.config import CodaConfig
 from nestforge.exporters.families.coda.architecture.forward_ops import forward_ops
 from nestforge.exporters.families.coda.architecture.presets import PRESETS

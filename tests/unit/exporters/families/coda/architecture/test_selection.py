@@ -3,7 +3,7 @@ from __future__ import annotations
 from math import ceil
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import PlanError
 from nestforge.exporters.families.coda.architecture.selection import capacities, layer_tokens, reduction_of
 from nestforge.exporters.families.coda.architecture.shapes import elastic_spec

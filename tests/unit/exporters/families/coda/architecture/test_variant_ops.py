@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.families.coda.architecture.shapes import elastic_spec
 from nestforge.exporters.families.coda.architecture.variant_ops import variant_ops
 from nestforge.workload import macs

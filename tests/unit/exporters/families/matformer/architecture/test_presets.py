@@ -209,7 +209,7 @@ def test_presets_need_no_torch() -> None:
     program = """
 import sys
 sys.modules["torch"] = None
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.source import open_source
 for name in ("matlm-78m", "matvit-b16"):
     source = open_source(f"preset:{name}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.planning.cost_model import predict
-from nestforge.elastic import Bucket
 from nestforge.exporters.families.mhe.architecture.attention_ops import Sublayer, form_ops, plain_ops
 from nestforge.exporters.families.mhe.architecture.forward_ops import (
     decoder_ops,

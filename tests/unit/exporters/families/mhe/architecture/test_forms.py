@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.planning.variants import chosen_variants
-from nestforge.elastic import Bucket
 from nestforge.errors import PlanError
 from nestforge.exporters.families.mhe.architecture.forms import (
     CROSS,

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.families.mhe.model.answering import Answering
 from nestforge.exporters.families.mhe.model.lower import in_forms, lower
 from nestforge.exporters.tracing.trace import trace

@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import PlanError
 from nestforge.exporters.families.sparse_mixer.architecture.capacity import (
     Routing,

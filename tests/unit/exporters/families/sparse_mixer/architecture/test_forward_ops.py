@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.errors import PlanError
 from nestforge.exporters.families.sparse_mixer.architecture.forward_ops import forward_ops, head_ops
 from nestforge.exporters.families.sparse_mixer.architecture.presets import PRESETS

@@ -190,7 +190,7 @@ def test_presets_need_no_torch() -> None:
     program = """
 import sys
 sys.modules["torch"] = None
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.source import open_source
 source = open_source("preset:sparse-mixer-small")
 universal, bucket = source.spec.universal(), Bucket(1, 512)

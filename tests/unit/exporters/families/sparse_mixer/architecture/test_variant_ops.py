@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from nestforge.elastic import Bucket
+from nestforge.bucket import Bucket
 from nestforge.exporters.families.sparse_mixer.architecture.config import SPECTRAL
 from nestforge.exporters.families.sparse_mixer.architecture.shapes import elastic_spec
 from nestforge.exporters.families.sparse_mixer.architecture.variant_ops import Variants, variant_ops
