@@ -23,9 +23,13 @@ class CacheMemory(Protocol):
         ...
 
     def grown(self, laid_out: AnyCache[Any], tokens: int, kept: int) -> AnyCache[Any]:
-        """A cache with room for ``tokens`` in place of the one there was, which is ``laid_out`` for fewer heads, or
-        narrower ones, perhaps; laid out so too, it has the first ``kept`` tokens of every row. No engine is bound to
-        that one. Raises as ``empty``, and leaves it then."""
+        """A cache with room for ``tokens``. Laid out as the one there was, which is ``laid_out`` for smaller heads
+        perhaps, it has the first ``kept`` tokens of every row. That one stays until ``keep``. Raises as ``empty``."""
+        ...
+
+    def keep(self, cache: AnyCache[Any]) -> None:
+        """Gives back all but ``cache``; no engine is bound to another one. An interruption leaves the rest to the next
+        call, or to ``close``."""
         ...
 
     def close(self) -> None:
@@ -50,6 +54,9 @@ class HostMemory:
         """See ``CacheMemory.grown``. Raises InputError: there is room for all tokens from the start."""
         raise _no_room(tokens, self._capacity)
 
+    def keep(self, cache: AnyCache[Any]) -> None:  # noqa: ARG002
+        """See ``CacheMemory.keep``: there is no other one."""
+
     def close(self) -> None:
         """See ``CacheMemory.close``: the garbage collector does it."""
 
@@ -63,42 +70,51 @@ class DeviceMemory:
         self._entry, self._rows = entry, rows
         self._capacities = entry.capacities_for(capacity)
         self._device: Device | None = take()
-        self._open: DeviceCache | None = None
+        self._open: list[DeviceCache] = []
 
     def empty(self) -> DeviceCache:
         """See ``CacheMemory.empty``."""
-        self._open = self._of(1)
-        return self._open
+        return self._of(1)
 
     def grown(self, laid_out: AnyCache[Any], tokens: int, kept: int) -> AnyCache[Any]:
-        """See ``CacheMemory.grown``; both exist while the tokens are copied. Raises InputError beyond the largest."""
+        """See ``CacheMemory.grown``. Raises InputError beyond the largest."""
         assert isinstance(laid_out, DeviceCache)
         if tokens > self._capacities[-1]:
             raise _no_room(tokens, self._capacities[-1])
-        before, larger = self._open, self._of(tokens)
+        larger = self._of(tokens)
         try:
             larger.laid_out(laid_out.heads, laid_out.sizes).copy_tokens(laid_out, kept)
         except BaseException:
-            larger.close()
+            self._close(larger)
             raise
-        self._open = larger
-        assert before is not None
-        before.close()
         return larger
+
+    def keep(self, cache: AnyCache[Any]) -> None:
+        """See ``CacheMemory.keep``."""
+        for other in [one for one in self._open if one is not cache]:
+            self._close(other)
 
     def close(self) -> None:
         """See ``CacheMemory.close``."""
-        cache, self._open = self._open, None
         device, self._device = self._device, None
-        if cache is not None:
-            cache.close()
         if device is not None:
-            device.release()
+            try:
+                for cache in tuple(self._open):
+                    self._close(cache)
+            finally:
+                device.release()
 
     def _of(self, tokens: int) -> DeviceCache:
         assert self._device is not None
         capacity = next(size for size in self._capacities if size >= tokens)
-        return DeviceCache.empty(self._entry.layers, self._rows, capacity, self._device)
+        self._open.append(DeviceCache.empty(self._entry.layers, self._rows, capacity, self._device))
+        return self._open[-1]
+
+    def _close(self, cache: DeviceCache) -> None:
+        with cache.device.lock:
+            cache.device.wait()  # where an interruption comes, nothing is gone yet
+            self._open = [one for one in self._open if one is not cache]
+            cache.close()
 
 
 def _no_room(tokens: int, capacity: int) -> InputError:

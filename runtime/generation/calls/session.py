@@ -190,8 +190,7 @@ class Session:
         Their keys are ``engine``'s then, and are believed as far as ``keep`` says."""
         start = self._written.lengths[0]
         self._make_room(start + len(tokens))
-        cached = self._engine(engine, 1)
-        logits = cached.check(tokens, start)
+        logits = self._engine(engine, 1).check(tokens, start)
         self._written.put(0, start, tokens, engine)
         return logits
 
@@ -242,9 +241,10 @@ class Session:
         a larger cache where this one has too little."""
         if tokens > self._cache.capacity:
             self._unbind()
-            heads, sizes, kept = self._cache.heads, self._cache.sizes, max(self._written.lengths) + ahead
-            self._whole = self._memory.grown(self._cache, tokens, min(kept, self._cache.capacity))
-            self._cache = self._whole.laid_out(heads, sizes)
+            before, kept = self._cache, max(self._written.lengths) + ahead
+            self._whole = self._memory.grown(before, tokens, min(kept, before.capacity))
+            self._cache = self._whole.laid_out(before.heads, before.sizes)
+            self._memory.keep(self._whole)
 
     def _lay_out(self, own: GenerationEntry, rows: int) -> None:
         """Lays the cache out for an engine, with the heads of several rows close behind each other, and of one row with
