@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..errors import BundleIncompatibleError, InputError, SelectionError
 from ..strict import nearest
@@ -20,7 +20,8 @@ def merged_bundles(bundle: Bundle, names: Sequence[str]) -> dict[str, Bundle]:
     Raises InputError for what is no list of names, SelectionError for a name that the bundle does not have,
     BundleIncompatibleError where it has no engines to merge into, BundleCorruptError for tensors that are not its own.
     """
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    is_list = isinstance(names, Collection) and not isinstance(names, str)
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise InputError(f"merge: expected a list of tasks by name, got {names!r:.80}")
     if not names:
         return {}

@@ -54,7 +54,7 @@ class HostMemory:
         """See ``CacheMemory.grown``. Raises InputError: there is room for all tokens from the start."""
         raise _no_room(tokens, self._capacity)
 
-    def keep(self, cache: AnyCache[Any]) -> None:  # noqa: ARG002
+    def keep(self, cache: AnyCache[Any]) -> None:
         """See ``CacheMemory.keep``: there is no other one."""
 
     def close(self) -> None:

@@ -110,17 +110,17 @@ class Generator:
         """
         started = perf_counter()
         asked = Options.of(options)
-        if (own := self._of_task(asked.task)) is not None:
-            found: Generated | Generation = own(prompt, messages=messages, session=session, stream=stream, **options)
-            return found
-        entry = self._entry()
-        if session is not None and not session.is_of(entry):
-            raise InputError("session: of another model; open one with the session() of this model")
         if session is not None and session.task != asked.task:
             raise InputError(
                 f"session: its keys are those of {_named(session.task)}, asked for {_named(asked.task)}; open one for "
                 "each"
             )
+        if (merged := self._of_task(asked.task)) is not None:
+            found: Generated | Generation = merged(prompt, messages=messages, session=session, stream=stream, **options)
+            return found
+        entry = self._entry()
+        if session is not None and not session.is_of(entry):
+            raise InputError("session: of another model; open one with the session() of this model")
         rows = asked_rows(self._prompts(entry), entry, asked, session, prompt, messages)
         with ExitStack() as own:  # gives back what this call took, should it fail
             own.enter_context(self._engines.in_use())
@@ -148,8 +148,8 @@ class Generator:
         """A cache of ``rows`` rows, with room for ``capacity`` tokens in each, by default 2048 or as many as the model
         takes, for generations of ``task``, or of the base. Raises InputError, or SelectionError where the memory cap
         does not allow it."""
-        if (own := self._of_task(task)) is not None:
-            opened: Session = own.session(rows, capacity, task)
+        if (merged := self._of_task(task)) is not None:
+            opened: Session = merged.session(rows, capacity, task)
             return opened
         entry = self._entry()
         if entry.encoder is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import nestforge
-import numpy as np
 import pytest
 from nestforge.errors import BundleIncompatibleError, InputError, NestforgeError, SelectionError
 from nestforge.runtime.bundle.merged_task import BASE
@@ -22,6 +21,8 @@ TEXT = "the quick brown fox"
     [
         ("bundle-v16", "a", InputError, "merge: expected a list of tasks by name, got 'a'"),
         ("bundle-v16", [1], InputError, r"merge: expected a list of tasks by name, got \[1\]"),
+        ("bundle-v16", 5, InputError, "merge: expected a list of tasks by name, got 5"),
+        ("bundle-v16", None, InputError, "merge: expected a list of tasks by name, got None"),
         ("bundle-v16", ["b"], SelectionError, "merge: no task 'b' in bundle"),
         ("bundle-v10", ["a"], SelectionError, "merge: no task 'a' in bundle"),
         ("bundle-v13", ["both"], BundleIncompatibleError, "can be merged into; compile it with --mergeable"),
@@ -47,7 +48,6 @@ def test_they_are_packed_whatever_others_are_and_opened_with_them() -> None:
         assert all(pool.is_open(engine) for pool in model._merged.values() for engine in pool.bundle.manifest.engines)
         own, base = model(TEXT, task="a"), model(TEXT)
         assert (own.residency, base.residency) == ("packed", "shared")
-        assert own.timings.open < 1.0
 
 
 def test_a_budget_is_judged_by_the_engines_that_answer() -> None:
@@ -56,7 +56,4 @@ def test_a_budget_is_judged_by_the_engines_that_answer() -> None:
         assert "merged" in choice.engine.id
         (latency,) = [one for one in model.bundle.build.latencies if one.engine == choice.engine.id]
         assert choice.stated_ms == (latency.measured_p50_ms or latency.predicted_ms)
-        np.testing.assert_array_equal(
-            model(TEXT, task="a", submodel="50%")["last_hidden_state"],
-            model(TEXT, task="a", submodel="50%")["last_hidden_state"],
-        )
+        assert choice.stated_ms != model.choose(1, 16).stated_ms

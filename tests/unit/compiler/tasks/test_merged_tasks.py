@@ -11,7 +11,7 @@ import onnx
 import pytest
 from nestforge.compiler.add_task import add_task
 from nestforge.compiler.compile import compile_bundle
-from nestforge.errors import ParityError, PlanError
+from nestforge.errors import InputError, ParityError, PlanError
 from nestforge.runtime.bundle.device_files.task_index import read_tasks
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.open_bundle import open_bundle
@@ -105,6 +105,13 @@ def test_texts_are_those_of_peft(tmp_path: Path) -> None:
             for turn in (prompt, [*prompt, *text[:3]]):
                 row = model.generate(turn, session=session, task="a", **WHOLE).rows[0]
             assert row.reused_tokens > len(prompt)
+            with pytest.raises(InputError, match=r"^session: its keys are those of task a, asked for the base; open"):
+                model.generate(prompt, session=session, **WHOLE)
+        with (
+            model.session() as session,
+            pytest.raises(InputError, match=r"^session: its keys are those of the base, asked for task a; open"),
+        ):
+            model.generate(prompt, session=session, task="a", **WHOLE)
     verdicts = nestforge.verify(path, LLAMA / "base").engines
     assert "ffn32.merged.cached@b1_64-s1_40, task a" in [verdict.engine for verdict in verdicts]
 
