@@ -23,10 +23,11 @@ from ...runtime.engines.runner import Residency, Runner, runner_for
 from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
 from ...workload import Op
+from ..graph.emit import emit, private_bytes, weight_bytes
 from ..graph.precision.derive import wide_products
 from ..graph.precision.proof_graphs import in_onnx_runtime, link, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
-from ..graph.template import Template, emit, private_bytes, weight_bytes
+from ..graph.template import Template
 from ..parity.engine_verdict import judge_engine, judged_outputs, receipt_of, tolerance_of
 from ..parity.evidence.cases import Case
 from ..parity.evidence.compare import max_difference

@@ -17,8 +17,9 @@ from ...profiles.encodings import Encoding
 from ...profiles.precision import TRACED, Precision, precision_of
 from ...runtime.bundle.entries.engine_entry import RoutingEntry
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
+from ..graph.make_template import traced_template
 from ..graph.precision.derive import as_run, exit_heads, in_precision
-from ..graph.template import Template, load_template, save_template, traced_template
+from ..graph.template import Template, load_template, save_template
 from ..planning.variants import chosen_variants
 from ..work.staging import Stage
 

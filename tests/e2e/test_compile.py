@@ -26,8 +26,9 @@ from nestforge.compiler.build import build_engine
 from nestforge.compiler.build import templates as templates_module
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.examples import rank_axes
-from nestforge.compiler.graph import template
+from nestforge.compiler.graph import make_template
 from nestforge.compiler.graph.store import read_store, recover_order
+from nestforge.compiler.graph.template import Template
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BundleCorruptError, OutputError, ParityError, SliceError
 from nestforge.exporters.ranking import permute_axis
@@ -299,12 +300,12 @@ def test_a_finished_bundle_is_never_overwritten(compiled: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def traced(model: Path) -> template.Template:
+def traced(model: Path) -> Template:
     return template_of(load_universal(open_source(model)))
 
 
 @pytest.fixture
-def traced_once(traced: template.Template, monkeypatch: pytest.MonkeyPatch) -> None:
+def traced_once(traced: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trace of the model at the one bucket of ``board()`` is at hand: these tests are about what comes later."""
     monkeypatch.setattr(templates_module, "traced_template", lambda *_: traced)
 
@@ -379,7 +380,7 @@ def test_a_model_that_the_slicer_does_not_understand_is_traced_and_says_so(
     def puzzled(*_: object) -> None:
         raise SliceError("node x (CumSum): no rule for CumSum on an elastic dimension")
 
-    monkeypatch.setattr(template, "free_elastic_dims", puzzled)
+    monkeypatch.setattr(make_template, "free_elastic_dims", puzzled)
     bundle = compile_bundle(model, board(), tmp_path / "out", include="budgets", submodels=["ffn8_24-heads1_2"])
     emitted = {engine.submodel: engine.emitted for engine in open_bundle(bundle).manifest.engines}
     assert emitted.pop("ffn32-heads2") == "sliced"

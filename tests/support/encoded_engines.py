@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 import onnxruntime
 from nestforge.bucket import Bucket
+from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.precision.calibrate import calibrate
 from nestforge.compiler.graph.precision.cpu_kernels import as_qgemm, dynamic, small_tables, weight_only
 from nestforge.compiler.graph.precision.fp32_nodes import kept_products
 from nestforge.compiler.graph.precision.quantize import quantized
 from nestforge.compiler.graph.store import Store, read_store, write_store
-from nestforge.compiler.graph.template import Template, emit
+from nestforge.compiler.graph.template import Template
 from nestforge.elastic import Submodel
 from nestforge.exporters.universal import UniversalModel
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME

@@ -11,9 +11,10 @@ import numpy as np
 import onnx
 import onnxruntime
 from nestforge.bucket import Bucket
+from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.precision.half import half
 from nestforge.compiler.graph.store import Store, read_store, write_store
-from nestforge.compiler.graph.template import Template, emit
+from nestforge.compiler.graph.template import Template
 from nestforge.elastic import Submodel
 from nestforge.exporters.universal import UniversalModel
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME

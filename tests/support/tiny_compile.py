@@ -11,8 +11,9 @@ from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.build.measure_latency import measure_engines
 from nestforge.compiler.build.templates import TemplateKey, Templates
 from nestforge.compiler.examples.rank_axes import text_encoder
+from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.store import read_store, write_store
-from nestforge.compiler.graph.template import Template, traced_template
+from nestforge.compiler.graph.template import Template
 from nestforge.compiler.parity.evidence.cases import parity_cases
 from nestforge.compiler.parity.evidence.references import References
 from nestforge.compiler.planning.levels import levels

@@ -22,7 +22,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.compiler.graph import template
+from nestforge.compiler.graph import make_template
 from nestforge.exporters.tracing.trace import Interface, Trace, trace
 from support.operator_tables import tables_kept
 from support.shared_folder import shared_folder
@@ -41,7 +41,7 @@ def traced_once(factory: pytest.TempPathFactory) -> Iterator[None]:
     """Templates are made of known traces inside, where there are any."""
     with pytest.MonkeyPatch.context() as patch, tables_kept():
         patch.setitem(globals(), "folder", shared_folder(factory, "traces"))
-        patch.setattr(template, "trace", _known_trace)
+        patch.setattr(make_template, "trace", _known_trace)
         yield
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nestforge.bucket import Bucket
-from nestforge.compiler.graph.template import Template, traced_template
+from nestforge.compiler.graph.make_template import traced_template
+from nestforge.compiler.graph.template import Template
 from nestforge.exporters.source import open_source
 from nestforge.exporters.tracing.trace import Interface
 from nestforge.exporters.universal import UniversalModel, load_universal

@@ -97,6 +97,8 @@ TESTED_ELSEWHERE = {
     "compiler.graph.passes.dims_by_operator": "compiler/graph/passes/test_free_elastic_dims.py",
     "compiler.graph.node_extents": "compiler/graph/precision/test_cpu_kernels.py",
     "compiler.planning.candidate": "compiler/planning/test_plan.py",
+    "compiler.graph.emit": "compiler/graph/test_template.py",
+    "compiler.graph.make_template": "compiler/graph/test_template.py",
     "compiler.parity.engine_verdict": "compiler/parity/evidence/test_reference.py",
     "compiler.parity.evidence.replayed": "compiler/parity/test_judge.py",
     "compiler.tensorrt.build_plan": "compiler/tensorrt/test_build_bundle.py",

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.compiler.graph import template
+from nestforge.compiler.graph import make_template
+from nestforge.compiler.graph.template import Template
 from nestforge.exporters.source import open_source
 from nestforge.exporters.tracing.trace import trace
 from nestforge.exporters.universal import UniversalModel, load_universal
@@ -36,7 +37,7 @@ def load(folder: Path, **overrides: object) -> UniversalModel:
     return load_universal(open_source(save_tiniest(folder, **overrides)))
 
 
-def alike(found: template.Template, expected: template.Template) -> bool:
+def alike(found: Template, expected: Template) -> bool:
     return (found.proto, found.module_outputs) == (expected.proto, expected.module_outputs)
 
 
@@ -49,7 +50,7 @@ def test_a_known_graph_is_the_one_that_torch_makes(
             parameter.mul_(-2)
     found = [template_of(model) for model in (first, other)]
     assert exports == [first.module]
-    monkeypatch.setattr(template, "trace", trace)
+    monkeypatch.setattr(make_template, "trace", trace)
     with tables_anew():
         assert all(alike(one, template_of(model)) for one, model in zip(found, (first, other), strict=True))
 
@@ -57,7 +58,7 @@ def test_a_known_graph_is_the_one_that_torch_makes(
 def test_a_copy_has_the_modules_own_weights(tmp_path: Path, exports: list[torch.nn.Module]) -> None:
     first, other = load(tmp_path / "first"), load(tmp_path / "other")
     for model in (first, other):
-        traced = template.trace(model.module, model.source.signature, BUCKET, 20)
+        traced = make_template.trace(model.module, model.source.signature, BUCKET, 20)
         own = {parameter.data_ptr() for parameter in model.module.parameters()}
         values = [value.const_value for value in traced.model.graph.initializers.values()]
         assert own <= {tensor.raw.data_ptr() for tensor in values if isinstance(tensor, TorchTensor)}

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from ...bucket import Bucket
+from ...compiler.graph.emit import emit
+from ...compiler.graph.make_template import make_template
 from ...compiler.graph.store import read_store, save_tensors
-from ...compiler.graph.template import emit, make_template
 from ...elastic import ElasticSpec
 from ...exporters.tracing.trace import Interface, trace
 from ...runtime.bundle.entries.tensor_spec import TensorSpec

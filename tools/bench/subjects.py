@@ -14,8 +14,10 @@ import torch
 
 from ...bucket import Bucket
 from ...compiler.compile import compile_bundle
+from ...compiler.graph.emit import emit
+from ...compiler.graph.make_template import traced_template
 from ...compiler.graph.store import Store, read_store, write_store
-from ...compiler.graph.template import Template, emit, load_template, save_template, traced_template
+from ...compiler.graph.template import Template, load_template, save_template
 from ...exporters.source import open_source
 from ...exporters.universal import UniversalModel, load_universal
 from ...profiles.budget import BudgetSpec

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import torch
 from nestforge.bucket import Bucket
-from nestforge.compiler.graph.template import make_template
+from nestforge.compiler.graph.make_template import make_template
 from nestforge.elastic import Axis, ElasticSpec, PrefixSlice
 from nestforge.exporters.hugging_face.transformers_config import LEARNED
 from nestforge.exporters.signature import Signature

@@ -12,7 +12,7 @@ import pytest
 import torch
 from nestforge.compiler.build import build_engine as module
 from nestforge.compiler.build.build_engine import EngineBuilder
-from nestforge.compiler.graph.template import emit
+from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.parity.evidence.references import References
 from nestforge.elastic import ElasticSpec
 from nestforge.errors import BuildError, ParityError

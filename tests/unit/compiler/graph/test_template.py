@@ -11,16 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
+from nestforge.compiler.graph.emit import emit, private_bytes, weight_bytes
+from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.store import read_store, recover_order, stored_name, write_store
-from nestforge.compiler.graph.template import (
-    Template,
-    emit,
-    load_template,
-    private_bytes,
-    save_template,
-    traced_template,
-    weight_bytes,
-)
+from nestforge.compiler.graph.template import Template, load_template, save_template
 from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.elastic import ElasticSpec
 from nestforge.errors import CheckpointError

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nestforge.compiler.build.build_engine import EngineBuilder
-from nestforge.compiler.graph.template import emit
+from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.parity.divergence import first_divergence
 from nestforge.compiler.parity.evidence.compare import tolerance_for
 from nestforge.compiler.parity.evidence.reference import Reference

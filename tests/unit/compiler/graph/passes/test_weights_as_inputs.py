@@ -8,8 +8,8 @@ import onnx_ir as ir
 import pytest
 import transformers
 from nestforge.bucket import Bucket
+from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.passes.weights_as_inputs import weights_as_inputs
-from nestforge.compiler.graph.template import traced_template
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from onnx_ir.passes.common import DeduplicateInitializersPass

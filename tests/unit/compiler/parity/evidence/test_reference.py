@@ -17,7 +17,8 @@ from nestforge.bucket import Bucket
 from nestforge.compiler.build import build_engine
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.build.templates import Templates
-from nestforge.compiler.graph.template import Template, emit
+from nestforge.compiler.graph.emit import emit
+from nestforge.compiler.graph.template import Template
 from nestforge.compiler.parity.engine_verdict import tolerance_of
 from nestforge.compiler.parity.evidence import reference as module
 from nestforge.compiler.parity.evidence.cases import Case

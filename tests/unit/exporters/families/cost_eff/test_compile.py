@@ -11,7 +11,7 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
-from nestforge.compiler.graph import template
+from nestforge.compiler.graph import make_template
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
@@ -132,7 +132,7 @@ def test_the_same_inputs_give_the_same_bundle(bundle: Path, tmp_path: Path, monk
         return {path.name: path.read_bytes() for path in made.iterdir() if path.name not in {"build.json", "report.md"}}
 
     first = compiled(tmp_path / "first")
-    monkeypatch.setattr(template, "trace", trace)  # not what is known of the first
+    monkeypatch.setattr(make_template, "trace", trace)  # not what is known of the first
     assert compiled(tmp_path / "again") == first
     assert len([name for name in first if name.endswith(".onnx")]) == 4
 

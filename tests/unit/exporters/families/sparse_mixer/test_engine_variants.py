@@ -13,8 +13,8 @@ import torch
 from nestforge.bucket import Bucket
 from nestforge.compiler.build.templates import Templates
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.store import read_store, write_store
-from nestforge.compiler.graph.template import emit
 from nestforge.compiler.work.staging import Stage
 from nestforge.errors import PlanError
 from nestforge.exporters.source import open_source

@@ -1,0 +1,64 @@
+"""Trace once, slice many: the emission of any submodel from a template, in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx
+
+from ...elastic import Submodel
+from ...runtime.bundle.manifest import WEIGHTS_NAME
+from .encodings import stored_stack
+from .node_extents import fix_extents
+from .passes.cached.head_axes import set_dims, set_heads
+from .store import Store, StoredTensor
+from .template import Template
+from .weights_to_inputs import weights_to_inputs
+
+
+def emit(template: Template, store: Store, submodel: Submodel, inputs: Collection[str] = ()) -> bytes:
+    """The ONNX file of ``submodel``: the template with its initializers bound to views of the weight store.
+
+    Those called ``inputs`` become inputs, behind the others, in the shapes of their views. A table that the store does
+    not have, of a submodel that was traced by itself, is held in the file.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(template.proto)
+    bound = [name for name in template.external if name in inputs]
+    weights_to_inputs(model, {name: _stored(store, name).view_shape(submodel) for name in bound})
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        if tensor.name in template.tables and tensor.name not in store:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(template.tables[tensor.name], tensor.name))
+            continue
+        stored = _stored(store, tensor.name)
+        tensor.dims[:] = stored.view_shape(submodel)
+        place = {"location": WEIGHTS_NAME, "offset": str(stored.offset), "length": str(stored.length(submodel))}
+        for key, value in place.items():
+            tensor.external_data.add(key=key, value=value)
+    fix_extents(model)
+    set_heads(model, template.heads, submodel)
+    set_dims(model, template.dims, submodel)
+    raw: bytes = model.SerializeToString(deterministic=True)
+    return raw
+
+
+def weight_bytes(template: Template, store: Store, submodel: Submodel) -> int:
+    """Bytes of the weight store that the engine of ``submodel`` reads."""
+    return sum(
+        _stored(store, name).length(submodel)
+        for name in template.external
+        if name in store or name not in template.tables
+    )
+
+
+def private_bytes(template: Template, store: Store) -> int:
+    """Bytes that the engine's own file holds, which no other engine shares."""
+    return template.private_bytes + sum(table.nbytes for name, table in template.tables.items() if name not in store)
+
+
+def _stored(store: Store, name: str) -> StoredTensor:
+    """The tensor ``name`` of the store, or the row of one that it stands for."""
+    stack, row = stored_stack(name)
+    return store[stack] if row is None else store[stack].row(row)
