@@ -1,8 +1,9 @@
 """Translation models with MHE attention, or one that its paper compares with. See docs/mhe.md.
 
-Axes of every layer of both sides as of encoders (encoder_family.py), and ``cross_heads`` of the decoder's attention to
-the encoder. The whole engine answers a pair of texts at every position of the second; both have the bucket's length,
-since what pads the first is masked, and what pads the second on its right changes nothing before it.
+Axes of every layer of both sides as of encoders (encoder_family.py), and ``cross_heads`` or ``cross_head_width`` of the
+decoder's attention to the encoder. The whole engine answers a pair of texts at every position of the second; both have
+the bucket's length, since what pads the first is masked, and what pads the second on its right changes nothing before
+it.
 """
 
 from __future__ import annotations

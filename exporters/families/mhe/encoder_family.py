@@ -1,12 +1,11 @@
 """Encoders with MHE attention, or one that its paper compares with. See docs/mhe.md.
 
 Axes per layer: ``ffn`` (rows of ``ffn.up``, columns of ``ffn.down``) and, where a head can be left out, ``heads`` (rows
-of the tables of head embeddings, or blocks of rows of what each head projects; columns of ``attention.output``).
+of the tables of head embeddings, or blocks of rows of what each head projects; columns of ``attention.output``), or in
+the layout that has it in front ``head_width`` (the same, by numbers of a head; of projections that are shared too).
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ...checkpoints.checkpoint import Checkpoint
@@ -15,9 +14,6 @@ from .architecture.config import MheEncoderConfig
 from .architecture.forward_ops import encoder_ops
 from .architecture.shapes import encoder_shapes
 from .read import Kind, text_entry
-
-if TYPE_CHECKING:  # plans are made without torch
-    pass
 
 _MASK = "attention_mask"
 
