@@ -11,8 +11,8 @@ import click
 from ...console import Progress, print_table, working
 from ..command import one_line_errors, output_option
 from ..matformer.digits import read_digits
-from ..side_by_side import side_by_side
 from ..stages import Record, Stages
+from ..train_missing import Stage, train_missing
 from .recipe import DENSE, KEYS, RECIPE, REDUCTIONS, TASKS, conversion
 from .runs import Run, Trainer
 
@@ -59,16 +59,8 @@ def train_all(output: Path, progress: Progress) -> Record:
             stages.store(base.name, made_from, TRAINER.convert(dense, keys_of, base))
         runs += [Run(task, keys_of, base, output / f"{task}-{keys_of}") for task in TASKS]
     keys = {run: {**key, "conversion": conversion(TRAINER.recipe, run.keys_of), "task": run.task} for run in runs}
-    left = [run for run in runs if not stages.kept(run.name, keys[run], [run.folder, run.alone])]
-    finished: list[Run] = []
-
-    def on_done(run: Run, record: Record) -> None:
-        stages.store(run.name, keys[run], record)
-        finished.append(run)
-        progress("tasks", len(finished), len(left))
-
-    if left:
-        side_by_side(TRAINER, left, min(os.cpu_count() or 1, len(left)), on_done)
+    missing = {run: Stage(run.name, key, [run.folder, run.alone]) for run, key in keys.items()}
+    train_missing(stages, TRAINER, missing, os.cpu_count() or 1, "tasks")
     records = stages.records()
     return {name: records[name] for name in ("dense", *(run.name for run in runs))}
 

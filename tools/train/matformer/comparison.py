@@ -5,14 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ....exporters.checkpoints.checkpoint import sha256_of
 from ...console import Progress
 from ..side_by_side import one_thread
 from ..stages import Record, Stages, replace_file
+from ..train_missing import Stage, train_missing
 from .interpolation import measure_ladder
-from .runs import Run, train_all
+from .runs import Run, train
 from .tasks import Task
 
 _PARTS = ("validation", "test")
@@ -88,16 +90,8 @@ class Training:
 
     def _train_all(self, made_from: Record) -> None:
         keys = {run: {**made_from, "seed": run.seed, "level": run.level or "all"} for run in self._runs}
-        runs = [run for run, key in keys.items() if not self.stages.kept(self._stage(run.name), key, _files(run))]
-        finished: list[Run] = []
-
-        def on_done(run: Run, record: Record) -> None:
-            self.stages.store(self._stage(run.name), keys[run], record)
-            finished.append(run)
-            self.progress(self._stage("training"), len(finished), len(runs))
-
-        if runs:
-            train_all(self.task, runs, min(self.jobs, len(runs)), on_done)
+        missing = {run: Stage(self._stage(run.name), key, _files(run)) for run, key in keys.items()}
+        train_missing(self.stages, partial(train, self.task), missing, self.jobs, self._stage("training"))
 
     def _ladder(self, made_from: Record) -> None:
         name = self._stage("ladder")

@@ -6,9 +6,7 @@ A run uses one thread, so it gives the same weights on any number of cores; runs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +14,7 @@ import torch
 from ....exporters.families.matformer.architecture.config import NestedConfig
 from ....exporters.families.matformer.folder import save_model
 from ..optimiser import parameters_of
-from ..side_by_side import one_thread, side_by_side
+from ..side_by_side import one_thread
 from ..stages import Record, replace_folder
 from .fit import draw_levels, fit, quality
 from .tasks import Task
@@ -75,8 +73,3 @@ def train(task: Task, run: Run) -> Record:
             for name, width in widths.items()
         }
     return {"parameters": parameters_of(model), "seconds": seconds, "levels": levels}
-
-
-def train_all(task: Task, runs: Sequence[Run], jobs: int, on_done: Callable[[Run, Record], None]) -> None:
-    """Does ``runs``, ``jobs`` at a time."""
-    side_by_side(partial(train, task), runs, jobs, on_done)

@@ -9,8 +9,8 @@ import click
 
 from ...console import Progress, print_table, working
 from ..command import one_line_errors, output_option
-from ..side_by_side import side_by_side
 from ..stages import Record, Stages
+from ..train_missing import Stage, train_missing
 from .recipe import MODELS, RECIPE
 from .runs import Run, Trainer
 
@@ -51,16 +51,8 @@ def train_all(output: Path, progress: Progress) -> Record:
         run: {"recipe": TRAINER.recipe, "config": run.config.to_json(), "data": TRAINER.data(run.config).facts}
         for run in runs
     }
-    left = [run for run in runs if not stages.kept(run.name, keys[run], [run.folder])]
-    finished: list[Run] = []
-
-    def on_done(run: Run, record: Record) -> None:
-        stages.store(run.name, keys[run], record)
-        finished.append(run)
-        progress("training", len(finished), len(left))
-
-    if left:
-        side_by_side(TRAINER, left, min(os.cpu_count() or 1, len(left)), on_done)
+    missing = {run: Stage(run.name, key, [run.folder]) for run, key in keys.items()}
+    train_missing(stages, TRAINER, missing, os.cpu_count() or 1)
     records = stages.records()
     return {run.name: records[run.name] for run in runs}
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ...console import Progress
-from ..side_by_side import side_by_side
 from ..stages import Record, Stages, replace_file
+from ..train_missing import Stage, train_missing
 from .masked_bytes import MaskedRows
 from .recipe import Subject
 from .runs import Run, Trainer
@@ -71,16 +71,8 @@ class Training:
             run: {**made_from, "config": run.subject.config.to_json(), "rate": run.subject.rate, "seed": run.seed}
             for run in self.runs
         }
-        left = [run for run in self.runs if not self.stages.kept(run.name, keys[run], _files(run))]
-        finished: list[Run] = []
-
-        def on_done(run: Run, record: Record) -> None:
-            self.stages.store(run.name, keys[run], record)
-            finished.append(run)
-            self.progress("training", len(finished), len(left))
-
-        if left:
-            side_by_side(self.trainer, left, min(self.jobs, len(left)), on_done)
+        missing = {run: Stage(run.name, key, _files(run)) for run, key in keys.items()}
+        train_missing(self.stages, self.trainer, missing, self.jobs)
 
 
 def _inputs(rows: MaskedRows) -> dict[str, torch.Tensor]:

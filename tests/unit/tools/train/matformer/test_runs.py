@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from nestforge.exporters.families.matformer.folder import load_model
 from nestforge.exporters.source import open_source
 from nestforge.tools.train.matformer.fit import quality
-from nestforge.tools.train.matformer.runs import Run, baseline_config, train, train_all
+from nestforge.tools.train.matformer.runs import Run, baseline_config, train
 from nestforge.tools.train.matformer.tasks import LanguageTask, Task
+from nestforge.tools.train.side_by_side import side_by_side
 from nestforge.tools.train.stages import Record
 
 
@@ -50,7 +52,7 @@ def test_processes_and_threads_change_no_result(language: LanguageTask) -> None:
     results: list[dict[Run, Record]] = []
     for jobs in (1, 2):
         found: dict[Run, Record] = {}
-        train_all(task, runs, jobs, found.__setitem__)
+        side_by_side(partial(train, task), runs, jobs, found.__setitem__)
         results.append({run: found[run]["levels"] for run in runs})
     assert results[0] == results[1]
     assert results[0][runs[0]] != results[0][runs[1]]
