@@ -92,11 +92,10 @@ class _Flat:
         self.width: dict[str, int | None] = {}
         self._shapes: dict[int, tuple[Dim, ...]] = {}  # of a group: its rows and tokens
 
-    def begin(self, name: str, group: int, shape: tuple[Dim, ...] | None) -> None:
-        """``name`` is flattened from rows and tokens of ``shape``, if that is known."""
+    def begin(self, name: str, group: int, shape: tuple[Dim, ...]) -> None:
+        """``name`` is flattened from rows and tokens of ``shape``."""
         self.add([name], group, None)
-        if shape is not None:
-            self._shapes[group] = shape
+        self._shapes[group] = shape
 
     def add(self, names: Iterable[str], group: int, width: int | None) -> None:
         for name in names:
@@ -104,15 +103,13 @@ class _Flat:
 
     def comes_back(self, name: str, target: tuple[Dim, ...]) -> bool:
         """Whether ``target`` gives ``name`` back with the rows and tokens that all of its group had."""
-        shape = self._shapes.setdefault(self.group[name], target[:2])
-        return shape == target[:2] and target[2] in (-1, self.width[name])
+        return self._shapes[self.group[name]] == target[:2] and target[2] in (-1, self.width[name])
 
     def join(self, names: Sequence[str]) -> bool:
         """Makes the groups of ``names`` one; whether they can be."""
         first, *others = dict.fromkeys(self.group[name] for name in names)
         for other in others:
-            shape = self._shapes.pop(other, None)
-            if shape is not None and self._shapes.setdefault(first, shape) != shape:
+            if self._shapes[other] != self._shapes[first]:
                 return False
             self.group |= {name: first for name, group in self.group.items() if group == other}
         return True
@@ -122,14 +119,14 @@ def _come_back(proto: onnx.ModelProto, targets: Mapping[str, tuple[Dim, ...]], r
     """Whether what is made of flattened rows is given back with the rows and tokens that it had, and meets nothing that
     has others."""
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
-    rows = {value.name: dims[:2] for value in proto.graph.input if len(dims := dims_of(value)) > 1}
-    unknown: set[str] = set()  # flattened from so many dimensions
+    rows = {value.name: dims_of(value)[:2] for value in proto.graph.input}
+    unknown: set[str] = set()  # flattened from so many dimensions, or rows
     known = _Flat()
     for number, node in enumerate(proto.graph.node):
         flat = [name for name in node.input if name in known.group]
         if node.op_type == "Flatten" and not flat and int_attribute(node, "axis", 1) == 2:
-            if node.input[0] in ranks:
-                known.begin(node.output[0], number, rows.get(node.input[0]))
+            if node.input[0] in ranks and len(rows.get(node.input[0], ())) > 1:
+                known.begin(node.output[0], number, rows[node.input[0]])
             else:
                 unknown.add(node.output[0])
         elif node.op_type == "RotaryEmbedding":

@@ -174,6 +174,39 @@ def test_products_that_do_more_keep_the_graph_as_it_is(old: str, new: str) -> No
     assert in_whole_rows(proto) is proto
 
 
+def test_rows_and_tokens_that_change_places_before_a_product_keep_the_graph_as_it_is() -> None:
+    """A Reshape behind it gives them other tokens, not their own back."""
+    swapped = "  other = Transpose <perm = [PERM]> (x)\n  flat = Flatten <axis = 2> (other)"
+    turned = FLOATS.replace("  flat = Flatten <axis = 2> (x)", swapped)
+    for perm in ("1, 0, 2", "0, 2, 1"):  # of the second nothing is known
+        proto = floats(turned.replace("PERM", perm))
+        assert in_whole_rows(proto) is proto
+
+
+def test_tokens_that_are_picked_by_their_numbers_come_back() -> None:
+    text = """
+<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+agraph (float[batch, tokens, 32] x, int64[answers] at) => (float[batch, answers, 32] y)
+<int64[1] behind = {1}, int64[1] width = {32}>
+{
+  front = Transpose <perm = [1, 0, 2]> (x)
+  numbers = Unsqueeze (at, behind)
+  some = GatherND (front, numbers)
+  picked = Transpose <perm = [1, 0, 2]> (some)
+  flat = Flatten <axis = 2> (picked)
+  bent = com.microsoft.MatMulNBits <K = 32, N = 32> (flat, w)
+  rows = Shape <start = 0, end = 1> (x)
+  answers = Shape (at)
+  target = Concat <axis = 0> (rows, answers, width)
+  y = Reshape (bent, target)
+}
+"""
+    assert "Flatten" not in kinds(in_whole_rows(parsed(text)))
+    for old, new in (("(rows, answers,", "(answers, rows,"), ("behind = {1}", "behind = {0}")):
+        other = parsed(text.replace(old, new))
+        assert in_whole_rows(other) == other
+
+
 def test_a_target_made_of_a_whole_shape_is_known() -> None:
     """As behind a table of tokens in int4, whose rows are given their shape by that of the ids."""
     text = """
