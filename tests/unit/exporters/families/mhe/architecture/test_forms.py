@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nestforge.bucket import Bucket
@@ -25,6 +26,11 @@ def test_which_forms_hold() -> None:
     assert "one_exponential" not in held_forms(encoder_config(attention="mhe_add"), float("nan"))
     assert held_forms(encoder_config()) == ("normal", "one_head", "expanded_queries", "expanded", "literal")
     assert "one_head" not in held_forms(decoder_config())
+    layouts = {
+        axis: "one_head" in held_forms(encoder_config(layout="width_first", elastic_heads=axis))
+        for axis in (False, True)
+    }
+    assert layouts == {False: True, True: False}, "a width that is no axis"
     pair = {role: "one_head" in held_forms(pair_config(), role=role) for role in (ENCODER, DECODER, CROSS, None)}
     assert pair == {ENCODER: True, DECODER: False, CROSS: True, None: False}
     for attention in ("mhe_add", "mhe_mul"):
@@ -52,11 +58,17 @@ def test_heads_of_a_cache() -> None:
         ({"position": "rotary", "attention": "mhe_add"}, "shared_scores", "rotary positions turn keys after"),
         ({"attention": "mha"}, "normal", "mha attention has no head embeddings, and one form alone"),
         ({}, "one_exponential", "a head of mhe_mul stretches queries and keys by factors of its own; one matrix"),
+        (
+            {"layout": "width_first"},
+            "one_head",
+            "a mask lies behind the numbers of each head, which shrink here; normal",
+        ),
+        ({"decoder": True}, "one_head", "the operator takes one mask for all queries of a row, and a decoder's tokens"),
         ({}, "flash", "expected one of normal, one_head, expanded_queries, expanded, literal"),
     ],
 )
 def test_a_form_that_does_not_hold_is_refused_with_the_reason(
-    tmp_path: Path, changes: dict[str, str], form: str, problem: str
+    tmp_path: Path, changes: dict[str, Any], form: str, problem: str
 ) -> None:
     source = open_source(save_tiny_mhe(tmp_path / "m", **changes))
     with pytest.raises(PlanError, match=f"^variant attention={form}: {problem}"):
