@@ -52,10 +52,11 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
     """Traces ``module``; dimensions that ``bucket`` leaves free, or does not know, keep their names, all others are
     static.
 
-    Weights are not folded, so every initializer keeps its parameter's name. Raises ExportError with torch's reason if
-    the module does not export, or is another one for every size of a dimension that is to be free.
+    A module that needs so many tokens to be traced for any number of them says so by ``example_tokens``. Weights are
+    not folded, so every initializer keeps its parameter's name. Raises ExportError with torch's reason if the module
+    does not export, or is another one for every size of a dimension that is to be free.
     """
-    at = _example_shape(bucket)
+    at = _example_shape(bucket, getattr(module, "example_tokens", _EXAMPLE_SEQUENCE))
     example = tuple(
         torch.ones(spec.shape(at, _EXAMPLE_OTHERS), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs
     )
@@ -92,12 +93,13 @@ def _reason(failure: BaseException) -> str:
     return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
 
 
-def _example_shape(bucket: Bucket) -> Bucket:
-    """A small shape inside ``bucket``; torch.export would take a free dimension of 1 to be always 1."""
+def _example_shape(bucket: Bucket, tokens: int) -> Bucket:
+    """A small shape inside ``bucket``, of ``tokens`` if it may have so many; torch.export would take a free dimension
+    of 1 to be always 1."""
     least = bucket.smallest
     return Bucket(
         least.batch if bucket.min_batch is None else min(bucket.batch, max(least.batch, _EXAMPLE_BATCH)),
-        least.sequence if bucket.min_sequence is None else min(bucket.sequence, max(least.sequence, _EXAMPLE_SEQUENCE)),
+        least.sequence if bucket.min_sequence is None else min(bucket.sequence, max(least.sequence, tokens)),
     )
 
 

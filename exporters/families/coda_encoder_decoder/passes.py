@@ -19,6 +19,8 @@ from .model import CodaEncoderDecoder
 
 # Behind the routes of a prompt that is shorter than the longest.
 NO_TOKEN = -1
+# Of a prompt that is traced, where a reduction asks for no more.
+_EXAMPLE_TOKENS = 7
 
 
 class ReadingPass(torch.nn.Module):
@@ -63,6 +65,12 @@ class Answering(ReadingPass):
 class SourceEncoder(ReadingPass):
     """``input_ids`` [1, N] to keys [1, A, D, N] and values [1, A, N, D] of each layer of the decoder in turn, with the
     interface of ``EncoderEntry``."""
+
+    @property
+    def example_tokens(self) -> int:
+        """Of a prompt that it is traced with: so many that a layer computes more than one, for torch.export takes a
+        number that is 1 there to be always 1."""
+        return max(_EXAMPLE_TOKENS, int(self.model.encoder.reduction) + 1)
 
     def read(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
         return inputs[0], None
