@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from ...bucket import Bucket
-from ...elastic import ElasticSpec, Submodel
+from ...elastic import Submodel
 from ...exporters.parameter_groups import ParameterGroups
 from ...exporters.weight_bytes import WeightBytes
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import Precision, precision_of
-from ...workload import Op
 from .cost_model import Correction, Cost, predict, predict_memory_bytes
-from .variants import variant_workload
+from .variants import HasVariants, variant_workload
 
 
-class Source(Protocol):
+class Source(HasVariants, Protocol):
     """The model to plan for, as far as its headers tell."""
 
     @property
     def name(self) -> str: ...
-    @property
-    def spec(self) -> ElasticSpec: ...
     def parameter_groups(self, submodel: Submodel) -> ParameterGroups: ...
     def weight_bytes(self, submodel: Submodel, backend: str) -> WeightBytes: ...
-    def workload(
-        self, submodel: Submodel, bucket: Bucket, variants: Mapping[str, str] | None = None
-    ) -> Sequence[Op]: ...
-    def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]: ...
-    @property
-    def variant_problems(self) -> Mapping[str, Mapping[str, str]]: ...
-    @property
-    def onnxruntime_variants(self) -> frozenset[str]: ...
 
 
 # By bucket of the profile and precision of the rungs that were measured.
