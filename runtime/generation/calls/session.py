@@ -57,7 +57,8 @@ class Session:
         self._cache = self._whole
         self._written = Written(rows, capacity)
         self._row_at = list(range(rows))
-        # Bound to the first so many rows of the cache; what is bound for another number is not kept.
+        # By the id of the engine that was asked for, bound to the first so many rows of the cache as it is laid out;
+        # what is bound for another number, or layout, is not kept.
         self._engines: dict[str, CachedEngine] = {}
         self._bound_rows = 0
         self._lock = threading.Lock()
@@ -222,14 +223,14 @@ class Session:
         if rows != self._bound_rows:
             self._unbind()
             self._bound_rows = rows
-        engine = self._entry.at_capacity(engine, self._cache.capacity)
-        own = self._entry.of(engine)
-        self._lay_out(own, rows)
-        found = self._engines.get(engine.id)
-        if found is None:
-            found = CachedEngine(self._opened(engine), engine, own, self._cache.part(0, rows))
-            self._engines[engine.id] = found
-        return found
+        bound = self._engines.get(engine.id)  # at every token: what follows takes as long as picking one
+        if bound is None:
+            sibling = self._entry.at_capacity(engine, self._cache.capacity)
+            own = self._entry.of(sibling)
+            self._lay_out(own, rows)
+            bound = CachedEngine(self._opened(sibling), sibling, own, self._cache.part(0, rows))
+            self._engines[engine.id] = bound
+        return bound
 
     def _unbind(self) -> None:
         """Nothing is bound to the cache any more."""
