@@ -24,6 +24,7 @@ from ...profiles.encodings import (
     INT8_ZERO,
     Encoding,
 )
+from .passes.cached.join_products import joined_parts
 from .passes.linear_to_gemm import TRANSPOSED
 from .passes.rows_as_weights import stack_of
 
@@ -51,6 +52,14 @@ def stored_stack(name: str) -> tuple[str, int | None]:
     plain, encoding = split_encoding(name)
     stack, row = stack_of(plain)
     return stack + encoding, row
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """The tensors whose rows lie one behind the other in the joined tensor ``name``, in its encoding: ``a+b.int8`` is
+    ``a.int8`` and then ``b.int8``; of any other itself alone. An encoding of rows is the rows' encoding, so these are
+    their bytes."""
+    plain, encoding = split_encoding(name)
+    return tuple(part + encoding for part in joined_parts(plain))
 
 
 def encode(array: np.ndarray, name: str) -> np.ndarray:

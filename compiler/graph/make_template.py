@@ -23,6 +23,7 @@ from .passes.cached.flatten_rows import flatten_rows
 from .passes.cached.fuse_norms import fuse_norms
 from .passes.cached.fuse_rotary import fuse_rotary
 from .passes.cached.head_axes import HeadAxes, head_axes
+from .passes.cached.join_products import join_products
 from .passes.dims_by_operator import CACHED_ATTENTION, Dim, Elastic
 from .passes.drop_open_masks import drop_open_masks
 from .passes.fold_tables import fold_tables
@@ -34,7 +35,7 @@ from .passes.rows_as_weights import rows_as_weights
 from .passes.shorten_names import shorten_names
 from .passes.simplify_attention import simplify_attention
 from .passes.weights_as_inputs import weights_as_inputs
-from .store import stored_name, transposed_parameters, unshared_parameters
+from .store import joinable_parameters, stored_name, transposed_parameters, unshared_parameters
 from .template import Template
 
 # Elements. Larger constants, such as a causal mask or the matrices of a transform, are tables: they go to the weight
@@ -50,9 +51,11 @@ def make_template(
     parameters: Collection[str],
     fuses: bool = True,
     elastic: Mapping[str, Mapping[int, str]] = MappingProxyType({}),
+    joinable: Collection[str] = (),
 ) -> Template:
     """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external.
-    Where it ``fuses``, an engine that keeps a cache has operators of ONNX Runtime's own; ``elastic`` as of ``Part``."""
+    Where it ``fuses``, an engine that keeps a cache has operators of ONNX Runtime's own, and one product where several
+    of the ``joinable`` parameters read one value; ``elastic`` as of ``Part``."""
     model = traced.model
     with weights_as_inputs(model, parameters):
         _fold(model)  # fold constants first: the optimiser then sees fewer nodes
@@ -83,6 +86,10 @@ def make_template(
         if fold_tables(model):  # fold what depends on no input
             _tidy(model)
     stored = {stored_name(name, spec) for name in parameters} | rows
+    if keeps_cache and fuses:
+        joined = join_products(model, joinable)  # products of one value as one product
+        stored |= joined.names
+        returned = {module: joined.values.get(value, value) for module, value in returned.items()}
     tables = _named_tables(model, stored)
     shorten_names(model, {*stored, *tables})  # shorten names: every engine file holds them
     left = {value: value.name or "" for node in model.graph for value in node.outputs}
@@ -104,7 +111,7 @@ def traced_template(
 ) -> Template:
     """Traces ``module`` (the universal model's, one narrowed from it, or a segment) and makes a template of it."""
     traced = trace(module, interface, bucket, opset)
-    return make_template(traced, model.spec, bucket, model.stored_names(), fuses, elastic)
+    return make_template(traced, model.spec, bucket, model.stored_names(), fuses, elastic, joinable_parameters(model))
 
 
 def _keeps_cache(model: ir.Model) -> bool:

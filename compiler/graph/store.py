@@ -1,6 +1,7 @@
 """The weight store: one plain ``weights.safetensors`` that every engine names as its external data.
 
-Each tensor is stored once, with its elastic dimension first, so that a submodel's weights are byte prefixes. Beside the
+Each tensor is stored once, with its elastic dimension first, so that a submodel's weights are byte prefixes. Weights
+that some engines read as one, ``a+b``, lie in one tensor, and who reads ``a`` alone reads its rows there. Beside the
 weights lie the tables of the graphs: constants that no engine should hold for itself, or compute. A tensor that engines
 of several precisions read stands there once in each (encodings.py).
 """
@@ -17,6 +18,7 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -27,9 +29,12 @@ from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
 from ...exporters.universal import UniversalModel
 from ...profiles.encodings import BF16, FP16, INT4, INT8
-from .encodings import PER_OUTPUT, encode, split_encoding
+from .encodings import PER_OUTPUT, encode, parts_of, split_encoding
 from .passes.linear_to_gemm import TRANSPOSED
 
+# In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON.
+_ROWS = "rows"
+_HEADER = MappingProxyType({"format": "nestforge"})
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -49,6 +54,11 @@ class StoredTensor:
     def length(self, submodel: Submodel) -> int:
         """Bytes of the view, from ``offset``."""
         return prod(self.view_shape(submodel)) * self.itemsize
+
+    def rows(self, first: int, count: int) -> StoredTensor:
+        """``count`` rows from ``first`` on, as a tensor of their own."""
+        offset = self.offset + first * prod(self.shape[1:]) * self.itemsize
+        return StoredTensor(offset, (count, *self.shape[1:]), self.itemsize, None)
 
     def row(self, number: int) -> StoredTensor:
         """Row ``number`` of dimension 0, as a tensor of its own; not of a transposed one."""
@@ -76,23 +86,37 @@ def stored_name(parameter: str, spec: ElasticSpec) -> str:
     return parameter + (TRANSPOSED if parameter in transposed_parameters(spec) else "")
 
 
+def joinable_parameters(model: UniversalModel) -> frozenset[str]:
+    """What may lie side by side in the store: nothing that an axis cuts or puts in order, which is asked for by name,
+    nor anything of a model whose engines take tasks, which are merged into weights by name."""
+    spec = model.spec
+    if model.source.tasks is not None:
+        return frozenset()
+    return frozenset(model.stored_names() - {cut.parameter for cut in (*spec.stored_slices, *spec.order_followers)})
+
+
 def write_store(model: UniversalModel, names: Collection[str], tables: Mapping[str, np.ndarray], path: Path) -> None:
-    """Writes the tensors ``names`` of the universal model (a parameter, or that with ``.T``, encoded or not), and
-    ``tables``."""
+    """Writes the tensors ``names`` of the universal model (a parameter, that with ``.T``, or several joined, encoded or
+    not), and ``tables``. What lies in a joined one is not written again."""
     stored = model.stored()
-    save_tensors({**{name: laid_out(stored, name) for name in sorted(names)}, **tables}, path)
+    joined = [parts for name in names if len(parts := parts_of(name)) > 1]
+    within = {part for parts in joined for part in parts}
+    tensors = {name: laid_out(stored, name) for name in sorted(set(names) - within)}
+    rows = {plain: len(stored(plain)) for plain in sorted({split_encoding(part)[0] for part in within})}
+    save_tensors({**tensors, **tables}, path, {**_HEADER, _ROWS: json.dumps(rows)} if rows else _HEADER)
 
 
 def laid_out(stored: Callable[[str], torch.Tensor], name: str) -> np.ndarray:
     """The tensor ``name`` of the store, made from what is ``stored`` under its plain name."""
+    parts = parts_of(name)
+    if len(parts) > 1:
+        return np.concatenate([laid_out(stored, part) for part in parts])
     plain, _ = split_encoding(name)
     data = stored(plain.removesuffix(TRANSPOSED)).numpy()
     return encode(np.ascontiguousarray(data.T if plain.endswith(TRANSPOSED) else data), name)
 
 
-def save_tensors(
-    tensors: Mapping[str, np.ndarray], path: Path, header: Mapping[str, str] = MappingProxyType({"format": "nestforge"})
-) -> None:
+def save_tensors(tensors: Mapping[str, np.ndarray], path: Path, header: Mapping[str, str] = _HEADER) -> None:
     """Writes a safetensors file, with ``header`` beside its tensors, and waits until it has reached the disk. Raises
     OSError as every other write does."""
     path.touch()
@@ -110,7 +134,7 @@ def save_tensors(
 
 
 def read_store(path: Path, spec: ElasticSpec) -> Store:
-    """The index of a weight store."""
+    """The index of a weight store: its tensors, and the parts of joined ones."""
     with path.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(header_bytes))
@@ -118,14 +142,20 @@ def read_store(path: Path, spec: ElasticSpec) -> Store:
     return dict(_stored(base, header, spec))
 
 
-def _stored(
-    base: int, header: Mapping[str, dict[str, list[int]]], spec: ElasticSpec
-) -> Iterable[tuple[str, StoredTensor]]:
+def _stored(base: int, header: Mapping[str, dict[str, Any]], spec: ElasticSpec) -> Iterable[tuple[str, StoredTensor]]:
+    rows: Mapping[str, int] = json.loads(header.get("__metadata__", {}).get(_ROWS, "{}"))
     for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            shape = tuple(entry["shape"])
-            yield name, StoredTensor(base + begin, shape, (end - begin) // max(prod(shape), 1), _cut(name, spec))
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        tensor = StoredTensor(base + begin, shape, (end - begin) // max(prod(shape), 1), _cut(name, spec))
+        yield name, tensor
+        parts, first = parts_of(name), 0
+        for part in parts if len(parts) > 1 else ():
+            count = rows[split_encoding(part)[0]]
+            yield part, tensor.rows(first, count)
+            first += count
 
 
 def _cut(name: str, spec: ElasticSpec) -> PrefixSlice | None:

@@ -16,7 +16,7 @@ from ...bucket import Bucket
 from ...profiles.encodings import Encoding
 from ...profiles.precision import Precision
 from ..work.staging import write_synced
-from .encodings import split_encoding, stored_stack
+from .encodings import parts_of, split_encoding, stored_stack
 from .passes.cached.head_axes import HeadAxes
 from .passes.linear_to_gemm import TRANSPOSED
 
@@ -45,7 +45,7 @@ class Template:
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
-        """Names of the weight store's tensors that are made of parameters."""
+        """Names of the weight store's tensors that are made of parameters, joined ones among them."""
         return tuple(dict.fromkeys(stored_stack(name)[0] for name in self.external if name not in self.tables))
 
     @cached_property
@@ -60,8 +60,9 @@ class Template:
         them other constants, which are float32 or have the names of none."""
         found: dict[str, set[Encoding]] = {}
         for tensor in self.proto.graph.initializer:
-            plain, encoding = split_encoding(stored_stack(tensor.name)[0])
-            found.setdefault(plain.removesuffix(TRANSPOSED), set()).add(encoding)
+            for part in parts_of(stored_stack(tensor.name)[0]):
+                plain, encoding = split_encoding(part)
+                found.setdefault(plain.removesuffix(TRANSPOSED), set()).add(encoding)
         return {name: frozenset(encodings) for name, encodings in found.items()}
 
     @cached_property

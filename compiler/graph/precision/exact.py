@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import onnx
@@ -17,7 +18,7 @@ import torch
 from ....elastic import Submodel
 from ....exporters.universal import PREFIX, UniversalModel
 from ....profiles.encodings import FP32, INT4, INT8
-from ..encodings import decoded, split_encoding
+from ..encodings import decoded, parts_of, split_encoding
 from ..passes.linear_to_gemm import TRANSPOSED
 from .edit import Edit
 
@@ -82,7 +83,7 @@ class StoredModel:
 def with_stored_weights(model: UniversalModel, names: Collection[str]) -> StoredModel:
     """``model`` with the numbers that the tensors ``names`` of the store stand for; integers differ from its own."""
     stored, values = model.stored(), dict[str, torch.Tensor]()
-    for name in names:
+    for name in chain.from_iterable(map(parts_of, names)):
         plain, encoding = split_encoding(name)
         tensor, transposed = plain.removesuffix(TRANSPOSED), plain.endswith(TRANSPOSED)
         if encoding in (INT8, INT4):

@@ -54,6 +54,8 @@ def ranks_of(proto: onnx.ModelProto, targets: Mapping[str, tuple[Dim, ...]]) -> 
             rank = tensors[node.input[0]] - 1 + found[node.input[1]]
         elif node.op_type == "GroupQueryAttention":
             rank = WHOLE
+        elif node.op_type == "Unsqueeze" and node.input[0] in found and node.input[1] in targets:
+            rank = found[node.input[0]] + len(targets[node.input[1]])
         elif node.op_type in ELEMENTWISE:
             given = [found.get(name, tensors.get(name)) for name in node.input if name]
             known = [one for one in given if one is not None]

@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ....profiles.encodings import INT8, INT8_SCALE, LEAST_INPUTS, LEAST_OUTPUTS
+from ..encodings import parts_of
 from ..passes.linear_to_gemm import TRANSPOSED
 from .edit import Edit
 
@@ -52,7 +53,8 @@ def products(graph: onnx.GraphProto, kept: Collection[str]) -> dict[str, Product
 def quantized(proto: onnx.ModelProto, scales: Mapping[str, float], kept: Collection[str]) -> onnx.ModelProto:
     """``proto`` in int8 by QDQ, but for the products that make ``kept``. ``scales`` are what ``calibrate`` returns.
 
-    A value that several products read is quantised once for each scale.
+    A product of joined weights takes the largest scale of theirs, which clips least. A value that several products read
+    is quantised once for each scale.
     """
     edit, changed = Edit(proto), products(proto.graph, kept)
     zero = edit.constant(np.array(0, np.int8))
@@ -62,7 +64,7 @@ def quantized(proto: onnx.ModelProto, scales: Mapping[str, float], kept: Collect
         if product is None:
             edit.nodes.append(node)
             continue
-        scale = edit.constant(np.array(scales[product.weight], np.float32))
+        scale = edit.constant(np.array(max(scales[part] for part in parts_of(product.weight)), np.float32))
         if (product.x, scale) not in done:
             integers = edit.add("QuantizeLinear", [product.x, scale, zero])
             done[product.x, scale] = edit.add("DequantizeLinear", [integers, scale, zero])

@@ -61,7 +61,7 @@ def in_whole_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
             integers |= dict.fromkeys(node.output, whole[node.input[0]])
         elif node.op_type == "Reshape" and len(targets.get(node.input[1], ())) == 3:
             renamed[node.output[0]] = whole[node.input[0]]
-        elif node.op_type == "Reshape" or node.op_type in _ANY_RANK:
+        elif node.op_type == "Reshape" or node.op_type in _ANY_RANK or _parts(node, targets):
             node.input[:] = [whole.get(name, name) for name in node.input]
             edit.nodes.append(node)
             whole |= {} if node.op_type == "Reshape" else {name: name for name in node.output}
@@ -143,11 +143,22 @@ def _come_back(proto: onnx.ModelProto, targets: Mapping[str, tuple[Dim, ...]], r
             is_vector = all(len(weights.get(name, ("unknown",) * 2)) < 2 for name in others)
             if not known.join(flat) or (node.op_type in ELEMENTWISE and not is_vector):
                 return False
-            made = node.output[:1] if node.op_type == "DynamicQuantizeLinear" else node.output
-            known.add(made, known.group[flat[0]], _width(node, weights) or known.width[flat[0]])
+            group, parts = known.group[flat[0]], _parts(node, targets)
+            for name, width in parts.items():
+                known.add([name], group, width)
+            if not parts:
+                made = node.output[:1] if node.op_type == "DynamicQuantizeLinear" else node.output
+                known.add(made, group, _width(node, weights) or known.width[flat[0]])
         if (found := rows_of(node, rows, targets)) is not None:
             rows |= dict.fromkeys(node.output, found)
     return True
+
+
+def _parts(node: onnx.NodeProto, targets: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
+    """What a Split of the last dimension into constant widths returns, and those; nothing of another node."""
+    is_split = node.op_type == "Split" and int_attribute(node, "axis", 0) == -1 and len(node.input) == 2
+    widths = [width for width in targets.get(node.input[1], ()) if isinstance(width, int)] if is_split else []
+    return dict(zip(node.output, widths, strict=True)) if widths else {}
 
 
 def _width(node: onnx.NodeProto, weights: Mapping[str, tuple[int, ...]]) -> int | None:

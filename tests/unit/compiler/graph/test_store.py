@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.graph import store as module
-from nestforge.compiler.graph.encodings import encode
+from nestforge.compiler.graph.encodings import encode, parts_of
 from nestforge.compiler.graph.store import (
     StoredTensor,
+    joinable_parameters,
     read_store,
     recover_order,
     save_tensors,
@@ -29,8 +31,9 @@ from nestforge.elastic import ElasticSpec, PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import load_universal
-from nestforge.profiles.encodings import BF16, FP16, INT8, INT8_SCALE
+from nestforge.exporters.tasks.task_form import Task, TaskForm
+from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.profiles.encodings import BF16, ENCODINGS, FP16, FP32, INT4, INT4_SCALE, INT8, INT8_SCALE
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from safetensors import SafetensorError
 from support.tiny_compile import save_tiniest
@@ -205,3 +208,62 @@ def test_orders_are_recovered_from_encoded_weights(tmp_path: Path, encoding: str
     write_store(permuted, kept, {}, tmp_path / WEIGHTS_NAME)
     found = recover_order(tmp_path / WEIGHTS_NAME, original)
     assert {name: order.tolist() for name, order in found.items()} == {n: o.tolist() for n, o in wanted.items()}
+
+
+_LAYER = "encoder.layer.0.attention.self"
+_JOINED = f"{_LAYER}.query.weight+{_LAYER}.key.weight+pooler.dense.weight"
+
+
+@pytest.mark.parametrize("encoding", [FP32, *ENCODINGS])
+def test_the_encoding_of_joined_rows_is_their_encodings_joined(encoding: str) -> None:
+    rng = np.random.default_rng(0)
+    parts = {name: rng.standard_normal((rows, 40)).astype(np.float32) for name, rows in (("a", 7), ("b", 2), ("c", 3))}
+    tensors = {name: torch.from_numpy(array) for name, array in parts.items()}
+    found = module.laid_out(tensors.__getitem__, "a+b+c" + encoding)
+    whole = encode(np.concatenate(list(parts.values())), "a+b+c" + encoding)
+    assert (found.dtype, found.shape) == (whole.dtype, whole.shape)
+    assert found.tobytes() == whole.tobytes()
+
+
+def test_what_lies_in_a_joined_tensor_is_a_view_of_it_and_stored_once(builder: EngineBuilder, tmp_path: Path) -> None:
+    universal, path = builder.universal, tmp_path / WEIGHTS_NAME
+    names = {_JOINED, _JOINED + INT4, _JOINED + INT4_SCALE, "pooler.dense.weight", "pooler.dense.weight" + FP16}
+    write_store(universal, names | set(parts_of(_JOINED + INT4)), {}, path)
+    tensors, store = safetensors.numpy.load_file(path), read_store(path, universal.spec)
+    assert set(tensors) == {_JOINED, _JOINED + INT4, _JOINED + INT4_SCALE, "pooler.dense.weight" + FP16}
+    assert tensors[_JOINED].shape == (48, 16)
+    raw, whole, parameters = path.read_bytes(), universal.spec.universal(), universal.parameters()
+    for name in (_JOINED, _JOINED + INT4, _JOINED + INT4_SCALE):
+        end = store[name].offset
+        for part in parts_of(name):
+            stored, plain = store[part], parameters[part.split(".int4")[0]].numpy()
+            assert stored.offset == end, "one behind the other"
+            end += stored.length(whole)
+            assert raw[stored.offset : end] == encode(plain, part).tobytes()
+            assert stored.view_shape(whole) == encode(plain, part).shape
+        assert end == store[name].offset + store[name].length(whole)
+
+
+def test_what_an_axis_cuts_or_puts_in_order_is_not_joined(builder: EngineBuilder) -> None:
+    universal = builder.universal
+    found, ordered = joinable_parameters(universal), {cut.parameter for cut in universal.spec.slices}
+    assert {"pooler.dense.weight", "embeddings.word_embeddings.weight"} <= found
+    assert found == universal.parameters().keys() - ordered
+    follower = PrefixSlice("pooler.dense.weight", 0, "layers.0.heads")
+    spec = replace(universal.spec, order_followers=(follower,))
+    assert joinable_parameters(_with_spec(universal, spec)) == found - {"pooler.dense.weight"}
+
+
+def test_nothing_of_a_model_that_takes_tasks_is_joined(builder: EngineBuilder) -> None:
+    """Tasks are merged into weights by their names."""
+
+    def read(folder: Path) -> Task:
+        raise NotImplementedError(folder)
+
+    source = replace(builder.universal.source, tasks=TaskForm("lora", frozenset(), read))
+    assert joinable_parameters(replace(builder.universal, source=source)) == frozenset()
+
+
+def _with_spec(universal: UniversalModel, spec: ElasticSpec) -> UniversalModel:
+    source = replace(universal.source, architecture=replace(universal.source.architecture, spec=spec))
+    return replace(universal, source=source)

@@ -162,3 +162,15 @@ def test_new_names_avoid_those_that_there_are() -> None:
     names += [tensor.name for tensor in found.graph.initializer]
     assert len(names) == len(set(names))
     assert "q1" in names
+
+
+def test_a_product_of_joined_weights_takes_the_largest_of_their_scales() -> None:
+    proto = parsed("agraph (float[4,64] x) => (float[4,48] out) { out = Gemm <transB = 1> (x, both) }", both=(48, 64))
+    for place in (proto.graph.initializer[0].name, proto.graph.node[0].input[1]):
+        assert place == "both"
+    proto.graph.initializer[0].name = proto.graph.node[0].input[1] = "up+gate"
+    found = quantized(proto, {"up": 0.03, "gate": 0.25}, ())
+    scale = next(node.input[1] for node in found.graph.node if node.op_type == "QuantizeLinear")
+    held = {tensor.name: tensor for tensor in found.graph.initializer}
+    assert onnx.numpy_helper.to_array(held[scale]) == np.float32(0.25)
+    assert {"up+gate.int8", "up+gate.int8-scale"} <= held.keys()

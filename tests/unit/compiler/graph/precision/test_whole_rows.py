@@ -223,3 +223,44 @@ agraph (int64[batch, tokens] ids, float[2, 3, 32] x) => (float[2, 3, 32] y)
 }
 """
     assert kinds(in_whole_rows(parsed(text))) == {"Shape": 1, "Concat": 1, "Reshape": 1, "MatMulNBits": 1}
+
+
+# What a joined product returns, taken apart.
+PARTS = """
+<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+agraph (float[batch, tokens, 32] x) => (float[batch, tokens, 10] y, float[batch, tokens, 6] z)
+<int64[2] widths = {10, 6}, int64[1] ten = {10}, int64[1] six = {6}>
+{
+  flat = Flatten <axis = 2> (x)
+  both = Gemm <transB = 1> (flat, turned)
+  one, other = Split <axis = -1> (both, widths)
+  rows = Shape <start = 0, end = 2> (x)
+  as_one = Concat <axis = 0> (rows, ten)
+  y = Reshape (one, as_one)
+  as_other = Concat <axis = 0> (rows, six)
+  z = Reshape (other, as_other)
+}
+"""
+
+
+def test_parts_of_a_product_keep_rows_and_tokens_too() -> None:
+    proto = floats(PARTS)
+    found = in_whole_rows(proto)
+    assert kinds(found) == {"FusedMatMul": 1, "Split": 1}
+    np.testing.assert_allclose(run(found), run(proto), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("int64[1] ten = {10}", "int64[1] ten = {6}"),
+        ("<axis = -1> (both, widths)", "<axis = 0> (both, widths)"),
+        ("(both, widths)", "(both)"),
+    ],
+    ids=["another width", "rows apart", "unknown widths"],
+)
+def test_parts_that_come_back_in_another_way_keep_the_graph_as_it_is(old: str, new: str) -> None:
+    text = PARTS.replace(old, new)
+    assert text != PARTS
+    proto = floats(text)
+    assert in_whole_rows(proto) is proto

@@ -1,0 +1,84 @@
+"""A small Qwen2, whose queries, keys and values have biases, compiled to generate in two precisions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import nestforge
+import onnx
+import pytest
+from nestforge.bucket import Bucket
+from nestforge.compiler.graph.encodings import parts_of
+from nestforge.profiles.encodings import FP32, INT4, INT4_SCALE, encoded_bytes
+from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
+from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.runtime.bundle.open_bundle import Bundle
+from safetensors import safe_open
+from support.gated_decoders import save_decoder
+
+_ATTENTION = "model.layers.0.self_attn"
+_WEIGHT, _BIAS = ("+".join(f"{_ATTENTION}.{name}_proj.{kind}" for name in "qkv") for kind in ("weight", "bias"))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("qwen2")
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "head_dim": 8, "max_position_embeddings": 38}
+    model = save_decoder(folder / "model", "qwen2", use_sliding_window=False, **sizes)
+    options: dict[str, Any] = {"buckets": [Bucket(1, 8)], "include": "levels", "precisions": ["fp32", "int4"]}
+    path = nestforge.compile(model, "raspberry-pi-5", folder / "b", generate=True, measure=False, **options)
+    return nestforge.open_bundle(path)  # whose gates have passed
+
+
+def engines(bundle: Bundle) -> list[EngineEntry]:
+    generation = bundle.manifest.generation
+    assert generation is not None
+    return [engine for engine in generation.engines if engine.submodel.startswith("ffn32")]
+
+
+def graph_of(bundle: Bundle, engine: EngineEntry) -> onnx.GraphProto:
+    return onnx.load(bundle.file(engine.file), load_external_data=False).graph
+
+
+def places(graph: onnx.GraphProto) -> dict[str, tuple[int, int]]:
+    """Offset and length of each initializer that lies in the weight store."""
+    named = {tensor.name: {one.key: one.value for one in tensor.external_data} for tensor in graph.initializer}
+    return {name: (int(one["offset"]), int(one["length"])) for name, one in named.items() if one}
+
+
+def test_a_step_has_one_product_for_queries_keys_and_values(bundle: Bundle) -> None:
+    kinds = {}
+    for engine in engines(bundle):
+        graph = graph_of(bundle, engine)
+        kinds[engine.precision] = Counter(node.op_type for node in graph.node)
+        encoding = {"fp32": FP32, "int4": INT4}[engine.precision]
+        assert {_WEIGHT + encoding, _BIAS} <= places(graph).keys()
+        assert engine.weight_bytes == sum(length for _, length in places(graph).values())
+    assert kinds["fp32"]["Gemm"] == 6, "attention, gate and up, which an axis cuts, down, and the head"
+    assert (kinds["int4"]["MatMulNBits"], kinds["int4"]["Split"]) == (5, 1)
+
+
+def test_engines_without_a_cache_read_the_parts_where_they_lie(bundle: Bundle) -> None:
+    joined = {name: place for engine in engines(bundle) for name, place in places(graph_of(bundle, engine)).items()}
+    plain = {
+        name: place
+        for engine in bundle.manifest.engines
+        for name, place in places(graph_of(bundle, engine)).items()
+        if _ATTENTION in name and "o_proj" not in name
+    }
+    assert len(plain) == 3 + 3 + 2 * 3, "weights and biases, weights in 4 bits and their scales"
+    for name in (_WEIGHT, _BIAS, _WEIGHT + INT4, _WEIGHT + INT4_SCALE):
+        end, length = joined[name]
+        for part in parts_of(name):
+            assert plain[part][0] == end
+            end += plain[part][1]
+        assert end == joined[name][0] + length
+
+
+def test_nothing_is_stored_twice(bundle: Bundle) -> None:
+    with safe_open(bundle.file(WEIGHTS_NAME), framework="np") as store:
+        names = list(store.keys())
+        for encoding in (FP32, INT4, INT4_SCALE):
+            assert store.get_tensor(_WEIGHT + encoding).nbytes == encoded_bytes((64, 32), encoding)
+    assert set(Counter(part for name in names for part in parts_of(name)).values()) == {1}
