@@ -24,6 +24,7 @@ from .passes.cached.fuse_norms import fuse_norms
 from .passes.cached.fuse_rotary import fuse_rotary
 from .passes.cached.head_axes import HeadAxes, head_axes
 from .passes.cached.join_products import join_products
+from .passes.cached.pack_attention import pack_attention
 from .passes.dims_by_operator import CACHED_ATTENTION, Dim, Elastic
 from .passes.drop_open_masks import drop_open_masks
 from .passes.fold_tables import fold_tables
@@ -81,15 +82,18 @@ def make_template(
     except SliceError as failure:
         problem = str(failure)
     rows = rows_as_weights(model, parameters)  # make a row of stacked weights an initializer of its own
-    with weights_as_inputs(model, {*parameters, *(stored_name(name, spec) for name in parameters), *rows}):
+    stored = {stored_name(name, spec) for name in parameters} | rows
+    with weights_as_inputs(model, {*parameters, *stored}):
         _tidy(model)  # remove unused nodes, merge duplicates, clear metadata
         if fold_tables(model):  # fold what depends on no input
             _tidy(model)
-    stored = {stored_name(name, spec) for name in parameters} | rows
     if keeps_cache and fuses:
         joined = join_products(model, joinable)  # products of one value as one product
         stored |= joined.names
         returned = {module: joined.values.get(value, value) for module, value in returned.items()}
+        pack_attention(model)  # what attention reads of one product as one input
+        with weights_as_inputs(model, stored):
+            _tidy(model)
     tables = _named_tables(model, stored)
     shorten_names(model, {*stored, *tables})  # shorten names: every engine file holds them
     left = {value: value.name or "" for node in model.graph for value in node.outputs}
