@@ -7,8 +7,8 @@ An *axis* is one dimension of the universal model that may shrink. It is always 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, groupby, islice, repeat
 
@@ -213,6 +213,15 @@ class ElasticSpec:
                 beside = tuple(cut for cut in followers if _layer_of(cut.parameter) == layer)
                 found.append(Order(f"{layer}.{axis.name}" if layer else axis.name, axis, own, beside))
         return tuple(found)
+
+    def whole_along(self, axes: Collection[str]) -> ElasticSpec:
+        """This for submodels that all have the full size of ``axes``: nothing is cut or ordered along those."""
+        return replace(
+            self,
+            slices=tuple(cut for cut in self.slices if cut.axis not in axes),
+            order_followers=tuple(cut for cut in self.order_followers if cut.axis not in axes),
+            folded={name: None if cut is not None and cut.axis in axes else cut for name, cut in self.folded.items()},
+        )
 
     def universal(self) -> Submodel:
         return Submodel(tuple((axis, axis.size) for axis in self.axes))

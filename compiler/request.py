@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..bucket import Bucket
-from ..elastic import Submodel
+from ..elastic import ElasticSpec, Submodel
 from ..errors import PlanError
 from ..exporters.checkpoints.generation_defaults import read_generation_defaults
 from ..exporters.signature import Signature
@@ -30,6 +30,8 @@ from .planning.plan import Plan, make_plan
 from .tasks.asked_tasks import asked_tasks
 
 Include = Literal["budgets", "levels", "ladder"]
+# Of the options that a bundle states: the axes along which its weights are not laid out.
+WHOLE_ALONG = "whole_along"
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ class Resolved:
             options["generate"] = True
         if request.mergeable:
             options["mergeable"] = True
+        if self.source.whole_along:
+            options[WHOLE_ALONG] = sorted(self.source.whole_along)
         if self.published:
             options["slices"] = [submodel.id for submodel in self.published]
         return options
@@ -155,8 +159,17 @@ def resolve(request: CompileRequest) -> Resolved:
         _require_cached_heads(source, (*(level.submodel for level in levels), *asked))
     published = _published(source, request.slices)
     require_integers(source, profile)
+    submodels = (*(level.submodel for level in levels), *asked, *published)
+    source = replace(source, whole_along=_whole_along(source.spec, submodels))
     notes = _notes(source, given, profile, is_asked=bool(request.buckets))
     return Resolved(request, source, profile, levels, (*asked, *published), published, notes, tasks)
+
+
+def _whole_along(spec: ElasticSpec, submodels: Sequence[Submodel]) -> frozenset[str]:
+    """The axes that none of ``submodels``, nor any between them, shrinks."""
+    return frozenset(
+        axis.name for axis in spec.prefix_axes if all(submodel[axis.name] == axis.size for submodel in submodels)
+    )
 
 
 def _require_cached_heads(source: ModelSource, submodels: Iterable[Submodel]) -> None:

@@ -37,6 +37,7 @@ from .parity.evidence.reference import Reference, replayed
 from .parity.evidence.references import References
 from .parity.evidence.replayed import Replayed
 from .parity.verify_segments import verify_segments
+from .request import WHOLE_ALONG
 from .tasks.verify_tasks import verify_tasks
 from .work.clock import Clock, Progress, silent
 
@@ -98,6 +99,9 @@ def source_of(against: str | Path, bundle: Bundle) -> ModelSource:
     source = replace(source, generates=bundle.manifest.generation is not None)
     if bundle.manifest.tasks is not None:
         source = with_stated_tasks(source, bundle.manifest.tasks)
+    stated = bundle.manifest.provenance.options.get(WHOLE_ALONG)
+    if isinstance(stated, list):
+        source = replace(source, whole_along=frozenset(axis.name for axis in source.spec.axes if axis.name in stated))
     depths = next((axis.choices for axis in bundle.manifest.axes if axis.name == DEPTH), None)
     return replace(source, cut_at=depths) if DEPTH in source.spec.kinds else source
 

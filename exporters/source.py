@@ -37,7 +37,8 @@ class ModelSource:
     ``precisions`` are the ones that its engines get; where there are several, they are one more axis of its submodels.
     ``encodings(submodel)`` are the ones in which its engines read each parameter, known once graphs were traced.
     ``generates``: its submodels get engines that keep a cache. ``tasks``: its engines take tasks, and these tensors of
-    theirs as inputs.
+    theirs as inputs. ``whole_along`` are the axes that no submodel of the bundle shrinks: weights need not be laid out
+    for them.
     """
 
     checkpoint: Checkpoint
@@ -48,6 +49,7 @@ class ModelSource:
     encodings: Callable[[Submodel], Mapping[str, Collection[Encoding]]] | None = None
     generates: bool = False
     tasks: TaskForm | None = None
+    whole_along: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -60,8 +62,8 @@ class ModelSource:
 
     @cached_property
     def _cut_spec(self) -> ElasticSpec:
-        """The architecture's spec, with the exits that are used."""
-        spec = self.architecture.spec
+        """The architecture's spec, with the exits that are used and the slices that may be."""
+        spec = self.architecture.spec.whole_along(self.whole_along)
         if self.cut_at is None:
             return spec
         if DEPTH not in spec.kinds:

@@ -139,7 +139,11 @@ class Templates:
         lower = source.architecture.lower
         if part is not None:
             interface = source.parts[part].of(submodel)
-            elastic = interface.elastic
+            whole = self.universal.source.whole_along
+            elastic = {
+                name: {dim: axis for dim, axis in dims.items() if axis not in whole}
+                for name, dims in interface.elastic.items()
+            }
             if lower is not None and interface.variants:
                 module = lower(module, interface.variants)
             module = interface.module(module)

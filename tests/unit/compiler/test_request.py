@@ -15,6 +15,9 @@ from nestforge.profiles.budget import BudgetSpec
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board
 
+# Of a kind that levels leave out.
+HEADS = [f"layers.{layer}.heads" for layer in range(3)]
+
 
 def test_what_is_left_out_is_the_profiles(tiny_folder: Path) -> None:
     device = board(levels={"ffn": [0.5, 1.0]}, promotion_order="decreasing")
@@ -22,7 +25,7 @@ def test_what_is_left_out_is_the_profiles(tiny_folder: Path) -> None:
     assert resolved.profile == device
     assert [level.submodel["layers.0.ffn"] for level in resolved.levels] == [32, 64]
     assert resolved.submodels == resolved.published == ()
-    assert resolved.options == {"include": "levels", "submodels": [], "text": False}
+    assert resolved.options == {"include": "levels", "submodels": [], "text": False, "whole_along": HEADS}
 
 
 def test_what_is_asked_for_replaces_the_profiles(tiny_folder: Path) -> None:
@@ -48,7 +51,19 @@ def test_what_is_asked_for_replaces_the_profiles(tiny_folder: Path) -> None:
     assert (device.levels, device.variants) == ({"ffn": (0.5, 1)}, {"moe.combine": "sum", "other": "one_hot"})
     (asked,) = resolved.submodels
     assert asked["layers.0.ffn"] == 16
-    assert resolved.options == {"include": "budgets", "submodels": [asked.id], "text": True}
+    assert resolved.options == {"include": "budgets", "submodels": [asked.id], "text": True, "whole_along": HEADS}
+
+
+def test_axes_that_no_submodel_shrinks_are_whole(tiny_folder: Path) -> None:
+    def whole(**options: Any) -> set[str]:
+        source = resolve(CompileRequest(tiny_folder, board(), **options)).source
+        assert {cut.axis for cut in source.spec.slices}.isdisjoint(source.whole_along)
+        return {axis.rpartition(".")[2] for axis in source.whole_along}
+
+    assert whole() == set()
+    assert whole(levels={"ffn": [0.5, 1]}) == {"heads"}, "a kind left out keeps its full size"
+    assert whole(levels={"ffn": [1]}) == {"ffn", "heads"}
+    assert whole(levels={"ffn": [1]}, submodels=["ffn16"]) == {"heads"}
 
 
 def test_nothing_asked_for_is_the_same_as_left_out(tiny_folder: Path) -> None:

@@ -14,7 +14,7 @@ from ....runtime.generation.calls.generated import DraftedTokens, GeneratedRow
 from ....runtime.model import ElasticModel
 from ..harness import Row
 from ..subjects import CORES
-from .subject import llama_bundle
+from .subject import llama_halves_bundle
 
 _ROUNDS, _PAUSE = 7, 0.3
 _PROMPT, _NEW = 64, 64
@@ -29,7 +29,7 @@ _LEAST_OF_AUTO = 0.95
 
 def run() -> list[Row]:
     ids = [int(number) for number in np.random.default_rng(0).integers(3, 32_000, _PROMPT)]
-    with load(llama_bundle(), threads=CORES) as model:
+    with load(llama_halves_bundle(), threads=CORES) as model:
         rounds = [_round(model, ids) for _ in range(_ROUNDS + 1)][1:]  # the first opens and warms everything
     rows = []
     for way in _WAYS:

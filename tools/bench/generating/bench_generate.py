@@ -18,7 +18,7 @@ from ....runtime.model import ElasticModel
 from ..harness import Row, milliseconds
 from ..subjects import CORES
 from .peers import Generate, Timed, genai, openvino, transformers
-from .subject import llama_bundle, llama_folder, tiny_llama_bundle
+from .subject import llama_bundle, llama_folder, llama_halves_bundle, tiny_llama_bundle
 
 _ROUNDS, _PAUSE = 7, 0.3
 _PROMPT, _NEW = 64, 64
@@ -36,7 +36,7 @@ def run() -> list[Row]:
         others["OpenVINO"] = peer
     rows = [*_against_others("fp32", others)]
     rows += _against_others("int4", {})
-    with load(llama_bundle(), threads=CORES) as model:
+    with load(llama_halves_bundle(), threads=CORES) as model:
         return [*rows, _many_rows(model), _by_capacity(model), _changing(model), _beside()]
 
 

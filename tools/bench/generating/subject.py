@@ -33,8 +33,13 @@ def llama_folder() -> Path:
 
 
 def llama_bundle(precision: Precision = "fp32") -> Path:
-    """The whole of it and, in fp32, half of its FFNs."""
-    return _bundle(llama_folder(), precision, ("ffn1024",) if precision == "fp32" else ())
+    """The whole of it alone, as others have it."""
+    return _bundle(llama_folder(), precision)
+
+
+def llama_halves_bundle() -> Path:
+    """The whole of it, and half of its FFNs."""
+    return _bundle(llama_folder(), "fp32", ("ffn1024",), "-halves")
 
 
 def llama_widths_bundle(precision: Precision) -> Path:
@@ -83,5 +88,5 @@ def _bundle(folder: Path, precision: Precision, submodels: Sequence[str] = (), k
     path = CACHE / f"{folder.name}{kind}-{precision}.bundle"
     if not path.exists():
         device = replace(elsewhere(), buckets=(Bucket(1, 16),), budgets={"full": BudgetSpec()}, precisions=(precision,))
-        compile_bundle(folder, device, path, include="budgets", submodels=submodels, generate=True)
+        compile_bundle(folder, device, path, submodels=submodels, levels={"ffn": (1.0,)}, generate=True)
     return path

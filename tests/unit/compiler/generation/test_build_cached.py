@@ -30,6 +30,7 @@ from nestforge.runtime.engines.runner import Runner, runner_for
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.generation.sliding_window import SlidingWindow
+from safetensors import safe_open
 from support.gated_decoders import edit_config, save_decoder
 from support.tiny_matlm import save_tiny_matlm
 
@@ -217,6 +218,22 @@ def test_a_table_that_is_the_head_too_has_four_bits_in_both_places(tmp_path: Pat
     kinds = Counter(node.op_type for node in graph.node)
     assert (kinds["MatMulNBits"], kinds["DynamicQuantizeMatMul"], kinds["QGemm"]) == (9, 2, 0)
     assert kinds["Flatten"] == 2, "of cosines and sines"
+
+
+def test_weights_are_as_they_were_where_no_submodel_is_narrower(tmp_path: Path) -> None:
+    """Products whose inputs would shrink have 4 bits then, and nothing is ranked."""
+    folder = save_tiny_matlm(tmp_path / "matlm", num_hidden_layers=1)
+    path = compiled(folder, precisions=["int4"], levels={"ffn": (1.0,)})
+    bundle = nestforge.open_bundle(path)
+    assert bundle.manifest.provenance.options["whole_along"] == ["layers.0.ffn"]
+    assert bundle.manifest.ranking.method == "none"
+    with safe_open(bundle.file("weights.safetensors"), framework="np") as file:
+        names = set(file.keys())
+    assert "layers.0.ffn.down.weight.int4" in names
+    assert not any(".T" in name for name in names)
+    verified = nestforge.verify(path, against=folder)
+    assert verified.engines
+    assert verified
 
 
 def test_rows_stay_whole_from_product_to_product(bundle: Bundle) -> None:

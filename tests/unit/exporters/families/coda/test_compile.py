@@ -64,9 +64,8 @@ def test_budgets_choose_among_reductions(bundle: Bundle) -> None:
 
 def test_reductions_share_every_weight(bundle: Bundle, tmp_path: Path) -> None:
     """Another reduction is a graph more, and not a byte of weights."""
-    one = compile_bundle(
-        bundle.path.with_name("m"), replace(PROFILE, budgets={}), tmp_path / "b", levels={"coda.reduction": (1.0,)}
-    )
+    profile, levels = replace(PROFILE, budgets={}), {"ffn": (0.5, 1.0)}  # weights are laid out for narrower ones too
+    one = compile_bundle(bundle.path.with_name("m"), profile, tmp_path / "b", levels=levels, include="budgets")
     assert {engine.submodel for engine in open_bundle(one).manifest.engines} == {"ffn48-coda.reduction1"}
     ours, single = (path / WEIGHTS_NAME for path in (bundle.path, one))
     assert ours.read_bytes() == single.read_bytes()

@@ -154,7 +154,7 @@ def test_a_regression_with_text_and_taylor_ranking(tmp_path: Path, pool: str) ->
     changes = {"exits.pool": pool, "exits.classes": 1, "gate": None, "embedding": {"mode": "dense"}}
     folder = save_tiny(tmp_path / "m", sidecar=changes)
     shutil.copy(save_tiny_encoder(tmp_path / "bert") / "tokenizer.json", folder)
-    bundle = _compiled(folder, text=corpus(tmp_path / "texts.txt"), include="levels")
+    bundle = _compiled(folder, text=corpus(tmp_path / "texts.txt"), levels={"depth": (0.5, 1.0), "ffn": (0.5, 1.0)})
     with nestforge.load(bundle) as model:
         assert model.bundle.manifest.exits is None
         assert model.bundle.manifest.ranking.method == "taylor"
