@@ -17,6 +17,7 @@ from ...elastic import ElasticSpec
 from ...errors import SliceError
 from ...exporters.tracing.trace import Interface, Trace, trace
 from ...exporters.universal import UniversalModel
+from ...runtime.bundle.entries.generation_entry import POSITIONS
 from ...runtime.bundle.manifest import WEIGHTS_NAME
 from .encodings import table_name
 from .passes.cached.flatten_rows import flatten_rows
@@ -25,6 +26,7 @@ from .passes.cached.fuse_rotary import fuse_rotary
 from .passes.cached.head_axes import HeadAxes, head_axes
 from .passes.cached.join_products import join_products
 from .passes.cached.pack_attention import pack_attention
+from .passes.cached.turn_in_attention import turn_in_attention
 from .passes.dims_by_operator import CACHED_ATTENTION, Dim, Elastic
 from .passes.drop_open_masks import drop_open_masks
 from .passes.fold_tables import fold_tables
@@ -53,10 +55,12 @@ def make_template(
     fuses: bool = True,
     elastic: Mapping[str, Mapping[int, str]] = MappingProxyType({}),
     joinable: Collection[str] = (),
+    positions: int | None = None,
 ) -> Template:
     """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external.
     Where it ``fuses``, an engine that keeps a cache has operators of ONNX Runtime's own, and one product where several
-    of the ``joinable`` parameters read one value; ``elastic`` as of ``Part``."""
+    of the ``joinable`` parameters read one value; ``elastic`` as of ``Part``. The input of positions, where there is
+    one, has so many of them."""
     model = traced.model
     with weights_as_inputs(model, parameters):
         _fold(model)  # fold constants first: the optimiser then sees fewer nodes
@@ -65,7 +69,9 @@ def make_template(
     keeps_cache = _keeps_cache(model)
     if keeps_cache and fuses:  # a step of one token costs as much by its nodes as by its products
         fuse_norms(model)  # norms with the sums before them, and SiLU, as one node
-        fuse_rotary(model)  # rotary positions as one node
+        if positions is not None:
+            turn_in_attention(model, positions, parameters)  # rotary positions by attention itself, from tables
+        fuse_rotary(model)  # others as one node
     returned = _returned_values(model, traced.module_outputs)
     drop_open_masks(model)  # remove attention masks that hide nothing
     simplify_attention(model)  # remove the exporter's extra nodes around queries, keys and probabilities
@@ -115,7 +121,9 @@ def traced_template(
 ) -> Template:
     """Traces ``module`` (the universal model's, one narrowed from it, or a segment) and makes a template of it."""
     traced = trace(module, interface, bucket, opset)
-    return make_template(traced, model.spec, bucket, model.stored_names(), fuses, elastic, joinable_parameters(model))
+    positions = next((spec.high for spec in interface.inputs if spec.name == POSITIONS), None)
+    joinable = joinable_parameters(model)
+    return make_template(traced, model.spec, bucket, model.stored_names(), fuses, elastic, joinable, positions)
 
 
 def _keeps_cache(model: ir.Model) -> bool:

@@ -10,6 +10,8 @@ from .tensor_spec import TensorSpec
 
 # Of engines that keep keys and values in a cache: their ``segment``, and their dimensions that the caller chooses.
 CACHED, CAPACITY, WINDOW, LOGIT_COUNT = "cached", "capacity", "window", "answers"
+# The input with the places of new tokens in the text.
+POSITIONS = "position_ids"
 # What the names of a cache begin with, as an input and as the output that it becomes.
 PAST, PRESENT = "past_", "present_"
 # Of engines that read a prompt for a decoder, and the dimension of its tokens, which the caller chooses too.
@@ -200,7 +202,7 @@ class GenerationEntry:
         tokens = ("batch", "sequence")
         inputs = [
             TensorSpec("input_ids", "int64", tokens, high=self.vocabulary),
-            TensorSpec("position_ids", "int64", tokens, high=self.positions),
+            TensorSpec(POSITIONS, "int64", tokens, high=self.positions),
             TensorSpec("logits_at", "int64", (LOGIT_COUNT,)),
         ]
         if window_of(self.layers) is not None:

@@ -4,7 +4,8 @@ What else of a submodel does not follow from the extents of its weights is the g
 and what is read of a prompt. These numbers an emission sets.
 
 Requires: what ``free_elastic_dims`` does. Ensures: nothing is changed; raises SliceError where neither heads nor their
-size are what shrinks, or an elastic dimension cannot be followed.
+size are what shrinks, where the size shrinks of heads that attention turns by tables, or where an elastic dimension
+cannot be followed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..dims_by_operator import CACHED_ATTENTION, Dim, Dims, Elastic
 from ..free_elastic_dims import Shrinking, followed
 
 # Inputs of the operator.
-_QUERY, _KEY, _BIAS = 0, 1, 10
+_QUERY, _KEY, _COSINES, _BIAS = 0, 1, 7, 10
 # The dimension of a bias that heads are.
 _HEADS = 1
 
@@ -46,6 +47,8 @@ def head_axes(
             axes = HeadAxes(_axis(node, _QUERY, -1, known), _axis(node, _KEY, -1, known))
             if len(node.inputs) > _BIAS and _axis(node, _BIAS, _HEADS, known) != axes.queries:
                 raise SliceError(f"node {node.outputs[0].name}: a bias whose heads do not shrink with the queries'")
+            if len(node.inputs) > _COSINES and node.inputs[_COSINES] is not None and _size_shrinks(node, known):
+                raise SliceError(f"node {node.outputs[0].name}: heads turned by tables, whose size shrinks")
             if axes != (None, None):
                 found[node.outputs[0]] = axes
     return found
@@ -66,6 +69,12 @@ def set_heads(model: onnx.ModelProto, axes: Mapping[str, HeadAxes], submodel: Su
         for attribute in node.attribute:
             if (axis := numbers.get(attribute.name)) is not None:
                 attribute.i = submodel[axis]
+
+
+def _size_shrinks(node: ir.Node, known: Mapping[ir.Value, Dims]) -> bool:
+    """Whether the numbers of a query's head do, which are the faster factor."""
+    query = node.inputs[_QUERY]
+    return query is not None and query in known and isinstance(known[query][-1][-1], Elastic)
 
 
 def _axis(node: ir.Node, index: int, dim: int, known: Mapping[ir.Value, Dims]) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import nestforge
+import onnx
 import pytest
 import torch
 from nestforge.bucket import Bucket
@@ -27,7 +28,7 @@ _LONG = {"rope_type": "longrope", "rope_theta": 1e3, "short_factor": [1.5, 2.0],
 _SLIDING = {"max_position_embeddings": 610, "sliding_window": 5}
 # Texts of 140 tokens, which a class of longer ones would turn otherwise from 141 on; or long ones, behind a window.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "phi3": ("phi3", {"num_hidden_layers": 1, **_SLIDING}),
+    "phi3": ("phi3", {"num_hidden_layers": 1, "head_dim": 32, **_SLIDING}),
     "phi3, longrope": (
         "phi3",
         {
@@ -47,14 +48,21 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "activation_sparsity_pattern": [0.5, 0.0, 0.0],
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "num_kv_shared_layers": 1,  # the last, which reads what the first keeps of its window
+            "head_dim": 16,
             **_SLIDING,
         },
     ),
     "llama, dynamic": (
         "llama",
-        {"num_hidden_layers": 1, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 4.0}},
+        {
+            "num_hidden_layers": 1,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 4.0},
+        },
     ),
 }
+# Layers whose attention turns queries and keys itself: of heads, and parts of them, of a multiple of 16 numbers.
+TURNED = {"phi3": 1, "gemma3n": 3, "llama, dynamic": 1}
 
 
 @pytest.mark.parametrize("kind", DECODERS)
@@ -63,8 +71,12 @@ def test_text_is_that_of_transformers(tmp_path: Path, kind: str) -> None:
     save = save_gpt2 if model_type == "gpt2" else partial(save_decoder, model_type=model_type)
     folder = save(tmp_path / "m", **{**_COMMON, **keys})
     path = compiled(folder, tmp_path / "b")
-    generation = nestforge.open_bundle(path).manifest.generation
+    bundle = nestforge.open_bundle(path)
+    generation = bundle.manifest.generation
     assert generation is not None
+    graph = onnx.load(bundle.file(generation.engines[0].file), load_external_data=False).graph
+    turned = [attribute.i for node in graph.node for attribute in node.attribute if attribute.name == "do_rotary"]
+    assert sum(turned) == TURNED.get(kind, 0)
     slides = keys.get("sliding_window") is not None
     assert generation.positions == (610 if slides else 140)
     prompt = _LONG_PROMPT if slides else _PROMPT

@@ -103,3 +103,11 @@ def test_what_is_neither_heads_nor_their_size_is_refused() -> None:
     seeds = {name: (2, Elastic(Axis("layers.0.some", 2)), 8) for name in ("q", "k", "o")}
     with pytest.raises(SliceError, match="what shrinks of input 0 is not its heads"):
         head_axes(model(), seeds)
+
+
+def test_sizes_of_heads_that_are_turned_by_tables_may_not_shrink() -> None:
+    text = ATTENTION.replace("last, total)\n", "last, total, angles, angles, places)\n")
+    turned = model(text.replace("int32 total,", "int32 total, float[9, 4] angles, int64[1, 1] places,"))
+    assert head_axes(turned, SEEDS | {"o": (Elastic(HEADS), 8)})
+    with pytest.raises(SliceError, match="node found: heads turned by tables, whose size shrinks"):
+        head_axes(turned, {name: (4, Elastic(Axis("layers.0.size", 8))) for name in ("q", "k", "o")})
