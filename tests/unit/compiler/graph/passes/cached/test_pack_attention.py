@@ -30,6 +30,19 @@ agraph (float[1, 3, 64] x, float[1, 2, 12, 8] past_key, float[1, 2, 12, 8] past_
 # The same without flattening.
 _SPLIT = "  q, k, v = Split <axis = 2> (x, widths)\n"
 WHOLE = ATTENTION[: ATTENTION.index("  flat")] + _SPLIT + ATTENTION[ATTENTION.index("  y, key") :]
+# And taken apart by Slices.
+SLICES = WHOLE.replace(
+    _SPLIT,
+    """
+  q = Slice (x, from, one, at)
+  k = Slice (x, one, other, at)
+  v = Slice (x, other, all, at, step)
+""",
+).replace(
+    "<int64[3] widths",
+    """<int64[1] from = {0}, int64[1] one = {32}, int64[1] other = {48},
+ int64[1] all = {999}, int64[1] at = {2}, int64[1] step = {1}, int64[3] widths""",
+)
 
 
 def packed(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto, bool]:
@@ -56,10 +69,14 @@ def run(proto: onnx.ModelProto) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("text", "left"),
-    [(ATTENTION, {"Flatten": 1, "Reshape": 1, "GroupQueryAttention": 1}), (WHOLE, {"GroupQueryAttention": 1})],
-    ids=["flattened", "whole"],
+    [
+        (ATTENTION, {"Flatten": 1, "Reshape": 1, "GroupQueryAttention": 1}),
+        (WHOLE, {"GroupQueryAttention": 1}),
+        (SLICES, {"GroupQueryAttention": 1}),
+    ],
+    ids=["flattened", "whole", "slices"],
 )
-def test_what_one_split_returns_is_one_input(text: str, left: dict[str, int]) -> None:
+def test_what_lies_side_by_side_is_one_input(text: str, left: dict[str, int]) -> None:
     before, after, changed = packed(text)
     assert changed
     assert kinds(after) == left
@@ -85,3 +102,21 @@ def test_what_is_no_such_split_stays(old: str, new: str) -> None:
     _, after, changed = packed(text)
     assert not changed
     assert kinds(after)["Split"] == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("one = {32}", "one = {24}"),
+        ("all = {999}", "all = {56}"),
+        ("step = {1}", "step = {2}"),
+        ("k = Slice (x,", "k = Slice (past,"),
+    ],
+    ids=["overlapping", "not to the end", "every other", "of another value"],
+)
+def test_slices_that_do_not_follow_each_other_stay(old: str, new: str) -> None:
+    text = SLICES.replace(old, new).replace("  q = Slice", "  past = Neg (x)\n  q = Slice")
+    assert text != SLICES
+    _, after, changed = packed(text)
+    assert not changed
+    assert kinds(after)["Slice"] == 3
