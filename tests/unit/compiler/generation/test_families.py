@@ -63,6 +63,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Layers whose attention turns queries and keys itself: of heads, and parts of them, of a multiple of 16 numbers.
 TURNED = {"phi3": 1, "gemma3n": 3, "llama, dynamic": 1}
+# Those whose attention takes queries, keys and values as one input: nothing lies between it and their one product.
+PACKED = {"phi3": 1, "gpt2": 2, "llama, dynamic": 1}
 
 
 @pytest.mark.parametrize("kind", DECODERS)
@@ -77,6 +79,8 @@ def test_text_is_that_of_transformers(tmp_path: Path, kind: str) -> None:
     graph = onnx.load(bundle.file(generation.engines[0].file), load_external_data=False).graph
     turned = [attribute.i for node in graph.node for attribute in node.attribute if attribute.name == "do_rotary"]
     assert sum(turned) == TURNED.get(kind, 0)
+    packed = [node for node in graph.node if node.op_type == "GroupQueryAttention" and not any(node.input[1:3])]
+    assert len(packed) == PACKED.get(kind, 0)
     slides = keys.get("sliding_window") is not None
     assert generation.positions == (610 if slides else 140)
     prompt = _LONG_PROMPT if slides else _PROMPT
