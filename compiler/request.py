@@ -156,7 +156,7 @@ def resolve(request: CompileRequest) -> Resolved:
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
     asked = [read_assignment(source.spec, id_, levels, profile.width_multiple) for id_ in request.submodels]
     if request.generate:
-        _require_cached_heads(source, (*(level.submodel for level in levels), *asked))
+        _require_that_generate(source, profile, (*(level.submodel for level in levels), *asked))
     published = _published(source, request.slices)
     require_integers(source, profile)
     submodels = (*(level.submodel for level in levels), *asked, *published)
@@ -172,11 +172,20 @@ def _whole_along(spec: ElasticSpec, submodels: Sequence[Submodel]) -> frozenset[
     )
 
 
-def _require_cached_heads(source: ModelSource, submodels: Iterable[Submodel]) -> None:
-    """Submodels whose heads no engine keeps in a cache are refused before any work."""
+def _require_that_generate(source: ModelSource, profile: DeviceProfile, submodels: Iterable[Submodel]) -> None:
+    """Submodels whose heads no engine keeps in a cache, and for TensorRT those whose encoder counts what it selects,
+    are refused before any work."""
+    form = source.cached
+    assert form is not None
     for submodel in submodels:
-        if source.cached is not None and (problem := source.cached.at(submodel).problem) is not None:
+        if (problem := form.at(submodel).problem) is not None:
             raise PlanError(f"generate: submodel {submodel.id} cannot: {problem}")
+        if profile.backend == "tensorrt" and form.encoder is not None and form.encoder.routes(submodel):
+            raise PlanError(
+                f"generate: submodel {submodel.id} cannot for tensorrt: its encoder selects a number of tokens that "
+                "follows from the prompt's length, and TensorRT's parser takes a constant one (TopK); ask for levels "
+                "without it, or compile for onnxruntime"
+            )
 
 
 def _require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
@@ -186,11 +195,6 @@ def _require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
     if source.cached.problem is not None:
         raise PlanError(f"generate: {source.name} cannot: {source.cached.problem}")
     if profile.backend == "tensorrt":
-        if source.cached.encoder is not None:
-            raise PlanError(
-                f"generate: {source.name}: a decoder behind an encoder is for onnxruntime, profile {profile.name} is "
-                "for tensorrt"
-            )
         if profile.precisions != (TRACED,):
             asked = ", ".join(profile.precisions)
             raise PlanError(

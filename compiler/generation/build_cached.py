@@ -26,18 +26,8 @@ from ..build.build_engine import EngineBuilder
 from ..build.emitted import Emitted
 from ..build.prove_exact import in_torch, require_form
 from ..parity.engine_verdict import tolerance_of
-from ..parity.evidence.cached_cases import (
-    Batch,
-    PromptRoutes,
-    cached_batches,
-    cases_of,
-    judged_specs,
-    prompt_routes,
-    prompts_of,
-    read_prompts,
-    run_batches,
-    unproven_window,
-)
+from ..parity.evidence.cached_cases import Batch, cached_batches, cases_of, judged_specs, prompts_of, unproven_window
+from ..parity.evidence.cached_runs import PromptRoutes, prompt_routes, read_prompts, run_batches
 from ..parity.evidence.compare import tolerance_for
 from ..parity.evidence.reference import Reference, replayed
 from ..planning.cost_model import predict

@@ -18,11 +18,12 @@ from ...exporters.cached_form import CachedForm
 from ...profiles.precision import Precision
 from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.bundle.entries.generation_entry import GenerationEntry, window_of
-from ...runtime.generation.source import Source
+from ...runtime.generation.sources.source import Source
 from ...runtime.inputs.arrays import Array, Arrays
 from ..parity.divergence import NOWHERE, first_divergence
 from ..parity.engine_verdict import tolerance_of
-from ..parity.evidence.cached_cases import Batch, PromptRoutes, cases_of, judged_specs
+from ..parity.evidence.cached_cases import Batch, cases_of, judged_specs
+from ..parity.evidence.cached_runs import PromptRoutes
 from ..parity.evidence.cases import Case
 from ..parity.evidence.compare import Tolerance
 from ..parity.evidence.reference import Reference, replayed
@@ -113,7 +114,8 @@ def _in_one_run(entry: GenerationEntry, case: Case, run: CachedRun) -> dict[str,
         feeds["window_places"] = np.zeros(1, np.int64)
     if run.read is not None:
         found = run.read[case.name]
-        feeds |= Source(tuple(found), np.array([found[0].shape[3]])).named()
+        source = Source(tuple(found), np.array([found[0].shape[3]]))
+        feeds |= {**source.counts, **source.named()}
     for number, layer in enumerate(entry.layers):
         for kind in ("key", "value"):
             feeds[f"past_{kind}_{number}"] = np.zeros((1, layer.heads, run.capacity or tokens, layer.size), np.float32)

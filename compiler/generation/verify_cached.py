@@ -14,16 +14,8 @@ from ...runtime.engines.runner import Runner, TakesTasks, runner_for
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Array
 from ..parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
-from ..parity.evidence.cached_cases import (
-    Batch,
-    PromptRoutes,
-    cached_batches,
-    cases_of,
-    prompt_routes,
-    prompts_of,
-    read_prompts,
-    run_batches,
-)
+from ..parity.evidence.cached_cases import Batch, cached_batches, cases_of, prompts_of
+from ..parity.evidence.cached_runs import PromptRoutes, prompt_routes, read_prompts, run_batches
 from ..parity.evidence.cases import Case
 from ..parity.evidence.reference import replayed
 from ..parity.evidence.references import References

@@ -30,7 +30,7 @@ from ...runtime.bundle.device_files.plan_index import (
     write_plans,
 )
 from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.entries.generation_entry import CACHED
+from ...runtime.bundle.entries.generation_entry import CACHED, ENCODER
 from ...runtime.bundle.open_bundle import Bundle, open_bundle
 from ...runtime.bundle.shape_profile import shape_profiles
 from ...runtime.engines.tensorrt.available import require_tensorrt
@@ -83,7 +83,8 @@ def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPla
 def plan_engines(bundle: Bundle) -> tuple[EngineEntry, ...]:
     """The engines that need a plan, one for each graph; those that keep a cache, which need a later release, come last.
     Raises BuildError if there are none."""
-    engines = {engine.file: engine for engine in bundle.manifest.every_engine if engine.backend == "tensorrt"}
+    every = sorted(bundle.manifest.every_engine, key=lambda engine: engine.segment == CACHED)
+    engines = {engine.file: engine for engine in every if engine.backend == "tensorrt"}
     if not engines:
         raise BuildError(
             f"bundle {bundle.path}: has no engines for TensorRT; compile with a profile whose backend is tensorrt"
@@ -143,11 +144,13 @@ def _checked(bundle: Bundle, here: Bundle, engine: EngineEntry, entry: PlanEntry
     from ...runtime.engines.tensorrt.runner import TensorRTRunner
     from .check_cached_plan import check_cached_plan
     from .check_plan import check_plan
+    from .check_prompt_plan import check_prompt_plan
     from .layers import read_layers
 
-    if engine.segment == CACHED:
+    if engine.segment in (CACHED, ENCODER):
+        check = check_cached_plan if engine.segment == CACHED else check_prompt_plan
         with TensorRTCacheRunner(bundle, engine, plan=entry) as cached:
-            parity = check_cached_plan(here, engine, cached, cached.device)
+            parity = check(here, engine, cached, cached.device)
             facts, held = cached.inspect(), cached.activation_bytes
     else:
         with TensorRTRunner(bundle, engine, plan=entry) as whole:

@@ -2,7 +2,7 @@
 
 Both get the texts of the gate in the same pieces, each with a cache of its own, the plan's on the GPU as it will be.
 Its logits behind every token, and what its cache holds in the end, must be the graph's. One more text fills the cache
-to its last place, where that is affordable.
+to its last place, where that is affordable. Behind an encoder both read what its graph makes of the same prompts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import numpy as np
 from ...errors import ParityError
 from ...runtime.bundle.device_files.plan_index import PlanParity
 from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput
-from ...runtime.bundle.entries.generation_entry import GenerationEntry
+from ...runtime.bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.device.device import Device
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Runner
-from ..parity.evidence.cached_cases import Batch, Row, cached_batches, cases_of, judged_specs, run_batches
+from ..parity.evidence.cached_cases import Batch, Row, cached_batches, cases_of, judged_specs
+from ..parity.evidence.cached_runs import read_prompts, run_batches
 from ..parity.evidence.cases import Case
 from ..parity.evidence.replayed import Replayed
 from ..parity.judge import JudgedOutputs, judge
@@ -47,10 +48,15 @@ def check_cached_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: D
     limit, rounding = plan_limits(engine)
     own = next(graph for graph in generation.engines if graph.id == engine.id)
     kept: list[ParityOutput] = []
-    with OnnxRuntimeRunner(here, own, "shared", threads_or_default(None)) as graph:
+    threads = threads_or_default(None)
+    encoder, read = generation.encoder_of(engine), None
+    if encoder is not None:
+        with OnnxRuntimeRunner(here, encoder, "shared", threads) as reader:
+            read = read_prompts(reader, entry, batches)
+    with OnnxRuntimeRunner(here, own, "shared", threads) as graph:
         for batch in batches:
-            expected = run_batches(graph, own, entry, [batch])
-            found = run_batches(plan, engine, entry, [batch], device=device)
+            expected = run_batches(graph, own, entry, [batch], read)
+            found = run_batches(plan, engine, entry, [batch], read, device)
             reference = Replayed(expected, [rounding] * len(batch))
             outputs = JudgedOutputs(judged_specs(entry))
             verdict = judge(reference, found, cases_of([batch]), outputs, engine.precision, limit)
@@ -73,7 +79,10 @@ def _texts(entry: GenerationEntry, engine: EngineEntry) -> list[Batch]:
     batches = cached_batches(within, long=True)
     tokens = within.positions
     if tokens * entry.vocabulary <= _MOST_LOGITS:
-        ids = np.random.default_rng(tokens).integers(0, entry.vocabulary, (1, tokens))
+        rng = np.random.default_rng(tokens)
+        feeds = {"input_ids": rng.integers(0, entry.vocabulary, (1, tokens))}
+        if entry.encoder is not None:
+            feeds["source_ids"] = rng.integers(0, entry.vocabulary, (1, min(PROMPT_TOKENS, entry.encoder.positions)))
         steps = min(_STEPS_AT_THE_END, tokens - 1)
-        batches.append((Row(Case("to the last place", {"input_ids": ids}), (tokens - steps, *[1] * steps)),))
+        batches.append((Row(Case("to the last place", feeds), (tokens - steps, *[1] * steps)),))
     return batches

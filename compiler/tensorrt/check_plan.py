@@ -7,8 +7,9 @@ limits. It is asked of the plan as it will run: opened from its file, its weight
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import util
+from typing import Protocol
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.threads import threads_or_default
-from ...runtime.engines.runner import Runner
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.feeds import random_feeds
 from ..parity.evidence.cases import Case, shapes_to_prove
@@ -39,8 +39,17 @@ _INTEGER_TOLERANCE = Tolerance(atol=2.0, rtol=0.1, min_cosine=0.98, rms=0.6)
 _MAX_NEAR_TIES = 4
 
 
-def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
-    """How the open ``plan`` of ``engine`` compares with its graph in the bundle as this host runs it, ``here``.
+class Answers(Protocol):
+    """A plan that is asked."""
+
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
+        """See ``Runner.run``."""
+        ...
+
+
+def check_plan(here: Bundle, engine: EngineEntry, plan: Answers, shapes: Sequence[Bucket] | None = None) -> PlanParity:
+    """How the open ``plan`` of ``engine`` compares with its graph in the bundle as this host runs it, ``here``, at
+    these ``shapes``, or at some all over its bucket.
 
     A decision between equals may fall otherwise in each, and the outputs behind it then differ rightly: such a case is
     left out, and another one takes its place. Raises ParityError if a case breaks the rule of the graph's own receipt,
@@ -52,12 +61,12 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Runner) -> PlanParity:
     limit, rounding = plan_limits(engine)
     inputs, outputs = here.manifest.interface_of(engine)
     mask = next((spec.name for spec in inputs if _is_mask(spec)), None)
-    own = next(graph for graph in here.manifest.engines if graph.id == engine.id)
+    own = next(graph for graph in here.manifest.every_engine if graph.id == engine.id)
     judged = JudgedOutputs(outputs, here.manifest.exits.computed_from if here.manifest.exits else (), mask)
     names, routing = [spec.name for spec in outputs], [entry.name for entry in engine.routing or ()]
     kept: list[ParityOutput] = []
     left_out = 0
-    shapes = _shapes(engine.bucket)
+    shapes = shapes or shapes_of(engine.bucket)
     with OnnxRuntimeRunner(here, own, "shared", threads_or_default(None)) as graph:
         for seed in range(len(shapes) + _MAX_NEAR_TIES):
             feeds = case_feeds(inputs, shapes[seed - left_out], seed)
@@ -112,7 +121,7 @@ def plan_limits(engine: EngineEntry) -> tuple[Tolerance, Roundings]:
     return _INTEGER_TOLERANCE if PRECISIONS[engine.precision].is_integer else limit, rounding
 
 
-def _shapes(bucket: Bucket) -> list[Bucket]:
+def shapes_of(bucket: Bucket) -> list[Bucket]:
     """The shapes of the cases: the largest, since it takes the most memory, and others all over a range."""
     if bucket.is_static:
         return [bucket] * _CASES_COMPARED

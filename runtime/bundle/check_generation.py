@@ -90,7 +90,7 @@ def _kept_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[str]
 def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry) -> Iterable[str]:
     if encoder.start_id >= entry.vocabulary:
         yield f"generation: start_id {encoder.start_id}; expected a number below the vocabulary of {entry.vocabulary}"
-    if sorted(engine.submodel for engine in encoder.engines) != sorted(engine.submodel for engine in entry.engines):
+    if sorted(engine.submodel for engine in encoder.engines) != sorted({engine.submodel for engine in entry.engines}):
         yield "generation: expected an encoder for each submodel that generates, and no other"
     if len(entry.source_layers) != len(entry.layers):
         yield f"generation: an encoder for {len(entry.source_layers)} layers; expected {len(entry.layers)}"
@@ -105,5 +105,7 @@ def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry) -> Iterable
             yield f"engine {engine.id}: bucket {engine.bucket}; expected one row that begins with 1 token"
         if engine.bucket.sequence != encoder.positions:
             yield f"engine {engine.id}: takes {engine.bucket.sequence} tokens; expected {encoder.positions}"
+        if any(engine.backend != other.backend for other in entry.engines):
+            yield f"engine {engine.id}: backend {engine.backend}; expected that of the engines which read what it makes"
         if engine.weight_bytes is None:
             yield f"engine {engine.id}: an engine that generates without weight_bytes"

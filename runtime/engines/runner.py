@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from ...errors import BundleIncompatibleError
 from ...profiles.precision import PRECISIONS
 from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.entries.generation_entry import CACHED
+from ..bundle.entries.generation_entry import CACHED, ENCODER
 from ..bundle.open_bundle import Bundle
 from ..device.device import Device, DeviceArray
 from ..graphs.task_tensors import TaskTensors
@@ -103,16 +103,19 @@ class DeviceRunner(Runner, Protocol):
 
 @runtime_checkable
 class CacheRunner(Protocol):
-    """A runner whose engine keeps a cache that stays on its device; it has no runs on arrays of the host alone."""
+    """A runner of an engine that generates, and keeps what it made of tokens on its device; it has no runs on arrays of
+    the host alone."""
 
     def bind_cache(
-        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
+        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], kept: Mapping[str, DeviceArray]
     ) -> DeviceCall:
-        """A call that runs from ``feeds`` into ``outputs``, arrays of the host, and returns once they are written.
+        """A call that runs from ``feeds`` into ``outputs``, arrays of the host, and returns once they are written; an
+        output without one is not fetched.
 
-        ``caches``, by the names of inputs, lie on the device; the engine updates them in place. Arrays have one shape
-        of the engine's, stay where they are until the call is closed, by who asked for it or with the runner, and are
-        the caller's. Nothing runs while it is bound. One thread at a time may make the call. Raises as ``bind`` does.
+        ``kept`` lie on the device: caches, by the names of inputs, which the engine updates in place, and what an
+        encoder makes, and a decoder reads, of prompts. Arrays have one shape of the engine's, stay where they are until
+        the call is closed, by who asked for it or with the runner, and are the caller's. Nothing runs while it is
+        bound. One thread at a time may make the call. Raises as ``bind`` does.
         """
         ...
 
@@ -185,7 +188,7 @@ def runner_for(
 
         return OnnxRuntimeRunner(bundle, engine, residency, threads, affinity)
     require_tensorrt(f"engine {engine.id}")
-    if engine.segment == CACHED:
+    if engine.segment in (CACHED, ENCODER):
         from .tensorrt.cached_runner import TensorRTCacheRunner
 
         return TensorRTCacheRunner(bundle, engine)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol
 
 import numpy as np
 
-from ..device.device import DeviceArray
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .sliding_window import SlidingWindow
-from .source import Source
-
-Tensor = TypeVar("Tensor", Array, DeviceArray)
+from .sources.any_source import AnySource, Tensor
 
 
 class BoundCall(Protocol):
@@ -39,7 +36,7 @@ class AnyCache(ABC, Generic[Tensor]):
 
     tensors: tuple[Tensor, ...]
     capacity: int
-    source: Source | None = None
+    source: AnySource[Tensor] | None = None
     window: SlidingWindow | None = None
 
     @property

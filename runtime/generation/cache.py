@@ -13,7 +13,7 @@ from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .any_cache import AnyCache
 from .sliding_window import SlidingWindow
-from .source import Source, first_of
+from .sources.source import Source, first_of
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class Cache(AnyCache[Array]):
     @property
     def inputs(self) -> Mapping[str, Array]:
         """Everything that an engine reads of it, by name."""
-        return {**({} if self.source is None else self.source.named()), **self.named(PAST)}
+        counts, read = ({}, {}) if self.source is None else (self.source.counts, self.source.named())
+        return {**counts, **read, **self.named(PAST)}
 
     @cached_property
     def _sliding(self) -> tuple[Array, ...]:

@@ -11,7 +11,8 @@ from ..device.device import Device
 from .any_cache import AnyCache
 from .cache import Cache
 from .device_cache import DeviceCache
-from .source import Source
+from .sources.device_source import DeviceSource
+from .sources.source import Source
 
 
 class CacheMemory(Protocol):
@@ -63,17 +64,24 @@ class HostMemory:
 
 class DeviceMemory:
     """Room for as many tokens as engines of one capacity take: the smallest at first, and a larger one only when a row
-    needs it, since every step reads all of it."""
+    needs it, since every step reads all of it. What an encoder made of prompts stays where it is."""
 
-    def __init__(self, entry: GenerationEntry, rows: int, capacity: int, take: Callable[[], Device]) -> None:
-        """``take`` opens the device; ``capacity`` is the most that a row may ever have."""
-        self._entry, self._rows = entry, rows
+    def __init__(
+        self, entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int, take: Callable[[], Device]
+    ) -> None:
+        """``take`` opens the device; ``capacity`` is the most that a row may ever have. Behind an encoder there is room
+        for prompts of ``prompt_tokens``."""
+        self._entry, self._rows, self._prompt_tokens = entry, rows, prompt_tokens
         self._capacities = entry.capacities_for(capacity)
         self._device: Device | None = take()
+        self._source: DeviceSource | None = None
         self._open: list[DeviceCache] = []
 
     def empty(self) -> DeviceCache:
         """See ``CacheMemory.empty``."""
+        if self._prompt_tokens:
+            assert self._device is not None
+            self._source = DeviceSource.empty(self._entry, self._rows, self._prompt_tokens, self._device)
         return self._of(1)
 
     def grown(self, laid_out: AnyCache[Any], tokens: int, kept: int) -> AnyCache[Any]:
@@ -101,13 +109,16 @@ class DeviceMemory:
             try:
                 for cache in tuple(self._open):
                     self._close(cache)
+                source, self._source = self._source, None
+                if source is not None:
+                    source.close()
             finally:
                 device.release()
 
     def _of(self, tokens: int) -> DeviceCache:
         assert self._device is not None
         capacity = next(size for size in self._capacities if size >= tokens)
-        self._open.append(DeviceCache.empty(self._entry.layers, self._rows, capacity, self._device))
+        self._open.append(DeviceCache.empty(self._entry.layers, self._rows, capacity, self._device, self._source))
         return self._open[-1]
 
     def _close(self, cache: DeviceCache) -> None:

@@ -32,6 +32,7 @@ class World:
     more_rows: int = 0  # than it should have, in the shape of every output
     steps: int = 3
     calls: list[str] = field(default_factory=list)
+    crossed: list[int] = field(default_factory=list)  # bytes of each copy between the host and the GPU
     allocated: dict[int, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -109,7 +110,12 @@ class FakeCuda(ModuleType):
     cudaStreamDestroy = cudaFree
 
     def cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> tuple[Error]:
-        self.submit(stream, lambda: ctypes.memmove(target, source, size))
+        def copy() -> None:
+            if kind != self.cudaMemcpyKind.cudaMemcpyDeviceToDevice:
+                self.world.crossed.append(size)
+            ctypes.memmove(target, source, size)
+
+        self.submit(stream, copy)
         return (Error.cudaSuccess,)
 
     def cudaMemcpy2DAsync(

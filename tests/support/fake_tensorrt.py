@@ -81,10 +81,20 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
         def __init__(self, engine: Any, has_memory: bool) -> None:
             self.engine, self.addresses, self.shapes = engine, {}, {}
             self.profile, self.has_memory = 0, has_memory
+            self.memory, self.by_shapes = 0, False
+
+        def update_device_memory_size_for_shapes(self) -> int:
+            assert self.infer_shapes() == []
+            self.by_shapes = True
+            return self._needed()
+
+        def _needed(self) -> int:
+            tokens = max((int(np.prod(shape)) for shape in self.shapes.values()), default=0)
+            return 64 * tokens**2 if self.by_shapes else self.engine.device_memory_size_v2
 
         def set_device_memory(self, memory: int, size: int) -> None:
-            assert len(world.allocated[memory]) == size == self.engine.device_memory_size_v2
-            self.has_memory = True
+            assert len(world.allocated[memory]) == size >= self._needed()
+            self.has_memory, self.memory = True, memory
 
         def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
             world.calls.append(f"profile {profile_index}")
@@ -116,6 +126,7 @@ def make_tensorrt(world: World, cuda: FakeCuda) -> ModuleType:
         def execute_async_v3(self, stream_handle: int) -> bool:
             assert self.infer_shapes() == []
             assert self.has_memory
+            assert not self.memory or len(world.allocated[self.memory]) >= self._needed()
             places = {t: (self.addresses[t.name], self.get_tensor_shape(t.name)) for t in self.engine.tensors}
             cuda.submit(stream_handle, lambda: self._execute(places))  # a captured run keeps what it was queued with
             return True

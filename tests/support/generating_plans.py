@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import nestforge
+import numpy as np
 import pytest
 from nestforge.compiler.tensorrt.build_bundle import build_plans
+from nestforge.runtime.generation.calls.generated import Generated
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.fake_cuda import World
@@ -52,6 +54,16 @@ def played_gpu(folder: Path, **facts: Any) -> Iterator[World]:
     """A host that plays a GPU, and may run what was built in ``folder``; ``facts`` are of its World."""
     with host_with_gpu(folder / "cache", **{"version": RELEASE, **facts}) as world:
         yield world
+
+
+def require_same(found: Generated, known: Generated) -> None:
+    """Tokens, and as the likeliest one may stay so whatever is lost of a text, how likely each of them was."""
+    for row, expected in zip(found.rows, known.rows, strict=True):
+        assert (row.tokens, row.reused_tokens) == (expected.tokens, expected.reused_tokens)
+        assert row.log_probabilities is not None
+        assert expected.log_probabilities is not None
+        mine, theirs = ([each.token for each in own.log_probabilities or ()] for own in (row, expected))
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
 
 
 @contextmanager

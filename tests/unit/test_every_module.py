@@ -43,6 +43,7 @@ TESTED_ELSEWHERE = {
     "runtime.device.cuda_memory": "runtime/engines/tensorrt/test_bound.py",
     "runtime.engines.tensorrt.available": "runtime/engines/tensorrt/test_plans.py",
     "runtime.generation.any_cache": "runtime/generation/test_device_cache.py",
+    "compiler.parity.evidence.cached_runs": "compiler/generation/test_build_cached.py",
     "runtime.generation.cached_engine": "compiler/generation/test_build_cached.py",
     "runtime.generation.calls.generated": "runtime/generation/loop/test_generation.py",
     "runtime.generation.calls.options": "runtime/generation/loop/test_generator.py",
@@ -146,6 +147,11 @@ TESTED_THROUGH = {
     "compiler.graph.passes.matching": (
         "compiler/graph/passes/cached/test_fuse_norms.py",
         "compiler.graph.passes.cached.fuse_norms",
+    ),
+    "runtime.device.token_arrays": ("runtime/generation/test_device_cache.py", "runtime.generation.device_cache"),
+    "runtime.generation.sources.any_source": (
+        "runtime/generation/sources/test_device_source.py",
+        "runtime.generation.sources.device_source",
     ),
     "runtime.generation.calls.asked_rows": (
         "runtime/generation/loop/test_generator.py",

@@ -35,6 +35,7 @@ ROOMS = (
     "runtime.engines",
     "runtime.exits",
     "runtime.consistency",
+    "runtime.generation.sources",
     "runtime.generation",
     "runtime.generation.calls",
     "runtime.generation.drafting",

@@ -5,25 +5,15 @@ No torch here: a plan is held against its graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, zip_longest
-from typing import Any, NamedTuple
+from itertools import cycle
 
 import numpy as np
 
 from ....exporters.cached_form import MOST_NEW_TOKENS
-from ....runtime.bundle.entries.engine_entry import EngineEntry, RoutingEntry
 from ....runtime.bundle.entries.generation_entry import WINDOW, GenerationEntry, window_of
 from ....runtime.bundle.entries.tensor_spec import TensorSpec
-from ....runtime.device.device import Device
-from ....runtime.engines.runner import Runner
-from ....runtime.generation.any_cache import AnyCache
-from ....runtime.generation.cache import Cache
-from ....runtime.generation.cached_engine import CachedEngine
-from ....runtime.generation.device_cache import DeviceCache
-from ....runtime.generation.source import Source, read_source
-from ....runtime.inputs.arrays import Array, Arrays
 from .cases import Case
 
 # Tokens of a text; the longest has a piece that takes an engine two runs.
@@ -33,7 +23,7 @@ _MOST_DRAFTED = 8
 # A text that is longer than the model's window by so much, where that has at most so many tokens and logits.
 _BEYOND, _MOST_WINDOW, _MOST_LOGITS = 3 * _MOST_DRAFTED, 2048, 300_000_000
 # Room behind the longest text: an engine must not depend on how much there is.
-_SPARE = 5
+SPARE = 5
 # Tokens that an encoder reads, of one text after the other; those of the longest text are the longest.
 _SOURCE_TOKENS = (_TOKENS, 1, 7, 33, 5, 18)
 
@@ -59,13 +49,6 @@ class Row:
     def prompt(self) -> Case:
         """What the encoder before it reads."""
         return Case(self.case.name, {"input_ids": self.case.feeds["source_ids"]})
-
-
-class PromptRoutes(NamedTuple):
-    """The ``routes`` that an encoder took on the prompt of every row: ``taken``, by name, one after the other."""
-
-    routes: Sequence[RoutingEntry]
-    taken: Sequence[Arrays]
 
 
 # Rows that are in one cache; pieces of one token that several have at once are given together.
@@ -95,7 +78,7 @@ def cached_batches(entry: GenerationEntry, long: bool) -> list[Batch]:
     """
     rng, source_rng = np.random.default_rng(entry.vocabulary), np.random.default_rng(entry.vocabulary + 1)
     lengths = cycle(_SOURCE_TOKENS)
-    most = min(_TOKENS, entry.positions - _SPARE) if entry.positions > _SPARE + 1 else entry.positions
+    most = min(_TOKENS, entry.positions - SPARE) if entry.positions > SPARE + 1 else entry.positions
 
     def row(name: str, pieces: Sequence[int], longest_run: int = _MOST_DRAFTED, again: bool = False) -> Row:
         feeds = {"input_ids": rng.integers(0, entry.vocabulary, (1, sum(pieces)))}
@@ -118,7 +101,7 @@ def cached_batches(entry: GenerationEntry, long: bool) -> list[Batch]:
         (row("token by token", single(max(1, most // 3))),),
         tuple(row(f"row {number} of {len(prompts)}", [p, *[1] * steps]) for number, p in enumerate(prompts)),
     ]
-    if long and most < _LONGEST <= entry.positions - _SPARE:
+    if long and most < _LONGEST <= entry.positions - SPARE:
         batches.append((row("longer than a run", [_LONGEST - 2, 1, 1], MOST_NEW_TOKENS),))
     if long and (longest := _beyond_window(entry)) > most:
         batches.append((row("longer than the window", [longest - _MOST_DRAFTED, *[1] * _MOST_DRAFTED]),))
@@ -130,7 +113,7 @@ def _beyond_window(entry: GenerationEntry) -> int:
     window = window_of(entry.layers)
     if window is None or window > _MOST_WINDOW:
         return 0
-    tokens = min(window + _BEYOND, entry.positions - _SPARE)
+    tokens = min(window + _BEYOND, entry.positions - SPARE)
     return tokens if tokens > window and tokens * entry.vocabulary <= _MOST_LOGITS else 0
 
 
@@ -151,104 +134,3 @@ def cases_of(batches: Sequence[Batch]) -> list[Case]:
 def prompts_of(batches: Sequence[Batch]) -> list[Case]:
     """What an encoder reads before every row."""
     return [row.prompt for batch in batches for row in batch]
-
-
-def read_prompts(runner: Runner, entry: GenerationEntry, batches: Sequence[Batch]) -> dict[str, list[Array]]:
-    """What the open ``runner`` of an encoder returns of the prompt of every row, by the name of its case."""
-    return {case.name: read_source(runner, entry, case.feeds["input_ids"][0]) for case in prompts_of(batches)}
-
-
-def prompt_routes(runner: Runner, engine: EngineEntry, batches: Sequence[Batch]) -> PromptRoutes | None:
-    """What the open ``runner`` of an encoder's ``engine`` decides on the way; None where it decides nothing."""
-    if not engine.routing:
-        return None
-    names = [entry.name for entry in engine.routing]
-    returned = (runner.run(case.feeds, routing=True)[-len(names) :] for case in prompts_of(batches))
-    return PromptRoutes(engine.routing, [dict(zip(names, arrays, strict=True)) for arrays in returned])
-
-
-def run_batches(
-    runner: Runner,
-    engine: EngineEntry,
-    entry: GenerationEntry,
-    batches: Sequence[Batch],
-    read: Mapping[str, Sequence[Array]] | None = None,
-    device: Device | None = None,
-) -> list[Arrays]:
-    """Per row the logits ``[1, S, vocabulary]`` behind each of its tokens, and what the cache holds of each layer in
-    the end, ``key_0`` and ``value_0`` ``[1, heads, S, size]`` and so on; of a layer with a window those of the last
-    tokens that it sees. ``runner`` is the open one of ``engine``;
-    ``read`` is what an encoder returned of each prompt, by the name of its case. Of a
-    plan the cache lies on its ``device``."""
-    found: list[Arrays] = []
-    for batch in batches:
-        if device is None:
-            found += _run(runner, engine, entry, batch, _host_cache(engine, entry, batch, read))
-            continue
-        assert engine.capacity is not None, "a plan's cache has one size"
-        cache = DeviceCache.empty(entry.layers, len(batch), engine.capacity, device)
-        try:
-            found += _run(runner, engine, entry, batch, cache)
-        finally:
-            cache.close()
-    return found
-
-
-def _host_cache(
-    engine: EngineEntry, entry: GenerationEntry, batch: Batch, read: Mapping[str, Sequence[Array]] | None
-) -> Cache:
-    longest = max(len(row.ids) for row in batch)
-    source = None
-    if read is not None:
-        source = Source.empty(entry, len(batch), max(row.prompt.tokens for row in batch) + _SPARE)
-        for number, row in enumerate(batch):
-            source.write(number, read[row.case.name])
-    capacity, run = min(entry.positions, longest + _SPARE), max(row.longest_run for row in batch)
-    if engine.capacity is not None:  # of one size, in every layer
-        capacity, run = engine.capacity, engine.capacity
-    return Cache.empty(entry.layers, len(batch), capacity, source, run)
-
-
-def _run(
-    runner: Runner, engine: EngineEntry, entry: GenerationEntry, batch: Batch, cache: AnyCache[Any]
-) -> list[Arrays]:
-    cached = CachedEngine(runner, engine, entry, cache)
-    try:
-        logits = _logits(cached, batch)
-        return [
-            {"logits": np.concatenate(own)[None], **_kept(entry, cache, number, len(row.ids))}
-            for number, (row, own) in enumerate(zip(batch, logits, strict=True))
-        ]
-    finally:
-        cached.close()
-
-
-def _logits(cached: CachedEngine, batch: Batch) -> list[list[np.ndarray]]:
-    """Of each row those behind its pieces, ``[tokens, vocabulary]`` each."""
-    for number, row in enumerate(batch):
-        if row.again:
-            cached.extend(number, row.ids[::-1].copy(), 0, [])
-    written = [0] * len(batch)
-    logits: list[list[np.ndarray]] = [[] for _ in batch]
-    for pieces in zip_longest(*(row.pieces for row in batch)):
-        if all(piece == 1 for piece in pieces):
-            behind = cached.step([row.ids[at] for row, at in zip(batch, written, strict=True)], written)
-            for found, own in zip(logits, behind, strict=True):
-                found.append(own[None].copy())
-        else:
-            for number, (row, piece) in enumerate(zip(batch, pieces, strict=True)):
-                tokens = row.ids[written[number] : written[number] + piece]
-                logits[number].append(cached.extend(number, tokens, written[number], range(piece)))
-        written = [at + piece for at, piece in zip(written, pieces, strict=True)]
-    return logits
-
-
-def _kept(entry: GenerationEntry, cache: AnyCache[Any], row: int, tokens: int) -> Arrays:
-    """What ``cache`` has of a row of so many ``tokens``, as ``run_batches`` returns it."""
-    found: dict[str, np.ndarray] = {}
-    for number, layer in enumerate(entry.layers):
-        for place, kind in enumerate(("key", "value")):
-            start = 0 if layer.window is None or cache.window is None else int(cache.window.starts[row])
-            first = 0 if layer.window is None else max(0, tokens - layer.window)
-            found[f"{kind}_{number}"] = cache.read(2 * number + place, row, first - start, tokens - start)
-    return found

@@ -16,6 +16,10 @@ POSITIONS = "position_ids"
 PAST, PRESENT = "past_", "present_"
 # Of engines that read a prompt for a decoder, and the dimension of its tokens, which the caller chooses too.
 ENCODER, SOURCE = "encoder", "source"
+# How many tokens of each row a decoder reads, an input on the host.
+SOURCE_LENGTHS = "source_lengths"
+# What the names of tensors begin with that stay on a device from one run to the next.
+KEPT = (PAST, "source_key_", "source_value_")
 # Of a prompt for which the figures of engines that read one are stated.
 PROMPT_TOKENS = 512
 
@@ -146,6 +150,12 @@ class GenerationEntry:
             return cache_bytes(self.layers, rows, capacity, self.longest_run)
         return sum(cache_bytes(self.layers, rows, size, size) for size in sizes)
 
+    def source_bytes(self, rows: int, tokens: int) -> int:
+        """What keys and values of the prompts of ``rows`` rows take, of up to ``tokens`` each; where caches have one
+        size those of one prompt more, which is read beside the rows."""
+        beside = 1 if self.capacities_for(1) else 0
+        return 4 * 2 * (rows + beside) * tokens * sum(layer.heads * layer.size for layer in self.source_layers)
+
     @property
     def source_layers(self) -> tuple[CachedLayer, ...]:
         """What each layer reads of a token of a prompt."""
@@ -209,7 +219,7 @@ class GenerationEntry:
             inputs.append(TensorSpec("window_places", "int64", ("batch",)))
         outputs = [TensorSpec("logits", "float32", ("batch", LOGIT_COUNT, self.vocabulary))]
         if self.encoder is not None:
-            inputs += [TensorSpec("source_lengths", "int64", ("batch",)), *self._source("batch", SOURCE)]
+            inputs += [TensorSpec(SOURCE_LENGTHS, "int64", ("batch",)), *self._source("batch", SOURCE)]
         for number, layer in enumerate(self.layers):
             places = capacity or (CAPACITY if layer.window is None else WINDOW)
             dims = ("batch", layer.heads, places, layer.size)

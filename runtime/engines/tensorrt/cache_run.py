@@ -1,8 +1,9 @@
-"""Runs of an engine on a cache that stays on the GPU: new tokens go over, logits come back, nothing else is copied.
+"""Runs of an engine on what stays on the GPU: new tokens go over, logits come back, nothing else is copied.
 
 Each has page-locked memory of its own. The first two runs are queued call by call, since one that is not repeated, such
 as a chunk of a prompt, is not worth a capture; after the second all of it, copies and kernels, is captured as one CUDA
-graph, by which the following ones start. Where it cannot be captured they stay as they are.
+graph, by which the following ones start. Where it cannot be captured they stay as they are, and so do those of an
+engine whose memory may move.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class CacheRun:
         layout: Layout,
         feeds: Mapping[str, Array],
         outputs: Mapping[str, Array],
-        caches: Mapping[str, DeviceArray],
+        read: Mapping[str, DeviceArray],
+        made: Mapping[str, DeviceArray],
         forget: Callable[[CacheRun], None],
     ) -> None:
-        """``caches`` have the names of the inputs that they are; ``forget`` is called when the run is closed. Made
-        under the device's lock. Raises BundleIncompatibleError where memory is short."""
+        """What lies on the device is ``read``, by the names of inputs, caches among it, which are updated, or ``made``,
+        by those of outputs; ``forget`` is called when the run is closed. Made under the device's lock. Raises
+        BundleIncompatibleError where memory is short."""
         self._context, self._layout, self._forget = context, layout, forget
         self._feeds, self._outputs = feeds, outputs
         self._blocks: Blocks | None = Blocks(layout.bytes)
@@ -43,15 +46,16 @@ class CacheRun:
         self._runs = 0
         block = self._blocks.device
         slots = {**layout.inputs, **layout.outputs}
-        updated = {PRESENT + name.removeprefix(PAST): array for name, array in caches.items()}
+        updated = {PRESENT + name.removeprefix(PAST): array for name, array in read.items() if name.startswith(PAST)}
+        written = {**updated, **made}
         self._binding = Binding(
             profile,
             {name: slot.shape for name, slot in layout.inputs.items()}
-            | {name: array.shape for name, array in caches.items()},
+            | {name: array.shape for name, array in read.items()},
             {name: slot.shape for name, slot in layout.outputs.items()}
-            | {name: array.shape for name, array in updated.items()},
+            | {name: array.shape for name, array in written.items()},
             {name: block + slot.offset for name, slot in slots.items()}
-            | {name: array.address for name, array in (*caches.items(), *updated.items())},
+            | {name: array.address for name, array in (*read.items(), *written.items())},
         )
 
     @property
@@ -79,7 +83,7 @@ class CacheRun:
             for name, array in self._outputs.items():
                 array[...] = self._layout.outputs[name].host_view(blocks.host)
             self._runs += 1
-            if self._runs == _CALL_BY_CALL:
+            if self._runs == _CALL_BY_CALL and self._context.stays:
                 self._capture(blocks)
 
     def close(self) -> None:

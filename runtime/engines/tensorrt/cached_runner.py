@@ -1,7 +1,8 @@
-"""Engines that keep a cache, as TensorRT plans: the cache stays on the GPU, in memory of the caller's.
+"""Engines that generate, as TensorRT plans: what they keep of tokens stays on the GPU, in memory of the caller's.
 
 A plan updates a cache in place: its input and its output are bound to one address, so that a run copies new tokens over
-and logits back (cache_run.py). All runs of an engine are queued in the device's stream, one after the other.
+and logits back (cache_run.py). What an encoder makes of a prompt is an output there, and an input of the decoder's
+plan. All runs of an engine are queued in the device's stream, one after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from ....bucket import Bucket
 from ....errors import BundleError, InputError
 from ...bundle.device_files.plan_index import PlanEntry
 from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.entries.generation_entry import PAST, PRESENT
+from ...bundle.entries.generation_entry import ENCODER, KEPT, PRESENT
+from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.open_bundle import Bundle
 from ...bundle.shape_profile import shape_profiles
 from ...device.cuda_device import CudaDevice, take_cuda_device
@@ -37,11 +39,13 @@ class TensorRTCacheRunner:
         self.engine = engine
         self._bundle, self._index, self._plan = bundle, device, plan
         self._where = f"engine {engine.id}"
-        self._interface = bundle.manifest.interface_of(engine)
-        inputs, outputs = self._interface
-        self._inputs = [spec for spec in inputs if not spec.name.startswith(PAST)]
-        self._outputs = [spec for spec in outputs if not spec.name.startswith(PRESENT)]
-        self._caches = {spec.name: spec for spec in inputs if spec.name.startswith(PAST)}
+        inputs, outputs = bundle.manifest.interface_of(engine)
+        outputs += tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.routing or ())
+        self._interface = inputs, outputs
+        self._inputs = [spec for spec in inputs if not spec.name.startswith(KEPT)]
+        self._outputs = [spec for spec in outputs if not spec.name.startswith((PRESENT, *KEPT))]
+        self._read = {spec.name: spec for spec in inputs if spec.name.startswith(KEPT)}
+        self._made = {spec.name: spec for spec in outputs if spec.name.startswith(KEPT)}
         self._profiles = shape_profiles(bundle.manifest, engine)
         self._log = Log()
         self._opened: trt.ICudaEngine | None = None
@@ -60,7 +64,10 @@ class TensorRTCacheRunner:
                 self._opened = opened = open_plan(
                     self._bundle, self.engine, self._plan, self._index, self._interface, one.bytes, self._log
                 )
-                self._context = CacheContext(self._where, opened, device)
+                usual = {spec.name: self._profiles[0].shapes(spec)[1] for spec in self._inputs}
+                self._context = CacheContext(
+                    self._where, opened, device, usual if self.engine.segment == ENCODER else None
+                )
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -97,23 +104,24 @@ class TensorRTCacheRunner:
         raise self._on_the_gpu()
 
     def bind_cache(
-        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
+        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], kept: Mapping[str, DeviceArray]
     ) -> CacheRun:
         """See ``CacheRunner.bind_cache``."""
-        sizes = named_sizes(self._inputs, feeds)
+        sizes = named_sizes([*self._inputs, *self._read.values()], {**kept, **feeds})
         number = next((number for number, profile in enumerate(self._profiles) if profile.takes(sizes)), None)
         if number is None:
             taken = ", ".join(str(profile.bucket) for profile in self._profiles)
             raise InputError(f"{self._where}: a run of {sizes}; expected one within {taken}")
         bucket = Bucket(sizes["batch"], sizes["sequence"])
         layout = layout_of(self._inputs, self._outputs, bucket, sizes)
-        if problem := layout.misfit(feeds, outputs) or self._misfit(caches, bucket):
+        if problem := layout.misfit(feeds, outputs) or self._misfit(kept, bucket, sizes):
             raise InputError(f"{self._where}: {problem}")
         with self.device.lock:
             use_device(self._index)
             if self._context is None:  # closed while another thread held the lock
                 raise self._not_open()
-            run = CacheRun(self._context, number, layout, feeds, outputs, caches, self._runs.discard)
+            read, made = ({name: kept[name] for name in specs} for specs in (self._read, self._made))
+            run = CacheRun(self._context, number, layout, feeds, outputs, read, made, self._runs.discard)
             self._runs.add(run)
             return run
 
@@ -123,15 +131,19 @@ class TensorRTCacheRunner:
 
     @property
     def activation_bytes(self) -> int:
-        """Device memory that one run takes beside its inputs and outputs. Raises BundleError while inactive."""
-        return int(self._require_open().device_memory_size_v2)
+        """Device memory that one run takes beside its inputs and outputs, of a prompt a usual one. Raises BundleError
+        while inactive."""
+        self._require_open()
+        assert self._context is not None
+        return self._context.usual_bytes
 
-    def _misfit(self, caches: Mapping[str, DeviceArray], bucket: Bucket) -> str | None:
-        """Why ``caches`` are not those of the engine for so many rows, or None."""
-        if caches.keys() != self._caches.keys():
-            return f"caches are {', '.join(caches)}; it has {', '.join(self._caches)}"
-        for name, spec in self._caches.items():
-            array, shape = caches[name], spec.shape(bucket)
+    def _misfit(self, kept: Mapping[str, DeviceArray], bucket: Bucket, sizes: Mapping[str, int]) -> str | None:
+        """Why ``kept`` is not what the engine keeps at these sizes, or None."""
+        specs = {**self._read, **self._made}
+        if kept.keys() != specs.keys():
+            return f"caches are {', '.join(kept)}; it has {', '.join(specs)}"
+        for name, spec in specs.items():
+            array, shape = kept[name], spec.shape(bucket, sizes)
             if (array.dtype, array.shape) != (spec.dtype, shape):
                 return f"{name}: expected {spec.dtype} {list(shape)}, got {array.dtype} {list(array.shape)}"
         return None

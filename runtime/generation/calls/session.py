@@ -26,7 +26,6 @@ from ..any_cache import AnyCache
 from ..cache import Cache
 from ..cache_memory import CacheMemory
 from ..cached_engine import CachedEngine
-from ..source import read_source
 from .written import Ids, Written
 
 _MEND = "finish or close its generation, or open a session for each thread"
@@ -263,7 +262,7 @@ class Session:
         assert encoder is not None
         assert room is not None
         self._written.lengths[place] = 0
-        room.write(place, read_source(self._opened(encoder), own, source))
+        room.read(place, self._opened(encoder), own, source)
 
     def _reuse(self, place: int, tokens: Ids, engine: EngineEntry, own: bool) -> int:
         """How many of ``tokens`` need not be computed: what they have in common with what is at ``place``, or with

@@ -15,7 +15,7 @@ def memory_for(entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: 
     take = device_source(entry.engines[0], None)
     if take is None:
         return HostMemory(entry, rows, capacity, prompt_tokens)
-    return DeviceMemory(entry, rows, capacity, take)
+    return DeviceMemory(entry, rows, capacity, prompt_tokens, take)
 
 
 def session_bytes(entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int = 0) -> int:
@@ -24,6 +24,5 @@ def session_bytes(entry: GenerationEntry, rows: int, capacity: int, prompt_token
     if rows > most:
         raise InputError(f"rows: expected at most {most}, which the engines take at once, got {rows}")
     require_positions(entry, capacity)
-    source = sum(4 * 2 * layer.heads * layer.size for layer in entry.source_layers) * rows * prompt_tokens
-    kept = entry.cache_bytes(rows, capacity) + source
+    kept = entry.cache_bytes(rows, capacity) + entry.source_bytes(rows, prompt_tokens)
     return kept + 4 * entry.vocabulary * rows * len(entry.writers)  # each that is bound has logits of its own

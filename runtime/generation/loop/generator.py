@@ -241,7 +241,8 @@ class Generator:
         if session is None:
             session = self._session(entry, size, len(rows.each), rows.capacity, rows.prompt_tokens, asked.task)
             own.enter_context(session)
-        cache_bytes = max(session.bytes, entry.cache_bytes(session.rows, session.capacity))  # it may grow
+        most = entry.cache_bytes(session.rows, session.capacity) + entry.source_bytes(session.rows, rows.prompt_tokens)
+        cache_bytes = max(session.bytes, most)  # it may grow
         return _Room(session, admitted, cache_bytes + prompt_bytes, may_draft)
 
     def _session(

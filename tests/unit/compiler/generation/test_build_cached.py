@@ -18,7 +18,8 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.compiler.generation.cached_gate import judge_cached
-from nestforge.compiler.parity.evidence.cached_cases import Batch, cached_batches, run_batches
+from nestforge.compiler.parity.evidence.cached_cases import Batch, cached_batches
+from nestforge.compiler.parity.evidence.cached_runs import run_batches
 from nestforge.compiler.parity.evidence.references import References
 from nestforge.errors import CheckpointError, InputError, ParityError, PlanError
 from nestforge.exporters.cached_form import CachedForm

@@ -13,7 +13,8 @@ import torch
 import transformers
 from nestforge.bucket import Bucket
 from nestforge.compiler.generation.cached_gate import judge_cached
-from nestforge.compiler.parity.evidence.cached_cases import cached_batches, prompts_of, read_prompts, run_batches
+from nestforge.compiler.parity.evidence.cached_cases import cached_batches, prompts_of
+from nestforge.compiler.parity.evidence.cached_runs import read_prompts, run_batches
 from nestforge.compiler.parity.evidence.references import References
 from nestforge.errors import ParityError, PlanError
 from nestforge.exporters.families.t5 import generating
@@ -24,7 +25,7 @@ from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine
-from nestforge.runtime.generation.source import Source, read_source
+from nestforge.runtime.generation.sources.source import Source, read_source
 from support.generating_t5 import compile_t5, t5_folder
 from support.tiny_t5 import save_t5
 

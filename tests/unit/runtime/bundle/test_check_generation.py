@@ -56,6 +56,11 @@ def problems(manifest: Manifest, entry: GenerationEntry) -> list[str]:
 
 def test_a_sound_entry_has_none(manifest: Manifest) -> None:
     assert problems(manifest, ENTRY) == problems(manifest, behind(ENCODERS)) == []
+    of_sizes = [replace(ENGINE, id=f"ffn8.cached{size}", backend="tensorrt", capacity=size) for size in (39, 40)]
+    short = replace(of_sizes[0], bucket=Bucket(64, 39, 1, 1))
+    reader = replace(READER, backend="tensorrt")
+    of_plans = replace(behind(replace(ENCODERS, engines=(reader,))), engines=(short, of_sizes[1]))
+    assert problems(manifest, of_plans) == [], "one encoder for the engines of all capacities"
     assert list(generation_problems(manifest)) == []
 
 
@@ -110,6 +115,10 @@ REFUSED = {
     "encoder's bucket": (
         behind(replace(ENCODERS, engines=(replace(READER, bucket=Bucket(2, 40, None, 1)),))),
         "bucket 2x1..40; expected one row that begins with 1 token",
+    ),
+    "encoder's backend": (
+        behind(replace(ENCODERS, engines=(replace(READER, backend="tensorrt"),))),
+        "backend tensorrt; expected that of the engines which read what it makes",
     ),
     "encoder's positions": (behind(replace(ENCODERS, positions=41)), "takes 40 tokens; expected 41"),
     "huge prompts": (behind(replace(ENCODERS, positions=2**30)), "an encoder returns more than 2147483648 numbers"),

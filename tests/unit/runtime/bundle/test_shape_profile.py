@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.errors import BundleFormatError
+from nestforge.runtime.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.manifest import Manifest, Provenance
 from nestforge.runtime.bundle.shape_profile import ShapeProfile, shape_profile, shape_profiles
@@ -74,3 +75,24 @@ def test_an_engine_that_keeps_a_cache_has_profiles_of_steps_and_of_chunks(manife
     assert takers(2, 10, 1) == takers(1, 513, 1) == takers(65, 1, 1) == [False, False]
     assert len(shape_profiles(manifest, replace(engine, bucket=Bucket(64, 9, 1, 1)))) == 1, "all of it are steps"
     assert shape_profiles(manifest, manifest.engines[0]) == (shape_profile(manifest, manifest.engines[0].bucket),)
+
+
+@pytest.mark.parametrize(("positions", "usual"), [(4096, 512), (100, 100)])
+def test_behind_an_encoder_prompts_are_of_any_length_and_kernels_those_of_a_usual_one(
+    manifest: Manifest, positions: int, usual: int
+) -> None:
+    read = replace(manifest.engines[0], segment="encoder", bucket=Bucket(1, positions, None, 1))
+    engine = replace(manifest.engines[0], segment="cached", bucket=Bucket(64, 512, 1, 1), capacity=2048)
+    entry = GenerationEntry(48, (CachedLayer(2, 8),), 2048, (), (engine,), encoder=EncoderEntry(0, positions, (read,)))
+    (prompts,) = shape_profiles(replace(manifest, generation=entry), read)
+    assert prompts.shapes(IDS) == ((1, 1), (1, usual), (1, positions))
+    profiles = shape_profiles(replace(manifest, generation=entry), engine)
+    keys = TensorSpec("source_key_0", "float32", ("batch", 2, 8, "source"))
+    assert [profile.shapes(keys) for profile in profiles] == [
+        ((1, 2, 8, 1), (1, 2, 8, usual), (rows, 2, 8, positions)) for rows in (64, 1)
+    ]
+    for profile in profiles:
+        assert profile.takes({"batch": 1, "sequence": 1, "answers": 1, "source": positions})
+        assert not profile.takes({"batch": 1, "sequence": 1, "answers": 1, "source": positions + 1})
+    of_others = shape_profiles(replace(manifest, generation=replace(entry, encoder=None)), engine)
+    assert {str(profile.key) for profile in profiles}.isdisjoint(str(profile.key) for profile in of_others)

@@ -10,7 +10,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.errors import InputError
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.entries.generation_entry import CachedLayer, GenerationEntry
+from nestforge.runtime.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.generation.cache_memory import DeviceMemory, HostMemory
 from nestforge.runtime.generation.calls.session_memory import memory_for, session_bytes
@@ -54,7 +54,7 @@ def test_the_processors_lies_on_the_host_and_has_room_at_once() -> None:
 
 
 def test_on_a_device_room_grows_through_the_sizes_of_engines(device: HostDevice) -> None:
-    memory = DeviceMemory(OF_SIZES, 2, 30, lambda: device)
+    memory = DeviceMemory(OF_SIZES, 2, 30, 0, lambda: device)
     cache = memory.empty()
     assert (cache.rows, cache.capacity) == (2, 8)
     for tensor in cache.tensors:
@@ -73,8 +73,25 @@ def test_on_a_device_room_grows_through_the_sizes_of_engines(device: HostDevice)
     memory.close()
 
 
+def test_on_a_device_prompts_are_counted_once_and_stay(device: HostDevice) -> None:
+    behind = replace(OF_SIZES, encoder=EncoderEntry(0, 40, (), (CachedLayer(3, 16), CachedLayer(1, 8))))
+    of_a_token = 4 * 2 * (3 * 16 + 8)
+    assert behind.source_bytes(2, 7) == (2 + 1) * 7 * of_a_token
+    assert replace(behind, engines=()).source_bytes(2, 7) == 2 * 7 * of_a_token
+    memory = DeviceMemory(behind, 2, 30, 7, lambda: device)
+    cache = memory.empty()
+    assert cache.source is not None
+    assert cache.source.bytes == 2 * 7 * of_a_token
+    assert device.allocated_bytes == cache.bytes
+    larger = memory.grown(cache, 21, 0)
+    assert larger.source is cache.source
+    memory.keep(larger)
+    assert device.allocated_bytes == larger.bytes
+    memory.close()
+
+
 def test_what_cannot_grow_stays(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = DeviceMemory(OF_SIZES, 2, 30, lambda: device)
+    memory = DeviceMemory(OF_SIZES, 2, 30, 0, lambda: device)
     cache = memory.empty()
 
     def none(*_: object) -> None:

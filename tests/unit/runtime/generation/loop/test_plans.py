@@ -8,15 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from nestforge.errors import BundleError, BundleIncompatibleError, InputError, SelectionError
 from nestforge.runtime.generation.cached_engine import CachedEngine
-from nestforge.runtime.generation.calls.generated import Generated
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.fake_cuda import World
-from support.generating_plans import NARROW, SAME_HEADS, WHOLE, generating_folder, opened_plans, played_gpu
+from support.generating_plans import (
+    NARROW,
+    SAME_HEADS,
+    WHOLE,
+    generating_folder,
+    opened_plans,
+    played_gpu,
+    require_same,
+)
 
 SHORT, LONG = [5, 7, 9], list(range(20, 32))
 # Longer than any step, so that it is read in a run of its own kind.
@@ -38,16 +44,6 @@ def processor(folder: Path) -> Iterator[ElasticModel]:
 def plans(folder: Path) -> Iterator[tuple[ElasticModel, World]]:
     with opened_plans(folder) as found:
         yield found
-
-
-def require_same(found: Generated, known: Generated) -> None:
-    """Tokens, and as the likeliest one may stay so whatever is lost of a text, how likely each of them was."""
-    for row, expected in zip(found.rows, known.rows, strict=True):
-        assert (row.tokens, row.reused_tokens) == (expected.tokens, expected.reused_tokens)
-        assert row.log_probabilities is not None
-        assert expected.log_probabilities is not None
-        mine, theirs = ([each.token for each in own.log_probabilities or ()] for own in (row, expected))
-        np.testing.assert_allclose(mine, theirs, atol=1e-4)
 
 
 @pytest.mark.parametrize("captures", [True, False])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from nestforge.runtime.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.runtime.generation.cache import Cache
-from nestforge.runtime.generation.source import Source
+from nestforge.runtime.generation.sources.source import Source
 
 ENTRY = GenerationEntry(48, (CachedLayer(2, 8), CachedLayer(1, 16)), 40, (), (), encoder=EncoderEntry(0, 40, ()))
 
@@ -17,7 +17,7 @@ def found(tokens: int, start: float) -> list[np.ndarray]:
 
 def test_names_and_shapes_are_those_of_engines() -> None:
     source = Source.empty(ENTRY, rows=3, room=5)
-    shapes = {name: array.shape for name, array in source.named().items()}
+    shapes = {name: array.shape for name, array in {**source.counts, **source.named()}.items()}
     inputs, _ = ENTRY.interface
     sizes = {"batch": 3, "source": 5}
     expected = {
