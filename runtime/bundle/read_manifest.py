@@ -193,7 +193,8 @@ def _size_problems(manifest: Manifest) -> Iterable[str]:
 
 def _place(engine: EngineEntry) -> str:
     part = engine.submodel if engine.segment is None else f"{engine.submodel}, segment {engine.segment}"
-    return f"{part} at {engine.bucket.label}, {engine.backend}"
+    room = "" if engine.capacity is None else f", capacity {engine.capacity}"
+    return f"{part} at {engine.bucket.label}, {engine.backend}{room}"
 
 
 def _least(bucket: Bucket) -> tuple[int | None, int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from support.tiny_t5 import save_t5
 WHOLE, NARROW = "ffn32-heads4", "ffn16-heads3"
 
 
-def compiled(folder: Path, **options: Any) -> Bundle:
-    device = board(backend="tensorrt", capacities=[16, 600, 1000], budgets={"full": {}}, buckets=["1x8"])
+def compiled(folder: Path, capacities: Sequence[int] = (16, 600, 1000), **options: Any) -> Bundle:
+    device = board(backend="tensorrt", capacities=list(capacities), budgets={"full": {}}, buckets=["1x8"])
     output = folder.with_name("bundle")
     return nestforge.open_bundle(nestforge.compile(folder, device, output, generate=True, emit_only=True, **options))
 
@@ -33,7 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bundle(folder: Path) -> Bundle:
     levels = {"ffn": (1.0,), "heads": (1.0,)}
-    return compiled(folder, submodels=[NARROW], levels=levels, include="budgets")
+    # More than a run's tokens both, so that they differ in capacity alone.
+    return compiled(folder, (520, 600, 1000), submodels=[NARROW], levels=levels, include="budgets")
 
 
 def test_every_submodel_has_an_engine_of_each_capacity_and_its_receipt(bundle: Bundle) -> None:
@@ -41,9 +43,9 @@ def test_every_submodel_has_an_engine_of_each_capacity_and_its_receipt(bundle: B
     assert entry is not None
     found = {engine.id: (engine.capacity, engine.cache_heads) for engine in entry.engines}
     assert found == {
-        f"{NARROW}.cached16@b1_64-s1_16": (16, (3,)),
+        f"{NARROW}.cached520@b1_64-s1_512": (520, (3,)),
         f"{NARROW}.cached600@b1_64-s1_512": (600, (3,)),
-        f"{WHOLE}.cached16@b1_64-s1_16": (16, None),
+        f"{WHOLE}.cached520@b1_64-s1_512": (520, None),
         f"{WHOLE}.cached600@b1_64-s1_512": (600, None),
     }, "no model has 1000 positions here"
     for engine in entry.engines:
