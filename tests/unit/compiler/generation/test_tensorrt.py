@@ -12,9 +12,9 @@ import pytest
 from nestforge.compiler.tensorrt.operators import unsupported
 from nestforge.errors import ParityError, PlanError
 from nestforge.runtime.bundle.open_bundle import Bundle
+from support.tiny_coda_t5 import save_tiny_pair
 from support.tiny_compile import board
 from support.tiny_matlm import save_tiny_matlm
-from support.tiny_t5 import save_t5
 
 WHOLE, NARROW = "ffn32-heads4", "ffn16-heads3"
 
@@ -107,6 +107,7 @@ def test_what_has_no_such_engines_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"for tensorrt engines that keep a cache are in fp32 alone, asked for fp16"):
         compiled(biased, precisions=["fp16"])
     with pytest.raises(
-        PlanError, match=r"a decoder behind an encoder is for onnxruntime, profile board is for tensorrt"
+        PlanError, match=r"submodel ffn32-coda.reduction3 cannot for tensorrt: its encoder selects a number of tokens"
     ):
-        compiled(save_t5(tmp_path / "t5"))
+        compiled(save_tiny_pair(tmp_path / "pair"))
+    assert not (tmp_path / "bundle").exists()

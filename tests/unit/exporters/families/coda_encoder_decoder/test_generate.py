@@ -9,7 +9,9 @@ import nestforge
 import numpy as np
 import pytest
 import torch
+from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.compiler.verify import verify_bundle
+from nestforge.errors import BuildError
 from nestforge.exporters.families.coda_encoder_decoder.folder import load_model
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from safetensors.torch import load_file, save_file
@@ -45,6 +47,10 @@ def test_every_engine_passed_the_gate_and_the_encoders_say_what_they_selected(bu
     assert reduced.parity is not None
     assert [judged.made > 0 for judged in reduced.parity.routing or ()] == [True]
     assert all(engine.routing is None for engine in entry.engines)
+    graphs = {engine.submodel: bundle.file(engine.file).read_bytes() for engine in entry.encoder.engines}
+    accepted(WHOLE, graphs[WHOLE])  # by TensorRT's parser
+    with pytest.raises(BuildError, match=r"TopK .*: input 1 is computed; expected a constant"):
+        accepted(REDUCED, graphs[REDUCED])
 
 
 def test_at_one_it_writes_what_transformers_does(bundle: Bundle) -> None:
