@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,16 @@ import pytest
 from nestforge.compiler.graph.precision.proof_graphs import proof_bundle
 from nestforge.errors import BundleCorruptError, BundleError, InputError
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
-from nestforge.runtime.engines.runner import CacheRunner, Runner, runner_for
+from nestforge.runtime.engines.runner import CacheRunner, DeviceCall, Runner, runner_for
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.generation.device_cache import DeviceCache
+from nestforge.runtime.generation.sources.device_source import DeviceSource
 from support.fake_cuda import World
 from support.generating_plans import NARROW, generating_folder, played_gpu
+from support.source_plans import source_folder
 
 if TYPE_CHECKING:
     from nestforge.runtime.engines.tensorrt.cached_runner import TensorRTCacheRunner
@@ -104,6 +108,52 @@ def test_runs_of_both_profiles_are_bit_equal_to_the_graph_and_captured_where_the
             for one in (mine, single[0]):
                 one.close()
         there.close()
+
+
+def test_a_run_that_reads_a_prompt_is_not_captured_and_outlives_memory_that_moves(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = source_folder(tmp_path_factory) / "t5"
+    with played_gpu(folder) as world:
+        bundle = open_bundle(folder / "plans")
+        entry = bundle.manifest.generation
+        assert entry is not None
+        engine = entry.encoder_of(entry.engines[0])
+        assert engine is not None
+        runner = runner_for(bundle, engine, "packed", 1)
+        assert isinstance(runner, CacheRunner)
+        own = entry.of(engine)
+        with runner, ExitStack() as opened:
+
+            def bound(tokens: int) -> tuple[DeviceCall, DeviceArray]:
+                source = DeviceSource.empty(own, 1, tokens, runner.device)
+                opened.callback(source.close)
+                ids = np.arange(5, 5 + tokens)[None] % 64
+                return runner.bind_cache({"input_ids": ids}, {}, source.named()), source.tensors[0]
+
+            def answer(keys: DeviceArray) -> np.ndarray:
+                found = np.empty(keys.shape, np.float32)
+                runner.device.to_host(found, keys.address)
+                runner.device.clear_rows(keys.address, keys.bytes, keys.bytes, 1)
+                return found
+
+            (short, keys), (long, _) = bound(9), bound(600)
+            short()
+            known = answer(keys)
+            assert known.any()
+            for call in (short, short, long, long, short):
+                call()
+            assert "graph" not in world.calls
+            np.testing.assert_array_equal(answer(keys), known)
+            source = DeviceSource.empty(own, 1, 8, runner.device)
+            opened.callback(source.close)
+            too_long, other = (
+                "expected one within 1x1..4096",
+                r"source_key_0: expected float32 \[1, 3, 8, 9\], got float32",
+            )
+            for tokens, line in ((4097, too_long), (9, other)):
+                with pytest.raises(InputError, match=line):
+                    runner.bind_cache({"input_ids": np.ones((1, tokens), np.int64)}, {}, source.named())
 
 
 def test_nothing_runs_while_a_run_is_bound(bundle: Bundle, world: World) -> None:
