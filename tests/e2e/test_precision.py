@@ -62,7 +62,7 @@ def test_two_precisions_in_one_bundle(tmp_path: Path, wide: Path, text: Path, lo
     assert found is not None
     assert same is not None
     assert same.figures["mean_cosine"] == 1.0
-    assert 0.95 < found.figures["mean_cosine"] < 1.0, "what the precision costs is shown, and is something"
+    assert 0.93 < found.figures["mean_cosine"] < 1.0, "what the precision costs is shown, and is something"
     assert verify_bundle(bundle.path, wide)
     feeds = {"input_ids": np.ones((2, 8), np.int64), "attention_mask": np.ones((2, 8), np.int64)}
     feeds |= {spec.name: np.zeros((2, 8), np.int64) for spec in bundle.manifest.inputs if spec.name not in feeds}
