@@ -26,6 +26,7 @@ from .passes.cached.fuse_rotary import fuse_rotary
 from .passes.cached.head_axes import HeadAxes, head_axes
 from .passes.cached.join_products import join_products
 from .passes.cached.pack_attention import pack_attention
+from .passes.cached.pick_tokens import pick_tokens
 from .passes.cached.turn_in_attention import turn_in_attention
 from .passes.dims_by_operator import CACHED_ATTENTION, Dim, Elastic
 from .passes.drop_open_masks import drop_open_masks
@@ -67,6 +68,8 @@ def make_template(
         optimize(model, _MAX_FOLDED_ELEMENTS)  # fold shape arithmetic, keep large constants
     linear_to_gemm(model, transposed_parameters(spec))  # linear layers as Gemm, whose slices are prefixes
     keeps_cache = _keeps_cache(model)
+    if keeps_cache:
+        pick_tokens(model)  # the tokens whose logits are asked for, by one node
     if keeps_cache and fuses:  # a step of one token costs as much by its nodes as by its products
         fuse_norms(model)  # norms with the sums before them, and SiLU, as one node
         if positions is not None:

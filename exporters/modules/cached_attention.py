@@ -31,7 +31,8 @@ class CachePlaces(NamedTuple):
 
 def cache_places(position_ids: torch.Tensor) -> CachePlaces:
     """The places of ``position_ids`` [B, S], which rise by one in every row."""
-    return CachePlaces(position_ids[:, -1].to(torch.int32), (position_ids.max() + 1).to(torch.int32))
+    places = position_ids.to(torch.int32)
+    return CachePlaces(places[:, -1], places.max() + 1)
 
 
 def places_in_window(first: torch.Tensor, tokens: int) -> CachePlaces:

@@ -50,8 +50,9 @@ def ranks_of(proto: onnx.ModelProto, targets: Mapping[str, tuple[Dim, ...]]) -> 
             rank = len(targets.get(node.input[1], ())) or None
         elif node.op_type == "Transpose":
             rank = next((len(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), None)
-        elif node.op_type == "Gather" and node.input[0] in tensors and node.input[1] in found:
-            rank = tensors[node.input[0]] - 1 + found[node.input[1]]
+        elif node.op_type == "Gather" and node.input[1] in found:
+            given_rank = found.get(node.input[0], tensors.get(node.input[0]))
+            rank = None if given_rank is None else given_rank - 1 + found[node.input[1]]
         elif node.op_type == "GroupQueryAttention":
             rank = WHOLE
         elif node.op_type == "Unsqueeze" and node.input[0] in found and node.input[1] in targets:
@@ -74,26 +75,15 @@ def rows_of(
     if node.op_type == "Reshape":
         target = targets.get(node.input[1], ())
         return target[:2] if len(target) > 2 else None
-    if node.op_type == "Gather" and int_attribute(node, "axis", 0) == 0:  # a token's row of a table
-        return found if len(found := rows.get(node.input[1], ())) > 1 else None
+    if node.op_type == "Gather":
+        given, numbers = (rows.get(name, ()) for name in node.input)
+        axis = int_attribute(node, "axis", 0)
+        if axis == 0:  # a token's row of a table
+            return numbers if len(numbers) > 1 else None
+        # some tokens of every row, by their numbers
+        return (given[0], *numbers) if axis == 1 and len(given) > 1 and len(numbers) == 1 else None
     if node.op_type in _KEEP_ROWS:
         return next((rows[name] for name in node.input if len(rows.get(name, ())) > 1), None)
-    return _picked_rows(node, rows, targets)
-
-
-def _picked_rows(
-    node: onnx.NodeProto, rows: Mapping[str, tuple[Dim, ...]], targets: Mapping[str, tuple[Dim, ...]]
-) -> tuple[Dim, ...] | None:
-    """The same where some tokens of every row are picked by their numbers, tokens in front."""
-    given = rows.get(node.input[0], ()) if node.input else ()
-    if node.op_type == "Transpose" and len(given) > 1:
-        perm = next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), [])
-        return given[::-1] if perm[:2] == [1, 0] else None
-    if node.op_type == "Unsqueeze" and len(given) == 1:
-        return (*given, 1) if targets.get(node.input[1]) in ((1,), (-1,)) else None
-    if node.op_type == "GatherND" and len(given) > 1 and not int_attribute(node, "batch_dims", 0):
-        numbers = rows.get(node.input[1], ())
-        return (numbers[0], given[1]) if numbers[1:] == (1,) else None
     return None
 
 

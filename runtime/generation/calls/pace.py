@@ -62,6 +62,7 @@ class Pace:
         self._first = Writer(engines[0], reason)
         self._last: Writer | None = None
         self._last_fits = True
+        self._continued: EngineEntry | None = None  # by all that are left
         self._steps, self._spent_ms, self._left_out = 0, 0.0, 0
 
     @property
@@ -108,6 +109,9 @@ class Pace:
 
     def _leave_out(self, writer: EngineEntry) -> None:
         """Chooses no more among engines that cannot continue what ``writer`` wrote."""
+        if writer is self._continued:
+            return
+        self._continued = writer
         able = [engine for engine in self.engines if engine.can_continue(writer)]
         self._left_out += len(self.engines) - len(able)
         self.engines = able
