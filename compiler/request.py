@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,15 +11,15 @@ from typing import Any, Literal, get_args
 from ..bucket import Bucket
 from ..elastic import ElasticSpec, Submodel
 from ..errors import PlanError
-from ..exporters.checkpoints.generation_defaults import read_generation_defaults
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks.task_form import Task
 from ..profiles.budget import BudgetSpec
 from ..profiles.device_profile import DeviceProfile, PromotionOrder
 from ..profiles.load_profile import load_profile
-from ..profiles.precision import PRECISIONS, TRACED, Precision, precision_problem
+from ..profiles.precision import Precision, precision_problem
 from ..profiles.probe_host import HOST_PROFILE_NAME
+from .generation.asked import generation_notes, require_cached_form, require_that_generate
 from .planning.assignments import read_assignment
 from .planning.candidate import Corrections
 from .planning.integers import require_integers
@@ -152,11 +152,11 @@ def resolve(request: CompileRequest) -> Resolved:
     source = replace(source, precisions=profile.precisions, generates=request.generate)
     source, tasks = asked_tasks(source, profile, request.tasks, request.lora_rank, request.mergeable)
     if request.generate:
-        _require_cached_form(source, profile)
+        require_cached_form(source, profile)
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
     asked = [read_assignment(source.spec, id_, levels, profile.width_multiple) for id_ in request.submodels]
     if request.generate:
-        _require_that_generate(source, profile, (*(level.submodel for level in levels), *asked))
+        require_that_generate(source, profile, (*(level.submodel for level in levels), *asked))
     published = _published(source, request.slices)
     require_integers(source, profile)
     submodels = (*(level.submodel for level in levels), *asked, *published)
@@ -172,54 +172,12 @@ def _whole_along(spec: ElasticSpec, submodels: Sequence[Submodel]) -> frozenset[
     )
 
 
-def _require_that_generate(source: ModelSource, profile: DeviceProfile, submodels: Iterable[Submodel]) -> None:
-    """Submodels whose heads no engine keeps in a cache, and for TensorRT those whose encoder counts what it selects,
-    are refused before any work."""
-    form = source.cached
-    assert form is not None
-    for submodel in submodels:
-        if (problem := form.at(submodel).problem) is not None:
-            raise PlanError(f"generate: submodel {submodel.id} cannot: {problem}")
-        if profile.backend == "tensorrt" and form.encoder is not None and form.encoder.routes(submodel):
-            raise PlanError(
-                f"generate: submodel {submodel.id} cannot for tensorrt: its encoder selects a number of tokens that "
-                "follows from the prompt's length, and TensorRT's parser takes a constant one (TopK); ask for levels "
-                "without it, or compile for onnxruntime"
-            )
-
-
-def _require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
-    """What cannot generate is refused before any work."""
-    if source.cached is None:
-        raise PlanError(f"generate: {source.name} cannot; expected a causal language model, see docs/models.md")
-    if source.cached.problem is not None:
-        raise PlanError(f"generate: {source.name} cannot: {source.cached.problem}")
-    if profile.backend == "tensorrt":
-        if profile.precisions != (TRACED,):
-            asked = ", ".join(profile.precisions)
-            raise PlanError(
-                f"generate: for tensorrt engines that keep a cache are in {TRACED} alone, asked for {asked}"
-            )
-        return
-    for precision in profile.precisions:
-        if PRECISIONS[precision].numbers == "halves":
-            raise PlanError(
-                f"generate: engines that keep a cache are in fp32 or of integers, asked for {precision}; on the "
-                "processor the operator that reads the cache takes longer on halves"
-            )
-
-
 def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is_asked: bool) -> tuple[str, ...]:
     """What of ``given`` this model cannot have: ranges, and the shape at which budgets are judged."""
     asked, shape = profile.budget_at, profile.budget_shape
     if asked is not None and source.signature.max_sequence is None:
         asked = Bucket(asked.batch, 1)  # of such a model only batches differ
-    notes = _generation_notes(source)
-    if source.generates and profile.backend == "tensorrt":
-        notes = (
-            *notes,
-            "engines that keep a cache are for TensorRT 10.15 or later; their plans have not run on a GPU yet",
-        )
+    notes = generation_notes(source, profile)
     if source.signature.shortened is not None:
         notes = (*notes, f"texts of at most {source.signature.max_sequence} tokens: {source.signature.shortened}")
     if asked not in (None, shape):
@@ -234,21 +192,6 @@ def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is
         *notes,
         f"static buckets {', '.join(map(str, profile.buckets))}, to which inputs are padded: {static}",
     )
-
-
-def _generation_notes(source: ModelSource) -> tuple[str, ...]:
-    """What the model's folder says of generation and engines do not follow, and what it does not say."""
-    if not source.generates:
-        return ()
-    stated = read_generation_defaults(source.checkpoint)
-    notes = []
-    if stated.left_out:
-        notes.append(f"generation does not follow {', '.join(stated.left_out)}, which the model's folder states")
-    if not stated.end_ids:
-        notes.append(
-            "the model's folder states no eos_token_id: a text ends at a stop of the request's or at its max_tokens"
-        )
-    return tuple(notes)
 
 
 def _signature(source: ModelSource, device: DeviceProfile) -> Signature:

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from nestforge.compiler.generation.cached_gate import judge_cached
 from nestforge.compiler.parity.evidence.cached_cases import Batch, cached_batches
 from nestforge.compiler.parity.evidence.cached_runs import run_batches
 from nestforge.compiler.parity.evidence.references import References
-from nestforge.errors import CheckpointError, InputError, ParityError, PlanError
+from nestforge.errors import CheckpointError, InputError, ParityError
 from nestforge.exporters.cached_form import CachedForm
 from nestforge.exporters.modules import cached_attention
 from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
@@ -32,7 +31,7 @@ from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.generation.sliding_window import SlidingWindow
 from safetensors import safe_open
-from support.gated_decoders import edit_config, save_decoder
+from support.gated_decoders import save_decoder
 from support.tiny_matlm import save_tiny_matlm
 
 Found = list[dict[str, np.ndarray]]
@@ -251,19 +250,6 @@ def test_activations_are_those_of_the_longest_run_without_its_logits(bundle: Bun
     product = 4 * tokens * max(hidden + ffn, hidden + heads * head_dim)
     scores = 4 * (2 * tokens * heads * head_dim + heads * tokens**2)
     assert engine.activation_bytes == 8 * product + scores
-
-
-def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path) -> None:
-    narrow = save_decoder(tmp_path / "narrow")
-    with pytest.raises(PlanError, match=r"generate: narrow cannot: heads of size 4; expected a multiple of 8"):
-        compiled(narrow)
-    decoder = save_decoder(tmp_path / "llama", head_dim=8)
-    with pytest.raises(PlanError, match=r"in fp32 or of integers, asked for fp16; .* takes longer on halves"):
-        compiled(decoder, precisions=["fp16"])
-    plan = partial(nestforge.plan, decoder, buckets=[Bucket(1, 8)], generate=True)
-    edit_config(decoder, architectures=["LlamaModel"])
-    with pytest.raises(PlanError, match=r"generate: llama cannot; expected a causal language model"):
-        plan("raspberry-pi-5")
 
 
 def test_a_bundle_says_how_its_folder_generates(bundle: Bundle) -> None:

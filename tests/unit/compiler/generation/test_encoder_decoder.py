@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import nestforge
 import numpy as np
 import pytest
 import torch
 import transformers
-from nestforge.bucket import Bucket
 from nestforge.compiler.generation.cached_gate import judge_cached
 from nestforge.compiler.parity.evidence.cached_cases import cached_batches, prompts_of
 from nestforge.compiler.parity.evidence.cached_runs import read_prompts, run_batches
 from nestforge.compiler.parity.evidence.references import References
-from nestforge.errors import ParityError, PlanError
+from nestforge.errors import ParityError
 from nestforge.exporters.families.t5 import generating
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
@@ -136,16 +134,3 @@ def test_integers_are_proven_with_and_without_the_rounding_of_activations(tmp_pa
         assert engine.precision == "int4"
         assert engine.parity is not None
         assert "; without the rounding of activations, " in engine.parity.rule
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"class_name": "T5EncoderModel"}, r"generate: t5 cannot; expected a causal language model"),
-        ({"d_kv": 6}, r"generate: t5 cannot: heads of size 6; expected a multiple of 8"),
-    ],
-)
-def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
-    folder = save_t5(tmp_path / "t5", text=False, **changes)
-    with pytest.raises(PlanError, match=line):
-        nestforge.plan(folder, "raspberry-pi-5", buckets=[Bucket(1, 8)], generate=True)

@@ -10,9 +10,8 @@ import nestforge
 import onnx
 import pytest
 from nestforge.compiler.tensorrt.operators import unsupported
-from nestforge.errors import ParityError, PlanError
+from nestforge.errors import ParityError
 from nestforge.runtime.bundle.open_bundle import Bundle
-from support.tiny_coda_t5 import save_tiny_pair
 from support.tiny_compile import board
 from support.tiny_matlm import save_tiny_matlm
 
@@ -100,14 +99,3 @@ def test_a_bias_by_distance_is_of_every_place(tmp_path: Path) -> None:
     for engine in entry.engines:
         graph = onnx.load(bundle.file(engine.file), load_external_data=False)
         assert unsupported(graph, "10.15") == []
-
-
-def test_what_has_no_such_engines_is_refused(tmp_path: Path) -> None:
-    biased = save_tiny_matlm(tmp_path / "m", num_hidden_layers=1, position="relative_bias")
-    with pytest.raises(PlanError, match=r"for tensorrt engines that keep a cache are in fp32 alone, asked for fp16"):
-        compiled(biased, precisions=["fp16"])
-    with pytest.raises(
-        PlanError, match=r"submodel ffn32-coda.reduction3 cannot for tensorrt: its encoder selects a number of tokens"
-    ):
-        compiled(save_tiny_pair(tmp_path / "pair"))
-    assert not (tmp_path / "bundle").exists()
