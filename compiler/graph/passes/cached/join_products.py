@@ -5,7 +5,8 @@ beside its arithmetic is paid three times. Rows of a weight ``[out, in]`` are ou
 other are one weight, whose outputs a Split takes apart.
 
 Requires: linear layers as Gemm; a value that several products read is one value. Ensures: the same function; a joined
-weight, or bias, is called by its parts, ``a+b+c``. Parts that something else reads too are left.
+weight, or bias, is called by its parts, ``a+b+c``. Parts that something else reads too are left, and so are those of so
+few outputs that integers never take their place: joined they would get an encoding that they have nowhere else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from .....profiles.encodings import LEAST_OUTPUTS
 from ..extents import extents, shape_of
 from ..matching import replace
 
@@ -59,10 +61,11 @@ def _is_product(node: ir.Node, parameters: Collection[str]) -> bool:
     turned = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
     if node.op_type != "Gemm" or factors != [1.0, 1.0] or turned != [0, 1] or node.outputs[0].is_graph_output():
         return False
-    return all(
+    is_own = all(
         value is not None and value.is_initializer() and value.name in parameters and len(value.uses()) == 1
         for value in node.inputs[1:]
     )
+    return is_own and _rows(_initializer(node, 1)) >= LEAST_OUTPUTS
 
 
 def _initializer(node: ir.Node, index: int) -> ir.Value:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx
@@ -24,15 +24,15 @@ agraph (float[5, 4] x) => (float[5, 4] y)
 }
 """
 RNG = np.random.default_rng(0)
-SHAPES = {"wq": (6, 4), "wk": (2, 4), "wv": (2, 4), "wo": (4, 8), "bq": (6,), "bk": (2,), "bv": (2,)}
+SHAPES = {"wq": (24, 4), "wk": (16, 4), "wv": (16, 4), "wo": (4, 40), "bq": (24,), "bk": (16,), "bv": (16,)}
 WEIGHTS = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
 
 
 def joined(
-    text: str = LAYER, parameters: Collection[str] = frozenset(SHAPES)
+    text: str = LAYER, parameters: Collection[str] = frozenset(SHAPES), weights: Mapping[str, np.ndarray] = WEIGHTS
 ) -> tuple[onnx.ModelProto, ir.Model, Joined]:
     proto = onnx.parser.parse_model(text)
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in WEIGHTS.items())
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
     before = onnx.shape_inference.infer_shapes(proto)
     model = ir.from_proto(before)
     return before, model, join_products(model, parameters)
@@ -99,3 +99,13 @@ def test_what_is_no_joinable_parameter_stays() -> None:
     _, model, found = joined(parameters=WEIGHTS.keys() - {"wk", "bv"})
     assert (found.names, found.values) == (frozenset(), {})
     assert kinds(model)["Gemm"] == 4
+
+
+def test_what_is_too_short_for_integers_is_not_joined() -> None:
+    """Keys of 15 outputs and as many values: as they are, no precision changes them, and none has a scale for them."""
+    narrow = {name: array[..., :39] if name == "wo" else array for name, array in WEIGHTS.items()}
+    narrow |= {name: WEIGHTS[name][:15] for name in ("wk", "wv", "bk", "bv")}
+    before, model, found = joined(weights=narrow)
+    assert found.names == set()
+    assert kinds(model)["Gemm"] == 4
+    require_same(before, model)
