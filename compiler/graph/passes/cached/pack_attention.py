@@ -40,6 +40,8 @@ def _pack(graph: ir.Graph, attention: ir.Node) -> bool:
         return False
     if any(len(value.uses()) > 1 for value in (*taken, *(back.outputs[0] for back in found))):
         return False
+    if any(_width(back.outputs[0]) != _width(part) for back, part in zip(found, taken, strict=False)):
+        return False  # parts of each head, which do not lie as the operator takes them
     for dims in rows:
         target = reshape_target(graph, [*dims, -1])
         reshape = ir.node("Reshape", [whole, target[-1].outputs[0]])

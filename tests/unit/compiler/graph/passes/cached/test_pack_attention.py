@@ -120,3 +120,21 @@ def test_slices_that_do_not_follow_each_other_stay(old: str, new: str) -> None:
     _, after, changed = packed(text)
     assert not changed
     assert kinds(after)["Slice"] == 3
+
+
+def test_heads_that_each_have_their_own_part_of_every_kind_stay() -> None:
+    """As where one product returns queries, keys and values head by head: a Split takes them apart within each head."""
+    text = ATTENTION[: ATTENTION.index("  flat")] + ATTENTION[ATTENTION.index("  y, key") :]
+    for old, new in [
+        ("float[1, 3, 64] x", "float[1, 3, 2, 24] x"),
+        ("float[1, 3, 32] y", "float[1, 3, 16] y"),
+        ("{32, 16, 16}", "{8, 8, 8}"),
+        ("num_heads = 4, ", "num_heads = 2, "),
+        ("  y, key", "  fq, fk, fv = Split <axis = -1> (x, widths)\n  y, key"),
+        ("  y, key", "".join(f"  {kind} = Reshape (f{kind}, narrow)\n" for kind in "qkv") + "  y, key"),
+    ]:
+        assert old in text
+        text = text.replace(old, new)
+    _, after, changed = packed(text)
+    assert not changed
+    assert kinds(after)["Split"] == 1
