@@ -32,7 +32,8 @@ from ...profiles.encodings import BF16, FP16, INT4, INT8
 from .encodings import PER_OUTPUT, encode, parts_of, split_encoding
 from .passes.linear_to_gemm import TRANSPOSED
 
-# In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON.
+# In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON. It is there alone, since
+# safetensors writes two entries in an order that changes from call to call, and the same inputs give the same bytes.
 _ROWS = "rows"
 _HEADER = MappingProxyType({"format": "nestforge"})
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -103,7 +104,7 @@ def write_store(model: UniversalModel, names: Collection[str], tables: Mapping[s
     within = {part for parts in joined for part in parts}
     tensors = {name: laid_out(stored, name) for name in sorted(set(names) - within)}
     rows = {plain: len(stored(plain)) for plain in sorted({split_encoding(part)[0] for part in within})}
-    save_tensors({**tensors, **tables}, path, {**_HEADER, _ROWS: json.dumps(rows)} if rows else _HEADER)
+    save_tensors({**tensors, **tables}, path, {_ROWS: json.dumps(rows)} if rows else _HEADER)
 
 
 def laid_out(stored: Callable[[str], torch.Tensor], name: str) -> np.ndarray:

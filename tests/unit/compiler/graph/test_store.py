@@ -244,6 +244,15 @@ def test_what_lies_in_a_joined_tensor_is_a_view_of_it_and_stored_once(builder: E
         assert end == store[name].offset + store[name].length(whole)
 
 
+def test_writing_joined_tensors_again_gives_the_same_bytes(builder: EngineBuilder, tmp_path: Path) -> None:
+    written = set()
+    for number in range(16):
+        path = tmp_path / str(number)
+        write_store(builder.universal, [_JOINED], {}, path)
+        written.add(path.read_bytes())
+    assert len(written) == 1
+
+
 def test_what_an_axis_cuts_or_puts_in_order_is_not_joined(builder: EngineBuilder) -> None:
     universal = builder.universal
     found, ordered = joinable_parameters(universal), {cut.parameter for cut in universal.spec.slices}
