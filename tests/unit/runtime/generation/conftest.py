@@ -1,4 +1,4 @@
-"""A small Llama with a tokenizer, compiled with engines that keep a cache."""
+"""A small Llama with a tokenizer, compiled with engines that keep a cache; and a device."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.generating_bundle import llama_folder
 from support.greedy import greedy as transformers_greedy
+
+
+@pytest.fixture
+def device() -> Iterator[HostDevice]:
+    """The processor in the place of a GPU; all that a test took of its memory is given back."""
+    found = HostDevice()
+    yield found
+    assert found.allocated_bytes == 0
 
 
 @pytest.fixture(scope="package")

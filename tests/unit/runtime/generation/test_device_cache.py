@@ -20,13 +20,6 @@ Caches = tuple[Cache, DeviceCache]
 
 
 @pytest.fixture
-def device() -> Iterator[HostDevice]:
-    found = HostDevice()
-    yield found
-    assert found.allocated_bytes == 0
-
-
-@pytest.fixture
 def both(device: HostDevice) -> Iterator[Caches]:
     """With the same numbers."""
     host, there = Cache.empty(LAYERS, ROWS, PLACES), DeviceCache.empty(LAYERS, ROWS, PLACES, device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,13 +21,6 @@ SIZES = tuple(replace(ENGINE, id=f"{size}", capacity=size, backend="tensorrt") f
 OF_SIZES = replace(ANY_SIZE, engines=SIZES)
 # Keys and values of a token.
 TOKEN_BYTES = 4 * 2 * (16 + 16)
-
-
-@pytest.fixture
-def device() -> Iterator[HostDevice]:
-    found = HostDevice()
-    yield found
-    assert found.allocated_bytes == 0
 
 
 def test_a_session_counts_its_cache_and_the_one_that_it_moves_from() -> None:

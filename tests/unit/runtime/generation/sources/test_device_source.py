@@ -21,13 +21,6 @@ Sources = tuple[Source, DeviceSource]
 
 
 @pytest.fixture
-def device() -> Iterator[HostDevice]:
-    found = HostDevice()
-    yield found
-    assert found.allocated_bytes == 0
-
-
-@pytest.fixture
 def both(device: HostDevice) -> Iterator[Sources]:
     """With the same numbers, behind prompts of 4, 1 and 5 tokens."""
     host, rng = Source.empty(ENTRY, ROWS, ROOM), np.random.default_rng(0)
