@@ -94,7 +94,7 @@ class PoolingModule(torch.nn.Module):
 
 def _first(mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """True at the first position of each row where ``mask`` ``[B, S]`` is not 0."""
-    at = torch.where(mask != 0, positions, len(positions)).amin(1, keepdim=True)
+    at = torch.where(mask != 0, positions, positions.shape[0]).amin(1, keepdim=True)
     return positions == at
 
 

@@ -17,7 +17,6 @@ from support.tiny_compile import board
 PROMPTS = {"prompts": {"query": "time budget ", "passage": "a "}, "default_prompt_name": "query"}
 LAYOUTS = [
     Layout("old mean, normalised", lambda m: [m.Pooling(HIDDEN), m.Normalize()], old=True),
-    Layout("every mode", lambda m: [m.Pooling(HIDDEN, m.Pooling.POOLING_MODES)]),
     Layout(
         "two dense",
         lambda m: [
@@ -70,6 +69,18 @@ def test_text_in_vector_out(tmp_path: Path, layout: Layout) -> None:
     np.testing.assert_allclose(answer["sentence_embedding"], expected, atol=1e-5, rtol=1e-5)
     np.testing.assert_allclose(alone["sentence_embedding"], expected[1:2], atol=1e-5, rtol=1e-5)
     assert answer.prompt == (PROMPTS["prompts"]["query"] if layout.config == PROMPTS else "")
+
+
+def test_every_pooling_at_free_lengths(tmp_path: Path) -> None:
+    """All modes in one graph, with rows of one request that pad each other and with every text at its own length."""
+    folder = Layout("every mode", lambda m: [m.Pooling(HIDDEN, m.Pooling.POOLING_MODES)]).write(tmp_path / "m")
+    expected = their_vectors(folder)
+    assert expected.shape == (len(TEXTS), 6 * HIDDEN)
+    with nestforge.load(compiled(folder, buckets=["1..4x1..16"])) as model:
+        together = model(list(TEXTS), truncate=True)["sentence_embedding"]
+        alone = [model(text, truncate=True)["sentence_embedding"] for text in TEXTS]
+    np.testing.assert_allclose(together, expected, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(np.concatenate(alone), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_submodels_are_sliced_and_share_the_modules_weights(tmp_path: Path) -> None:
