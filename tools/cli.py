@@ -18,6 +18,7 @@ import click
 
 from .. import __version__
 from ..errors import NestforgeError
+from ..strict import nearest
 from .console import say
 from .interruption import EXIT_CODE, LINE, was_interrupted
 
@@ -73,6 +74,13 @@ class LazyGroup(click.Group):
         module = f".commands.{COMMANDS[cmd_name]}.{cmd_name.replace('-', '_')}"
         command: click.Command = import_module(module, __package__).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
         with _one_line():

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from ...errors import CheckpointError
 from ...outside import library_errors
+from ...path_kinds import what_it_is
 from ...runtime.bundle.regular_file import stream_sha256
 from ...strict import parse_json
 
@@ -100,6 +101,8 @@ def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
 
     Raises CheckpointError for a missing, damaged or refused (pickle) file.
     """
+    if not os.path.isfile(folder / "config.json") and (kind := what_it_is(folder)):
+        raise CheckpointError(f"model {folder}: is {kind}")
     if not os.path.isdir(folder):  # of a name that the system refuses, too
         raise CheckpointError(f"{folder}: no such folder; expected config.json and model.safetensors in it")
     config = read_json(folder / "config.json")

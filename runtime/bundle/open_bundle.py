@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import BundleCorruptError, BundleFormatError
+from ...path_kinds import what_it_is
 from .build_record import BuildRecord
 from .manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, Manifest
 from .merged_task import MergedTask
@@ -104,7 +105,10 @@ def open_bundle(path: str | os.PathLike[str], check: Check = "fast") -> Bundle:
     if check not in ("fast", "full"):
         raise ValueError(f"check: expected 'fast' or 'full', got {check!r}")
     folder = Path(path)
-    if not os.path.isdir(folder):  # of a name that the system refuses, too
+    is_folder = os.path.isdir(folder)  # of a name that the system refuses, too
+    if not (is_folder and os.path.lexists(folder / MANIFEST_NAME)) and (kind := what_it_is(folder)):
+        raise BundleFormatError(f"bundle {path}: is {kind}")
+    if not is_folder:
         raise BundleFormatError(f"bundle {path}: not a folder; expected one that `nestforge compile` wrote")
     folder = folder.resolve()
     opened: dict[str, FileIdentity] = {}

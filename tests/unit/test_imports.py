@@ -17,7 +17,18 @@ import pytest
 from support.gpu_modules import ON_A_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
-BASE = ("bucket", "elastic", "errors", "file_lock", "optional", "outside", "strict", "whole_file", "workload")
+BASE = (
+    "bucket",
+    "elastic",
+    "errors",
+    "file_lock",
+    "optional",
+    "outside",
+    "path_kinds",
+    "strict",
+    "whole_file",
+    "workload",
+)
 # Each may import those above it.
 ROOMS = (
     "profiles",

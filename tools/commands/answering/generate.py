@@ -45,12 +45,22 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
     help='JSON file of a chat to answer: [{"role": ..., "content": ...}].',
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), help="At most so many. Default: what fits, at most 256.")
-@click.option("--temperature", type=float, help="0 takes the most likely token. Default: the model's own, else 0.")
-@click.option("--top-k", type=int, help="Draw from the K most likely tokens. Default: all.")
-@click.option("--top-p", type=float, help="Draw from the most likely with this probability together.")
-@click.option("--min-p", type=float, help="Draw from those at least this likely beside the most likely.")
-@click.option("--repetition-penalty", type=float, help="Above 1: tokens that were there are less likely.")
-@click.option("--seed", type=int, help="Of the draws. Default: 0.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    help="0 takes the most likely token. Default: the model's own, else 0.",
+)
+@click.option("--top-k", type=click.IntRange(min=0), help="Draw from the K most likely tokens. Default: all.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Draw from the most likely with this probability together.",
+)
+@click.option(
+    "--min-p", type=click.FloatRange(0, 1), help="Draw from those at least this likely beside the most likely."
+)
+@click.option("--repetition-penalty", type=_ABOVE_0, help="Above 1: tokens that were there are less likely.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of the draws. Default: 0.")
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
 @click.option("--budget", help="A named budget of the bundle.")
 @click.option("--submodel", metavar="ID", help="This submodel, by id or level.")
@@ -76,7 +86,11 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
     metavar="N",
     help="Tokens that a draft proposes. Default: 4; of auto at most 8.",
 )
-@click.option("--capacity", type=int, help="Tokens that the cache has room for. Default: what the request needs.")
+@click.option(
+    "--capacity",
+    type=click.IntRange(min=1),
+    help="Tokens that the cache has room for. Default: what the request needs.",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use. Default: all that this process may.")
 @click.option(
     "--residency",

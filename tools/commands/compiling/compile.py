@@ -132,6 +132,8 @@ def command(
     MODEL is a Hugging Face folder, or one in a format of nestforge's own: config.json and safetensors weights. An
     interrupted compile is resumed by the same command. Nothing is published unless every parity gate passes.
     """
+    if text is not None and data is not None:
+        raise click.UsageError("expected at most one of --text and --data")
     let_waiting_threads_sleep()
     with working() as progress, resumable(output):
         from ....compiler.compile import compile_request

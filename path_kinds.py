@@ -1,0 +1,40 @@
+"""Paths given in the place of another: what lies there, and which command takes it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# By the file that marks a folder, the surest first.
+_FOLDERS = {
+    "manifest.json": "a bundle, which `nestforge run` and `nestforge inspect` take, and every command with BUNDLE",
+    "adapter_config.json": "an adapter of PEFT; with the model that it was trained on: "
+    "`nestforge compile MODEL --task NAME={path} --output my.bundle`",
+    "config.json": "a model folder; `nestforge compile {path} --output my.bundle` makes a bundle of it",
+}
+_BUNDLE_FILES = ("manifest.json", "build.json")
+_IN_MODEL = "a file of a model folder; give the folder: {folder}"
+_SUFFIXES = {
+    ".onnx": "an ONNX graph, and graphs are written, not read; `nestforge compile` takes the model's own folder "
+    "(config.json and model.safetensors)",
+    ".plan": "a TensorRT plan; `nestforge run` takes the bundle that it belongs to",
+    ".engine": "a TensorRT plan; `nestforge build` makes those of a bundle",
+    ".safetensors": _IN_MODEL,
+    ".bin": "pickled weights, which are refused since loading them can run code",
+    ".pt": "pickled weights, which are refused since loading them can run code",
+    ".pth": "pickled weights, which are refused since loading them can run code",
+    ".gguf": "a file of llama.cpp; `nestforge compile` takes a model folder (config.json and model.safetensors)",
+}
+
+
+def what_it_is(path: Path) -> str | None:
+    """What lies at ``path`` and which command takes it, in a few words; None for what no command knows, or nothing."""
+    if os.path.isdir(path):
+        kind = next((kind for name, kind in _FOLDERS.items() if os.path.isfile(path / name)), None)
+    elif not os.path.isfile(path):
+        return None
+    elif path.name in _BUNDLE_FILES:
+        kind = "a file of a bundle; give the folder: {folder}"
+    else:
+        kind = _IN_MODEL if path.name in _FOLDERS else _SUFFIXES.get(path.suffix.lower())
+    return None if kind is None else kind.format(path=path, folder=path.parent)
