@@ -18,7 +18,7 @@ TRAINED := demo/exits/slender/model.safetensors
 PACKAGE_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench docs demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe demo-coda wheel clean distclean
+.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench docs docs-serve demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe demo-coda wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,10 @@ bench: $(SETUP) $(CHECKPOINT) $(TRAINED)  ## run the benchmarks of tools/bench a
 
 docs: $(DOCS_SETUP) $(PACKAGE_LINK)  ## build/site, the documentation as a website; fails on a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/site holds the site; \`make docs-serve\` shows it in a browser"
+
+docs-serve: $(DOCS_SETUP) $(PACKAGE_LINK)  ## the documentation at http://127.0.0.1:8000, built again when a page changes; Ctrl-C ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 wheel: $(SETUP)  ## dist/nestforge-*.whl
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
