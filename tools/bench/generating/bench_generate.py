@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from time import sleep
@@ -27,6 +30,17 @@ _ROWS = 32
 _CAPACITIES, _VALID = (256, 4096), 100
 _STEPS = 60
 _BESIDE_US, _CHANGE_US = 60, 50
+# Another program: computes for so many seconds, sleeps for so many, again and again.
+_PROGRAM = """
+import sys, time
+burst, pause = map(float, sys.argv[1:])
+while True:
+    end = time.perf_counter() + burst
+    while time.perf_counter() < end:
+        pass
+    time.sleep(pause)
+"""
+_PROGRAMS = {"keeps one core busy": (0.1, 0.0), "computes 3 of every 9 ms": (0.003, 0.006)}
 
 
 def run() -> list[Row]:
@@ -34,7 +48,7 @@ def run() -> list[Row]:
     peer = openvino(llama_folder())
     if peer is not None:
         others["OpenVINO"] = peer
-    rows = [*_against_others("fp32", others)]
+    rows = [*_against_others("fp32", others), *_on_a_busy_host()]
     rows += _against_others("int4", {})
     with load(llama_halves_bundle(), threads=CORES) as model:
         return [*rows, _many_rows(model), _by_capacity(model), _changing(model), _beside()]
@@ -75,6 +89,39 @@ def _against_others(precision: Precision, others: dict[str, Generate]) -> list[R
             ),
         ]
     return rows
+
+
+def _on_a_busy_host() -> list[Row]:
+    """Ours over ONNX Runtime GenAI while another program wants the cores, and how far apart the calls of each are."""
+    peer = genai(llama_folder(), "fp32")
+    if peer is None:
+        return []
+    rows = []
+    with load(llama_bundle("fp32"), threads=CORES) as model:
+        calls: dict[str, Generate] = {"ours": lambda ids, tokens: _generated(model, ids, tokens), "theirs": peer}
+        for name, (burst, pause) in _PROGRAMS.items():
+            with _another_program(burst, pause):
+                times = _in_turns(calls, _ids(_PROMPT), _NEW)
+            ours, theirs = ([1e3 / median(timed.step_ms) for timed in times[who]] for who in ("ours", "theirs"))
+            rate = median(a / b for a, b in zip(ours, theirs, strict=True))
+            spread, other = ((max(rates) - min(rates)) / median(rates) for rates in (ours, theirs))
+            how = f"{_ROUNDS} rounds in turn, medians, {CORES} threads, Llama shape of 100 M parameters, fp32"
+            beside = f"while another program {name}"
+            figure = f"tokens per second over onnxruntime-genai {beside}"
+            rows.append(Row(figure, f"{rate:.2f}x ({median(ours):.1f} tokens/s)", ">= 1.00x", rate >= 1, how))
+            figure = f"spread of the rounds {beside}, (max - min) / median"
+            rows.append(Row(figure, f"{spread:.0%} (genai {other:.0%})", "<= genai's", spread <= other, how))
+    return rows
+
+
+@contextmanager
+def _another_program(burst_s: float, pause_s: float) -> Iterator[None]:
+    program = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(burst_s), str(pause_s)])
+    try:
+        yield
+    finally:
+        program.kill()
+        program.wait()
 
 
 def _many_rows(model: ElasticModel) -> Row:
