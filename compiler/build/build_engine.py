@@ -190,12 +190,13 @@ class EngineBuilder:
         """
         entry, limit = engine.entry, tolerance_of(engine.entry, self.universal)
         rule = stated = rule_of(limit, entry.routing)
+        outputs = judged_outputs(self.draft.manifest, self.universal, entry.segment)
         if PRECISIONS[entry.precision].is_integer:
-            outputs = judged_outputs(self.draft.manifest, self.universal, entry.segment)
             exact = self.prove_exact(engine, submodel, cases, outputs, reference)
             stated = f"{rule}; without the rounding of activations, {exact}"
         verdict = judge_engine(self.draft.manifest, self.universal, entry, cases, reference, found)
-        run = ProofRun(engine.proof_graph, engine.template.module_outputs, self.proofs.path, module, entry.routing)
+        modules = engine.template.module_outputs
+        run = ProofRun(engine.proof_graph, modules, self.proofs.path, module, entry.routing, outputs)
         require_parity(f"engine {entry.id}", verdict, run, cases, found, limit, rule)
         return self.with_receipt(engine, f"narrowed to {submodel.id}, in float64", stated, cases, verdict)
 

@@ -57,7 +57,7 @@ class ExactProof:
         limit = tolerance_for(TRACED, self.universal.spec.depth)
         if (form := self.form(engine, submodel, variants)) is not None:
             answers = in_torch(form if part is None else part.module(form), cases, outputs.specs)
-            require_form(entry.id, judge(written, answers, cases, outputs, TRACED, limit), limit)
+            require_form(entry.id, judge(written, answers, cases, outputs, limit), limit)
         module = self.module(engine, submodel, variants)
         if part is not None:
             module = part.module(module)
@@ -65,8 +65,8 @@ class ExactProof:
         exact_engine, graph = self.graph(engine)
         found = self.run(exact_engine, [case.feeds for case in cases])
         expected = replayed(reference, cases, entry.routing, found, limit.atol)
-        verdict = judge(expected, found, cases, outputs, TRACED, limit)
-        run = ProofRun(graph, engine.template.module_outputs, self.folder, reference, entry.routing)
+        verdict = judge(expected, found, cases, outputs, limit)
+        run = ProofRun(graph, engine.template.module_outputs, self.folder, reference, entry.routing, outputs)
         subject = f"engine {entry.id}, without the rounding of activations"
         require_parity(subject, verdict, run, cases, found, limit, limit.rule)
         return limit.rule

@@ -183,7 +183,7 @@ def _prove_exact(
     if (lowered := builder.prove_exact.form(engine, submodel, form.variants)) is not None:
         answers = in_torch(form.recorded(lowered), cases_of(batches), judged_specs(form.entry))
         written = cached_reference(builder.references, submodel, form)
-        require_form(engine.entry.id, judge_rows(written, batches, answers, TRACED, limit), limit)
+        require_form(engine.entry.id, judge_rows(written, batches, answers, limit), limit)
     entry, graph = builder.prove_exact.graph(engine)
     stored = builder.prove_exact.module(engine, submodel, form.variants)
     reference = Reference(None, form.recorded(stored), judged_specs(form.entry))
@@ -195,7 +195,7 @@ def _prove_exact(
                 case.name: [tensor.numpy() for tensor in encoder(torch.from_numpy(case.feeds["input_ids"]))]
                 for case in prompts_of(batches)
             }
-    verdict = judge_rows(reference, batches, _answers(builder, form, entry, batches, read), TRACED, limit)
+    verdict = judge_rows(reference, batches, _answers(builder, form, entry, batches, read), limit)
     subject = f"engine {entry.id}, without the rounding of activations"
     run = CachedRun(subject, graph, engine.template.module_outputs, builder.proofs.path, reference, read)
     require_cached_parity(run, form, batches, verdict, limit)

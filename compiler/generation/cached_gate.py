@@ -15,7 +15,6 @@ import numpy as np
 from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
-from ...profiles.precision import Precision
 from ...runtime.bundle.entries.engine_entry import EngineEntry
 from ...runtime.bundle.entries.generation_entry import GenerationEntry, window_of
 from ...runtime.generation.sources.source import Source
@@ -48,22 +47,21 @@ def judge_cached(
     before it took."""
     universal = references.universal
     reference = cached_reference(references, universal.spec.parse(engine.submodel), form)
-    return judge_rows(reference, batches, found, engine.precision, tolerance_of(engine, universal), routes)
+    return judge_rows(reference, batches, found, tolerance_of(engine, universal), routes)
 
 
 def judge_rows(
     reference: Reference,
     batches: Sequence[Batch],
     found: Sequence[Arrays],
-    precision: Precision,
     limit: Tolerance,
     routes: PromptRoutes | None = None,
 ) -> Verdict:
-    """Rows that were ``found`` against ``reference``, by the rule of engines in ``precision``. ``routes`` are another
+    """Rows that were ``found`` against ``reference``. ``routes`` are another
     engine's, whose receipt has what is said of them."""
     cases, (entries, taken) = cases_of(batches), routes or PromptRoutes((), ())
     expected = replayed(reference, cases, entries, taken, limit.atol)
-    verdict = judge(expected, found, cases, JudgedOutputs(reference.specs), precision, limit)
+    verdict = judge(expected, found, cases, JudgedOutputs(reference.specs), limit)
     return replace(verdict, routes=None)
 
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from ...exporters.universal import PREFIX
 from ...runtime.bundle.manifest import WEIGHTS_NAME
 from .evidence.cases import Case
-from .evidence.compare import Tolerance, within
+from .evidence.compare import Tolerance, counted, within
 from .evidence.reference import Reference
 from .evidence.rounding import rounding
 
@@ -30,12 +30,14 @@ def first_divergence(
     limit: Tolerance,
     folder: Path,
     run: Callable[[torch.nn.Module], object],
+    mask: np.ndarray | None = None,
 ) -> str:
     """``encoder.layer.3.output.dense (max abs 0.31)``: the first module, in graph order, whose output breaks the rule.
 
     ``run`` makes a pass of a module of ``reference`` on ``case`` (``Reference.bound``); ``graph`` is an engine as this
     host runs it, here with the values that ``modules`` return (``Template.module_outputs``) as outputs. ``folder``
-    holds the weight store. NOWHERE if none does.
+    holds the weight store. Values of positions ``[B, S, ...]`` are compared where ``mask`` ``[B, S]`` counts them.
+    NOWHERE if none does.
     """
     batch = max(len(array) for array in case.feeds.values())
     expected, float32 = _module_values(reference.wide, run), _module_values(reference.module, run)
@@ -45,6 +47,8 @@ def first_divergence(
         values = [expected[name], float32[name], value.reshape(expected[name].shape)]
         if case.rows is not None and len(values[0]) == batch:
             values = [array[: case.rows] for array in values]  # nobody reads what follows
+        if mask is not None and values[0].shape[:2] == mask.shape:
+            values = [counted(array, mask) for array in values]
         exact, own, found = values
         # One pass may be lucky at a place, and no other is made here: what float32 is off by anywhere counts.
         if not within(exact, found, limit, rounding(exact, own).of_all, least_scale=1.0):

@@ -44,7 +44,7 @@ def judge_engine(
 ) -> Verdict:
     """The outputs ``found`` on ``cases`` against PyTorch's, by the rule and the tolerance of the gate."""
     outputs = judged_outputs(manifest, universal, engine.segment)
-    return judge(reference, found, cases, outputs, engine.precision, tolerance_of(engine, universal))
+    return judge(reference, found, cases, outputs, tolerance_of(engine, universal))
 
 
 def judged_outputs(manifest: Manifest, universal: UniversalModel, segment: str | None) -> JudgedOutputs:

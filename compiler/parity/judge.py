@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from ...profiles.precision import Precision
 from ...runtime.bundle.entries.engine_entry import ParityOutput, ParityRouting
 from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .evidence.cases import Case
-from .evidence.compare import Comparison, Tolerance, comparable, compare, judged
+from .evidence.compare import Comparison, Tolerance, comparable, compare, counted
 from .evidence.replayed import BrokenRoute, Replayed
+from .evidence.rounding import Rounding, Roundings
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ class JudgedOutputs:
     specs: Sequence[TensorSpec]
     computed: Collection[str] = ()
     mask: str | None = None
+
+    @cached_property
+    def by_position(self) -> frozenset[str]:
+        """The outputs ``[batch, sequence, ...]``, which have something at positions that the mask leaves out."""
+        return frozenset(spec.name for spec in self.specs if spec.dims[:2] == ("batch", "sequence"))
+
+    def mask_of(self, case: Case) -> np.ndarray | None:
+        """``[B, S]`` of the rows of ``case`` that are read, not 0 at the positions that are; None for all."""
+        mask = case.feeds.get(self.mask) if self.mask is not None else None
+        return mask if mask is None else mask[: case.rows]
 
 
 @dataclass(frozen=True)
@@ -47,21 +58,20 @@ def judge(
     found: Sequence[Arrays],
     cases: Sequence[Case],
     outputs: JudgedOutputs,
-    precision: Precision,
     limit: Tolerance,
 ) -> Verdict:
-    """The outputs ``found`` of an engine in ``precision`` on ``cases``, by the rules of compare.py and reference.py.
+    """The outputs ``found`` of an engine on ``cases``, by the rules of compare.py and reference.py.
 
     Where they break a limit, PyTorch's own rounding of that case is measured again, before that is believed; not where
     values are no numbers or of another shape, which no rounding allows.
     """
     got = [case.read(arrays, outputs.specs) for case, arrays in zip(cases, found, strict=True)]
-    verdict = _judge(reference, got, cases, outputs, precision, limit)
+    verdict = _judge(reference, got, cases, outputs, limit)
     while verdict.broken is not None and not verdict.unprovable and reference.again is not None:
         if not _are_comparable(reference.outputs, got):
             break
         reference = reference.again(verdict.broken_cases)
-        verdict = _judge(reference, got, cases, outputs, precision, limit)
+        verdict = _judge(reference, got, cases, outputs, limit)
     return verdict
 
 
@@ -70,16 +80,15 @@ def _judge(
     got: Sequence[Arrays],
     cases: Sequence[Case],
     outputs: JudgedOutputs,
-    precision: Precision,
     limit: Tolerance,
 ) -> Verdict:
-    masks = [_mask(case, outputs.mask) for case in cases]
+    masks = [outputs.mask_of(case) for case in cases]
     wanted, given = (
-        [judged(arrays, outputs.specs, precision, mask) for arrays, mask in zip(side, masks, strict=True)]
+        [_counted(arrays, outputs, mask) for arrays, mask in zip(side, masks, strict=True)]
         for side in (reference.outputs, got)
     )
-    names = [case.name for case in cases]
-    comparisons = compare(wanted, given, names, limit, reference.roundings, outputs.computed)
+    roundings = [_counted_rounding(own, outputs, mask) for own, mask in zip(reference.roundings, masks, strict=True)]
+    comparisons = compare(wanted, given, [case.name for case in cases], limit, roundings, outputs.computed)
     broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
     broken_cases = reference.broken_cases.union(*(comparison.failed_cases for comparison in comparisons))
     outputs_of = tuple(comparison.output for comparison in comparisons)
@@ -91,6 +100,19 @@ def _are_comparable(reference: Sequence[Arrays], found: Sequence[Arrays]) -> boo
     return all(comparable(wanted[name], given[name]) for wanted, given in pairs for name in wanted)
 
 
-def _mask(case: Case, name: str | None) -> np.ndarray | None:
-    mask = case.feeds.get(name) if name is not None else None
-    return mask if mask is None else mask[: case.rows]
+def _counted(arrays: Arrays, outputs: JudgedOutputs, mask: np.ndarray | None) -> Arrays:
+    if mask is None:
+        return arrays
+    return {name: counted(array, mask) if name in outputs.by_position else array for name, array in arrays.items()}
+
+
+def _counted_rounding(own: Roundings, outputs: JudgedOutputs, mask: np.ndarray | None) -> Roundings:
+    """As the outputs themselves, where a figure is known of each position."""
+    if mask is None:
+        return own
+    return {
+        name: Rounding(counted(np.asarray(one.max_abs), mask), counted(np.asarray(one.rms), mask))
+        if name in outputs.by_position and np.ndim(one.max_abs) == 2
+        else one
+        for name, one in own.items()
+    }

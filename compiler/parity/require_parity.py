@@ -14,7 +14,7 @@ from .evidence.cases import Case
 from .evidence.compare import Tolerance
 from .evidence.reference import Reference
 from .evidence.replayed import BrokenRoute
-from .judge import Verdict
+from .judge import JudgedOutputs, Verdict
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ProofRun:
     """What was run, and what it was compared with.
 
     ``graph`` ran in ONNX Runtime, its weight store lies in ``folder``, and its value ``modules[name]`` is what the
-    module ``name`` of ``reference`` returns. ``routes`` are the ones that the engine returns.
+    module ``name`` of ``reference`` returns. ``routes`` are the ones that the engine returns, beside ``outputs``.
     """
 
     graph: bytes
@@ -30,6 +30,7 @@ class ProofRun:
     folder: Path
     reference: Reference
     routes: Sequence[RoutingEntry] | None
+    outputs: JudgedOutputs
 
 
 def require_parity(
@@ -50,7 +51,8 @@ def require_parity(
         raise ParityError(f"{subject}: {broken.describe()}")
     case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
     bound = run.reference.bound(case.feeds, run.routes, arrays)
-    where = first_divergence(run.graph, run.modules, run.reference, case, limit, run.folder, bound)
+    mask = run.outputs.mask_of(case)
+    where = first_divergence(run.graph, run.modules, run.reference, case, limit, run.folder, bound, mask)
     if where == NOWHERE and isinstance(broken, BrokenRoute):
         where = "no module; the route alone is wrong"
     raise ParityError(f"{subject}: {broken.describe()}; allowed {rule}; first to diverge: {where}")

@@ -59,7 +59,7 @@ def check_cached_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: D
             found = run_batches(plan, engine, entry, [batch], read, device)
             reference = Replayed(expected, [rounding] * len(batch))
             outputs = JudgedOutputs(judged_specs(entry))
-            verdict = judge(reference, found, cases_of([batch]), outputs, engine.precision, limit)
+            verdict = judge(reference, found, cases_of([batch]), outputs, limit)
             if verdict.broken is not None:
                 raise ParityError(f"engine {engine.id}: its plan: {verdict.broken.describe()}; allowed {limit.rule}")
             kept += verdict.outputs

@@ -75,7 +75,7 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Answers, shapes: Sequenc
             )
             reference = Replayed([{name: expected[name] for name in names}], [rounding])
             case = Case(f"seed {seed} at {shapes[seed - left_out]}", feeds)
-            verdict = judge(reference, [found], [case], judged, engine.precision, limit)
+            verdict = judge(reference, [found], [case], judged, limit)
             broken = verdict.broken
             if broken is None:
                 kept += verdict.outputs

@@ -14,6 +14,8 @@ hundredth of the output's: fewer numbers may all be near zero by chance. A whole
 another (below), has at least the scale 1. Where rows have fewer numbers, the fourth is asked of the output, if that has
 more than one.
 
+What a model answers at positions that its mask leaves out is not compared (``counted``).
+
 All must hold (numpy's rule; Polygraphy's default is abs OR rel, which lets a large error pass where the reference is
 large or small by chance). NaN or infinity in either side fails. Of an output computed from another one (an entropy from
 its logits) neither angle nor size is asked: entropies near zero have some that rounding turns at will.
@@ -39,7 +41,6 @@ import numpy as np
 
 from ....profiles.precision import PRECISIONS, Precision
 from ....runtime.bundle.entries.engine_entry import ParityOutput
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....runtime.inputs.arrays import Arrays
 from .rounding import ROUNDING_FACTOR, Rounding, Roundings, places, with_rounding
 
@@ -141,18 +142,14 @@ def compare(
     ]
 
 
-def judged(arrays: Arrays, outputs: Sequence[TensorSpec], precision: Precision, mask: np.ndarray | None) -> Arrays:
-    """What of ``arrays`` the rule is asked of: in integers, positions that ``mask`` ``[B, S]`` leaves out are 0.
+def counted(array: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """``array`` ``[B, S, ...]`` with 0 at the positions that ``mask`` ``[B, S]`` leaves out.
 
-    There a model answers what nobody reads, from scores that are nearly equal, and integers tell those apart otherwise.
+    Nobody reads what a model answers there. It comes from scores that are nearly equal, which integers tell apart
+    otherwise; and behind a window, where such a position sees no key, from none at all: a softmax over masked scores
+    alone is what each library makes of it.
     """
-    if mask is None or not PRECISIONS[precision].is_integer:
-        return arrays
-    hidden = {spec.name for spec in outputs if spec.dims[:2] == ("batch", "sequence")}
-    return {
-        name: np.where(mask.reshape(*mask.shape, *[1] * (array.ndim - 2)) != 0, array, 0) if name in hidden else array
-        for name, array in arrays.items()
-    }
+    return np.where(mask.reshape(*mask.shape, *[1] * (array.ndim - 2)) != 0, array, 0)
 
 
 def within(

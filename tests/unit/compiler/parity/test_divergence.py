@@ -15,11 +15,13 @@ from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from support.tiny_compile import BUCKET
 
 
-def diverges_at(builder: EngineBuilder, submodel: Submodel, case: int = 0) -> str:
-    return divergence_of(builder, submodel, builder.references.of(submodel), case)
+def diverges_at(builder: EngineBuilder, submodel: Submodel, case: int = 0, mask: np.ndarray | None = None) -> str:
+    return divergence_of(builder, submodel, builder.references.of(submodel), case, mask)
 
 
-def divergence_of(builder: EngineBuilder, submodel: Submodel, reference: Reference, case: int) -> str:
+def divergence_of(
+    builder: EngineBuilder, submodel: Submodel, reference: Reference, case: int, mask: np.ndarray | None = None
+) -> str:
     template = builder.templates.of(builder.universal.spec.universal(), BUCKET)
     given = builder.cases[BUCKET][case]
     return first_divergence(
@@ -30,6 +32,7 @@ def divergence_of(builder: EngineBuilder, submodel: Submodel, reference: Referen
         tolerance_for("fp32", 2),
         builder.stage.folder,
         reference.bound(given.feeds, None, {}),
+        mask,
     )
 
 
@@ -41,6 +44,17 @@ def damage(builder: EngineBuilder, name: str, element: int | None = None, by: fl
     for offset in (stored.offset + 4 * index for index in elements):
         struct.pack_into("<f", raw, offset, 1.3 * struct.unpack_from("<f", raw, offset)[0] + by)
     path.write_bytes(raw)
+
+
+def test_positions_that_the_mask_leaves_out_are_passed_over(builder: EngineBuilder) -> None:
+    """The last position, which is padding in every row."""
+    whole, cases = builder.universal.spec.universal(), builder.cases[BUCKET]
+    number = [case.name for case in cases].index("padded")
+    mask = cases[number].feeds["attention_mask"]
+    assert not mask[:, -1].any()
+    damage(builder, "embeddings.position_embeddings.weight", (BUCKET.sequence - 1) * 16)
+    assert diverges_at(builder, whole, number).startswith("embeddings.position_embeddings")
+    assert diverges_at(builder, whole, number, mask[: cases[number].rows]).startswith("no module alone")
 
 
 def test_sound_engines_diverge_nowhere(builder: EngineBuilder) -> None:

@@ -7,7 +7,7 @@ from nestforge.compiler.build.build_engine import EngineBuilder
 from nestforge.compiler.parity.engine_verdict import tolerance_of
 from nestforge.compiler.parity.evidence.compare import Comparison
 from nestforge.compiler.parity.evidence.replayed import BrokenRoute
-from nestforge.compiler.parity.judge import Verdict
+from nestforge.compiler.parity.judge import JudgedOutputs, Verdict
 from nestforge.compiler.parity.require_parity import ProofRun, require_parity
 from nestforge.errors import ParityError
 from nestforge.runtime.bundle.entries.engine_entry import ParityOutput
@@ -21,7 +21,8 @@ def refusal(builder: EngineBuilder, verdict: Verdict) -> str | None:
     whole, cases = builder.universal.spec.universal(), builder.cases[BUCKET]
     engine = builder.emit("one", "one.onnx", whole, BUCKET)
     reference = builder.references.of(whole)
-    run = ProofRun(engine.proof_graph, engine.template.module_outputs, builder.proofs.path, reference, None)
+    outputs = JudgedOutputs(builder.draft.manifest.outputs)
+    run = ProofRun(engine.proof_graph, engine.template.module_outputs, builder.proofs.path, reference, None, outputs)
     limit = tolerance_of(engine.entry, builder.universal)
     try:
         require_parity("engine one", verdict, run, cases, [{} for _ in cases], limit, "the rule")

@@ -18,13 +18,14 @@ PROMPTS = {"prompts": {"query": "time budget ", "passage": "a "}, "default_promp
 LAYOUTS = [
     Layout("old mean, normalised", lambda m: [m.Pooling(HIDDEN), m.Normalize()], old=True),
     Layout(
-        "two dense",
+        "EmbeddingGemma's: two dense; a window that padding reaches beyond",
         lambda m: [
             m.Pooling(HIDDEN),
             m.Dense(HIDDEN, 40, activation_function=torch.nn.GELU()),
             m.Dense(40, 12, bias=False),
             m.Normalize(),
         ],
+        save=lambda folder: save_text_decoder(folder, "gemma3_text", use_bidirectional_attention=True),
     ),
     Layout(
         "layer norm and residual, cut",
@@ -43,7 +44,7 @@ LAYOUTS = [
             save=lambda folder, model_type=model_type: save_text_decoder(folder, model_type),
             tokenizer={"padding_side": side},
         )
-        for model_type, side in (("qwen3", "left"), ("llama", "right"))
+        for model_type, side in (("qwen3", "left"), ("mistral", "right"))
     ),
     Layout(
         "a tokenizer that keeps case",
