@@ -118,7 +118,8 @@ class ModelSource:
     def tokenizer(self) -> bytes | None:
         """Content of the tokenizer file that the bundle gets, None for a model that takes no text.
 
-        Loads transformers where the folder has a ``tokenizer_config.json``. Raises CheckpointError.
+        Loads transformers where the folder has a ``tokenizer_config.json``, or no ``tokenizer.json``. Raises
+        CheckpointError.
         """
         text = self.signature.text
         return None if text is None else tokenizer_content(self.checkpoint.folder / text.file)

@@ -20,6 +20,12 @@ MAX_CONFIG_BYTES = 8 * 2**20
 # By it sentence-transformers says which modules run behind the model (exporters/sentence_transformers/).
 MODULES_FILE = "modules.json"
 _MAX_NAME_LENGTH = 120
+_TOKENIZER_FILE = "tokenizer.json"
+# By these transformers makes a tokenizer where there is no such file.
+_VOCABULARY_FILES = (
+    *("vocab.txt", "vocab.json", "merges.txt"),
+    *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+)
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -82,6 +88,14 @@ class Checkpoint:
         return (self.folder / MODULES_FILE).is_file()
 
     @property
+    def tokenizer_files(self) -> tuple[Path, ...]:
+        """The file by which texts are tokenised, else those of a vocabulary that one is made of; none of a model that
+        takes no text."""
+        whole = self.folder / _TOKENIZER_FILE
+        vocabulary = (self.folder / name for name in _VOCABULARY_FILES)
+        return (whole,) if whole.is_file() else tuple(path for path in vocabulary if path.is_file())
+
+    @property
     def architecture(self) -> str | None:
         """Name of the model class that ``config.json`` states, or None: sentence-transformers takes the base model,
         whatever class was saved."""
@@ -93,7 +107,8 @@ class Checkpoint:
         read by exporters/sentence_transformers/). Raises CheckpointError without weights."""
         self.require_weights()
         weights = {self.folder / header.file for header in self.tensors.values()}
-        return sorted(path for path in {*weights, *self.folder.glob("*.json")} if path.is_file())
+        files = {*weights, *self.folder.glob("*.json"), *self.tokenizer_files}
+        return sorted(path for path in files if path.is_file())
 
 
 def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:

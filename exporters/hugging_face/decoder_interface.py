@@ -79,8 +79,7 @@ class DecoderInterface:
         ids = TensorSpec("input_ids", "int64", tokens, pad=self.pad, high=self.vocabulary)
         stated = TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="first_token")
         mask = stated.name if masked else None
-        has_text = (checkpoint.folder / "tokenizer.json").is_file()
-        text = TextEntry("tokenizer.json", ids.name, mask, None, None) if has_text else None
+        text = TextEntry("tokenizer.json", ids.name, mask, None, None) if checkpoint.tokenizer_files else None
         inputs = (ids, stated) if masked else (ids,)
         return Signature(inputs, self._outputs(), positions, mask, text, shortened=shortened)
 

@@ -95,7 +95,7 @@ def _signature(checkpoint: Checkpoint, architecture: BertArchitecture) -> Signat
     if architecture.types > 1:
         inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=architecture.types))
     text = None
-    if (checkpoint.folder / "tokenizer.json").is_file():
+    if checkpoint.tokenizer_files:
         type_ids = "token_type_ids" if len(inputs) == 3 else None
         text = TextEntry("tokenizer.json", "input_ids", "attention_mask", type_ids, None)
     outputs = tuple(_outputs(architecture))

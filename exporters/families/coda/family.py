@@ -102,7 +102,7 @@ def _signature(checkpoint: Checkpoint, config: CodaConfig) -> Signature:
     if config.type_vocab_size > 1:
         inputs.append(TensorSpec(TYPE_IDS, "int64", tokens, pad=0, high=config.type_vocab_size))
     text = None
-    if (checkpoint.folder / "tokenizer.json").is_file():
+    if checkpoint.tokenizer_files:
         text = TextEntry("tokenizer.json", IDS, MASK, TYPE_IDS if len(inputs) == 3 else None, None)
     return Signature(tuple(inputs), (output,), config.max_position_embeddings, MASK, text, static=static)
 

@@ -104,7 +104,7 @@ def _signature(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> Sign
     written = TensorSpec(_WRITTEN, "int64", tokens, pad=pad, high=vocabulary)
     logits = TensorSpec("logits", "float32", (*tokens, vocabulary), role="next_tokens")
     text = None
-    if (checkpoint.folder / "tokenizer.json").is_file():
+    if checkpoint.tokenizer_files:
         text = TextEntry("tokenizer.json", IDS, MASK, None, None)
         text = replace(text, shifted=_WRITTEN, start=config.decoder_start_token_id)
     static = "k, the tokens that its encoder's layers select, is one number for each length"

@@ -84,7 +84,7 @@ def _signature(checkpoint: Checkpoint, architecture: CostEffArchitecture) -> Sig
     if architecture.types > 1:
         inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=architecture.types))
     text = None
-    if (checkpoint.folder / "tokenizer.json").is_file():
+    if checkpoint.tokenizer_files:
         type_ids = "token_type_ids" if architecture.types > 1 else None
         text = TextEntry("tokenizer.json", "input_ids", "attention_mask", type_ids, None)
     return Signature(tuple(inputs), answer_specs(architecture), architecture.positions, "attention_mask", text)

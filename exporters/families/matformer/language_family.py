@@ -68,7 +68,7 @@ def _signature(checkpoint: Checkpoint, config: MatformerConfig) -> Signature:
     ids = TensorSpec("input_ids", "int64", tokens, pad=0, high=config.vocab_size)
     logits = TensorSpec("logits", "float32", (*tokens, config.vocab_size), role="next_tokens")
     text = None
-    if (checkpoint.folder / "tokenizer.json").is_file():
+    if checkpoint.tokenizer_files:
         text = TextEntry("tokenizer.json", "input_ids", None, None, None)
     return Signature((ids,), (logits,), config.max_position_embeddings, text=text)
 

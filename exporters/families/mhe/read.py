@@ -86,7 +86,7 @@ def _problems(config: MheConfig, spread: float, role: str) -> dict[str, str]:
 
 def text_entry(checkpoint: Checkpoint, mask: str | None) -> TextEntry | None:
     """How a tokenizer's fields feed the inputs, where the folder has one."""
-    if not (checkpoint.folder / "tokenizer.json").is_file():
+    if not checkpoint.tokenizer_files:
         return None
     return TextEntry("tokenizer.json", "input_ids", mask, None, None)
 

@@ -80,7 +80,7 @@ def _signature(checkpoint: Checkpoint, config: SparseMixerConfig) -> Signature:
     if config.type_vocab_size > 1:  # where there is one type, nobody has to say it
         inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=config.type_vocab_size))
     text = None
-    if (checkpoint.folder / "tokenizer.json").is_file():
+    if checkpoint.tokenizer_files:
         text = TextEntry("tokenizer.json", ids.name, None, inputs[1].name if inputs[1:] else None, None)
     bound = f"{config.mixing} mixing" if config.some_mix else None
     static = None

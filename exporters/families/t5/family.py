@@ -73,8 +73,7 @@ def _signature(checkpoint: Checkpoint, architecture: T5Architecture) -> Signatur
     tokens, vocabulary = ("batch", "sequence"), architecture.vocabulary
     ids = TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=vocabulary)
     mask = TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="token")
-    has_text = (checkpoint.folder / "tokenizer.json").is_file()
-    text = TextEntry("tokenizer.json", ids.name, mask.name, None, None) if has_text else None
+    text = TextEntry("tokenizer.json", ids.name, mask.name, None, None) if checkpoint.tokenizer_files else None
     if not architecture.decoder_layers:
         output = TensorSpec("last_hidden_state", "float32", (*tokens, architecture.hidden))
         return Signature((ids, mask), (output,), MOST_TOKENS, mask.name, text, shortened=_SHORTENED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,67 @@ def test_refusals(tmp_path: Path, settings: Mapping[str, Any], message: str) -> 
     with pytest.raises(CheckpointError, match=message) as caught:
         tokenizer_content(file)
     assert str(caught.value).startswith(str(tmp_path / "tokenizer_config.json"))
+    assert "\n" not in str(caught.value)
+
+
+def vocabulary_folder(folder: Path, model_type: str, files: Mapping[str, str]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    return folder / "tokenizer.json"
+
+
+def lines_of(vocabulary: Mapping[str, int]) -> str:
+    return "".join(f"{piece}\n" for piece in sorted(vocabulary, key=lambda piece: vocabulary[piece]))
+
+
+@pytest.mark.parametrize("settings", [None, {"tokenizer_class": "BertTokenizer", "do_lower_case": False}])
+def test_a_vocabulary_of_word_pieces_is_converted(tmp_path: Path, settings: Mapping[str, Any] | None) -> None:
+    files = {"vocab.txt": lines_of(word_pieces().get_vocab())}
+    if settings is not None:
+        files["tokenizer_config.json"] = json.dumps(settings)
+    file = vocabulary_folder(tmp_path / "m", "bert", files)
+    theirs = offline_transformers().AutoTokenizer.from_pretrained(tmp_path / "m")(TEXTS)["input_ids"]
+    assert ids(tokenizer_content(file)) == theirs
+    assert max(map(len, theirs)) > 4
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "gpt2", "qwen2"])
+def test_a_vocabulary_of_byte_pairs_is_converted(tmp_path: Path, model_type: str) -> None:
+    model = json.loads(byte_pairs((*ROBERTA, "<|endoftext|>"), "<s>", "</s>").to_str())["model"]
+    merges = "".join(f"{' '.join(pair)}\n" for pair in model["merges"])
+    files = {"vocab.json": json.dumps(model["vocab"]), "merges.txt": f"#version: 0.2\n{merges}"}
+    file = vocabulary_folder(tmp_path / "m", model_type, files)
+    theirs = offline_transformers().AutoTokenizer.from_pretrained(tmp_path / "m")(TEXTS)["input_ids"]
+    assert ids(tokenizer_content(file)) == theirs
+
+
+@pytest.mark.parametrize(
+    ("model_type", "files", "message"),
+    [
+        ("gpt2", {"vocab.json": "{}"}, "transformers cannot load the tokenizer"),
+        ("bert", {"merges.txt": ""}, "no such file, and BertTokenizer of transformers reads vocab.txt; write a token"),
+        (
+            "bert",
+            {"vocab.txt": "[PAD]\n[UNK]\n", "tokenizer_config.json": '{"tokenizer_class": "ByT5Tokenizer"}'},
+            "no such file, and ByT5Tokenizer of transformers tokenises in Python",
+        ),
+        pytest.param(
+            "t5",
+            {"spiece.model": ""},
+            "transformers makes a tokenizer of it with the package sentencepiece, which is not installed; install it",
+            marks=pytest.mark.skipif(find_spec("sentencepiece") is not None, reason="sentencepiece is installed"),
+        ),
+    ],
+    ids=str,
+)
+def test_a_vocabulary_that_is_not_converted_is_said(
+    tmp_path: Path, model_type: str, files: Mapping[str, str], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        tokenizer_content(vocabulary_folder(tmp_path / "m", model_type, files))
+    assert str(caught.value).startswith(str(tmp_path / "m"))
     assert "\n" not in str(caught.value)
 
 

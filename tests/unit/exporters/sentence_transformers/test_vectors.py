@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,16 @@ def test_case_is_kept_where_the_tokenizer_settings_say_so(tmp_path: Path) -> Non
     np.testing.assert_allclose(our_vectors(folder), expected, atol=1e-5, rtol=1e-5)
     (folder / "tokenizer_config.json").unlink()
     assert np.abs(our_vectors(folder)[0] - expected[0]).max() > 1e-3
+
+
+def test_a_vocabulary_without_a_tokenizer_file(tmp_path: Path) -> None:
+    folder = Layout("vocabulary", mean, tokenizer={"tokenizer_class": "BertTokenizer"}).write(tmp_path / "m")
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in sorted(vocabulary, key=vocabulary.get)))
+    assert folder / "vocab.txt" not in open_source(folder).source_files()
+    (folder / "tokenizer.json").unlink()
+    np.testing.assert_allclose(our_vectors(folder), their_vectors(folder), atol=1e-5, rtol=1e-5)
+    assert folder / "vocab.txt" in open_source(folder).source_files()
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
