@@ -51,15 +51,23 @@ def require_that_generate(source: ModelSource, profile: DeviceProfile, submodels
 
 def generation_notes(source: ModelSource, profile: DeviceProfile) -> tuple[str, ...]:
     """What the model's folder says of generation and engines do not follow, and what it does not say."""
-    if not source.generates:
+    if source.cached is None:
         return ()
-    stated = read_generation_defaults(source.checkpoint)
+    vocabulary = source.cached.vocabulary
+    stated = read_generation_defaults(source.checkpoint, vocabulary)
     notes = []
     if stated.left_out:
         notes.append(f"generation does not follow {', '.join(stated.left_out)}, which the model's folder states")
-    if not stated.end_ids:
+    if stated.beyond:
         notes.append(
-            "the model's folder states no eos_token_id: a text ends at a stop of the request's or at its max_tokens"
+            f"the model's folder states {', '.join(stated.beyond)}, beyond its vocabulary of {vocabulary} tokens: no "
+            "such token can come"
+        )
+    if not stated.end_ids:
+        of_it = " of its vocabulary" if stated.beyond else ""
+        notes.append(
+            f"the model's folder states no eos_token_id{of_it}: a text ends at a stop of the request's or at its "
+            "max_tokens"
         )
     if profile.backend == "tensorrt":
         notes.append("engines that keep a cache are for TensorRT 10.15 or later; their plans have not run on a GPU yet")

@@ -30,7 +30,8 @@ def draft_entry(source: ModelSource, stage: Stage) -> GenerationEntry | None:
 def stated_entry(source: ModelSource) -> tuple[GenerationEntry, str | None]:
     """What ``draft_entry`` returns of a model that is to generate, and its chat template."""
     assert source.cached is not None
-    stated, template = read_generation_defaults(source.checkpoint), read_chat_template(source.checkpoint.folder)
+    stated = read_generation_defaults(source.checkpoint, source.cached.vocabulary)
+    template = read_chat_template(source.checkpoint.folder)
     entry = replace(
         source.cached.entry,
         end_ids=stated.end_ids,

@@ -12,7 +12,7 @@ from ...strict import structure
 from .checkpoint import Checkpoint, read_json
 
 _FILE = "generation_config.json"
-# Settings of transformers that change which token comes next and have no counterpart here, with what changes nothing.
+# Settings of transformers that change which tokens come and are not read here, with what changes nothing.
 _OTHERS: Mapping[str, Any] = {
     "num_beams": 1,
     "no_repeat_ngram_size": 0,
@@ -28,7 +28,17 @@ _OTHERS: Mapping[str, Any] = {
     "guidance_scale": 1,
     "min_length": 0,
     "min_new_tokens": 0,
+    "max_length": 20,
+    "max_new_tokens": None,
+    "max_time": None,
+    "stop_strings": None,
     "watermarking_config": None,
+    "num_return_sequences": 1,
+    "force_words_ids": None,
+    "constraints": None,
+    "penalty_alpha": None,
+    "dola_layers": None,
+    "token_healing": False,
 }
 _OTHERS_OF_CHANCE: Mapping[str, Any] = {"typical_p": 1, "top_h": None, "epsilon_cutoff": 0, "eta_cutoff": 0}
 
@@ -37,13 +47,15 @@ _OTHERS_OF_CHANCE: Mapping[str, Any] = {"typical_p": 1, "top_h": None, "epsilon_
 class GenerationDefaults:
     """``end_ids`` end a text, ``begin_id`` begins it where a tokenizer adds one. ``sampling`` is what the folder
     states, greedy unless it asks for chance. ``left_out`` names settings that transformers would follow too and
-    nestforge does not have. A folder that states no end has none: what its class has by default counts for models
-    that are made anew, not for those that transformers loads."""
+    nestforge does not. A folder that states no end has none: what its class has by default counts for models that are
+    made anew, not for those that transformers loads. ``beyond`` are stated tokens that the vocabulary lacks, with their
+    keys, such as ``eos_token_id 50256``: none of them can come, so neither ends nor begins a text."""
 
     end_ids: tuple[int, ...]
     begin_id: int | None
     sampling: Sampling
     left_out: tuple[str, ...]
+    beyond: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,8 +72,9 @@ class _Stated:
     repetition_penalty: float = 1.0
 
 
-def read_generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
-    """Of ``generation_config.json``, or of ``config.json`` where that file is missing, as transformers has it.
+def read_generation_defaults(checkpoint: Checkpoint, vocabulary: int) -> GenerationDefaults:
+    """Of ``generation_config.json``, or of ``config.json`` where that file is missing, as transformers has it, for a
+    model of so many tokens.
 
     Raises CheckpointError for a file that cannot be read and for values that make no sense.
     """
@@ -74,12 +87,15 @@ def read_generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
     known = {key.name: given[key.name] for key in fields(_Stated) if key.name in given}
     stated = structure(_Stated, known, str(path), CheckpointError)
     others = {**_OTHERS, **_OTHERS_OF_CHANCE} if stated.do_sample else _OTHERS
-    ends = stated.eos_token_id
+    ends = stated.eos_token_id if isinstance(stated.eos_token_id, tuple) else (stated.eos_token_id,)
+    begins = () if stated.bos_token_id is None else (stated.bos_token_id,)
+    tokens = [("eos_token_id", token) for token in ends] + [("bos_token_id", token) for token in begins]
     return GenerationDefaults(
-        end_ids=ends if isinstance(ends, tuple) else (ends,),
-        begin_id=stated.bos_token_id,
+        end_ids=tuple(token for token in ends if token < vocabulary),
+        begin_id=next((token for token in begins if token < vocabulary), None),
         sampling=_sampling(stated, str(path)),
-        left_out=tuple(key for key, neutral in others.items() if given.get(key, neutral) != neutral),
+        left_out=tuple(key for key, neutral in others.items() if given.get(key, neutral) not in (neutral, [], {})),
+        beyond=tuple(f"{key} {token}" for key, token in tokens if token >= vocabulary),
     )
 
 

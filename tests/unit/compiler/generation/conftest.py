@@ -20,7 +20,7 @@ from support.gated_decoders import edit_config, save_decoder
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``nested``, so that the bundle has its neurons in the checkpoint's order."""
     folder = save_decoder(tmp_path_factory.mktemp("gemma2"), "gemma2", head_dim=8, max_position_embeddings=2**20)
-    asked = {"do_sample": True, "temperature": 0.5, "eos_token_id": [2, 5], "num_beams": 4}
+    asked = {"do_sample": True, "temperature": 0.5, "eos_token_id": [2, 5, 50256], "num_beams": 4}
     (folder / "generation_config.json").write_text(json.dumps(asked))
     (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))

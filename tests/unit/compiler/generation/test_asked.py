@@ -11,6 +11,7 @@ from nestforge.errors import PlanError
 from support.gated_decoders import edit_config, save_decoder
 from support.tiny_coda_t5 import save_tiny_pair
 from support.tiny_compile import board
+from support.tiny_gpt2 import save_gpt2
 from support.tiny_t5 import save_t5
 
 
@@ -57,3 +58,16 @@ def test_notes_say_what_is_not_followed_and_what_has_not_run(tmp_path: Path) -> 
     notes = asked(folder, board(backend="tensorrt", budgets={"full": {}})).notes
     for line in ("does not follow num_beams", "states no eos_token_id", "their plans have not run on a GPU yet"):
         assert sum(line in note for note in notes) == 1, line
+
+
+def test_tokens_beyond_the_vocabulary_are_noted(tmp_path: Path) -> None:
+    """As in a GPT-2 of another vocabulary, whose class has 50256 by default; transformers generates with it."""
+    notes = asked(save_gpt2(tmp_path / "gpt2", n_embd=32, eos_token_id=50256, bos_token_id=50256)).notes
+    assert (
+        "the model's folder states eos_token_id 50256, bos_token_id 50256, beyond its vocabulary of 48 tokens: no such "
+        "token can come"
+    ) in notes
+    assert (
+        "the model's folder states no eos_token_id of its vocabulary: a text ends at a stop of the request's or at its "
+        "max_tokens"
+    ) in notes

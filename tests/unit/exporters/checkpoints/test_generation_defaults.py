@@ -13,6 +13,7 @@ from nestforge.exporters.checkpoints.generation_defaults import GenerationDefaul
 from nestforge.runtime.generation.sampling import Sampling
 from transformers import AutoConfig, GenerationConfig
 
+VOCABULARY = 32
 LLAMA = {"model_type": "llama", "bos_token_id": 1, "eos_token_id": 2}
 FOLDERS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     (LLAMA, None),
@@ -23,7 +24,7 @@ FOLDERS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     (LLAMA, {"eos_token_id": 0, "temperature": 0.6, "top_p": 0.9}),
     (LLAMA, {"do_sample": True}),
     (LLAMA, {"do_sample": True, "temperature": 0.6, "top_k": None, "top_p": 0.9, "_from_model_config": True}),
-    (LLAMA, {"do_sample": True, "top_k": 0, "min_p": 0.1, "repetition_penalty": 1.1, "max_new_tokens": 2048}),
+    (LLAMA, {"do_sample": True, "top_k": 0, "min_p": 0.1, "repetition_penalty": 1.1, "renormalize_logits": True}),
     (LLAMA, {"repetition_penalty": 1.3, "transformers_version": "5.0.0"}),
 ]
 
@@ -51,7 +52,7 @@ def test_it_is_what_transformers_finds(
     if theirs.do_sample:
         filters = (theirs.top_k, theirs.top_p, theirs.min_p or 0.0, theirs.repetition_penalty)
         expected = Sampling(theirs.temperature, *filters)
-    assert read_generation_defaults(checkpoint) == GenerationDefaults(
+    assert read_generation_defaults(checkpoint, VOCABULARY) == GenerationDefaults(
         () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,), theirs.bos_token_id, expected, ()
     )
 
@@ -67,16 +68,30 @@ def test_a_folder_that_states_no_end_has_none(
     file, legacy = ("config.json", True) if generation is None else ("generation_config.json", None)
     theirs = GenerationConfig.from_pretrained(tmp_path / "m", config_file_name=file, _from_model_config=legacy)
     assert theirs.eos_token_id is None
-    assert read_generation_defaults(checkpoint).end_ids == ()
+    assert read_generation_defaults(checkpoint, VOCABULARY).end_ids == ()
 
 
 def test_settings_without_a_counterpart_are_named(tmp_path: Path) -> None:
     stated = {"num_beams": 4, "no_repeat_ngram_size": 3, "typical_p": 0.9, "bad_words_ids": [[3]], "min_length": 0}
-    stated |= {"guidance_scale": None, "encoder_repetition_penalty": 1.0}
-    found = read_generation_defaults(checkpoint_of(tmp_path, LLAMA, stated))
+    stated |= {"guidance_scale": None, "encoder_repetition_penalty": 1.0, "suppress_tokens": [], "max_length": 20}
+    found = read_generation_defaults(checkpoint_of(tmp_path, LLAMA, stated), VOCABULARY)
     assert found.left_out == ("num_beams", "no_repeat_ngram_size", "bad_words_ids")
-    found = read_generation_defaults(checkpoint_of(tmp_path, LLAMA, {**stated, "do_sample": True}))
+    found = read_generation_defaults(checkpoint_of(tmp_path, LLAMA, {**stated, "do_sample": True}), VOCABULARY)
     assert found.left_out == ("num_beams", "no_repeat_ngram_size", "bad_words_ids", "typical_p")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("stop_strings", ["###"]), ("max_new_tokens", 64), ("max_length", 64), ("penalty_alpha", 0.6)]
+)
+def test_settings_that_end_a_text_otherwise_are_named(tmp_path: Path, key: str, value: object) -> None:
+    assert read_generation_defaults(checkpoint_of(tmp_path, LLAMA, {key: value}), VOCABULARY).left_out == (key,)
+
+
+def test_tokens_beyond_the_vocabulary_can_never_come(tmp_path: Path) -> None:
+    stated = {"eos_token_id": [2, 32], "bos_token_id": 50256}
+    found = read_generation_defaults(checkpoint_of(tmp_path, LLAMA, stated), VOCABULARY)
+    assert (found.end_ids, found.begin_id) == ((2,), None)
+    assert found.beyond == ("eos_token_id 32", "bos_token_id 50256")
 
 
 @pytest.mark.parametrize(
@@ -88,14 +103,17 @@ def test_settings_without_a_counterpart_are_named(tmp_path: Path) -> None:
         ({"bos_token_id": 1.5}, "bos_token_id: expected a whole number, got float 1.5"),
         ({"do_sample": 1}, "do_sample: expected true or false, got int 1"),
         ({"do_sample": True, "top_p": 0}, "top_p: expected a number above 0, at most 1 (all tokens), got 0.0"),
-        ({"repetition_penalty": 0}, "repetition_penalty: expected a number above 0 (1: no penalty), got 0.0"),
+        (
+            {"repetition_penalty": 0},
+            "repetition_penalty: expected a number from 0.000001 to 1000000 (1: no penalty), got 0.0",
+        ),
     ],
     ids=str,
 )
 def test_refusals(tmp_path: Path, generation: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        read_generation_defaults(checkpoint_of(tmp_path, LLAMA, generation))
+        read_generation_defaults(checkpoint_of(tmp_path, LLAMA, generation), VOCABULARY)
     assert str(caught.value) == f"{tmp_path / 'generation_config.json'}: {message}"
     with pytest.raises(CheckpointError) as caught:
-        read_generation_defaults(checkpoint_of(tmp_path / "other", {**LLAMA, **generation}, None))
+        read_generation_defaults(checkpoint_of(tmp_path / "other", {**LLAMA, **generation}, None), VOCABULARY)
     assert str(caught.value) == f"{tmp_path / 'other' / 'config.json'}: {message}"
