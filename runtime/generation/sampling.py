@@ -54,7 +54,8 @@ class Sampling:
         self._check("top_k", int, lambda x: x >= 0, "a whole number, 0 (all tokens) or above")
         self._check("top_p", float, lambda x: 0 < x <= 1, "a number above 0, at most 1 (all tokens)")
         self._check("min_p", float, lambda x: 0 <= x <= 1, "a number from 0 (all tokens) to 1")
-        self._check("repetition_penalty", float, lambda x: 0 < x < math.inf, "a number above 0 (1: no penalty)")
+        penalties = "a number from 0.000001 to 1000000 (1: no penalty)"  # of which no finite logit overflows
+        self._check("repetition_penalty", float, lambda x: 1e-6 <= x <= 1e6, penalties)
         self._check("seed", int, lambda x: 0 <= x < 2**63, "a whole number from 0 to 2^63 - 1")
 
     @property

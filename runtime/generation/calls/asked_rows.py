@@ -44,7 +44,7 @@ def asked_rows(
     stops = asked.stops_beside(entry.end_ids)
     if beyond := [token for token in stops.ids if token >= entry.vocabulary]:
         raise InputError(
-            f"stop: token id {min(beyond)}; expected one below {entry.vocabulary}, the vocabulary of this model"
+            f"stop: token id {min(beyond)!r:.80}; expected one below {entry.vocabulary}, the vocabulary of this model"
         )
     if stops.strings:
         prompts.require_tokenizer()

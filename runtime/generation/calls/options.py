@@ -111,7 +111,7 @@ class Options:
     def stops_beside(self, end_ids: Iterable[int]) -> Stops:
         """The stops asked for and ``end_ids``."""
         asked = [self.stop] if isinstance(self.stop, str | Integral) else self.stop
-        if not isinstance(asked, Sequence):
+        if not isinstance(asked, Sequence) or isinstance(asked, bytes | bytearray | memoryview):
             raise InputError(f"stop: expected a text or a token id, or a list of them, got {asked!r:.80}")
         strings = tuple(stop for stop in asked if isinstance(stop, str))
         ids: list[Any] = [stop for stop in asked if not isinstance(stop, str)]

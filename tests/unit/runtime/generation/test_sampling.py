@@ -137,17 +137,18 @@ def test_rows_and_seeds_have_streams_of_their_own() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     logits=st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40),
-    temperature=st.sampled_from([1e-300, 0.2, 1.0, 50.0]),
+    temperature=st.sampled_from([5e-324, 1e-300, 0.2, 1.0, 50.0, 1.7e308]),
     top_k=st.integers(0, 5),
     top_p=st.sampled_from([5e-324, 0.3, 0.9, 1.0]),
-    min_p=st.sampled_from([0.0, 0.3, 1.0]),
+    min_p=st.sampled_from([0.0, 5e-324, 0.3, 1.0]),
+    penalty=st.sampled_from([1e-6, 1.1, 1e6]),
     seed=st.integers(0, 2**63 - 1),
 )
 def test_pick_draws_from_probabilities(
-    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, seed: int
 ) -> None:
     row = np.array(logits, np.float32)
-    sampling = Sampling(temperature, top_k, top_p, min_p, 1.1, seed)
+    sampling = Sampling(temperature, top_k, top_p, min_p, penalty, seed)
     picking, drawing = Sampler(sampling), Sampler(sampling)
     history = np.arange(len(row))[::2]
     for _ in range(5):
@@ -229,7 +230,12 @@ def test_numbers_of_numpy_are_taken() -> None:
         ({"top_p": 1.01}, r"top_p: expected .*, got 1.01"),
         ({"min_p": -1e-9}, r"min_p: expected a number from 0 \(all tokens\) to 1, got -1e-09"),
         ({"min_p": None}, r"min_p: expected .*, got None"),
-        ({"repetition_penalty": 0}, r"repetition_penalty: expected a number above 0 \(1: no penalty\), got 0"),
+        (
+            {"repetition_penalty": 0},
+            r"repetition_penalty: expected a number from 0.000001 to 1000000 \(1: no penalty\)",
+        ),
+        ({"repetition_penalty": 1e-39}, r"repetition_penalty: expected .*, got 1e-39"),
+        ({"repetition_penalty": 1e300}, r"repetition_penalty: expected .*, got 1e\+300"),
         ({"repetition_penalty": 10**400}, r"repetition_penalty: expected .*, got 1000"),
         ({"seed": -1}, r"seed: expected a whole number from 0 to 2\^63 - 1, got -1"),
         ({"seed": 2**63}, r"seed: expected .*, got 9223372036854775808"),

@@ -60,6 +60,8 @@ def test_what_is_not_asked_for_is_as_the_model_has_it(model: ElasticModel) -> No
         ([5], {"max_tokens": 0}, "max_tokens: expected a whole number, 1 or above, got 0"),
         ([5], {"logprobs": 101}, "logprobs: expected at most 100, got 101"),
         ([5], {"stop": 3.5}, "stop: expected a text or a token id, or a list of them, got 3.5"),
+        ([5], {"stop": b"end"}, "stop: expected a text or a token id, or a list of them, got b'end'"),
+        ([5], {"stop": bytearray(b"e")}, "stop: expected a text or a token id, or a list of them, got bytearray(b'e')"),
         ([5], {"stop": [600, 512]}, "stop: token id 512; expected one below 512, the vocabulary of this model"),
         ([5], {"temperature": -1}, "temperature: expected a number, 0 (greedy) or above, got -1"),
         (
