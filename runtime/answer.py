@@ -36,6 +36,19 @@ class Timings(NamedTuple):
     run: float
 
 
+class RowRun(NamedTuple):
+    """One of several runs that answered a request: the numbers of its ``rows`` [n] (int64), the ``engine`` that ran
+    (of a chain the first), how its rows were padded, None for not at all, and what it took."""
+
+    rows: Array
+    engine: str
+    padding: Padding | None
+    run_ms: float
+
+    def __str__(self) -> str:
+        return f"{len(self.rows)} rows{f' padded {self.padding}' if self.padding else ''} in {self.run_ms:.2f} ms"
+
+
 @dataclass(frozen=True, eq=False)
 class ExitRows:
     """How each of ``B`` rows left the chain of segments.
@@ -67,6 +80,10 @@ class Answer:
     ``padding`` says what all rows together were filled up, or cut, to. ``routing`` are the engine's routes by name
     (int64) where they were asked for, of its whole bucket: padding takes part in them. ``prompt`` stood before every
     text, the model's default one too; empty for none. ``task`` answered, None for the base.
+
+    ``runs`` is empty where all rows were answered at once. Where no engine takes so many, it has the runs of the
+    submodel in their order: ``engine`` and ``bucket`` are those of the first, ``timings`` of all together, ``padding``
+    says what all together were filled up to, and outputs are 0 at steps beyond the longest row of a run.
     """
 
     outputs: Mapping[str, Array]
@@ -82,6 +99,7 @@ class Answer:
     routing: Mapping[str, Array] | None = None
     prompt: str = ""
     task: str | None = None
+    runs: tuple[RowRun, ...] = ()
 
     def __getitem__(self, name: str) -> Array:
         return self.outputs[name]
@@ -99,5 +117,6 @@ class Answer:
         exits = f", {self.exits}" if self.exits else ""
         prompt = f", prompt {self.prompt!r:.80}" if self.prompt else ""
         task = f"task {self.task}, " if self.task is not None else ""
-        figures = f"{self.timings.run:.2f} ms{padding}{truncated}{prompt}{exits}"
+        runs = f" in {len(self.runs)} runs" if self.runs else ""
+        figures = f"{self.timings.run:.2f} ms{runs}{padding}{truncated}{prompt}{exits}"
         return f"Answer({shapes}; {task}{self.engine}, {figures}; {self.reason})"

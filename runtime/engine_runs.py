@@ -1,15 +1,19 @@
-"""The runs that answer a request: one of a whole engine, or one of each segment of a chain until all rows have left."""
+"""The runs that answer a request: one of a whole engine, or one of each segment of a chain until all rows have left; or
+several of either, where there are more rows than an engine takes at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..bucket import Bucket
-from .answer import ExitRows
+from .answer import ExitRows, Padding, RowRun
 from .bundle.entries.engine_entry import EngineEntry
 from .bundle.entries.tensor_spec import TensorSpec
+from .choosing.candidates import Choice
 from .engines.pool import EnginePool
 from .exits.choice import OpenExits
 from .inputs.arrays import Array
@@ -22,7 +26,8 @@ class EngineRuns(NamedTuple):
     were asked for.
 
     ``engine`` ran, the first of a chain. Inputs of ``shape`` were brought to ``filled``. Opening engines took
-    ``open_ms``, running them ``run_ms``, until ``ended`` (``perf_counter``, seconds).
+    ``open_ms``, running them ``run_ms``, until ``ended`` (``perf_counter``, seconds). ``runs`` are the several that
+    this is of, if it is.
     """
 
     engine: EngineEntry
@@ -34,6 +39,11 @@ class EngineRuns(NamedTuple):
     ended: float
     exits: ExitRows | None = None
     routing: Mapping[str, Array] | None = None
+    runs: tuple[RowRun, ...] = ()
+
+    @property
+    def padding(self) -> Padding | None:
+        return Padding(self.shape, self.filled) if self.shape != self.filled else None
 
 
 def run_whole(
@@ -96,3 +106,60 @@ def run_chain(context: RequestContext, whole: EngineEntry, exits: OpenExits) -> 
         ended=ended,
         exits=ExitRows(run.index, run.layer, run.entropy, run.flops, share, exits.policy),
     )
+
+
+def run_rows(
+    context: RequestContext,
+    inputs: InputChecker,
+    choices: Sequence[tuple[Array, Choice]],
+    run: Callable[[RequestContext, EngineEntry], EngineRuns],
+) -> EngineRuns:
+    """Runs some rows after the other: the numbers of those of each ``run``, and the choice for it.
+
+    A row of text is run with the steps of the longest in its run. Raises as ``run`` does.
+    """
+    done: list[tuple[Array, EngineRuns]] = []
+    for rows, choice in choices:
+        longest = context.shape.sequence
+        if context.lengths is not None:
+            longest = max(1, *(context.lengths[row] for row in rows.tolist()))
+        feeds = inputs.taken(context.feeds, rows, longest)
+        done.append((rows, run(context._replace(feeds=feeds, shape=Bucket(len(rows), longest)), choice.engine)))
+    parts = [one for _, one in done]
+    return EngineRuns(
+        parts[0].engine,
+        {name: _joined([(rows, one.outputs[name]) for rows, one in done]) for name in parts[0].outputs},
+        _all_rows([one.shape for one in parts]),
+        _all_rows([one.filled for one in parts]),
+        open_ms=sum(one.open_ms for one in parts),
+        run_ms=sum(one.run_ms for one in parts),
+        ended=perf_counter(),
+        exits=_all_exits(done),
+        runs=tuple(RowRun(rows, one.engine.id, one.padding, one.run_ms) for rows, one in done),
+    )
+
+
+def _all_rows(shapes: Sequence[Bucket]) -> Bucket:
+    return Bucket(sum(shape.batch for shape in shapes), max(shape.sequence for shape in shapes))
+
+
+def _joined(parts: Sequence[tuple[Array, Array]]) -> Array:
+    """Arrays ``[n, ...]`` of rows as one in the order of these rows, 0 where those of other rows are larger."""
+    count = sum(len(rows) for rows, _ in parts)
+    sizes = map(max, zip(*(array.shape[1:] for _, array in parts), strict=True))
+    whole = np.zeros((count, *sizes), parts[0][1].dtype)
+    for rows, array in parts:
+        place: tuple[Any, ...] = (rows, *map(slice, array.shape[1:]))
+        whole[place] = array
+    return whole
+
+
+def _all_exits(done: Sequence[tuple[Array, EngineRuns]]) -> ExitRows | None:
+    exits = [(rows, one.exits) for rows, one in done if one.exits is not None]
+    if not exits:
+        return None
+    columns: dict[str, Any] = {
+        name: _joined([(rows, getattr(one, name)) for rows, one in exits])
+        for name in ("index", "layer", "entropy", "flops", "share")
+    }
+    return ExitRows(**columns, policy=exits[0][1].policy)

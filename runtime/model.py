@@ -12,18 +12,17 @@ from typing import Literal
 
 from ..errors import InputError, SelectionError
 from ..profiles.probe_host import probe_host
-from .answer import Answer, Padding, Timings
-from .bundle.entries.engine_entry import EngineEntry
+from .answer import Answer
+from .answering import Answering
 from .bundle.open_bundle import Bundle
-from .candidates import Choice
+from .choosing.candidates import Choice
 from .dispatcher import Dispatcher
-from .engine_runs import run_chain, run_whole
 from .engines.contract.residency import Residency
 from .engines.host_latencies import host_latencies
 from .engines.memory import MemoryCap
 from .engines.onnxruntime_gpu.provider import Provider
 from .engines.pool import EnginePool
-from .exits.choice import OFF, AskedExits, ExitChoice, ExitChooser
+from .exits.choice import AskedExits
 from .exits.drift import Drift
 from .generation.calls.session import Session
 from .generation.loop.generator import Generator
@@ -54,12 +53,10 @@ class ElasticModel:
         """``residency`` and ``memory`` are what was asked for: engines that generate have none in ``residencies``.
         ``merged`` are tasks that answer by engines of their own, see ``merged_bundles``."""
         self.bundle = bundle
-        self._provider = provider
         self.residencies = residencies
         self.threads = threads
         manifest = bundle.manifest
         self._inputs, self._texts = InputChecker(manifest.inputs), Texts(bundle)
-        self._outputs = manifest.outputs
         known = host_latencies(bundle, threads, provider is not None)
         dispatcher = partial(Dispatcher, latencies=known.latencies, elsewhere=known.elsewhere)
         self._dispatcher = dispatcher(manifest, residencies)
@@ -77,10 +74,9 @@ class ElasticModel:
             tensors_of=self._task_tensors,
             merged=own,
         )
-        self._exits = ExitChooser(bundle, manifest.exits, self._pool) if manifest.exits else None
+        self._answering = Answering(bundle, self._pool, self.tasks, self._inputs, provider)
         # With fewer threads than cores several runs proceed at full speed.
         self._in_flight = InFlight(max(1.0, probe_host().cores / threads))
-        self._latency_budgets = {b.name for b in manifest.budgets if b.limits.latency_ms is not None}
 
     def __call__(
         self,
@@ -121,6 +117,7 @@ class ElasticModel:
             routing = True
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
         truncated: tuple[int, ...] = ()
+        lengths: tuple[int, ...] | None = None
         before = ""
         tensors = None if task is None else self.tasks.open(task).tensors
         if type(inputs) is dict or isinstance(inputs, Mapping):
@@ -135,10 +132,12 @@ class ElasticModel:
             dispatcher, limits = self._dispatcher_of(task), request if truncate else Request()
             longest = partial(dispatcher.longest_sequence, request=limits)  # no text is refused by the encoder
             encoded, before = self._texts.encode(inputs, longest, truncate, prompt, prompt_name)
-            feeds, truncated = encoded.feeds, encoded.truncated
+            feeds, truncated, lengths = encoded.feeds, encoded.truncated, encoded.lengths
         encoded_at = perf_counter()
         shape = self._inputs.sizes_of(feeds)
-        context = RequestContext(request, exits, routing, feeds, shape, truncated, before, started, encoded_at, tensors)
+        context = RequestContext(
+            request, exits, routing, feeds, shape, truncated, before, started, encoded_at, tensors, lengths
+        )
 
         try:
             choice, number = self._admit(context)
@@ -191,7 +190,7 @@ class ElasticModel:
     def drift(self) -> Mapping[str, Drift]:
         """By calibrated policy, how the exits that answered since loading compare with the calibration's; of those
         with enough rows. The first time that one drifts, the logger ``nestforge`` warns."""
-        return self._exits.drift() if self._exits else {}
+        return self._answering.drift()
 
     def open_engines(self) -> None:
         """Opens every engine that has a residency, and the tokenizer, so that no request waits for them."""
@@ -209,8 +208,7 @@ class ElasticModel:
         for pool in (self._pool, *self._merged.values()):
             pool.close()
         self.generate.close()
-        if self._exits is not None:
-            self._exits.close()
+        self._answering.close()
 
     def __enter__(self) -> ElasticModel:
         return self
@@ -227,12 +225,12 @@ class ElasticModel:
         """The choice for a request, and its number among those in flight."""
         request, shape, dispatcher = context.request, context.shape, self._dispatcher_of(context.task_name)
         if request.deadline_ms is None:
-            choice = dispatcher.choose(request, shape.batch, shape.sequence)
+            choice = dispatcher.choose(request, shape.batch, shape.sequence, context.lengths)
             return choice, self._in_flight.enter(choice.latency_ms)
 
         def in_time(load: LoadEstimate) -> tuple[Choice, float]:
             spent_ms = 1e3 * (perf_counter() - context.started)
-            choice = dispatcher.choose_in_time(request, shape.batch, shape.sequence, load, spent_ms)
+            choice = dispatcher.choose_in_time(request, shape.batch, shape.sequence, load, spent_ms, context.lengths)
             return choice, choice.latency_ms
 
         return self._in_flight.admit(in_time)
@@ -241,11 +239,14 @@ class ElasticModel:
         """The answer of ``choice`` to request ``number`` of those in flight; what its run took is learnt from."""
         try:
             self._inputs.check_values(context.feeds)
-            answer = self._answer(context, choice)
+            answer = self._answering.answer(context, choice)
         finally:
             at_full_speed = self._in_flight.leave(number)
         if at_full_speed and answer.exits is None:
-            choice.ran(answer.timings.run, perf_counter())
+            if not choice.runs:
+                choice.ran(answer.timings.run, perf_counter())
+            for (_, one), run in zip(choice.runs, answer.runs, strict=True):
+                one.ran(run.run_ms, perf_counter())
         return answer
 
     def _tried(self, context: RequestContext, refusal: SelectionError) -> Answer:
@@ -257,79 +258,22 @@ class ElasticModel:
         request, shape = context.request, context.shape
         busy = self._in_flight.load().remaining_ms
         dispatcher = self._dispatcher_of(context.task_name)
-        choice = None if busy else dispatcher.to_try(request, shape.batch, shape.sequence)
-        if choice is None or _is_late(context) or self._leaves_early(context, choice):
+        choice = None if busy else dispatcher.to_try(request, shape.batch, shape.sequence, context.lengths)
+        if choice is None or _is_late(context) or self._answering.leaves_early(context, choice):
             raise refusal
         # A first run shows little, so once more after it; with a deadline that time is gone.
-        for _ in range(2 if choice.estimate.is_new and request.deadline_ms is None else 1):
+        for _ in range(2 if choice.is_new and request.deadline_ms is None else 1):
             answer = self._run(context, choice, self._in_flight.enter(choice.latency_ms))
             took = answer.timings.run
             if not _is_late(context) and (request.latency_ms is None or took <= request.latency_ms):
                 return answer
         raise SelectionError(f"{refusal}; {choice.engine.submodel} was tried and took {took:.3g} ms")
 
-    def _leaves_early(self, context: RequestContext, choice: Choice) -> bool:
-        """Whether the segments of a chain would answer, whose runs say nothing of the figures of whole engines."""
-        exit_choice = self._exit_choice(context, choice.engine)
-        return exit_choice is not None and exit_choice.open is not None
-
-    def _answer(self, context: RequestContext, choice: Choice) -> Answer:
-        """Answers by the engine chosen, or by its submodel's segments where exits are open."""
-        engine, reasons = choice.engine, [choice.reason]
-        pool = self._pool if context.task_name is None else self.tasks.open(context.task_name).pool
-        if pool.bundle.merged is not None:
-            reasons.append(f"task {context.task_name} is merged into its weights")
-        if self._provider is not None:
-            reasons.append(f"by ONNX Runtime's provider {self._provider.name}")
-        if context.routing and not engine.routing:
-            raise InputError(f"routing: engine {engine.id} returns none; ask for its outputs alone")
-        exit_choice = self._exit_choice(context, engine)
-        if exit_choice is not None:
-            reasons.append(exit_choice.reason)
-        if exit_choice is None or exit_choice.open is None:
-            runs = run_whole(context, engine, pool, self._inputs, self._outputs)
-        elif context.routing:
-            raise InputError("routing: segments return none; ask with exits='off', or for outputs alone")
-        else:
-            runs = run_chain(context, engine, exit_choice.open)
-        return Answer(
-            outputs=runs.outputs,
-            submodel=engine.submodel,
-            engine=runs.engine.id,
-            bucket=runs.engine.bucket,
-            residency=pool.residencies[runs.engine.id],
-            reason="; ".join(reasons),
-            padding=Padding(runs.shape, runs.filled) if runs.shape != runs.filled else None,
-            truncated=context.truncated,
-            timings=Timings(
-                encode=1e3 * (context.encoded - context.started),
-                dispatch=1e3 * (runs.ended - context.encoded) - runs.open_ms - runs.run_ms,
-                open=runs.open_ms,
-                run=runs.run_ms,
-            ),
-            exits=runs.exits,
-            routing=runs.routing,
-            prompt=context.prompt,
-            task=context.task_name,
-        )
-
     def _dispatcher_of(self, task: str | None) -> Dispatcher:
         return self._dispatcher if task is None else self.tasks.open(task).dispatcher
 
     def _task_tensors(self, task: str) -> TaskTensors:
         return self.tasks.open(task).tensors
-
-    def _exit_choice(self, context: RequestContext, engine: EngineEntry) -> ExitChoice | None:
-        """Which exits are open, or None for a model that has none. Raises SelectionError where they cannot be had."""
-        request, exits = context.request, context.exits
-        if self._exits is not None:
-            limited = request.latency_ms is not None or request.deadline_ms is not None
-            return self._exits.choose(exits, engine.submodel, limited or request.budget in self._latency_budgets)
-        if exits is not None and not (isinstance(exits, str) and exits == OFF):
-            raise SelectionError(
-                f"exits: this model has no exits to leave at; expected none or 'off', got {exits!r:.80}"
-            )
-        return None
 
 
 def _is_late(context: RequestContext) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..bucket import Bucket
+from ..errors import SelectionError
 from .exits.choice import AskedExits
 from .graphs.task_tensors import TaskTensors
 from .inputs.arrays import Array
@@ -24,13 +25,26 @@ class Request(NamedTuple):
     memory_mb: float | None = None
     deadline_ms: float | None = None
 
+    def check_one_selector(self) -> bool:
+        """Whether limits are given. Raises SelectionError for a request that asks in several ways."""
+        limits = any(limit is not None for limit in (self.latency_ms, self.memory_mb, self.deadline_ms))
+        if (self.budget is not None) + (self.submodel is not None) + limits > 1:
+            given = ", ".join(name for name, value in self._asdict().items() if value is not None)
+            raise SelectionError(f"request with {given}: expected a budget, or a submodel, or limits, not several")
+        if self.latency_ms is not None and self.deadline_ms is not None:
+            raise SelectionError(
+                "request with latency_ms, deadline_ms: expected one; latency_ms limits the run alone, deadline_ms "
+                "counts the requests in flight too"
+            )
+        return limits
+
 
 class RequestContext(NamedTuple):
     """A request with its inputs as arrays of ``shape``, and what its answer repeats of it.
 
     ``exits`` and ``routing`` are what was asked for. ``truncated`` are the texts that were cut, ``prompt`` stood
     before each; ``task`` answers, or the base. The call began at ``started`` and had its arrays at ``encoded``
-    (``perf_counter``, seconds).
+    (``perf_counter``, seconds). ``lengths`` are the steps of each row of texts without their padding, None for arrays.
     """
 
     request: Request
@@ -43,6 +57,7 @@ class RequestContext(NamedTuple):
     started: float
     encoded: float
     task: TaskTensors | None = None
+    lengths: Sequence[int] | None = None
 
     @property
     def task_name(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from ..bucket import Bucket
 from ..errors import InputError, SelectionError
 from .answer import Answer
+from .choosing.batches import batches
 from .inputs.arrays import Array
 from .inputs.check_inputs import InputChecker
 from .model import ElasticModel
@@ -102,30 +103,3 @@ def buckets_of(model: ElasticModel, submodel: str) -> list[Bucket]:
     if not found:
         raise SelectionError(f"submodel {submodel} has no engine here (left out by memory_mb, or for another backend)")
     return found
-
-
-def batches(lengths: Array, buckets: Iterable[Bucket], truncate: bool, most: int | None = None) -> Iterator[Array]:
-    """Row numbers, batch by batch, the longest rows first: rows go together by the least sequence that holds them, as
-    many at a time as the largest bucket that takes it unpadded, and at most ``most``.
-
-    Raises InputError, before the first batch, for a row that is longer than every bucket, unless ``truncate``.
-    """
-    buckets = list(buckets)
-    sequences = np.array(sorted({bucket.sequence for bucket in buckets}))
-    largest = {  # a range of longer sequences takes them as they are
-        sequence: max(b.batch for b in buckets if b.smallest.sequence <= sequence <= b.sequence)
-        for sequence in sequences.tolist()
-    }
-    longest = int(lengths.max())
-    if longest > sequences[-1] and not truncate:
-        raise InputError(
-            f"row {int(lengths.argmax())}: {longest} steps, the largest bucket takes {sequences[-1]}; shorten it, "
-            "truncate texts, or compile with a larger bucket"
-        )
-    order = np.argsort(-lengths, kind="stable")
-    group = np.searchsorted(sequences, np.minimum(lengths[order], sequences[-1]))
-    for number, sequence in reversed(list(enumerate(sequences.tolist()))):
-        rows = order[group == number]
-        size = min(largest[sequence], most or largest[sequence])
-        for start in range(0, len(rows), size):
-            yield rows[start : start + size]

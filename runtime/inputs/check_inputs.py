@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -107,6 +108,15 @@ class InputChecker:
         return Bucket(
             shape.batch if self._has_batch else bucket.batch, shape.sequence if self._has_sequence else bucket.sequence
         )
+
+    def taken(self, feeds: Mapping[str, Array], rows: Array, sequence: int) -> dict[str, Array]:
+        """Copies of the rows of these numbers, of the first ``sequence`` steps, from ``feeds`` with rows first."""
+        cuts: dict[str, Any] = {"batch": rows, "sequence": slice(sequence)}
+        taken = {}
+        for spec, _ in self._specs:
+            cut: tuple[Any, ...] = tuple(cuts.get(str(dim), slice(None)) for dim in spec.dims)
+            taken[spec.name] = np.ascontiguousarray(feeds[spec.name][cut])
+        return taken
 
     def filled(self, feeds: Mapping[str, Array], bucket: Bucket) -> dict[str, Array]:
         """Copies of ``feeds`` at ``bucket``'s shape. Raises InputError for an input that cannot be padded."""

@@ -162,7 +162,7 @@ TESTED_THROUGH = {
         "runtime.generation.loop.generator",
     ),
     "profiles.device_profile": ("profiles/test_profile_data.py", "profiles.profile_data"),
-    "runtime.engine_runs": ("runtime/test_model.py", "runtime.model"),
+    "runtime.answering": ("runtime/test_model.py", "runtime.model"),
     "runtime.texts": ("runtime/test_model.py", "runtime.model"),
     "runtime.engines.onnxruntime_gpu.session": (
         "runtime/engines/onnxruntime_gpu/test_runner.py",

@@ -45,6 +45,7 @@ ROOMS = (
     "runtime.engines.tensorrt",
     "runtime.engines",
     "runtime.exits",
+    "runtime.choosing",
     "runtime.consistency",
     "runtime.generation.sources",
     "runtime.generation",

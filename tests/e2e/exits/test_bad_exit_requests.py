@@ -59,7 +59,7 @@ def test_exits_of_a_bundle_that_has_none(bundle: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lengths", "width", "message"),
     [
-        ([3] * 9, 16, "input of 9 rows x 16 is larger than every bucket of this bundle (b1-s8, b1-s16, b4-s8"),
+        ([3] * 9, 17, "input of 9 rows x 17 is larger than every bucket of this bundle (b1-s8, b1-s16, b4-s8"),
         ([3], 17, "input of 1 rows x 17 is larger than every bucket of this bundle (b1-s8, b1-s16, b4-s8"),
         ([], 8, "input input_ids: expected int64 [batch, sequence], got shape [0, 8]"),
         ([0], 0, "input input_ids: expected int64 [batch, sequence], got shape [1, 0]"),

@@ -143,7 +143,7 @@ def test_refuses_a_request(three: Manifest, request_: Request, message: str) -> 
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("shape", [(5, 1), (1, 129), (2, 33)])
+@pytest.mark.parametrize("shape", [(5, 129), (1, 129)])
 def test_beyond_every_bucket_is_an_input_error(three: Manifest, shape: tuple[int, int]) -> None:
     with pytest.raises(InputError, match=r"larger than every bucket of this bundle \(b1-s32, b1-s128, b4-s32\)"):
         dispatcher(three).choose(Request(), *shape)
@@ -183,7 +183,9 @@ def test_numpys_whole_numbers_are_sizes(three: Manifest) -> None:
 
 
 def test_longest_sequence_follows_the_rows(three: Manifest) -> None:
-    assert [dispatcher(three).longest_sequence(rows, Request()) for rows in (1, 2, 4)] == [128, 32, 32]
+    assert [dispatcher(three).longest_sequence(rows, Request()) for rows in (1, 2, 9)] == [128, 128, 128]
+    within = Request(latency_ms=4)  # per row: of 4 rows of 32 steps the smallest submodel takes 4 ms at once
+    assert [dispatcher(three).longest_sequence(rows, within) for rows in (1, 4, 8)] == [128, 32, 128]
 
 
 def test_longest_sequence_is_that_of_engines_which_may_answer(manifest: Manifest) -> None:
@@ -202,7 +204,7 @@ def test_longest_sequence_is_that_of_engines_which_may_answer(manifest: Manifest
     assert chooser.longest_sequence(1, Request()) == 64
     assert chooser.longest_sequence(1, Request(budget="tight")) == 16
     assert chooser.longest_sequence(1, Request(submodel="small")) == 16
-    small = next(candidate.memory_mb for candidate in chooser._engines["small"])
+    small = next(candidate.memory_mb for candidate in chooser._engines._engines["small"])
     assert chooser.longest_sequence(1, Request(memory_mb=small)) == 16
     assert chooser.longest_sequence(1, Request(memory_mb=0.001)) == 64, "none may: the refusal is left to the choice"
     assert chooser.longest_sequence(1, Request(budget="no such")) == 64
@@ -214,8 +216,8 @@ def test_engines_without_residency_do_not_take_part(three: Manifest) -> None:
     assert choose(Request(), 1, 8).reason == "no limit asked: the largest submodel with an engine for this input here"
     with pytest.raises(SelectionError, match=r"submodel large has no engine for 1x8 here .* there is medium \("):
         choose(Request(submodel="large"), 1, 8)
-    with pytest.raises(SelectionError, match=r"no engine takes 4x8 here: memory_mb leaves out .* there is b1-s32"):
-        choose(Request(), 4, 8)
+    with pytest.raises(SelectionError, match=r"no engine takes 4x99 here: memory_mb leaves out .* there is b1-s32"):
+        choose(Request(), 4, 99)
 
 
 def test_a_long_list_is_cut(manifest: Manifest) -> None:
@@ -350,7 +352,7 @@ def test_a_deadline_that_cannot_be_met_names_the_soonest(three: Manifest) -> Non
     with pytest.raises(SelectionError, match=r"no latency known, \d+.0 MB\), expected in inf ms"):
         dispatcher(three, []).choose_in_time(Request(deadline_ms=1e9), 1, 8, LoadEstimate([], 1))
     with pytest.raises(InputError, match="larger than every bucket"):
-        choose(Request(deadline_ms=9), 9, 8, LoadEstimate([], 1))
+        choose(Request(deadline_ms=9), 9, 129, LoadEstimate([], 1))
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_a_deadline_that_no_figure_keeps_is_tried_once(own_bundle: Path, feeds: 
 def test_what_was_tried_and_seen_refuses_at_once(
     own_bundle: Path, feeds: Feeds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nestforge.runtime.running_estimate._SECONDS_FRESH", 1e9)
+    monkeypatch.setattr("nestforge.runtime.choosing.running_estimate._SECONDS_FRESH", 1e9)
     figures_times(own_bundle, 1e-3)  # 0.0004 ms are stated
     with nestforge.load(own_bundle, threads=1) as model:
         runner = model._pool.get(model.choose(1, 8, submodel="ffn16").engine)
@@ -180,7 +180,7 @@ def test_repr_is_short(tiny_bundle: Path, feeds: Feeds) -> None:
         ({"input_ids": np.zeros((1, 4), np.int64)}, {}, "inputs input_ids: expected exactly attention_mask, input_ids"),
         (3, {}, "inputs: expected arrays by name, a text or texts, got int"),
         ([], {}, "text: expected a text or a non-empty list"),
-        (["a"] * 3, {}, "input of 3 rows x 1 is larger than every bucket"),
+        (["a " * 15] * 3, {}, "text 0: 17 tokens, the largest bucket takes 16"),
         ({}, {"truncate": True}, "truncate: applies to text only"),
     ],
 )
@@ -188,16 +188,6 @@ def test_refuses(tiny_bundle: Path, inputs: Any, options: dict[str, Any], messag
     with nestforge.load(tiny_bundle, threads=1) as model, pytest.raises(InputError) as error:
         model(inputs, **options)
     assert str(error.value).startswith(message)
-
-
-def test_more_rows_than_any_bucket_are_not_split(tiny_bundle: Path, feeds: Feeds) -> None:
-    with (
-        nestforge.load(tiny_bundle, threads=1) as model,
-        pytest.raises(
-            InputError, match=r"input of 3 rows x 4 is larger than every bucket of this bundle \(b1-s8, b2-s16\)"
-        ),
-    ):
-        model(feeds(3, 4))
 
 
 def test_a_closed_model_says_so(tiny_bundle: Path, feeds: Feeds) -> None:

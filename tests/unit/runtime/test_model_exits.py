@@ -281,12 +281,11 @@ def test_refuses_exits_that_are_none(exits_bundle: Path, asked: Any, message: st
 @pytest.mark.parametrize(
     ("feeds", "message"),
     [
-        (requests([4] * 9), "input of 9 rows x 4 is larger than every bucket of this bundle"),
         (requests([17]), "input of 1 rows x 17 is larger than every bucket of this bundle"),
         ({name: array[:0] for name, array in requests([4]).items()}, "input input_ids: expected int64"),
         ([], "text: expected a text or a non-empty list|bundle .* has no tokenizer"),
     ],
-    ids=["rows", "steps", "empty", "no texts"],
+    ids=["steps", "empty", "no texts"],
 )
 def test_both_ways_refuse_the_same_inputs(exits_bundle: Path, feeds: Any, message: str) -> None:
     with nestforge.load(exits_bundle, threads=1) as model:

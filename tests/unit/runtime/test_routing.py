@@ -75,6 +75,8 @@ def test_an_answer_has_the_routes_of_its_whole_bucket(routed: Path, feeds: Calla
     with nestforge.load(routed) as model:
         answer = model(inputs, submodel="ffn16", routing=True)
         assert model(inputs, submodel="ffn16").routing is None
+        with pytest.raises(InputError, match="routing: is of one run, and these rows take 3; send fewer at once"):
+            model(feeds(3, 8), submodel="ffn16", routing=True)
     assert answer.padding is not None
     assert answer.outputs["hidden"].shape == (1, 5, 16)
     assert answer.routing is not None

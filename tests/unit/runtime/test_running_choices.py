@@ -64,8 +64,8 @@ def test_what_was_chosen_before_a_change_is_not_remembered_after_it(
     chooser = dispatcher(three)
     real = chooser._choose
 
-    def slowly(request: Request, batch: int, sequence: int) -> Any:
-        choice = real(request, batch, sequence)
+    def slowly(request: Request, *shape: Any) -> Any:
+        choice = real(request, *shape)
         chooser._forget()  # another thread's run
         return choice
 
@@ -90,7 +90,7 @@ def test_noisy_figures_are_named_and_what_to_do_where_they_refuse(three: Manifes
 
 def test_what_a_refusal_rests_on_is_tried_until_it_was_seen(three: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     chooser = dispatcher(three)
-    monkeypatch.setattr("nestforge.runtime.running_estimate.perf_counter", lambda: 100.0)
+    monkeypatch.setattr("nestforge.runtime.choosing.running_estimate.perf_counter", lambda: 100.0)
     for request in (Request(latency_ms=0.5), Request(deadline_ms=0.5), Request(latency_ms=0.5, memory_mb=12)):
         choice = chooser.to_try(request, 1, 8)
         assert choice is not None
@@ -103,7 +103,7 @@ def test_what_a_refusal_rests_on_is_tried_until_it_was_seen(three: Manifest, mon
         choice.ran(1.0, 100.0)
     assert chooser.to_try(Request(latency_ms=0.5), 1, 8) is None
     assert chooser.to_try(Request(latency_ms=0.5), 1, 100) is not None, "at another size"
-    monkeypatch.setattr("nestforge.runtime.running_estimate.perf_counter", lambda: 101.1)
+    monkeypatch.setattr("nestforge.runtime.choosing.running_estimate.perf_counter", lambda: 101.1)
     assert chooser.to_try(Request(latency_ms=0.5), 1, 8) is not None, "a second later"
     assert dispatcher(three, []).to_try(Request(latency_ms=0.5), 1, 8) is None, "nothing known to compare with"
 

@@ -1,4 +1,5 @@
-"""The engines of a bundle with what they take at one size, and how that is known: stated, or seen while running."""
+"""The engines of a bundle with what they take at one size, and how that is known: stated, or seen while running; and
+what they take in several runs where there are more rows than any takes at once."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..bucket import Bucket
-from .bundle.build_record import Latency
-from .bundle.entries.engine_entry import EngineEntry
-from .engines.contract.residency import Residency
-from .engines.latency_at import RunTime, latency_at
+from ...bucket import Bucket
+from ..bundle.build_record import Latency
+from ..bundle.entries.engine_entry import EngineEntry
+from ..engines.contract.residency import Residency
+from ..engines.latency_at import RunTime, latency_at
+from ..inputs.arrays import Array
+from .batches import Split
 from .running_estimate import RunningEstimate, SizeEstimate
 
 _MAX_LISTED_ENGINES = 8
@@ -22,20 +25,34 @@ _LEAST_MS = 1e-6
 @dataclass(frozen=True)
 class Choice:
     """The engine that answers, and why, with its figures. ``stated_ms`` is what the bundle states that its run takes
-    alone, infinite where it states nothing; ``estimate`` corrects it."""
+    alone, infinite where it states nothing; ``estimate`` corrects it.
+
+    ``runs`` is empty where one run answers. Where no engine takes all rows at once it has the numbers of the rows of
+    each run, and the choice for it, all of one submodel; ``engine`` is then that of the first run, and the figures are
+    of all together.
+    """
 
     engine: EngineEntry
     reason: str
     stated_ms: float
     estimate: SizeEstimate
+    runs: tuple[tuple[Array, Choice], ...] = ()
 
     @property
     def latency_ms(self) -> float:
-        """What its run takes alone, as is known by now."""
+        """What its run, or all of them, takes alone, as is known by now."""
+        if self.runs:
+            return sum(one.latency_ms for _, one in self.runs)
         return self.stated_ms * self.estimate.ratio
 
+    @property
+    def is_new(self) -> bool:
+        """Whether a run of it would be the first of its engine at such a size."""
+        return any(one.is_new for _, one in self.runs) if self.runs else self.estimate.is_new
+
     def ran(self, run_ms: float, ended: float) -> None:
-        """Counts a run of this choice that ended at ``ended`` (``perf_counter``, seconds)."""
+        """Counts a run of this choice, or of one of its ``runs``, that ended at ``ended`` (``perf_counter``,
+        seconds)."""
         if _LEAST_MS <= self.stated_ms < math.inf and run_ms > 0.0:
             self.estimate.add(self.stated_ms, run_ms, ended)
 
@@ -43,7 +60,8 @@ class Choice:
 @dataclass(frozen=True)
 class Candidate:
     """One engine with its figures at one size; ``latency_ms``, the median, is infinite where the bundle states none.
-    ``is_noisy``: they rest on a noisy measurement, and no run has shown better."""
+    ``is_noisy``: they rest on a noisy measurement, and no run has shown better. With ``runs`` the figures are of all
+    of them, memory and ``estimate`` those of the run that needs the most time."""
 
     engine: EngineEntry
     latency_ms: float
@@ -53,9 +71,15 @@ class Candidate:
     stated_ms: float
     estimate: SizeEstimate
     is_noisy: bool
+    runs: Runs | None = None
 
     def choice(self, reason: str) -> Choice:
-        return Choice(self.engine, reason, self.stated_ms, self.estimate)
+        if self.runs is None:
+            return Choice(self.engine, reason, self.stated_ms, self.estimate)
+        runs = tuple((rows, self.runs.by_shape[shape].choice("")) for rows, shape in self.runs.split.parts)
+        count = sum(len(rows) for rows, _ in runs)
+        several = f"{reason}; {count} rows in {len(runs)} runs, since no engine takes them at once"
+        return Choice(runs[0][1].engine, several, self.stated_ms, self.estimate, runs)
 
     def compared(self, limits: Mapping[str, float]) -> tuple[bool, str]:
         """Whether it keeps ``limits`` by name, and its figures beside them."""
@@ -71,6 +95,14 @@ class Candidate:
 
     def __str__(self) -> str:
         return f"{self.engine.submodel} ({self.latency}, {self.memory_mb:.1f} MB)"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How one submodel answers more rows than any of its engines takes at once, and its engine for each shape."""
+
+    split: Split
+    by_shape: Mapping[Bucket, Candidate]
 
 
 @dataclass(frozen=True)
@@ -102,9 +134,17 @@ class Engine:
         if not limits:
             return bucket.sequence
         sequences = range(bucket.smallest.sequence, bucket.sequence + 1)
-        kept = bisect(
-            sequences, False, key=lambda length: not self.candidate(Bucket(batch, length)).compared(limits)[0]
-        )
+        full, rest = divmod(batch, bucket.batch)
+
+        def is_beyond(length: int) -> bool:
+            if batch <= bucket.batch:
+                one = self.candidate(Bucket(batch, length))
+            else:
+                counts = {Bucket(bucket.batch, length): full, Bucket(rest, length): 1}
+                one = in_runs([self], Split((), {shape: n for shape, n in counts.items() if shape.batch}))
+            return not one.compared(limits)[0]
+
+        kept = bisect(sequences, False, key=is_beyond)
         return sequences[kept - 1] if kept else 0
 
 
@@ -133,6 +173,29 @@ def by_padding(engines: Sequence[Engine], shape: Bucket) -> list[Engine]:
     """Those of ``engines``, smallest bucket first, that hold ``shape``, the one that pads it least first."""
     holding = [engine for engine in engines if engine.entry.bucket.holds(shape)]
     return sorted(holding, key=lambda engine: engine.entry.bucket.filled(shape).tokens)
+
+
+def in_runs(engines: Sequence[Engine], split: Split) -> Candidate:
+    """What ``engines``, those of one submodel, take for several runs, each by the one that pads it least."""
+    counts = split.counts
+    by_shape = {shape: by_padding(engines, shape)[0].candidate(shape) for shape in counts}
+    longest = max(by_shape.values(), key=lambda one: one.latency_ms)
+
+    def total(of: Callable[[Candidate], float]) -> float:
+        return sum(count * of(by_shape[shape]) for shape, count in counts.items())
+
+    together = total(lambda one: one.latency_ms)
+    return Candidate(
+        longest.engine,
+        together,
+        f"{together:.3g} ms in {sum(counts.values())} runs, the longest {longest.latency}",
+        max(one.memory_mb for one in by_shape.values()),
+        total(lambda one: one.p95_ms),
+        total(lambda one: one.stated_ms),
+        longest.estimate,
+        any(one.is_noisy for one in by_shape.values()),
+        Runs(split, by_shape),
+    )
 
 
 def next_larger(candidates: Sequence[Candidate], chosen: Candidate) -> Candidate | None:

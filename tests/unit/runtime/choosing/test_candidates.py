@@ -10,8 +10,8 @@ from nestforge.bucket import Bucket
 from nestforge.runtime.bundle.build_record import Latency, LatencyPoint
 from nestforge.runtime.bundle.manifest import Manifest
 from nestforge.runtime.bundle.noise import Noise
-from nestforge.runtime.candidates import Candidate, Engine, noise_hint, stated_latency
-from nestforge.runtime.running_estimate import RunningEstimate
+from nestforge.runtime.choosing.candidates import Candidate, Engine, noise_hint, stated_latency
+from nestforge.runtime.choosing.running_estimate import RunningEstimate
 
 RANGE = Bucket(4, 64, 1, 8)
 NOISY = Noise(3, 0.1, 2.0)
