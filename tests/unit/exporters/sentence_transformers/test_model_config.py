@@ -36,7 +36,10 @@ def test_prompts_and_width(tmp_path: Path) -> None:
     [
         ({"promts": {}}, "unknown key 'promts'; did you mean 'prompts'?"),
         ({"truncate_dim": 0}, "truncate_dim: expected at least 1, got 0"),
-        ({"model_type": "SparseEncoder"}, "model_type 'SparseEncoder' is not supported"),
+        (
+            {"model_type": "SparseEncoder"},
+            "model_type 'SparseEncoder', which gives sparse vectors over a vocabulary, is not supported",
+        ),
         (
             {"default_prompt_name": "quary", "prompts": {"query": ""}},
             "default_prompt_name 'quary'; did you mean 'query'?",

@@ -122,7 +122,12 @@ def test_a_config_that_is_not_understood_is_named(
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("config_sentence_transformers", {"model_type": "CrossEncoder"}, "model_type 'CrossEncoder' is not supported"),
+        (
+            "config_sentence_transformers",
+            {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.Sigmoid"},
+            "model_type 'CrossEncoder', which scores pairs of texts, is not supported; expected 'SentenceTransformer'",
+        ),
+        ("config_sentence_transformers", {"model_type": ["X"]}, "model_type ['X'] is not supported"),
         ("config_sentence_transformers", {"default_prompt_name": "q"}, "default_prompt_name 'q'; expected one of none"),
         ("config_sentence_transformers", {"promts": {}}, "unknown key 'promts'; did you mean 'prompts'?"),
         ("sentence_bert_config", {"transformer_task": "fill-mask"}, "transformer_task 'fill-mask' is not supported"),
@@ -140,7 +145,7 @@ def test_a_config_that_is_not_understood_is_named(
         ("tokenizer_config", {"truncation_side": "left"}, "truncation_side 'left' is not supported"),
         ("tokenizer_config", {"model_max_length": "512"}, "model_max_length: expected a whole number of at least 1"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_a_setting_that_is_not_understood_is_named(folder: Path, file: str, content: object, message: str) -> None:
     refused(write(folder, ("Pooling", POOLING), **{file: content}), f"{file}.json: {message}")
@@ -204,6 +209,37 @@ def test_a_pooling_that_no_list_names_is_not_passed_over(folder: Path) -> None:
     write(folder, ("Pooling", POOLING))
     (folder / "modules.json").unlink()
     refused(folder, "1_Pooling: a module of sentence-transformers, and no modules.json says when it runs")
+
+
+def test_a_cross_encoder_is_named(folder: Path) -> None:
+    """As version 6.2 saves one: a transformer alone."""
+    refused(
+        write(folder, config_sentence_transformers={"model_type": "CrossEncoder"}),
+        "config_sentence_transformers.json: model_type 'CrossEncoder', which scores pairs of texts, is not supported",
+    )
+
+
+def test_a_transformer_in_a_folder_of_its_own_is_named(folder: Path) -> None:
+    path = write(folder, ("Pooling", POOLING)) / "modules.json"
+    own = folder / "0_Transformer"
+    own.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / name).rename(own / name)
+    entries = json.loads(path.read_text())
+    refused(folder, "modules.json: module 0 ('') is 'sentence_transformers.models.Transformer', no transformer")
+    path.write_text(json.dumps([{**entries[0], "path": own.name}, *entries[1:]]))
+    refused(
+        folder,
+        "modules.json: module 0 ('0_Transformer'): the transformer lies in a folder of its own, as old versions of "
+        f"sentence-transformers saved it; SentenceTransformer({str(folder)!r}).save(NEW_FOLDER) writes the folder that",
+    )
+
+
+def test_a_model_without_a_transformer_is_named(folder: Path) -> None:
+    path = write(folder) / "modules.json"
+    (folder / "config.json").unlink()
+    path.write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": f"{PREFIX}StaticEmbedding"}]))
+    refused(folder, "module 0 ('') is 'sentence_transformers.models.StaticEmbedding', no transformer; expected one")
 
 
 def test_a_family_that_takes_no_modules_says_so(tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ def test_prompts_and_length_of_requests_and_of_an_index(tmp_path: Path) -> None:
             np.testing.assert_allclose(found["sentence_embedding"], their_vectors(folder, **asked), atol=1e-5)
         assert "prompt 'time budget '" in repr(model(TEXTS[1]))
         with pytest.raises(
-            InputError, match=r"text 0: 16 tokens, the prompt included, the model takes 8 \(max_tokens\)"
+            InputError,
+            match=r"text 0: 16 tokens, the prompt included, the model takes 8 \(its max_seq_length\); shorten it or p",
         ):
             model(TEXTS[0])
         with pytest.raises(InputError, match="prompt_name 'passages'; did you mean 'passage'"):

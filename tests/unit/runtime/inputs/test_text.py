@@ -195,7 +195,9 @@ def test_a_prompt_stands_before_every_text(tiny_bundle: Path, manifest: Manifest
 
 def test_a_text_longer_than_the_model_takes(tiny_bundle: Path, manifest: Manifest) -> None:
     encoder = make(tiny_bundle, prompted(manifest, max_tokens=5))
-    with pytest.raises(InputError, match=r"text 0: 6 tokens, the model takes 5 \(max_tokens\); shorten it or pass"):
+    with pytest.raises(
+        InputError, match=r"text 0: 6 tokens, the model takes 5 \(its max_seq_length\); shorten it or pass"
+    ):
         encoder.encode(["a nest of models"], 8)
     with pytest.raises(InputError, match=r"text 0: 6 tokens, the prompt included, the largest bucket takes 4"):
         encoder.encode(["of models"], 4, prompt="a nest ")
