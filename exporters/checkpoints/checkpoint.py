@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ _VOCABULARY_FILES = (
     *("vocab.txt", "vocab.json", "merges.txt"),
     *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
 )
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -119,7 +121,7 @@ def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
     if not os.path.isfile(folder / "config.json") and (kind := what_it_is(folder)):
         raise CheckpointError(f"model {folder}: is {kind}")
     if not os.path.isdir(folder):  # of a name that the system refuses, too
-        raise CheckpointError(f"{folder}: no such folder; expected config.json and model.safetensors in it")
+        raise CheckpointError(_no_such_folder(folder))
     config = read_json(folder / "config.json")
     files = _weight_files(folder)
     if not files:
@@ -133,6 +135,14 @@ def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
     for path in files:
         tensors.update(read_headers(path, path.name))
     return Checkpoint(folder, config, tensors)
+
+
+def _no_such_folder(folder: Path) -> str:
+    """What to say of a model that is not there; an id of the Hugging Face Hub looks like a path whose parent is not."""
+    what = f"{folder}: no such folder; expected config.json and model.safetensors in it; nothing is downloaded here"
+    if _HUB_ID.fullmatch(str(folder)) and not os.path.exists(folder.parent):
+        return f"{what}: run `hf download {folder} --local-dir {folder.name}` and give {folder.name}"
+    return f"{what}: `hf download OWNER/NAME --local-dir FOLDER` makes a folder of a model on the Hugging Face Hub"
 
 
 def read_json(path: Path) -> dict[str, Any]:

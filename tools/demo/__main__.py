@@ -5,25 +5,26 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from .checkpoint import demo_checkpoint
+from .checkpoint import link_checkpoint
 from .corpus import write_corpus
 from .steps import compile_once, demonstrate, nestforge
 
 FOLDER = Path("demo")
+MODEL = FOLDER / "minilm"
 BUNDLE = FOLDER / "minilm.bundle"
 CORPUS = FOLDER / "corpus.txt"
 SENTENCE = "A submodel is a view of the universal model, not a copy."
 
 
 def steps() -> None:
-    checkpoint = demo_checkpoint()
     FOLDER.mkdir(exist_ok=True)
+    model = link_checkpoint(MODEL)
     print(f"{CORPUS}: {write_corpus(CORPUS)} lines of calibration text from Python's own docstrings")
-    if not compile_once(checkpoint, BUNDLE, "--profile", "host-cpu", "--text", str(CORPUS)):
+    if not compile_once(model, BUNDLE, "--profile", "host-cpu", "--text", str(CORPUS)):
         nestforge("inspect", str(BUNDLE))
     nestforge("run", str(BUNDLE), "--text", SENTENCE)
     nestforge("run", str(BUNDLE), "--text", SENTENCE, "--budget", "tiny")
-    print(f"\nThe bundle lies in {BUNDLE.resolve()}")
+    print(f"\nThe model: {MODEL}, its calibration text: {CORPUS}, the bundle: {BUNDLE}")
 
 
 if __name__ == "__main__":

@@ -19,3 +19,16 @@ def demo_checkpoint() -> Path:
     if spec is None or spec.origin is None:
         raise CheckpointError(f"package {PACKAGE} is not installed; `make demo` installs it")
     return Path(spec.origin).parent / "model"
+
+
+def link_checkpoint(link: Path) -> Path:
+    """``link``, made to lead to the model folder, so that commands which name the model are short.
+
+    Raises CheckpointError if the package is not installed, or if something else than a link is there.
+    """
+    folder = demo_checkpoint()
+    if link.exists() and not link.is_symlink():
+        raise CheckpointError(f"{link}: expected nothing or a link, which is made here; move what is there")
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder)
+    return link

@@ -136,3 +136,26 @@ def test_nan_weights(copy: Path) -> None:
 )
 def test_a_name_is_one_short_line(tmp_path: Path, stated: object, name: str) -> None:
     assert Checkpoint(tmp_path / "folder", {"_name_or_path": stated}, {}).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("owner/some-model.v2", "hf download owner/some-model.v2 --local-dir some-model.v2"),
+        ("nowhere", "hf download OWNER/NAME --local-dir FOLDER"),
+        ("here/missing", "hf download OWNER/NAME --local-dir FOLDER"),  # a path: its parent is a folder
+        ("owner/name/more", "hf download OWNER/NAME --local-dir FOLDER"),
+    ],
+)
+def test_a_missing_folder_is_answered_with_how_to_download(
+    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(CheckpointError) as refused:
+        open_checkpoint(Path(name))
+    message = str(refused.value)
+    assert message.startswith(f"{name}: no such folder; expected config.json and model.safetensors in it")
+    assert f"`{command}`" in message
+    assert "\n" not in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
