@@ -36,6 +36,23 @@ class Timings(NamedTuple):
     run: float
 
 
+class Limit(NamedTuple):
+    """The limit in time that a request had, ``latency_ms`` or ``deadline_ms``, and what was taken of it, in
+    milliseconds: by the run, or all runs, of a latency, and from call to answer of a deadline."""
+
+    name: str
+    allowed_ms: float
+    took_ms: float
+
+    @property
+    def kept(self) -> bool:
+        """Whether the answer came within the limit."""
+        return self.took_ms <= self.allowed_ms
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.allowed_ms:g} {'kept' if self.kept else 'missed'}: took {self.took_ms:.3g} ms"
+
+
 class RowRun(NamedTuple):
     """One of several runs that answered a request: the numbers of its ``rows`` [n] (int64), the ``engine`` that ran
     (of a chain the first), how its rows were padded, None for not at all, and what it took."""
@@ -46,7 +63,8 @@ class RowRun(NamedTuple):
     run_ms: float
 
     def __str__(self) -> str:
-        return f"{len(self.rows)} rows{f' padded {self.padding}' if self.padding else ''} in {self.run_ms:.2f} ms"
+        rows = f"row {self.rows[0]}" if len(self.rows) == 1 else f"{len(self.rows)} rows"
+        return f"{rows}{f' padded {self.padding}' if self.padding else ''} in {self.run_ms:.2f} ms"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +99,10 @@ class Answer:
     (int64) where they were asked for, of its whole bucket: padding takes part in them. ``prompt`` stood before every
     text, the model's default one too; empty for none. ``task`` answered, None for the base.
 
+    ``limit`` says whether the request's limit in time was kept, None where it had none: the choice goes by what runs
+    take as a rule. ``first_run``: an engine ran for the first time since it was opened, with cold caches and memory
+    still to be taken, which often takes several times as long as a later run.
+
     ``runs`` is empty where all rows were answered at once. Where no engine takes so many, it has the runs of the
     submodel in their order: ``engine`` and ``bucket`` are those of the first, ``timings`` of all together, ``padding``
     says what all together were filled up to, and outputs are 0 at steps beyond the longest row of a run.
@@ -100,6 +122,8 @@ class Answer:
     prompt: str = ""
     task: str | None = None
     runs: tuple[RowRun, ...] = ()
+    limit: Limit | None = None
+    first_run: bool = False
 
     def __getitem__(self, name: str) -> Array:
         return self.outputs[name]
@@ -118,5 +142,7 @@ class Answer:
         prompt = f", prompt {self.prompt!r:.80}" if self.prompt else ""
         task = f"task {self.task}, " if self.task is not None else ""
         runs = f" in {len(self.runs)} runs" if self.runs else ""
-        figures = f"{self.timings.run:.2f} ms{runs}{padding}{truncated}{prompt}{exits}"
+        first = " (first run)" if self.first_run else ""
+        limit = f", {self.limit}" if self.limit else ""
+        figures = f"{self.timings.run:.2f} ms{first}{runs}{limit}{padding}{truncated}{prompt}{exits}"
         return f"Answer({shapes}; {task}{self.engine}, {figures}; {self.reason})"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from time import perf_counter
 
 from ..errors import InputError, SelectionError
-from .answer import Answer, Timings
+from .answer import Answer, Limit, Timings
 from .bundle.entries.engine_entry import EngineEntry
 from .bundle.open_bundle import Bundle
 from .choosing.candidates import Choice
@@ -76,6 +77,8 @@ class Answering:
             prompt=context.prompt,
             task=context.task_name,
             runs=runs.runs,
+            limit=_limit(context, runs.run_ms),
+            first_run=runs.is_first,
         )
 
     def _run(
@@ -84,7 +87,7 @@ class Answering:
         """One run of ``engine``, or of the chain whose ``exits`` are open."""
         if exits is None:
             return run_whole(context, engine, pool, self._inputs, self._outputs)
-        return run_chain(context, engine, exits)
+        return run_chain(context, engine, pool, exits)
 
     def leaves_early(self, context: RequestContext, choice: Choice) -> bool:
         """Whether the segments of a chain would answer, whose runs say nothing of the figures of whole engines."""
@@ -111,6 +114,16 @@ class Answering:
         """Lets go of the engines that chains hold; the pool has been closed."""
         if self._exits is not None:
             self._exits.close()
+
+
+def _limit(context: RequestContext, run_ms: float) -> Limit | None:
+    """The request's limit in time, as its answer is made."""
+    request = context.request
+    if request.latency_ms is not None:
+        return Limit("latency_ms", float(request.latency_ms), run_ms)
+    if request.deadline_ms is not None:
+        return Limit("deadline_ms", float(request.deadline_ms), 1e3 * (perf_counter() - context.started))
+    return None
 
 
 def _require_routes(engine: EngineEntry, choice: Choice, leaves_early: bool) -> None:

@@ -27,7 +27,7 @@ class EngineRuns(NamedTuple):
 
     ``engine`` ran, the first of a chain. Inputs of ``shape`` were brought to ``filled``. Opening engines took
     ``open_ms``, running them ``run_ms``, until ``ended`` (``perf_counter``, seconds). ``runs`` are the several that
-    this is of, if it is.
+    this is of, if it is. ``is_first``: an engine had not run before since it was opened.
     """
 
     engine: EngineEntry
@@ -40,6 +40,7 @@ class EngineRuns(NamedTuple):
     exits: ExitRows | None = None
     routing: Mapping[str, Array] | None = None
     runs: tuple[RowRun, ...] = ()
+    is_first: bool = False
 
     @property
     def padding(self) -> Padding | None:
@@ -80,10 +81,11 @@ def run_whole(
         run_ms=1e3 * (ended - filled),
         ended=ended,
         routing=routing,
+        is_first=pool.runs_first(engine),
     )
 
 
-def run_chain(context: RequestContext, whole: EngineEntry, exits: OpenExits) -> EngineRuns:
+def run_chain(context: RequestContext, whole: EngineEntry, pool: EnginePool, exits: OpenExits) -> EngineRuns:
     """Runs the segments of a submodel; what a row costs is also given as a share of a row of its ``whole`` engine.
 
     Raises as ``ExitChain.run`` does.
@@ -95,9 +97,10 @@ def run_chain(context: RequestContext, whole: EngineEntry, exits: OpenExits) -> 
     if exits.monitor is not None:
         exits.monitor.add(run.index)
     largest = run.buckets[0]
+    engine = chain.engine(0, largest)
     share = run.flops / max(1, whole.row_flops(context.shape.sequence))
     return EngineRuns(
-        chain.engine(0, largest),
+        engine,
         {chain.entry.logits: run.logits, chain.entry.entropy: run.entropy},
         context.shape,
         Bucket(sum(bucket.batch for bucket in run.buckets), largest.sequence),
@@ -105,6 +108,7 @@ def run_chain(context: RequestContext, whole: EngineEntry, exits: OpenExits) -> 
         run_ms=1e3 * (ended - dispatched) - run.open_ms,
         ended=ended,
         exits=ExitRows(run.index, run.layer, run.entropy, run.flops, share, exits.policy),
+        is_first=pool.runs_first(engine),
     )
 
 
@@ -136,6 +140,7 @@ def run_rows(
         ended=perf_counter(),
         exits=_all_exits(done),
         runs=tuple(RowRun(rows, one.engine.id, one.padding, one.run_ms) for rows, one in done),
+        is_first=any(one.is_first for one in parts),
     )
 
 

@@ -41,6 +41,7 @@ class EnginePool:
         self._affinity = affinity
         self._open: dict[str, Runner] = {}
         self._opened_as: dict[str, tuple[EngineEntry, Residency]] = {}  # by file
+        self._ran: set[str] = set()
         self._locks = {engine.file: threading.Lock() for engine in bundle.manifest.every_engine}
         self._closed = False
 
@@ -68,6 +69,13 @@ class EnginePool:
     def is_open(self, engine: EngineEntry) -> bool:
         """Whether a request has opened ``engine``."""
         return engine.file in self._open
+
+    def runs_first(self, engine: EngineEntry) -> bool:
+        """Whether ``engine``, which has run now, had not before since it was opened."""
+        if engine.file in self._ran:
+            return False
+        self._ran.add(engine.file)
+        return True
 
     @property
     def held(self) -> list[tuple[EngineEntry, Residency]]:
@@ -105,6 +113,7 @@ class EnginePool:
         runner = self._open.pop(file, None)
         if runner is None:
             return
+        self._ran.discard(file)
         runner.__exit__(None, None, None)
         held = self._opened_as.pop(file)
         if self._memory is not None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.errors import InputError
-from nestforge.runtime.answer import Padding
+from nestforge.runtime.answer import Limit, Padding
 from nestforge.runtime.exits.policy import ExitPolicy
 from support.exit_bundles import requests
+from support.sealing import edit_sealed
 
 Feeds = Callable[..., dict[str, Any]]
 Reference = Callable[..., dict[str, Any]]
@@ -101,3 +102,38 @@ def test_rows_of_several_runs_leave_early(exits_bundle: Path, rule: Any) -> None
         assert answer.exits.index[run.rows].tolist() == alone.exits.index.tolist()
         assert answer.exits.flops[run.rows].tolist() == alone.exits.flops.tolist()
         np.testing.assert_array_equal(answer["logits"][run.rows], alone["logits"])
+
+
+def test_an_answer_says_whether_its_limit_was_kept(own_bundle: Path, feeds: Feeds) -> None:
+    def optimistic(record: dict[str, Any]) -> None:
+        for latency in record["latencies"]:
+            latency.update(predicted_ms=1e-6)
+            latency.pop("measured_p50_ms", None)
+            latency.pop("measured_p95_ms", None)
+            latency.pop("residency", None)
+
+    edit_sealed(own_bundle / "build.json", optimistic)
+    with nestforge.load(own_bundle, threads=1) as model:
+        kept = model(feeds(1, 8), latency_ms=1e6)
+        missed = model(feeds(1, 8), latency_ms=1e-5)
+        in_time = model(feeds(3, 9), deadline_ms=1e6)
+        assert model(feeds(1, 8)).limit is None
+    assert kept.limit == Limit("latency_ms", 1e6, kept.timings.run)
+    assert kept.limit.kept
+    assert missed.limit is not None
+    assert not missed.limit.kept
+    assert str(missed.limit).startswith("latency_ms 1e-05 missed: took ")
+    assert "latency_ms 1e-05 missed" in repr(missed)
+    assert in_time.limit is not None
+    assert in_time.limit.kept
+    assert in_time.limit.took_ms > in_time.timings.run == sum(run.run_ms for run in in_time.runs)
+
+
+@pytest.mark.parametrize("kind", ["tiny_bundle", "exits_bundle"])
+def test_the_first_run_of_an_engine_is_said(kind: str, request: pytest.FixtureRequest, feeds: Feeds) -> None:
+    with nestforge.load(request.getfixturevalue(kind), threads=1, preload=True) as model:
+        exits = 0.5 if kind == "exits_bundle" else None
+        found = [model(feeds(1, 8), exits=exits) for _ in range(2)]
+        other = model(feeds(1, 8), submodel="S", exits="off" if exits else None)
+    assert [answer.first_run for answer in (*found, other)] == [True, False, True]
+    assert "ms (first run)" in repr(other)

@@ -171,7 +171,7 @@ def test_repr_is_short(tiny_bundle: Path, feeds: Feeds) -> None:
         text = repr(model(feeds(1, 5)))
         assert repr(model).endswith("tiny, 2 submodels, 4 engines), 1 threads)")
     assert text.startswith("Answer(hidden float32[1, 5, 16], total float32[1, 16]; ffn32@b1-s8, ")
-    assert text.endswith(" ms, padded b1-s5 -> b1-s8; no limit asked: the largest submodel)")
+    assert text.endswith(" ms (first run), padded b1-s5 -> b1-s8; no limit asked: the largest submodel)")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from ....runtime.inputs.array_file import MAX_BYTES
 from ....runtime.inputs.npz import read_npz
 from ....whole_file import require_new, write_whole
 from ...best_answers import Best, best_answers
-from ...console import print_facts, print_json, print_table
+from ...console import print_facts, print_json, print_table, say
 from ...options import (
     bundle_argument,
     json_option,
@@ -28,6 +29,12 @@ from ...options import (
 )
 
 _SHOWN = 6  # first values of each output
+_SHOWN_RUNS = 8
+# What to do about a limit that was missed.
+_MENDS = {
+    "latency_ms": "figures of this host are made by `nestforge measure`, and --residency auto makes faster engines",
+    "deadline_ms": "a deadline counts the text's encoding too; allow more time, or name a smaller submodel",
+}
 
 EXAMPLES = """\b
 Examples:
@@ -96,6 +103,10 @@ def command(
 
     Without --budget, --latency-ms, --deadline-ms or --submodel the largest submodel answers. Prints which one did,
     why, and how long it took. Of logits it prints the best classes or tokens.
+
+    The first run of an engine often takes several times as long as later ones. With a limit in time the request is
+    therefore answered twice, and the second answer is shown, with the time of the first run and whether the limit was
+    kept.
     """
     from ....runtime.load import load
 
@@ -113,7 +124,8 @@ def command(
     # A deadline counts from the call, so nothing opens after it.
     with load(bundle, residency=residency, preload=deadline_ms is not None, provider=provider, merge=merged) as model:
         feeds = read_npz(inputs, MAX_BYTES) if inputs is not None else list(texts)
-        answer = model(
+        ask = partial(
+            model,
             feeds,
             budget=budget,
             latency_ms=latency_ms,
@@ -125,14 +137,22 @@ def command(
             prompt_name=prompt_name,
             task=task,
         )
+        answer = ask()
+        first_ms = answer.timings.run if answer.first_run else None
+        if answer.limit is not None and answer.first_run:
+            answer = ask()
         best = best_answers(model.bundle, answer, model.token_counts(texts, answer.prompt) if texts else None)
     if output is not None:
         arrays = answer.outputs
         write_whole(output, lambda stream: np.savez(stream, **arrays), "the answer", new=True)  # type: ignore[arg-type]
     if as_json:
-        print_json({**_answer_data(answer), "best": None if best is None else {"what": best[0], "rows": best[1]}})
+        print_json(
+            {**_answer_data(answer, first_ms), "best": None if best is None else {"what": best[0], "rows": best[1]}}
+        )
         return
-    _print_answer(answer, best)
+    _print_answer(answer, best, first_ms)
+    if answer.limit is not None and not answer.limit.kept:
+        say(f"\nwarning: {answer.limit}; {_MENDS[answer.limit.name]}", err=True)
 
 
 def _asked_exits(text: str) -> str | tuple[float, ...] | float:
@@ -144,7 +164,7 @@ def _asked_exits(text: str) -> str | tuple[float, ...] | float:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-def _answer_data(answer: Answer) -> dict[str, Any]:
+def _answer_data(answer: Answer, first_ms: float | None) -> dict[str, Any]:
     return {
         "submodel": answer.submodel,
         "engine": answer.engine,
@@ -156,6 +176,9 @@ def _answer_data(answer: Answer) -> dict[str, Any]:
         "prompt": answer.prompt,
         "task": answer.task,
         "timings_ms": answer.timings._asdict(),
+        "first_run_ms": first_ms,
+        "limit": None if answer.limit is None else {**answer.limit._asdict(), "kept": answer.limit.kept},
+        "runs": [{**run._asdict(), "rows": run.rows.tolist()} for run in answer.runs],
         "outputs": {
             name: {"dtype": str(array.dtype), "shape": array.shape, "first": [float(v) for v in array.ravel()[:_SHOWN]]}
             for name, array in answer.outputs.items()
@@ -176,21 +199,25 @@ def _exits_data(exits: ExitRows) -> dict[str, Any]:
     return {"policy": exits.policy, "rows": rows}
 
 
-def _print_answer(answer: Answer, best: tuple[str, list[list[Best]]] | None) -> None:
+def _print_answer(answer: Answer, best: tuple[str, list[list[Best]]] | None, first_ms: float | None) -> None:
     timings = answer.timings
+    first = f" (first run {first_ms:.2f} ms)" if first_ms is not None and not answer.first_run else ""
     facts = [
         *([("task", answer.task)] if answer.task is not None else []),
         ("submodel", answer.submodel),
         ("because", answer.reason),
         ("engine", f"{answer.engine}, weights {answer.residency}"),
         ("padding", str(answer.padding) if answer.padding else "none"),
+        *((f"run {number}", str(run)) for number, run in enumerate(answer.runs[:_SHOWN_RUNS], 1)),
+        *([("more runs", str(len(answer.runs) - _SHOWN_RUNS))] if len(answer.runs) > _SHOWN_RUNS else []),
         *([("prompt", repr(answer.prompt))] if answer.prompt else []),
         *([("truncated", f"text {', '.join(map(str, answer.truncated))}")] if answer.truncated else []),
         (
             "timings",
             f"encode {timings.encode:.2f} ms, dispatch {timings.dispatch:.2f} ms, "
-            f"open {timings.open:.2f} ms, run {timings.run:.2f} ms",
+            f"open {timings.open:.2f} ms, {'first ' if answer.first_run else ''}run {timings.run:.2f} ms{first}",
         ),
+        *([("limit", str(answer.limit))] if answer.limit else []),
     ]
     print_facts(facts)
     click.echo()
