@@ -29,7 +29,7 @@ def add_task(
     clock, opened = Clock(progress), open_bundle(bundle)
     if opened.manifest.tasks is None:
         raise BundleIncompatibleError(
-            f"bundle {bundle}: its engines take no tasks; compile it with --task, which makes engines that do"
+            f"bundle {bundle}: its engines take no tasks; compile it with `tasks`, which makes engines that do"
         )
     require_names(opened, [name])
     with clock("model"):

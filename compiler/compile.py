@@ -179,12 +179,13 @@ def _require_backend(resolved: Resolved) -> None:
     if device.backend != "tensorrt":
         if emit_only:
             raise BuildError(
-                f"emit_only: profile {device.name} is for {device.backend}, which runs graphs as they are; leave it out"
+                f"`emit_only`: profile {device.name} is for {device.backend}, which runs graphs as they are; leave it "
+                "out"
             )
     elif not emit_only and (problem := tensorrt_problem()):
         raise BuildError(
-            f"profile {device.name}: plans for TensorRT cannot be built here: {problem}; or compile with --emit-only "
-            "and run `nestforge build` on the device"
+            f"profile {device.name}: plans for TensorRT cannot be built here: {problem}; or compile with "
+            "`emit_only=True` and run `nestforge build` on the device"
         )
 
 

@@ -248,9 +248,9 @@ def _for_request(device: DeviceProfile, request: CompileRequest, source: ModelSo
 
 def _require_shape(shape: Bucket, device: DeviceProfile) -> None:
     if not shape.is_static:
-        raise PlanError(f"budget_at {shape}: expected one shape, such as {shape.largest}")
+        raise PlanError(f"`budget_at={shape}`: expected one shape, such as {shape.largest}")
     if not any(bucket.holds(shape) for bucket in device.buckets):
         raise PlanError(
-            f"budget_at {shape}: larger than every bucket ({', '.join(map(str, device.buckets))}); ask for a smaller "
+            f"`budget_at={shape}`: larger than every bucket ({', '.join(map(str, device.buckets))}); ask for a smaller "
             "shape, or for a bucket that holds it"
         )

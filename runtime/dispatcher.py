@@ -109,13 +109,13 @@ class Dispatcher:
                 larger = next_larger(candidates, candidate)
                 missed = f"; next larger {_expected(str(larger), larger, load)}" if larger else ""
                 return candidate.choice(f"{reason}, {load}{missed}")
-        within = f" and memory_mb <= {memory:g}" if memory < math.inf else ""
+        within = f" and `memory_mb` <= {memory:g}" if memory < math.inf else ""
         small_enough = [candidate for candidate in candidates if candidate.memory_mb <= memory]
         soonest = min(small_enough or candidates, key=lambda each: each.p95_ms)
         raise SelectionError(
-            f"no submodel answers {batch}x{sequence} with deadline_ms <= {deadline:g}{within} ({left:.3g} ms left, "
+            f"no submodel answers {batch}x{sequence} with `deadline_ms` <= {deadline:g}{within} ({left:.3g} ms left, "
             f"{load}); the soonest is {_expected(str(soonest), soonest, load)}; allow more time, or ask for it as "
-            f"submodel{noise_hint([soonest])}"
+            f"`submodel`{noise_hint([soonest])}"
         )
 
     def longest_sequence(self, batch: int, request: Request) -> int:
@@ -193,7 +193,7 @@ class Dispatcher:
                 larger = next_larger(candidates, candidate)
                 missed = f"; next larger {larger}" if larger else ""
                 return candidate.choice(f"{reason}{missed}")
-        wanted = " and ".join(f"{name} <= {limit:g}" for name, limit in limits.items())
+        wanted = " and ".join(f"`{name}` <= {limit:g}" for name, limit in limits.items())
         raise SelectionError(f"no submodel answers {batch}x{sequence} with {wanted}; there is {listing(candidates)}")
 
     def _deadline(self, request: Request) -> tuple[float, float]:

@@ -32,7 +32,8 @@ def merged_bundles(bundle: Bundle, names: Sequence[str]) -> dict[str, Bundle]:
             raise SelectionError(f"merge: no task {name!r:.80} in bundle {bundle.path}{nearest(name[:80], known)}")
     if stated is None or not stated.merged:
         raise BundleIncompatibleError(
-            f"merge: bundle {bundle.path} has no engines that a task can be merged into; compile it with --mergeable"
+            f"merge: bundle {bundle.path} has no engines that a task can be merged into; compile it with "
+            "`mergeable=True`"
         )
     found = {}
     for name in names:

@@ -20,6 +20,7 @@ from ..runtime.summary.cache_sizes import sizes_of
 from ..runtime.summary.engine_details import common_details, detail_tables
 from ..runtime.summary.tables import bundle_facts, engine_table, latency_warnings, submodel_table
 from .console import print_facts, print_table, say
+from .spoken import in_options
 
 # Of the CPU seconds of a compile; report.md has every stage.
 _STAGES_SHOWN = 5
@@ -51,6 +52,7 @@ def print_bundle(bundle: Bundle) -> None:
     """Facts, submodels, engines with what they decide, plans, and files of a bundle."""
     here = _here(bundle)
     facts = [*bundle_facts(bundle.manifest, _build(bundle, here)), *common_details(bundle.manifest).items()]
+    facts = [(name, in_options(value)) for name, value in facts]
     print_facts([("bundle", str(bundle.path)), *facts, *_measured_facts(bundle, here)])
     click.echo()
     print_submodels(bundle)

@@ -21,6 +21,7 @@ from ..errors import NestforgeError
 from ..strict import nearest
 from .console import say
 from .interruption import EXIT_CODE, LINE, was_interrupted
+from .spoken import in_options
 
 # In the order of the help, each with its room in tools/commands.
 COMMANDS = {
@@ -102,7 +103,7 @@ def _one_line() -> Iterator[None]:
             hint = str(failure) if isinstance(failure, KeyboardInterrupt) else ""
             _end(EXIT_CODE, ": ".join(filter(None, [LINE, hint])))
         if problem := _problem(failure):
-            _end(1, f"nestforge: error: {problem}")
+            _end(1, f"nestforge: error: {in_options(problem)}")
         raise
 
 

@@ -113,7 +113,7 @@ def require_examples(precisions: Sequence[Precision], corpus: Corpus | ArrayCorp
     scaled = _needing("scales", precisions)
     if scaled and corpus is None:
         raise BuildError(
-            f"precision {scaled[0]}: activations are scaled by what examples show; pass --text or --data, or use "
+            f"precision {scaled[0]}: activations are scaled by what examples show; pass `text` or `data`, or use "
             "int8-dynamic, which needs none"
         )
 

@@ -67,7 +67,7 @@ def generation_notes(source: ModelSource, profile: DeviceProfile) -> tuple[str, 
         of_it = " of its vocabulary" if stated.beyond else ""
         notes.append(
             f"the model's folder states no eos_token_id{of_it}: a text ends at a stop of the request's or at its "
-            "max_tokens"
+            "`max_tokens`"
         )
     if profile.backend == "tensorrt":
         notes.append("engines that keep a cache are for TensorRT 10.15 or later; their plans have not run on a GPU yet")

@@ -41,10 +41,10 @@ def choose(name: str, budget: BudgetSpec, rungs: Sequence[Candidate], profile: D
     broken = {rung.id: _broken(rung, checks) for rung in rungs}
     fitting = [index for index, rung in enumerate(rungs) if not broken[rung.id]]
     if not fitting:
-        shorter = ", a shorter range (--bucket)" if any(not bucket.is_static for bucket in profile.buckets) else ""
+        shorter = ", a shorter range (`buckets`)" if any(not bucket.is_static for bucket in profile.buckets) else ""
         raise PlanError(
             f"budget {name!r}: {_nearest(rungs, checks, broken, profile)}; "
-            f"raise the limit, add smaller levels{shorter}, or state other budgets (--budget)"
+            f"raise the limit, add smaller levels{shorter}, or state other `budgets`"
         )
     chosen = fitting[-1]
     figures = rungs[chosen].figures

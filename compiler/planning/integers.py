@@ -21,11 +21,11 @@ def require_integers(source: ModelSource, profile: DeviceProfile) -> None:
     whole = source.spec.universal()
     found = {str(bucket): chosen_variants(source, whole, bucket, profile) for bucket in profile.buckets}
     if source.cached is not None:
-        found["--generate"] = dict(source.cached.variants)
+        found["`generate`"] = dict(source.cached.variants)
     (first, variants), *rest = found.items()
     for where, others in rest:
         if others != variants:
-            # What keeps a cache has one form, whatever --variant says.
+            # What keeps a cache has one form, whatever ``variants`` say.
             wanted = others if source.cached is None else dict(source.cached.variants)
             raise PlanError(
                 f"precision {scaled[0]}: activations are scaled by examples in one variant, and engines have "
@@ -35,7 +35,7 @@ def require_integers(source: ModelSource, profile: DeviceProfile) -> None:
 
 
 def _asked(variants: dict[str, str]) -> str:
-    return " ".join(f"--variant {computed}={variant}" for computed, variant in variants.items())
+    return f"`variants={variants}`"
 
 
 def _listed(variants: dict[str, str]) -> str:

@@ -112,7 +112,7 @@ def _unchosen(rungs: Sequence[Candidate], budgets: Sequence[BudgetPlan], profile
     chosen = {budget.submodel for budget in budgets}
     used = {rung.precision for rung in rungs if rung.id in chosen}
     return [
-        f"{precision}: no budget chose it; `--include levels` builds it all the same"
+        f"{precision}: no budget chose it; `include='levels'` builds it all the same"
         for precision in profile.precisions
         if len(profile.precisions) > 1 and precision not in used
     ]

@@ -25,7 +25,7 @@ def asked_tasks(
     that is none of the model's tasks.
     """
     if lora_rank is not None and (not tasks or lora_rank < 1):
-        raise PlanError(f"lora_rank {lora_rank}: expected at least 1, with tasks that are adapters of PEFT")
+        raise PlanError(f"`lora_rank={lora_rank}`: expected at least 1, with tasks that are adapters of PEFT")
     if mergeable and not tasks:
         raise PlanError("mergeable: expected tasks, which are merged into the weights of such engines")
     if not tasks:
@@ -38,5 +38,5 @@ def asked_tasks(
     if profile.precisions != ("fp32",):
         raise PlanError(f"task: engines with tasks are in fp32, asked for {', '.join(profile.precisions)}")
     if source.exits is not None:
-        raise PlanError(f"task: {source.name} has exits, and segments take no tasks; compile it without --task")
+        raise PlanError(f"task: {source.name} has exits, and segments take no tasks; compile it without `tasks`")
     return source, read

@@ -125,7 +125,7 @@ def _locked(root: Path, output: Path) -> IO[str]:
     if os.path.lexists(output) and not root.exists():
         raise _exists(output)
     if os.path.lexists(root) and not _is_staging(root):
-        raise OutputError(f"{root}: not a folder that a compile left; remove it or choose another --output")
+        raise OutputError(f"{root}: not a folder that a compile left; remove it or choose another `output`")
     root.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
@@ -227,7 +227,7 @@ def _remove_entry(entry: Path) -> None:
 
 
 def _exists(output: Path) -> OutputError:
-    return OutputError(f"{output}: exists already; choose another --output or remove it")
+    return OutputError(f"{output}: exists already; choose another `output` or remove it")
 
 
 @contextmanager

@@ -87,12 +87,12 @@ def _read(shapes: Mapping[str, tuple[int, ...]], ranks: Mapping[str, int], saved
         if module not in ranks:
             raise CheckpointError(
                 f"{folder}: target {module}: the engines have no pair there; compile again with this task, or another "
-                "with that target, as --task"
+                "with that target, among `tasks`"
             )
         if len(down) > ranks[module]:
             raise CheckpointError(
                 f"{folder}: rank {len(down)} beside {module}: the engines have {ranks[module]}; compile again with "
-                f"--lora-rank {len(down)}"
+                f"`lora_rank={len(down)}`"
             )
     if missing := adapter.saved.keys() - saved:
         raise CheckpointError(

@@ -25,7 +25,7 @@ def with_tasks(
     adapters = [name for name, folder in folders.items() if is_adapter(folder)]
     if not adapters:
         if lora_rank is not None:
-            raise CheckpointError("lora_rank: none of the tasks is an adapter of PEFT; leave it out")
+            raise CheckpointError("`lora_rank`: none of the tasks is an adapter of PEFT; leave it out")
         source = _in_own_form(source)
         assert source.tasks is not None
         return source, {name: source.tasks.read(folder) for name, folder in folders.items()}

@@ -173,7 +173,7 @@ class TextEntry:
         else the default. Raises InputError for a name that the model does not have, or for both."""
         known = self.prompts or {}
         if prompt is not None and prompt_name is not None:
-            raise InputError("prompt and prompt_name: expected one of them, a text or the name of one")
+            raise InputError("`prompt` and `prompt_name`: expected one of them, a text or the name of one")
         if prompt is not None:
             if not isinstance(prompt, str):
                 raise InputError(f"prompt: expected a text, got {prompt!r:.80}")
@@ -182,8 +182,8 @@ class TextEntry:
         if name is None:
             return ""
         if not isinstance(name, str) or name not in known:
-            hint = nearest(str(name)[:80], known) if known else ": this model has no prompts; give the text as prompt"
-            raise InputError(f"prompt_name {name!r:.80}{hint}")
+            hint = nearest(str(name)[:80], known) if known else ": this model has no prompts; give the text as `prompt`"
+            raise InputError(f"`prompt_name` {name!r:.80}{hint}")
         return known[name]
 
 

@@ -101,7 +101,7 @@ def _read_texts(path: Path, bundle: Bundle, longest: int, truncate: bool) -> Lab
     if encoded.truncated and not truncate:
         raise InputError(
             f"{path}: line {encoded.truncated[0] + 1}: more than {longest} tokens, which the largest bucket for such "
-            "requests takes; shorten it, pass --truncate, or compile with a larger one"
+            "requests takes; shorten it, pass `truncate=True`, or compile with a larger one"
         )
     lengths = _lengths(bundle, encoded.feeds, len(texts))
     known = None if labels is None else np.array(labels, np.int64)

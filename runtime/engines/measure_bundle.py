@@ -88,8 +88,8 @@ def _require_quiet(share: float | None) -> None:
     if share is not None and share > MOST_OTHERS:
         raise MeasurementError(
             f"this host: other programs use {share:.0%} of the CPUs, expected at most {MOST_OTHERS:.0%}, so that a "
-            "measurement would say little; nothing was kept. Wait until they are done, or --force one that is "
-            "marked as noisy"
+            "measurement would say little; nothing was kept. Wait until they are done, or measure with "
+            "`force=True`, which marks figures as noisy"
         )
 
 

@@ -95,9 +95,9 @@ class TextEncoder:
             first = too_long[0]
             tokens = f"text {first}: {len(rows[first].ids)} tokens{', the prompt included' if before else ''}"
             if most < longest:
-                raise InputError(f"{tokens}, the model takes {most} (max_tokens); shorten it or pass truncate=True")
+                raise InputError(f"{tokens}, the model takes {most} (max_tokens); shorten it or pass `truncate=True`")
             raise InputError(
-                f"{tokens}, the largest bucket takes {longest}; shorten it, pass truncate=True, or compile with a "
+                f"{tokens}, the largest bucket takes {longest}; shorten it, pass `truncate=True`, or compile with a "
                 "larger bucket"
             )
         for row, short in zip(too_long, self._truncated([whole[row] for row in too_long], most), strict=True):

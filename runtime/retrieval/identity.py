@@ -75,7 +75,7 @@ def universal_of(manifest: Manifest) -> SubmodelEntry:
     known = ", ".join(entry.id for entry in manifest.submodels)
     raise SelectionError(
         f"bundle of {manifest.name}: an index is built by the universal model, and it has only {known}; compile with "
-        "--include levels"
+        "`include='levels'`"
     )
 
 

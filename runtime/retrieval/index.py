@@ -169,7 +169,9 @@ class Index:
         asked = [queries] if isinstance(queries, str) else queries
         rows = rows_of(model, asked, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
         if deadline_ms is not None and len(rows.lengths) > 1:
-            raise SelectionError(f"deadline_ms: is for one query, got {len(rows.lengths)}; ask with latency_ms instead")
+            raise SelectionError(
+                f"`deadline_ms` is for one query, got {len(rows.lengths)}; ask with `latency_ms` instead"
+            )
         spec = embedding_output(model.bundle.manifest, self.identity.output)
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
         if deadline_ms is not None:

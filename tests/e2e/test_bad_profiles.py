@@ -60,12 +60,12 @@ PROFILES: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] 
     "a backend that is not here": (
         lambda c: c.yaml(backend="tensorrt"),
         BuildError,
-        r"profile board: plans for TensorRT cannot be built here: tensorrt is not .* compile with --emit-only",
+        r"profile board: plans for TensorRT cannot be built here: tensorrt is not .* compile with `emit_only=True`",
     ),
     "graphs alone for a backend that runs them": (
         lambda c: c.arguments.update(emit_only=True),
         BuildError,
-        r"emit_only: profile board is for onnxruntime, which runs graphs as they are; leave it out",
+        r"`emit_only`: profile board is for onnxruntime, which runs graphs as they are; leave it out",
     ),
     "measured on this host for another backend": (
         lambda c: c.yaml(backend="tensorrt", host="0123456789abcdef"),

@@ -102,8 +102,8 @@ def test_without_tensorrt_every_command_says_so_in_one_line(emitted: Path, model
     assert error("run", emitted, "--text", "hello") == cannot
     assert error("bench", emitted) == cannot
     assert error("compile", model, *ON_JETSON, "--output", tmp_path / "x") == (
-        f"profile jetson-orin-nano-8gb: plans for TensorRT cannot be built here: {HERE}; or compile with --emit-only "
-        "and run `nestforge build` on the device"
+        f"profile jetson-orin-nano-8gb: plans for TensorRT cannot be built here: {HERE}; or compile with "
+        "`--emit-only` and run `nestforge build` on the device"
     )
     assert not (tmp_path / "x").exists()
 

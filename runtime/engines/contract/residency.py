@@ -68,7 +68,7 @@ def assign_residencies(
         if memory_mb is not None and memory.bytes > memory_mb * 1e6:
             raise SelectionError(
                 f"{limit}: {len(needs)} engines as {residency} take {memory.bytes / 1e6:.1f} MB; raise the cap, or let "
-                "residency='auto' choose"
+                "`residency='auto'` choose"
             )
         return assigned
 

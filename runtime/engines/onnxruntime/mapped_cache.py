@@ -67,7 +67,7 @@ def _clear_errors() -> Iterator[None]:
     except OSError as failure:
         raise OutputError(
             f"cache of mapped engines: {failure.strerror} ({failure.filename or 'no file named'}); free some space, "
-            "set XDG_CACHE_HOME to another folder, or use residency 'packed' or 'shared'"
+            "set XDG_CACHE_HOME to another folder, or use `residency='packed'` or `residency='shared'`"
         ) from failure
 
 

@@ -205,7 +205,7 @@ class OnnxRuntimeRunner:
             if not all(np.array_equal(here, saved, equal_nan=True) for here, saved in pairs):
                 raise BundleIncompatibleError(
                     f"engine {self.engine.id}: onnxruntime {onnxruntime.__version__} does not read its packed form "
-                    "back as it was; use residency 'packed' or 'shared'"
+                    "back as it was; use `residency='packed'` or `residency='shared'`"
                 )
 
         return open_session(mapped_engine(self._bundle, self.engine, build), as_saved)

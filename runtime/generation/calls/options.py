@@ -73,7 +73,7 @@ class Options:
         if len(asked) > 1 and not set(asked) <= set(limits):
             raise SelectionError(f"generate with {', '.join(asked)}: expected a budget, or a submodel, or limits")
         if self.draft is None and self.drafted is not None:
-            raise InputError(f"drafted {self.drafted}: by no draft; name one with draft")
+            raise InputError(f"drafted {self.drafted}: by no draft; name one with `draft`")
         if self.draft is not None and set(asked) & set(limits):
             raise SelectionError(
                 f"generate with draft, {', '.join(asked)}: limits may change who writes at every token, a draft is "
@@ -124,7 +124,7 @@ class Options:
         wanted = self.max_tokens or max(1, min(_DEFAULT_TOKENS, room))
         if wanted > room:
             raise CapacityError(
-                f"prompt: {longest} tokens and max_tokens {wanted} are more than {limit}; shorten the prompt or ask "
+                f"prompt: {longest} tokens and `max_tokens={wanted}` are more than {limit}; shorten the prompt or ask "
                 "for fewer tokens"
             )
         return wanted

@@ -26,7 +26,7 @@ class Promise:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, positive_limit(name, getattr(self, name)))
         if self.tokens_per_second is not None and self.deadline_ms is not None:
-            raise SelectionError("expected at most one of tokens_per_second and deadline_ms")
+            raise SelectionError("expected at most one of `tokens_per_second` and `deadline_ms`")
 
     def __bool__(self) -> bool:
         return self.tokens_per_second is not None or self.deadline_ms is not None

@@ -70,7 +70,7 @@ def writers(
         if not small:
             least = min(memory_mb.values(), default=0.0)
             raise SelectionError(
-                f"no submodel generates {rows} rows with memory_mb <= {limit:g}; the smallest takes {least:.1f} MB "
+                f"no submodel generates {rows} rows with `memory_mb` <= {limit:g}; the smallest takes {least:.1f} MB "
                 f"with its cache of {cache_bytes / 1e6:.1f} MB"
             )
         engines, reason = small, f"{memory_mb[small[0].id]:.1f} MB <= {limit:g} MB"

@@ -202,7 +202,7 @@ class Generator:
         entry = self._bundle.manifest.generation
         if entry is None:
             raise InputError(
-                f"bundle {self._bundle.path}: has no engines that generate; compile the language model with --generate"
+                f"bundle {self._bundle.path}: has no engines that generate; compile the model with `generate=True`"
             )
         if self._provider is not None:
             raise InputError(

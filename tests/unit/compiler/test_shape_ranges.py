@@ -212,10 +212,10 @@ def test_budgets_may_be_asked_for_at_a_shape(folder: Path) -> None:
     assert other.budget_bucket == Bucket(2, 8), "the profile's shape is that of its own buckets"
     assert not any("budgets limit" in note for note in other.notes)
     for shape, message in (
-        (Bucket(4, 8, 1), "budget_at 1..4x8: expected one shape, such as 4x8"),
+        (Bucket(4, 8, 1), "`budget_at=1..4x8`: expected one shape, such as 4x8"),
         (
             Bucket(5, 8),
-            "budget_at 5x8: larger than every bucket (1..4x1..16); ask for a smaller shape, or for a bucket",
+            "`budget_at=5x8`: larger than every bucket (1..4x1..16); ask for a smaller shape, or for a bucket",
         ),
     ):
         with pytest.raises(PlanError, match=re.escape(message)):

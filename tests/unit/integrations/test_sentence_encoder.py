@@ -235,7 +235,7 @@ def test_the_librarys_evaluators_find_what_they_find_on_its_own_model(encoder: S
             "nestforge.load(bundle, provider=...)",
         ),
         ("a", {"truncate_dim": 17}, "truncate_dim: expected 1 to 16, got 17"),
-        ("a", {"prompt_name": "qeury"}, "prompt_name 'qeury'; did you mean 'query'?"),
+        ("a", {"prompt_name": "qeury"}, "`prompt_name` 'qeury'; did you mean 'query'?"),
     ],
 )
 def test_refuses_in_one_line(encoder: SentenceEncoder, given: Any, asked: dict[str, Any], message: str) -> None:

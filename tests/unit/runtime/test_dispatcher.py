@@ -103,10 +103,10 @@ def test_an_impossible_budget_lists_what_exists(three: Manifest) -> None:
     with pytest.raises(SelectionError) as error:
         dispatcher(three).choose(Request(latency_ms=0.5), 1, 8)
     assert str(error.value) == (
-        "no submodel answers 1x8 with latency_ms <= 0.5; there is large (predicted 4 ms, 41.0 MB), "
+        "no submodel answers 1x8 with `latency_ms` <= 0.5; there is large (predicted 4 ms, 41.0 MB), "
         "medium (predicted 2 ms, 21.0 MB), small (predicted 1 ms, 11.0 MB)"
     )
-    with pytest.raises(SelectionError, match="latency_ms <= 5 and memory_mb <= 1; there is large"):
+    with pytest.raises(SelectionError, match="`latency_ms` <= 5 and `memory_mb` <= 1; there is large"):
         dispatcher(three).choose(Request(latency_ms=5, memory_mb=1), 1, 8)
 
 
@@ -344,8 +344,8 @@ def test_a_deadline_that_cannot_be_met_names_the_soonest(three: Manifest) -> Non
     with pytest.raises(SelectionError) as error:
         choose(Request(deadline_ms=2), 1, 8, LoadEstimate([3.0, 3.0], 1), spent_ms=0.5)
     assert str(error.value) == (
-        "no submodel answers 1x8 with deadline_ms <= 2 (1.5 ms left, 2 in flight that need 6 ms more); the soonest is "
-        "small (predicted 1 ms, 11.0 MB), expected in 3 ms; allow more time, or ask for it as submodel"
+        "no submodel answers 1x8 with `deadline_ms` <= 2 (1.5 ms left, 2 in flight that need 6 ms more); the soonest "
+        "is small (predicted 1 ms, 11.0 MB), expected in 3 ms; allow more time, or ask for it as `submodel`"
     )
     with pytest.raises(SelectionError, match="deadline_ms <= 9 and memory_mb <= 1 "):
         choose(Request(deadline_ms=9, memory_mb=1), 1, 8, LoadEstimate([], 1))
@@ -365,7 +365,7 @@ def test_a_deadline_that_cannot_be_met_names_the_soonest(three: Manifest) -> Non
         (Request(deadline_ms=3, memory_mb=0), "memory_mb: expected a positive number, got 0"),
         (
             Request(deadline_ms=3, latency_ms=3),
-            "request with latency_ms, deadline_ms: expected one; latency_ms limits the run alone, deadline_ms counts",
+            "request with `latency_ms`, `deadline_ms`: expected one; the first limits the run alone, the second counts",
         ),
         (Request(deadline_ms=3, budget="edge"), "request with budget, deadline_ms: expected a budget, or a submodel"),
         (Request(deadline_ms=3, submodel="small"), "request with submodel, deadline_ms: expected a budget"),

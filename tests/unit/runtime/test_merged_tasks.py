@@ -25,7 +25,7 @@ TEXT = "the quick brown fox"
         ("bundle-v16", None, InputError, "merge: expected a list of tasks by name, got None"),
         ("bundle-v16", ["b"], SelectionError, "merge: no task 'b' in bundle"),
         ("bundle-v10", ["a"], SelectionError, "merge: no task 'a' in bundle"),
-        ("bundle-v13", ["both"], BundleIncompatibleError, "can be merged into; compile it with --mergeable"),
+        ("bundle-v13", ["both"], BundleIncompatibleError, "can be merged into; compile it with `mergeable=True`"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(bundle: str, merge: object, error: type[NestforgeError], said: str) -> None:

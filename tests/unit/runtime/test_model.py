@@ -97,7 +97,7 @@ def figures_times(bundle: Path, factor: float) -> None:
 def test_a_limit_that_no_figure_keeps_is_answered_if_a_run_does(own_bundle: Path, feeds: Feeds) -> None:
     figures_times(own_bundle, 1e6)
     with nestforge.load(own_bundle, threads=1) as model:
-        with pytest.raises(SelectionError, match=r"no submodel answers 1x8 with latency_ms <= 100000"):
+        with pytest.raises(SelectionError, match=r"no submodel answers 1x8 with `latency_ms` <= 100000"):
             model.choose(1, 8, latency_ms=1e5)
         answer = model(feeds(1, 8), latency_ms=1e5)
         assert answer.submodel == "ffn16"
@@ -128,7 +128,7 @@ def test_what_was_tried_and_seen_refuses_at_once(
 
         monkeypatch.setattr(runner, "run", counted)
         for runs, tried in ((2, True), (3, True), (4, True), (4, False)):
-            with pytest.raises(SelectionError, match=r"no submodel answers 1x8 with latency_ms <= 0.0001") as refused:
+            with pytest.raises(SelectionError, match=r"no submodel answers 1x8 with `latency_ms` <= 0.0001") as refused:
                 model(feeds(1, 8), latency_ms=1e-4)
             assert count[0] == runs
             assert ("; ffn16 was tried and took " in str(refused.value)) is tried

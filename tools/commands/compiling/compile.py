@@ -29,6 +29,7 @@ from ...options import (
     tasks_option,
     variant_option,
 )
+from ...spoken import in_options
 
 if TYPE_CHECKING:
     from ....compiler.request import Include
@@ -172,7 +173,7 @@ def command(
         say("")
         print_tasks(bundle)
     for note in bundle.manifest.notes:
-        say(f"\nnote: {note}")
+        say(f"\nnote: {in_options(note)}")
     for warning in bundle_warnings(bundle):
         say(f"\nwarning: {warning}")
     say("")

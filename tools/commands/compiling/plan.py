@@ -27,6 +27,7 @@ from ...options import (
     submodel_option,
     variant_option,
 )
+from ...spoken import in_options
 from ...variant_view import print_variants, shared_variants
 
 if TYPE_CHECKING:
@@ -156,4 +157,4 @@ def _print_plan(
         if len(budget.rejected) > _LISTED:
             say(f"  and {len(budget.rejected) - _LISTED} larger ones, listed by --json")
     for note in plan.notes:
-        say(f"\nnote: {note}")
+        say(f"\nnote: {in_options(note)}")

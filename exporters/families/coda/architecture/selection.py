@@ -46,5 +46,5 @@ def capacities(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> dict[i
     except PlanError as failure:
         raise PlanError(
             f"bucket {bucket.label}: {failure}; ask for a longer bucket, or leave that level out "
-            f"(--levels {REDUCTION}=...)"
+            f"(`levels` of {REDUCTION})"
         ) from None

@@ -50,7 +50,7 @@ def routing(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> Ro
     try:
         return routing_of(config, bucket.tokens, percent, group_size, experts)
     except PlanError as failure:
-        raise PlanError(f"bucket {bucket.label}: {failure}; raise {CAPACITY} (--levels) or the bucket") from failure
+        raise PlanError(f"bucket {bucket.label}: {failure}; raise {CAPACITY} (`levels`) or the bucket") from failure
 
 
 def routing_of(config: SparseMixerConfig, tokens: int, percent: int, group_size: int, experts: int) -> Routing:

@@ -16,7 +16,7 @@ def test_scales_of_several_forms_are_refused_before_any_work(tmp_path: Path) -> 
     device = board(precision=["int8"], variants={"attention": "literal"}, budgets={"full": {}})
     problem = (
         "^precision int8: activations are scaled by examples in one variant, and engines have attention=literal at 2x8 "
-        "and attention=normal at --generate; ask for one with --variant attention=normal, or for int8-dynamic"
+        "and attention=normal at `generate`; ask for one with `variants={'attention': 'normal'}`, or for int8-dynamic"
     )
     with pytest.raises(PlanError, match=problem):
         plan(folder, device, generate=True, measure=False)
@@ -28,7 +28,8 @@ def test_each_role_of_attention_is_named_as_it_would_be_asked_for(tmp_path: Path
     folder = save_tiny_pair(tmp_path / "m", elastic_heads=False)
     device = board(precision=["int8"], variants={"cross_attention": "literal"}, budgets={"full": {}})
     one_form = {f"{role}_attention": "normal" for role in ("encoder", "decoder", "cross")}
-    asked = " ".join(f"--variant {role}={form}" for role, form in one_form.items())
-    with pytest.raises(PlanError, match=f"cross_attention=literal at 2x8 and .*; ask for one with {asked}, or for"):
+    with pytest.raises(
+        PlanError, match=f"cross_attention=literal at 2x8 and .*; ask for one with `variants={one_form}`, or for"
+    ):
         plan(folder, device, generate=True, measure=False)
     plan(folder, replace(device, variants=one_form), generate=True, measure=False)

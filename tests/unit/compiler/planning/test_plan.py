@@ -108,7 +108,7 @@ def test_budget_too_small_names_budget_limit_and_smallest_figure() -> None:
         plan_for(encoder(), device({"full": BudgetSpec(), "tiny": BudgetSpec(parameters=1000)}))
     assert str(failure.value) == (
         "budget 'tiny': not even the smallest submodel ffn64-heads1 fits: parameters 36,864 exceeds 1,000 by 35,864; "
-        "raise the limit, add smaller levels, or state other budgets (--budget)"
+        "raise the limit, add smaller levels, or state other `budgets`"
     )
     with pytest.raises(PlanError, match=r"latency \(predicted, b4-s32\) 0\.\d{3} ms exceeds 0\.001 ms by 0\.\d{3} ms;"):
         plan_for(encoder(), device({"tiny": BudgetSpec(latency_ms=0.001)}))
@@ -304,7 +304,7 @@ def test_an_optional_budget_that_nothing_keeps_is_left_out_and_said() -> None:
     assert [budget.name for budget in plan.budgets] == ["full"]
     assert plan.notes == (
         "budget 'tiny': not even the smallest submodel ffn64-heads1 fits: parameters 36,864 exceeds 1,000 by 35,864; "
-        "raise the limit, add smaller levels, or state other budgets (--budget); "
+        "raise the limit, add smaller levels, or state other `budgets`; "
         "this budget is optional and was left out",
     )
 
@@ -390,7 +390,7 @@ def test_a_budget_that_nothing_keeps_names_what_comes_closest_in_any_precision()
     assert str(failure.value) == (
         "budget 'tiny': no submodel fits in any precision; ffn64-heads1-bits8 comes closest: "
         f"latency (predicted, b4-s32) {latency:.3f} ms exceeds {latency / 2:.3f} ms by {latency / 2:.3f} ms; "
-        "raise the limit, add smaller levels, or state other budgets (--budget)"
+        "raise the limit, add smaller levels, or state other `budgets`"
     )
 
 
@@ -403,7 +403,7 @@ def test_what_comes_closest_may_be_the_wider_precision() -> None:
 
 def test_a_precision_that_no_budget_chose_is_noted() -> None:
     plan = plan_for(*in_precisions("fp32", "int8", full=BudgetSpec()))
-    assert plan.notes == ("int8: no budget chose it; `--include levels` builds it all the same",)
+    assert plan.notes == ("int8: no budget chose it; `include='levels'` builds it all the same",)
     both = plan_for(*in_precisions("fp32", "int8", full=BudgetSpec(), small=BudgetSpec(latency_ms="70 %")))
     assert both.notes == ()
     assert plan_for(encoder(layers=2), device({"full": BudgetSpec()}, precisions=("int8",))).notes == ()

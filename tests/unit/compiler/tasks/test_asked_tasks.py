@@ -27,7 +27,7 @@ def test_a_source_that_takes_tasks_and_one_that_is_asked_for_none() -> None:
 
 def test_options_and_engines_that_cannot_be_are_refused() -> None:
     source = open_source(BERT / "base")
-    with pytest.raises(PlanError, match="lora_rank 0: expected at least 1, with tasks"):
+    with pytest.raises(PlanError, match="`lora_rank=0`: expected at least 1, with tasks"):
         asked_tasks(source, PROFILE, TASKS, 0, mergeable=False)
     with pytest.raises(PlanError, match="mergeable: expected tasks, which are merged into"):
         asked_tasks(source, PROFILE, {}, None, mergeable=True)

@@ -216,7 +216,7 @@ def test_another_base_and_a_bundle_without_tasks_are_refused(folder: Path, bundl
     with pytest.raises(CheckpointError, match="its frozen weights have the hash"):
         add_task(bundle, "new", folder / "quarter", other)
     plain = compile_bundle(folder / "base", PROFILE, tmp_path / "plain", levels={"coda.reduction": (1.0,)})
-    with pytest.raises(BundleIncompatibleError, match="its engines take no tasks; compile it with --task"):
+    with pytest.raises(BundleIncompatibleError, match="its engines take no tasks; compile it with `tasks`"):
         add_task(plain, "new", folder / "quarter", folder / "base")
     with pytest.raises(PlanError, match="engines with tasks are in fp32, asked for int8"):
         compile_bundle(

@@ -99,12 +99,12 @@ def test_adapters_that_engines_have_no_room_for_are_refused(tmp_path: Path) -> N
     narrow = with_low_rank(open_source(BERT / "base"), {f"{at}query": 2, f"{at}value": 4}, ()).tasks
     assert narrow is not None
     with pytest.raises(
-        CheckpointError, match=r"rank 4 beside .*query: the engines have 2; compile again with --lora-rank 4"
+        CheckpointError, match=r"rank 4 beside .*query: the engines have 2; compile again with `lora_rank=4`"
     ):
         narrow.read(BERT / "a")
     with pytest.raises(CheckpointError, match=r"target .*: the engines have no pair there; compile again"):
         narrow.read(BERT / "b")
     with pytest.raises(CheckpointError, match=r"no adapter of PEFT, as .* is; tasks of one bundle are of one kind"):
         compile_bundle(BERT / "base", PROFILE, tmp_path / "b", tasks={"a": BERT / "a", "x": BERT / "base"})
-    with pytest.raises(PlanError, match="lora_rank 4: expected at least 1, with tasks"):
+    with pytest.raises(PlanError, match="`lora_rank=4`: expected at least 1, with tasks"):
         compile_bundle(BERT / "base", PROFILE, tmp_path / "b", lora_rank=4)

@@ -222,7 +222,7 @@ def test_an_output_that_exists_is_refused_and_untouched(tmp_path: Path, kind: st
                 elsewhere.mkdir()
             output.symlink_to(elsewhere)
     before = left(tmp_path)
-    with pytest.raises(OutputError, match=r"out: exists already; choose another --output or remove it$"):
+    with pytest.raises(OutputError, match=r"out: exists already; choose another `output` or remove it$"):
         staged(output, KEY).__enter__()
     assert left(tmp_path) == before
 

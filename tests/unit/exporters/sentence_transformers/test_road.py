@@ -114,9 +114,9 @@ def test_prompts_and_length_of_requests_and_of_an_index(tmp_path: Path) -> None:
             match=r"text 0: 16 tokens, the prompt included, the model takes 8 \(its max_seq_length\); shorten it or p",
         ):
             model(TEXTS[0])
-        with pytest.raises(InputError, match="prompt_name 'passages'; did you mean 'passage'"):
+        with pytest.raises(InputError, match="`prompt_name` 'passages'; did you mean 'passage'"):
             model(TEXTS[0], prompt_name="passages")
-        with pytest.raises(InputError, match="prompt and prompt_name: expected one of them"):
+        with pytest.raises(InputError, match="`prompt` and `prompt_name`: expected one of them"):
             model(TEXTS[0], prompt_name="passage", prompt="a ")
         with pytest.raises(InputError, match="prompt: applies to text only"):
             model({}, prompt="a ")

@@ -39,7 +39,7 @@ def test_dtype_and_pad_are_the_manifests(tiny_bundle: Path, manifest: Manifest) 
 def test_too_long_is_refused_or_truncated_with_its_last_token_kept(tiny_bundle: Path, manifest: Manifest) -> None:
     encoder = make(tiny_bundle, manifest)
     with pytest.raises(
-        InputError, match="text 1: 6 tokens, the largest bucket takes 4; shorten it, pass truncate=True"
+        InputError, match="text 1: 6 tokens, the largest bucket takes 4; shorten it, pass `truncate=True`"
     ):
         encoder.encode(["nest", "a nest of models"], 4)
     encoded = encoder.encode(["nest", "a nest of models"], 4, truncate=True)

@@ -67,7 +67,7 @@ def test_limits_choose_for_one_query(bundle: Path, model: ElasticModel, index: I
     with nestforge.load(bundle, threads=1) as fresh:
         assert index.search(fresh, feeds(4, 8), latency_ms=1).reason.startswith("measured here 0.4 ms <= 1 ms")
     assert index.search(model, feeds(4, 8), budget="edge").submodel == "ffn16"
-    with pytest.raises(SelectionError, match="deadline_ms: is for one query, got 4; ask with latency_ms instead"):
+    with pytest.raises(SelectionError, match="`deadline_ms` is for one query, got 4; ask with `latency_ms` instead"):
         index.search(model, feeds(4, 8), deadline_ms=50)
     with pytest.raises(SelectionError, match=r"latency_ms <= 1e-05; there is ffn32"):
         index.search(model, feeds(1, 8), latency_ms=1e-5)
@@ -301,7 +301,8 @@ def test_only_the_universal_builds(bundle: Path, edit_manifest: Edit, feeds: Fee
     with nestforge.load(bundle, threads=1) as other, pytest.raises(SelectionError) as error:
         Index.build(other, feeds(1, 8))
     assert str(error.value) == (
-        "bundle of tiny: an index is built by the universal model, and it has only ffn16; compile with --include levels"
+        "bundle of tiny: an index is built by the universal model, and it has only ffn16; compile "
+        "with `include='levels'`"
     )
 
 

@@ -251,7 +251,7 @@ def test_run_on_arrays_writes_all_outputs(compiled: Any, tmp_path: Path) -> None
 
 def test_run_refuses(compiled: Any, tmp_path: Path) -> None:
     text = ["run", compiled.bundle, "--text", "a"]
-    assert "no submodel answers 1x3 with latency_ms <= 1e-06" in error_of(*text, "--latency-ms", "0.000001")
+    assert "no submodel answers 1x3 with `--latency-ms` <= 1e-06" in error_of(*text, "--latency-ms", "0.000001")
     assert error_of(*text, "--budget", "smal") == "no budget 'smal' in this bundle; did you mean 'small'?"
     for arguments in (text[:2], [*text, "--inputs", "x.npz"], [*text, "--budget", "a", "--latency-ms", "1"]):
         assert nestforge(*arguments).exit_code == 2
@@ -326,7 +326,9 @@ def test_run_within_a_deadline(compiled: Any) -> None:
     assert re.fullmatch(
         r"predicted \S+ ms, expected in \S+ ms <= 1e\+06 ms left of 1e\+06, nothing in flight", data["reason"]
     )
-    assert error_of(*text, "--deadline-ms", "1e-6").startswith("no submodel answers 1x5 with deadline_ms <= 1e-06 (")
+    assert error_of(*text, "--deadline-ms", "1e-6").startswith(
+        "no submodel answers 1x5 with `--deadline-ms` <= 1e-06 ("
+    )
     assert nestforge(*text, "--deadline-ms", "5", "--latency-ms", "5").exit_code == 2
     assert data["best"] is None
 

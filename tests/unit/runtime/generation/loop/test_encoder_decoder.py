@@ -104,7 +104,7 @@ def test_what_is_refused(model: ElasticModel) -> None:
         model.session()
     with pytest.raises(InputError, match=r"^prompt 1: 4097 tokens, the encoder takes 4096; shorten it$"):
         model.generate([[5], [5] * 4097])
-    with pytest.raises(InputError, match=r"max_tokens 5000 are more than the 4096 positions of this model"):
+    with pytest.raises(InputError, match=r"`max_tokens=5000` are more than the 4096 positions of this model"):
         model.generate([5], max_tokens=5000)
     with pytest.raises(InputError, match=r"its model has no chat template"):
         model.generate(messages=[{"role": "user", "content": "a"}])
@@ -122,7 +122,7 @@ def test_a_memory_cap_counts_encoder_and_decoder(bundle: Path) -> None:
         assert row.runs[0].reason.endswith("that the memory cap admits, 1 left out")
     with (
         load(bundle, threads=1) as model,
-        pytest.raises(SelectionError, match=r"no submodel generates 1 rows with memory_mb <= 1; the smallest takes"),
+        pytest.raises(SelectionError, match=r"no submodel generates 1 rows with `memory_mb` <= 1; the smallest takes"),
     ):
         model.generate([5], memory_mb=1, max_tokens=3)
 

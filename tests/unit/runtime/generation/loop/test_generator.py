@@ -67,13 +67,13 @@ def test_what_is_not_asked_for_is_as_the_model_has_it(model: ElasticModel) -> No
         (
             [5] * 9,
             {"max_tokens": 248},
-            "prompt: 9 tokens and max_tokens 248 are more than the 256 positions of this model; shorten the prompt or "
-            "ask for fewer tokens",
+            "prompt: 9 tokens and `max_tokens=248` are more than the 256 positions of this model; shorten the prompt "
+            "or ask for fewer tokens",
         ),
         (
             [5] * 9,
             {"capacity": 8},
-            "prompt: 9 tokens and max_tokens 1 are more than the capacity of 8; shorten the prompt or ask for fewer "
+            "prompt: 9 tokens and `max_tokens=1` are more than the capacity of 8; shorten the prompt or ask for fewer "
             "tokens",
         ),
         ([5], {"capacity": 257}, "capacity: expected at most 256, the positions of this model, got 257"),
@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused(model: ElasticModel, prompt: Any, options:
         ({"submodel": "ffn7"}, "no submodel 'ffn7' in this bundle"),
         ({"submodel": "S", "budget": "fast"}, "generate with budget, submodel: expected a budget, or a submodel, or"),
         ({"submodel": "S", "deadline_ms": 5}, "generate with submodel, deadline_ms: expected a budget, or a submodel"),
-        ({"memory_mb": 1e-3}, "no submodel generates 1 rows with memory_mb <= 0.001; the smallest takes "),
+        ({"memory_mb": 1e-3}, "no submodel generates 1 rows with `memory_mb` <= 0.001; the smallest takes "),
         ({"tokens_per_second": 5, "deadline_ms": 5}, "expected at most one of tokens_per_second and deadline_ms"),
     ],
 )

@@ -211,7 +211,9 @@ def test_what_prompts_take_is_counted(plans: tuple[ElasticModel, World]) -> None
     assert entry is not None
     of_a_token = 2 * 2 * 4 * 3 * 8
     assert session_bytes(entry, 3, 16, 30) - session_bytes(entry, 3, 16) == (3 + 1) * 30 * of_a_token
-    with pytest.raises(SelectionError, match=r"no submodel generates 40 rows with memory_mb <= 1; the smallest takes"):
+    with pytest.raises(
+        SelectionError, match=r"no submodel generates 40 rows with `memory_mb` <= 1; the smallest takes"
+    ):
         model.generate([[5] * 60] * 40, memory_mb=1, max_tokens=2)
 
 
@@ -233,7 +235,7 @@ def test_what_does_not_fit_is_refused_in_one_line(plans: tuple[ElasticModel, Wor
     model, _ = plans
     with pytest.raises(InputError, match=r"^prompt 0: 4097 tokens, the encoder takes 4096; shorten it$"):
         model.generate([5] * 4097)
-    with pytest.raises(InputError, match="max_tokens 50 are more than the 40 tokens of its largest cache"):
+    with pytest.raises(InputError, match="`max_tokens=50` are more than the 40 tokens of its largest cache"):
         model.generate(SHORT, max_tokens=50)
     with pytest.raises(InputError, match=r"^session: this model reads a prompt whole, with an encoder"):
         model.session()

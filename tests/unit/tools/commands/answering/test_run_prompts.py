@@ -44,7 +44,7 @@ def test_a_model_without_prompts_says_so(compiled: Any) -> None:
     refused = run(compiled.bundle, "--prompt-name", "query")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr == (
-        "nestforge: error: prompt_name 'query': this model has no prompts; give the text as prompt\n"
+        "nestforge: error: `--prompt-name` 'query': this model has no prompts; give the text as `--prompt`\n"
     )
     assert answer(compiled.bundle, "--prompt", "a nest ")["prompt"] == "a nest "
 
@@ -53,7 +53,7 @@ def test_a_name_that_no_prompt_has(prompted: Path) -> None:
     refused = run(prompted, "--prompt-name", "passages")
     assert (refused.exit_code, refused.stderr) == (
         1,
-        "nestforge: error: prompt_name 'passages'; did you mean 'passage'?\n",
+        "nestforge: error: `--prompt-name` 'passages'; did you mean 'passage'?\n",
     )
 
 

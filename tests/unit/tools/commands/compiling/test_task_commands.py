@@ -51,7 +51,7 @@ def test_a_task_is_merged_where_it_is_asked_for() -> None:
     data = json.loads(said("run", merged, *TEXT, "--task", "a", "--merge", "--json"))
     assert (data["engine"], data["task"]) == ("ffn32-heads2.merged@b1-s16", "a")
     assert "--merge is for --task" in said("run", merged, *TEXT, "--merge", code=2)
-    assert "compile it with --mergeable" in said("run", BUNDLE, *TEXT, "--task", "both", "--merge", code=1)
+    assert "compile it with `--mergeable`" in said("run", BUNDLE, *TEXT, "--task", "both", "--merge", code=1)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_add_task_needs_a_name_a_folder_and_the_base(arguments: tuple[str, ...],
 
 def test_add_task_adds_an_adapter(tmp_path: Path) -> None:
     """And a bundle that takes none says what to do."""
-    assert "its engines take no tasks; compile it with --task" in said(
+    assert "its engines take no tasks; compile it with `--task`" in said(
         "add-task", str(GOLDEN / "bundle-v10"), "a=b", "--against", "c", code=1
     )
     bert = GOLDEN / "peft" / "bert"
