@@ -14,6 +14,7 @@ from ..strict import nearest
 from .bundle.build_record import Latency
 from .bundle.device_files.task_index import TaskEntry
 from .bundle.manifest import Manifest
+from .bundle.quality_bar import shortfall
 from .choosing.candidates import Candidate, Choice, listing, next_larger, noise_hint
 from .choosing.engine_table import EngineTable, check_sizes
 from .choosing.running_estimate import RunningEstimate
@@ -108,7 +109,7 @@ class Dispatcher:
                     reason += f", {candidate.memory_mb:.1f} MB <= {memory:g} MB"
                 larger = next_larger(candidates, candidate)
                 missed = f"; next larger {_expected(str(larger), larger, load)}" if larger else ""
-                return candidate.choice(f"{reason}, {load}{missed}")
+                return candidate.choice(f"{reason}, {load}{missed}{self._keeps_little(candidate)}")
         within = f" and `memory_mb` <= {memory:g}" if memory < math.inf else ""
         small_enough = [candidate for candidate in candidates if candidate.memory_mb <= memory]
         soonest = min(small_enough or candidates, key=lambda each: each.p95_ms)
@@ -170,7 +171,7 @@ class Dispatcher:
                     f"no budget {request.budget!r:.80} in this bundle{nearest(request.budget[:80], self._budgets)}"
                 )
             candidate = self._smallest(budget.submodel, f"budget {budget.name}", batch, sequence, lengths)
-            return candidate.choice(f"budget {budget.name}: {budget.reason}")
+            return candidate.choice(f"budget {budget.name}: {budget.reason}{self._keeps_little(candidate)}")
         if request.submodel is not None:
             candidate = self._smallest(request.submodel, "the request", batch, sequence, lengths)
             return candidate.choice(f"submodel {request.submodel} asked for")
@@ -192,9 +193,14 @@ class Dispatcher:
             if fits:
                 larger = next_larger(candidates, candidate)
                 missed = f"; next larger {larger}" if larger else ""
-                return candidate.choice(f"{reason}{missed}")
+                return candidate.choice(f"{reason}{missed}{self._keeps_little(candidate)}")
         wanted = " and ".join(f"`{name}` <= {limit:g}" for name, limit in limits.items())
         raise SelectionError(f"no submodel answers {batch}x{sequence} with {wanted}; there is {listing(candidates)}")
+
+    def _keeps_little(self, candidate: Candidate) -> str:
+        """Of a submodel that a limit chose, where it keeps too little of the universal model."""
+        said = shortfall(self._manifest.submodel(candidate.engine.submodel))
+        return f"; it keeps little of the universal model: {said}" if said else ""
 
     def _deadline(self, request: Request) -> tuple[float, float]:
         """The request's deadline and its limit on memory, infinite if it has none."""

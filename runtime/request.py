@@ -33,7 +33,7 @@ class Request(NamedTuple):
             raise SelectionError(f"request with {given}: expected a budget, or a submodel, or limits, not several")
         if self.latency_ms is not None and self.deadline_ms is not None:
             raise SelectionError(
-                "request with latency_ms, deadline_ms: expected one; latency_ms limits the run alone, deadline_ms "
+                "request with `latency_ms`, `deadline_ms`: expected one; the first limits the run alone, the second "
                 "counts the requests in flight too"
             )
         return limits

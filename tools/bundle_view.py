@@ -13,6 +13,7 @@ from ..runtime.bundle.device_files.plan_index import read_plans
 from ..runtime.bundle.device_files.task_index import read_tasks
 from ..runtime.bundle.merged_task import BASE
 from ..runtime.bundle.open_bundle import Bundle
+from ..runtime.bundle.quality_bar import quality_warnings
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.engines.host_latencies import HostLatencies, host_latencies
 from ..runtime.merged_tasks import merged_bytes
@@ -44,8 +45,9 @@ def bundle_data(bundle: Bundle) -> dict[str, Any]:
 
 
 def bundle_warnings(bundle: Bundle) -> list[str]:
-    """What to be warned of: figures by which the runtime chooses here, and which are not to be trusted."""
-    return latency_warnings(_here(bundle).latencies)
+    """What to be warned of: submodels that keep little of the universal model, and figures by which the runtime
+    chooses here and which are not to be trusted."""
+    return [*quality_warnings(bundle.manifest), *latency_warnings(_here(bundle).latencies)]
 
 
 def print_bundle(bundle: Bundle) -> None:

@@ -16,6 +16,7 @@ from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.figures import cell, heading, present
 from ..bundle.manifest import Manifest, Quality
 from ..bundle.noise import is_noisy, noisy_figures
+from ..bundle.quality_bar import quality_warnings
 from .cache_sizes import cache_facts, sizes_of
 
 # Of kinds of axes whose name does not say what they count.
@@ -47,7 +48,7 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
         ("created", f"{build.created} by nestforge {manifest.provenance.tools.get('nestforge', '?')} on {host or '?'}"),
         *((f"budget {budget.name}", f"{budget.submodel}: {budget.reason}") for budget in manifest.budgets),
         *(("note", note) for note in manifest.notes),
-        *(("warning", warning) for warning in latency_warnings(build.latencies)),
+        *(("warning", warning) for warning in (*quality_warnings(manifest), *latency_warnings(build.latencies))),
     ]
 
 

@@ -347,7 +347,7 @@ def test_a_deadline_that_cannot_be_met_names_the_soonest(three: Manifest) -> Non
         "no submodel answers 1x8 with `deadline_ms` <= 2 (1.5 ms left, 2 in flight that need 6 ms more); the soonest "
         "is small (predicted 1 ms, 11.0 MB), expected in 3 ms; allow more time, or ask for it as `submodel`"
     )
-    with pytest.raises(SelectionError, match="deadline_ms <= 9 and memory_mb <= 1 "):
+    with pytest.raises(SelectionError, match="`deadline_ms` <= 9 and `memory_mb` <= 1 "):
         choose(Request(deadline_ms=9, memory_mb=1), 1, 8, LoadEstimate([], 1))
     with pytest.raises(SelectionError, match=r"no latency known, \d+.0 MB\), expected in inf ms"):
         dispatcher(three, []).choose_in_time(Request(deadline_ms=1e9), 1, 8, LoadEstimate([], 1))

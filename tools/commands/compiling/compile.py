@@ -175,7 +175,7 @@ def command(
     for note in bundle.manifest.notes:
         say(f"\nnote: {in_options(note)}")
     for warning in bundle_warnings(bundle):
-        say(f"\nwarning: {warning}")
+        say(f"\nwarning: {in_options(warning)}")
     say("")
     print_cpu_seconds(bundle, time.process_time())
     say(f"wrote {path}")

@@ -69,7 +69,7 @@ def test_limits_choose_for_one_query(bundle: Path, model: ElasticModel, index: I
     assert index.search(model, feeds(4, 8), budget="edge").submodel == "ffn16"
     with pytest.raises(SelectionError, match="`deadline_ms` is for one query, got 4; ask with `latency_ms` instead"):
         index.search(model, feeds(4, 8), deadline_ms=50)
-    with pytest.raises(SelectionError, match=r"latency_ms <= 1e-05; there is ffn32"):
+    with pytest.raises(SelectionError, match=r"`latency_ms` <= 1e-05; there is ffn32"):
         index.search(model, feeds(1, 8), latency_ms=1e-5)
 
 

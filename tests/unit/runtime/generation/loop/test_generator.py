@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_refused(model: ElasticModel, prompt: Any, options:
         ({"submodel": "S", "budget": "fast"}, "generate with budget, submodel: expected a budget, or a submodel, or"),
         ({"submodel": "S", "deadline_ms": 5}, "generate with submodel, deadline_ms: expected a budget, or a submodel"),
         ({"memory_mb": 1e-3}, "no submodel generates 1 rows with `memory_mb` <= 0.001; the smallest takes "),
-        ({"tokens_per_second": 5, "deadline_ms": 5}, "expected at most one of tokens_per_second and deadline_ms"),
+        ({"tokens_per_second": 5, "deadline_ms": 5}, "expected at most one of `tokens_per_second` and `deadline_ms`"),
     ],
 )
 def test_submodels_that_cannot_be_are_refused(model: ElasticModel, options: dict[str, Any], line: str) -> None:
