@@ -17,6 +17,7 @@ from .engines.runner import runnable_engines
 from .merged_tasks import merged_bundles, merged_bytes, require_no_cap
 from .model import ElasticModel
 from .tasks import bytes_of_tasks
+from .verify_bytes import verify_bytes
 
 
 def load(
@@ -41,7 +42,8 @@ def load(
     engines: ``cpu``, where TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or
     ``tensorrt``, where ONNX Runtime builds an engine of its own from each. Never does another one answer than was asked
     for. ``merge`` names tasks that are merged into the weights of engines of their own, packed whatever ``residency``
-    says; the tensors of others are inputs. Raises a BundleError, InputError for an unknown name, for threads and CPUs
+    says; the tensors of others are inputs. ``check="full"`` reads every byte of the folder, what devices added included
+    (docs/deployment.md). Raises a BundleError, InputError for an unknown name, for threads and CPUs
     beyond what this process may use, or SelectionError if the cap cannot be met.
     """
     if residency not in (*RESIDENCIES, "auto"):
@@ -50,7 +52,7 @@ def load(
     if ran_on is not None and affinity is not None:
         raise InputError(f"affinity: expected none with provider {provider!r}, which computes on a GPU")
     count, cpus = threads_and_affinity(threads, affinity)
-    bundle = open_bundle(path, check)
+    bundle = verify_bytes(path).bundle if check == "full" else open_bundle(path, check)
     if ran_on is not None and bundle.manifest.tasks is not None:
         raise InputError(
             f"provider {provider!r}: the engines of a bundle with tasks run on the processor; expected cpu"
