@@ -52,7 +52,7 @@ def require_new(path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         if not path.absolute().parent.is_dir():
             raise OutputError(f"{path}: cannot be written (no such folder)") from None
-        if not os.access(path.absolute().parent, os.W_OK):
+        if not _may_write(path.absolute().parent):
             raise OutputError(f"{path}: cannot be written (no right to write in its folder)") from None
     except OSError as failure:
         raise _refused(path, failure) from failure
@@ -60,6 +60,13 @@ def require_new(path: Path) -> None:
         raise _exists(path)
     finally:
         remove_unfinished(path.parent)  # of a path that exists too: its writer may have been killed after that
+
+
+def require_writable(folder: Path, lost: str) -> None:
+    """Before any work: raises OutputError, which says that ``lost`` could not be kept, for a folder where nothing can
+    be written: of another user, or on a read-only file system."""
+    if not _may_write(folder):
+        raise OutputError(f"{folder}: cannot be written, so {lost} could not be kept; make it writable")
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -92,6 +99,10 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _may_write(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 @contextlib.contextmanager

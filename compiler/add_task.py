@@ -10,6 +10,7 @@ from ..errors import BundleIncompatibleError, CheckpointError
 from ..exporters.ranking import permute_axis
 from ..exporters.universal import UniversalModel, load_universal
 from ..runtime.bundle.open_bundle import Bundle, open_bundle
+from ..whole_file import require_writable
 from .tasks.add_tasks import add_tasks, orders_of, require_names
 from .tasks.task_layout import frozen_sha256
 from .verify import cases_of, require_same_interface, source_of
@@ -32,6 +33,7 @@ def add_task(
             f"bundle {bundle}: its engines take no tasks; compile it with `tasks`, which makes engines that do"
         )
     require_names(opened, [name])
+    require_writable(opened.path, f"task {name}")
     with clock("model"):
         source = source_of(against, opened)
         assert source.tasks is not None

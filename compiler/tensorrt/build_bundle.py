@@ -34,7 +34,7 @@ from ...runtime.bundle.entries.generation_entry import CACHED, ENCODER
 from ...runtime.bundle.open_bundle import Bundle, open_bundle
 from ...runtime.bundle.shape_profile import shape_profiles
 from ...runtime.engines.tensorrt.available import require_tensorrt
-from ...whole_file import write_whole
+from ...whole_file import require_writable, write_whole
 from ..graph.precision.proof_graphs import proof_bundle
 from ..work.clock import Progress, silent
 from .graphs import require_supported
@@ -71,6 +71,8 @@ def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPla
         for number, engine in enumerate(engines):
             progress("plans", number, len(engines))
             kept = _kept(bundle, engine, gpu, options)
+            if kept is None:
+                require_writable(bundle.path, "plans")
             entry = kept or _built(bundle, here, engine, gpu, options, progress)
             if kept is None:
                 with alone(bundle.path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ....errors import InputError
@@ -97,7 +98,8 @@ def keep_task(bundle: Bundle, task: TaskEntry, tensors: bytes) -> None:
             write_device_file(bundle, TASKS_NAME, unstructure(index), lost)
         except BaseException:
             if all(one.file != task.file for one in read_tasks(bundle)):  # else it came after the list's new name
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # what refused the list may refuse this too; the first refusal is said
+                    path.unlink(missing_ok=True)
             raise
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.exit_rows import make_rows, write_arrays
+from support.nobody import needs_root, nobody
 from support.refusals import refused
 
 BUDGET = "mean_flops<=3500"
@@ -246,24 +244,9 @@ def test_a_plot_that_exists(bundle: Path, tmp_path: Path, name: str) -> None:
     assert found == f"{plot}: exists already; choose another file"
 
 
-@contextmanager
-def nobody(*readable: Path) -> Iterator[None]:
-    """As a user without rights, who may read ``readable`` and what is in it."""
-    modes = {each: each.stat().st_mode for path in readable for each in (path, *path.parents, *path.glob("*"))}
-    for each, mode in modes.items():
-        each.chmod(mode | (0o055 if each.is_dir() else 0o044))
-    os.setresuid(65534, 65534, 0)
-    try:
-        yield
-    finally:
-        os.setresuid(0, 0, 0)
-        for each, mode in modes.items():
-            each.chmod(mode)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without rights")
+@needs_root
 def test_a_bundle_that_cannot_be_written(bundle: Path, tmp_path: Path) -> None:
     path = write_arrays(tmp_path / "rows.npz", 20)
     with nobody(bundle, path.parent):
         found = refused(tmp_path, "calibrate", bundle, "--data", path, "--budget", BUDGET)
-    assert found == f"{bundle}: cannot be written, so a calibration could not be kept"
+    assert found == f"{bundle}: cannot be written, so a calibration could not be kept; make it writable"

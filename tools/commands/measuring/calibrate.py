@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import click
 
-from ....errors import OutputError
 from ....runtime.exits.policy import Compare, Rule
 from ....strict import unstructure
-from ....whole_file import require_new
+from ....whole_file import require_new, require_writable
 from ...console import print_facts, print_json, print_table, say, working
 from ...options import bundle_argument, json_option
 
@@ -108,8 +106,7 @@ def command(
     limit = parse_budget(budget)
     opened = open_bundle(bundle)
     read_calibration(opened)  # one that cannot be read is refused before any work
-    if not os.access(opened.path, os.W_OK):
-        raise OutputError(f"{opened.path}: cannot be written, so a calibration could not be kept")
+    require_writable(opened.path, "a calibration")
     with working() as progress:
         policy = calibrate(
             opened,
@@ -140,8 +137,7 @@ def _calibrate_drafts(bundle: Bundle, text: Path | None, submodel: str | None, a
     from ...text_lines import read_text_lines
 
     read_drafts(bundle)  # those that cannot be read are refused before any work
-    if not os.access(bundle.path, os.W_OK):
-        raise OutputError(f"{bundle.path}: cannot be written, so a calibration could not be kept")
+    require_writable(bundle.path, "a calibration")
     texts = DEFAULT_TEXTS if text is None else read_text_lines(text).texts
     with working() as progress:
         found = calibrate_drafts(bundle, texts, submodel=submodel, progress=progress)

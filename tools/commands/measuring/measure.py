@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ....errors import OutputError
+from ....whole_file import require_writable
 from ...console import print_facts, print_json, print_table, say, working
 from ...options import bundle_argument, json_option
 
@@ -46,8 +45,7 @@ def command(bundle: Path, threads: int | None, memory_mb: float | None, force: b
 
     opened = open_bundle(bundle)
     read_measurements(opened)  # unreadable ones are refused before any work
-    if not os.access(opened.path, os.W_OK):
-        raise OutputError(f"{opened.path}: cannot be written, so measurements could not be kept; make it writable")
+    require_writable(opened.path, "measurements")
     with working() as progress:
         result = measure_bundle(opened, progress, threads=threads, memory_mb=memory_mb, force=force)
     path = keep_measurement(opened, result.measurement)

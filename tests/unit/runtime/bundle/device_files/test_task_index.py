@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from nestforge import whole_file
+from nestforge.errors import OutputError
 from nestforge.runtime.bundle.device_files.task_index import keep_task, read_tasks, task_file
 from nestforge.runtime.bundle.open_bundle import open_bundle
+from support.nobody import needs_root, nobody
 
 GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-v13"
 
@@ -36,3 +39,18 @@ def test_an_interrupt_leaves_the_file_of_a_listed_task_alone(
         keep_task(bundle, task, data)
     assert (task.name in {one.name for one in read_tasks(bundle)}) is is_listed
     assert (bundle.path / task.file).exists() is is_listed
+
+
+@needs_root
+def test_a_read_only_file_system_is_one_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a system refuses to remove even a file that is not there."""
+    bundle = open_bundle(shutil.copytree(GOLDEN, tmp_path / "b"))
+    one = read_tasks(bundle)[0]
+    data = (bundle.path / one.file).read_bytes()
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with nobody(bundle.path), pytest.raises(OutputError, match="task new was not kept"):
+        keep_task(bundle, replace(one, name="new", file=task_file("new", data)), data)

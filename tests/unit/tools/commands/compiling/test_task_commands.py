@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from nestforge.compiler.add_task import add_task  # noqa: F401  (a user without rights may not be able to import it)
 from nestforge.tools.cli import main
+from support.nobody import needs_root, nobody
 
 GOLDEN = Path(__file__).parents[4] / "golden"
 BUNDLE = str(GOLDEN / "bundle-v13")
@@ -60,6 +62,16 @@ def test_a_task_is_merged_where_it_is_asked_for() -> None:
 )
 def test_add_task_needs_a_name_a_folder_and_the_base(arguments: tuple[str, ...], expected: str) -> None:
     assert expected in said("add-task", BUNDLE, *arguments, code=2)
+
+
+@needs_root
+def test_a_bundle_that_cannot_be_written_takes_no_task_and_says_so_before_the_proof(tmp_path: Path) -> None:
+    bundle = shutil.copytree(BUNDLE, tmp_path / "b")
+    with nobody(bundle):
+        shown = said("add-task", str(bundle), "new=anything", "--against", "nowhere", code=1)
+    assert shown == (
+        f"nestforge: error: {bundle}: cannot be written, so task new could not be kept; make it writable\n"
+    )
 
 
 def test_add_task_adds_an_adapter(tmp_path: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import nestforge
@@ -24,9 +22,9 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines import measure_bundle, measure_rounds
 from nestforge.runtime.engines.measure_rounds import measured_shapes
 from nestforge.tools.cli import main
-from nestforge.tools.commands.measuring import measure as command_module
 from support.device_program import PROGRAM
 from support.exit_bundles import write_exits_bundle
+from support.nobody import needs_root, nobody
 from support.refusals import refused
 from support.sealing import edit_sealed
 
@@ -145,22 +143,11 @@ def test_a_busy_host_is_refused_and_force_marks(bundle: Path, quiet: list[float]
         model.choose(1, 8, latency_ms=1e-9)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+@needs_root
 def test_a_bundle_that_cannot_be_written_is_said_before_any_work(bundle: Path, tmp_path: Path) -> None:
-    bundle.chmod(0o555)
-    try:
-        assert refused(tmp_path, "measure", bundle) == (
-            f"{bundle}: cannot be written, so measurements could not be kept; make it writable"
-        )
-    finally:
-        bundle.chmod(0o755)
-
-
-def test_a_folder_without_the_right_to_write_is_said(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command_module, "os", SimpleNamespace(access=lambda *_: False, W_OK=os.W_OK))
-    assert refused(tmp_path, "measure", bundle).endswith("so measurements could not be kept; make it writable")
+    with nobody(bundle):
+        found = refused(tmp_path, "measure", bundle)
+    assert found == f"{bundle}: cannot be written, so measurements could not be kept; make it writable"
 
 
 def test_a_damaged_record_is_refused_everywhere_and_never_replaced_unseen(
