@@ -18,6 +18,7 @@ from ...bundle.open_bundle import Bundle
 from ...graphs.engine_graph import store_initializers
 from ...inputs.feeds import random_feeds
 from .session import OPTIMIZATION_LEVEL, open_session, session_options
+from .task_inputs import TaskInputs
 
 _WARM_UPS = 3
 _MIN_RUNS = 20
@@ -53,6 +54,9 @@ def node_times(
         with bundle.held(engine.file, WEIGHTS_NAME):
             store_initializers(bundle, engine)  # checks where they lie
             session = open_session(bundle.file(engine.file), options)
+        if bundle.manifest.tasks is not None:  # the base's tensors
+            inputs = [tensor for tensor in session.get_inputs() if tensor.name not in feeds]
+            feeds |= TaskInputs(bundle, engine, inputs).arrays()
         began, runs = perf_counter(), 0
         while runs < _WARM_UPS + _MIN_RUNS or (runs < _WARM_UPS + _MAX_RUNS and perf_counter() - began < max_seconds):
             session.run(None, feeds)

@@ -68,9 +68,9 @@ def _bias_ops(name: str, pairs: int) -> list[Op]:
 
 def _router_ops(config: CodaConfig, at: str, bucket: Bucket) -> list[Op]:
     """Scores, the rounds of the soft top-k one after the other, and the choice of the highest."""
-    if not config.has_scores:
-        return []
     t = bucket.tokens
+    if not config.has_scores:
+        return [] if config.route_padding or config.image else [elementwise(f"{at}.top", t, passes=4)]
     ops = [elementwise(f"{at}.scores", t * config.hidden_size, passes=1), elementwise(f"{at}.mask", t, passes=2)]
     rounds = config.soft_top_k.rounds if config.soft_top_k else 0
     if rounds:

@@ -62,9 +62,7 @@ class Router(torch.nn.Module):
         if self.config.route_padding:
             is_token = None
         if not self.config.has_scores:
-            places = torch.arange(count, device=normed.device).expand(normed.shape[0], count)
-            gates = torch.ones_like(normed[..., 0]) if is_token is None else is_token.to(normed.dtype)  # [B, n]
-            return Selection(gates, places, places, gates[:, :count])
+            return self._first(normed, is_token, count)
         dtype = torch.promote_types(normed.dtype, torch.float32)
         # By a matrix of one column: ONNX Runtime takes ten times as long for a product with a vector.
         scores = (normed.to(dtype) @ self.weight.to(dtype)[:, None])[..., 0]  # [B, n]
@@ -78,3 +76,15 @@ class Router(torch.nn.Module):
         own = self.choose(ranked, count)
         chosen = own if given is None else given
         return Selection(ranked, own, chosen, gates.gather(-1, chosen).to(normed.dtype))
+
+    def _first(self, normed: torch.Tensor, is_token: torch.Tensor | None, count: int) -> Selection:
+        """The first ``count`` tokens of each row, then padding, wherever that stands."""
+        rows, tokens = normed.shape[:2]
+        if is_token is None:
+            places = torch.arange(count, device=normed.device).expand(rows, count)
+            gates = torch.ones_like(normed[..., 0])  # [B, n]
+            return Selection(gates, places, places, gates[:, :count])
+        place = torch.arange(tokens, dtype=torch.float32, device=normed.device)
+        ranked = torch.where(is_token, -place, -place - tokens)  # [B, n], no two alike
+        own = self.choose(ranked, count)
+        return Selection(ranked, own, own, is_token.to(normed.dtype).gather(-1, own))

@@ -8,6 +8,8 @@ from nestforge.errors import BundleCorruptError
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime.node_times import NodeKind, kinds_of, node_times
 
+GOLDEN = Path(__file__).parents[4] / "golden"
+
 
 def event(kind: str, node: int, micros: int, category: str = "Node") -> dict[str, Any]:
     return {
@@ -40,6 +42,12 @@ def test_the_nodes_of_an_engine_are_those_of_its_graph(tiny_bundle: Path) -> Non
     wanted = [node.op_type for node in graph.node]
     assert {each.kind: each.nodes for each in kinds} == {kind: wanted.count(kind) for kind in wanted}
     assert sum(each.share for each in kinds) == pytest.approx(1.0)
+
+
+def test_an_engine_that_takes_tensors_of_a_task_has_those_of_the_base() -> None:
+    bundle = open_bundle(GOLDEN / "bundle-v13")
+    engine = bundle.manifest.engines[-1]
+    assert node_times(bundle, engine, 1, 0.0, engine.bucket)[0] == 20
 
 
 def test_a_damaged_engine_is_refused(own_bundle: Path) -> None:

@@ -1,0 +1,80 @@
+"""What a command does beside its task: no host is looked up, and nothing is written outside the stated folders."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from nestforge.profiles.load_profile import dump_profile
+from nestforge.tools.cli import COMMANDS
+from support.tiny_compile import board, save_tiniest
+from support.tiny_models import add_pooling, corpus
+from support.watched import watched
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc makes the library that sees system calls")
+GOLDEN = Path(__file__).parents[1] / "golden"
+# One process for all of them: PyTorch is imported once.
+PROGRAM = """
+import json, sys
+from nestforge.tools.cli import main
+for arguments in json.load(open(sys.argv[1])):
+    print("exit code of", arguments[0], main(arguments, standalone_mode=False) or 0, file=sys.stderr)
+"""
+
+
+def test_no_command_looks_up_a_host_or_writes_elsewhere(tmp_path: Path) -> None:
+    work, home = tmp_path / "work", tmp_path / "home"
+    commands = commands_in(work)
+    assert {name for name, *_ in commands} == {*COMMANDS}
+    (work / "commands.json").write_text(json.dumps(commands))
+    seen = watched(PROGRAM, home, str(work / "commands.json"))
+    codes = dict(re.findall(r"^exit code of (\S+) (\d+)$", seen.said, re.MULTILINE))
+    assert codes == {**dict.fromkeys(COMMANDS, "0"), "build": "1"}, seen.said
+    assert seen.hosts == ()
+    stated, cache = (work, home / "tmp", home / ".cache" / "nestforge"), home / ".cache"
+    assert [file for file in seen.files if file != cache and not any(map(file.is_relative_to, stated))] == []
+
+
+def test_a_user_may_turn_telemetry_on(tmp_path: Path) -> None:
+    """And the files that it writes are seen here."""
+    asked = watched("import nestforge, onnxruntime", tmp_path / "on", ORT_DISABLE_TELEMETRY="0")
+    assert any(file.name == "onnxruntime.db" for file in asked.files)
+    assert watched("import nestforge, onnxruntime", tmp_path / "off").files == ()
+
+
+def commands_in(work: Path) -> list[list[str]]:
+    """Every command, on a tiny model and on a golden bundle that generates; ``build`` finds no plans to make."""
+    for name in ("bundle-v11", "peft"):
+        shutil.copytree(GOLDEN / name, work / name)
+    (work / "board.yaml").write_text(dump_profile(board(buckets=["1x16"], budgets={"full": {}})))
+    model, adapters = save_tiniest(work / "model"), work / "peft" / "bert"
+    add_pooling(adapters / "base")
+    text, profile = corpus(work / "text.txt", 200), ("--profile", work / "board.yaml", "--levels", "ffn=1")
+    bundle, base = work / "bundle", adapters / "base"
+    search_ways = ("--budget", "parameters<=100 %", "--evaluations", "4")
+    compile_ways = ("--include", "budgets", "--task", f"b={adapters / 'b'}", "--lora-rank", "4")
+    found: list[tuple[str | Path, ...]] = [
+        ("doctor",),
+        ("inspect", model, *profile),
+        ("plan", model, *profile),
+        ("mixnmatch", model, *profile, "--text", text, *search_ways),
+        ("nest", model, "--text", text, "--steps", "1", "--levels", "ffn=0.5,1", "--output", work / "nested"),
+        ("convert-coda", model, "--output", work / "coda"),
+        ("compile", base, *profile, "--text", text, *compile_ways, "--output", bundle),
+        ("add-task", bundle, f"a={adapters / 'a'}", "--against", base),
+        ("build", bundle),
+        ("measure", bundle, "--force"),
+        ("calibrate", work / "bundle-v11"),
+        ("verify", bundle, "--against", base),
+        ("consistency", bundle, "--text", text),
+        ("run", bundle, "--text", "the fox", "--residency", "mapped"),
+        ("generate", work / "bundle-v11", "--prompt", "the fox", "--max-tokens", "2"),
+        ("index", bundle, "--text", text, "--output", work / "index"),
+        ("search", bundle, work / "index", "--query", "the fox"),
+        ("bench", bundle, "--profile-nodes"),
+        ("profile", "--output", work / "this-host.yaml"),
+    ]
+    return [[str(argument) for argument in command] for command in found]
