@@ -27,7 +27,6 @@ TESTED_ELSEWHERE = {
     "exporters.for_tasks.with_tasks": "compiler/tasks/test_task_layout.py",
     "exporters.tasks.adapter_config": "exporters/tasks/test_adapter_folder.py",
     "exporters.tasks.task_form": "compiler/tasks/test_task_layout.py",
-    "runtime.load": "runtime/test_model.py",
     "runtime.bundle.merged_task": "runtime/graphs/test_merged_weights.py",
     "runtime.bundle.entries.task_entry": "runtime/bundle/test_check_tasks.py",
     "runtime.graphs.task_tensors": "runtime/test_tasks.py",
