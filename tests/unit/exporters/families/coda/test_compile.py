@@ -154,14 +154,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "conditional_layers": (1,),
         "num_labels": 3,
     },
-    "learned places, first k, all tokens at one": {
-        "position": "learned",
-        "num_hidden_layers": 1,
-        "norm": "layer",
-        "bias": True,
-        "router": "first_k",
-        "reduction_of_one": "dense",
-    },
 }
 
 

@@ -48,6 +48,15 @@ def test_first_k_has_no_vector_and_whole_gates() -> None:
     assert found.gates.tolist() == [[1, 1, 1, 1]] * 2
 
 
+def test_first_k_are_tokens_wherever_padding_stands() -> None:
+    is_token = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 0, 1, 0, 0, 0, 0, 0, 0, 1]]) > 0
+    found, _ = routed(is_token, router="first_k")
+    assert found.chosen.tolist() == [[3, 4, 5, 6], [0, 2, 9, 1]]
+    assert found.gates.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+    found, _ = routed(is_token, router="first_k", route_padding=True)
+    assert found.chosen.tolist() == [[0, 1, 2, 3]] * 2
+
+
 @pytest.mark.parametrize("router", ["soft_top_k", "sigmoid"])
 def test_padding_comes_last_and_gets_nothing(router: str) -> None:
     """Where a row has fewer tokens than are selected, padding fills the rest, by its place, at a gate of 0."""
