@@ -52,7 +52,7 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Adapter
     """The adapter in ``folder``, of a model whose parameters have ``shapes`` by name.
 
     Raises CheckpointError for another kind of adapter, for targets that the model or the file does not have, for
-    modules to save that the file lacks, and for tensors of another shape.
+    modules to save that the file lacks, for two tensors of one place, and for tensors of another shape.
     """
     config = read_adapter_config(folder)
     checkpoint = _opened(folder)
@@ -67,13 +67,16 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Adapter
             )
     pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     saved: dict[str, np.ndarray] = {}
+    read: dict[str, str] = {}  # tensors of the file, by what of the model they are of
     for name in checkpoint.tensors:
         path = name.removeprefix(_PREFIX)
         if path.endswith(LORA_A):
             module = _module(folder, path.removesuffix(LORA_A), linear)
+            _require_one(folder, read, module, name)
             pairs[module] = _pair(checkpoint, config, name, shapes[f"{module}.weight"])
         elif not path.endswith(LORA_B):
             parameter = _saved(folder, path, config, shapes)
+            _require_one(folder, read, parameter, name)
             saved[parameter] = _array(checkpoint, name, shapes[parameter])
         elif name.removesuffix(LORA_B) + LORA_A not in checkpoint.tensors:
             raise CheckpointError(f"{folder / WEIGHTS_NAME}: tensor {name[:120]} has no {LORA_A[1:]} beside it")
@@ -103,6 +106,16 @@ def _module(folder: Path, path: str, linear: Collection[str]) -> str:
             f"{_shown(found or linear)}"
         )
     return (exact or found)[0]
+
+
+def _require_one(folder: Path, read: dict[str, str], place: str, name: str) -> None:
+    """Notes that the tensor ``name`` is of ``place``, a module or parameter. Raises CheckpointError for a second."""
+    if place in read:
+        first, second = sorted((read[place], name))
+        raise CheckpointError(
+            f"{folder / WEIGHTS_NAME}: tensors {first[:120]} and {second[:120]} are both of {place}; expected one"
+        )
+    read[place] = name
 
 
 def _pair(

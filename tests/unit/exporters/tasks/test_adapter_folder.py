@@ -81,6 +81,29 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(PEFT / "bert" / "a", tmp_path / "a"))
 
 
+@pytest.mark.parametrize("other", ["base_model.model.bert.", ""])
+def test_two_pairs_for_one_module_are_refused(folder: Path, shapes: dict[str, tuple[int, ...]], other: str) -> None:
+    tensors = load_file(folder / WEIGHTS_NAME)
+    own = f"base_model.model.{LAYER}attention.self.query.lora_"
+    twice = {f"{other}{name.removeprefix('base_model.model.')}": tensors[name] + 1 for name in tensors if own in name}
+    assert len(twice) == 2
+    save_file(tensors | twice, folder / WEIGHTS_NAME)
+    first, second = sorted([f"{own}A.weight", *(name for name in twice if "lora_A" in name)])
+    with pytest.raises(CheckpointError) as caught:
+        read_adapter(folder, shapes)
+    assert str(caught.value) == (
+        f"{folder / WEIGHTS_NAME}: tensors {first} and {second} are both of {LAYER}attention.self.query; expected one"
+    )
+
+
+def test_two_tensors_for_one_parameter_are_refused(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(PEFT / "classifier" / "a", tmp_path / "a"))
+    tensors = load_file(folder / WEIGHTS_NAME)
+    save_file(tensors | {"x.classifier.bias": tensors["base_model.model.classifier.bias"] + 1}, folder / WEIGHTS_NAME)
+    with pytest.raises(CheckpointError, match=r"tensors .*classifier\.bias and .* are both of classifier\.bias; expec"):
+        read_adapter(folder, open_source(PEFT / "classifier" / "base").architecture.parameter_shapes)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
