@@ -9,10 +9,16 @@ from typing import Any
 
 from ...errors import CheckpointError
 from ...strict import nearest, structure
-from ..checkpoints.checkpoint import read_json
+from ..checkpoints.checkpoint import MODULES_FILE, read_json
 
 _CONFIG_FILE = "config_sentence_transformers.json"
 _MODEL_TYPE = "SentenceTransformer"
+# The other kinds of sentence-transformers 6.2.
+_OTHER_KINDS = {
+    "CrossEncoder": "scores pairs of texts",
+    "SparseEncoder": "gives sparse vectors over a vocabulary",
+    "MultiVectorEncoder": "gives a vector for every token",
+}
 
 
 @dataclass(frozen=True)
@@ -38,13 +44,21 @@ class ModelConfig:
 def read_model_config(folder: Path) -> ModelConfig:
     """What the file says; the defaults where there is none. Raises CheckpointError for what is not understood."""
     path = folder / _CONFIG_FILE
-    config = structure(ModelConfig, read_json(path) if path.is_file() else {}, str(path), CheckpointError)
-    if config.model_type != _MODEL_TYPE:
-        raise CheckpointError(
-            f"{path}: model_type {config.model_type[:80]!r} is not supported; expected {_MODEL_TYPE!r} (without "
-            "modules.json the folder is compiled as the transformers model that it holds)"
-        )
+    data = read_json(path) if path.is_file() else {}
+    _refuse_other_kinds(path, data.get("model_type", _MODEL_TYPE))
+    config = structure(ModelConfig, data, str(path), CheckpointError)
     name = config.default_prompt_name
     if name is not None and name not in config.prompts:
         raise CheckpointError(f"{path}: default_prompt_name {name[:80]!r}{nearest(name[:80], config.prompts)}")
     return config
+
+
+def _refuse_other_kinds(path: Path, kind: object) -> None:
+    """Before the keys of the file, which are each kind's own."""
+    if kind == _MODEL_TYPE:
+        return
+    what = f", which {_OTHER_KINDS[str(kind)]}," if str(kind) in _OTHER_KINDS else ""
+    raise CheckpointError(
+        f"{path}: model_type {kind!r:.80}{what} is not supported; expected {_MODEL_TYPE!r} (without {MODULES_FILE} the "
+        "folder is compiled as the transformers model that it holds)"
+    )

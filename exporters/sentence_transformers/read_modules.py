@@ -98,6 +98,7 @@ def read_modules(checkpoint: Checkpoint, hidden: int) -> SentenceModules | None:
         for path in sorted(folder.glob("*_Pooling")):  # how texts are pooled would be passed over in silence
             raise CheckpointError(f"{path}: a module of sentence-transformers, and no {MODULES_FILE} says when it runs")
         return None
+    config = read_model_config(folder)  # first, since it says what kind of model the modules are
     where, entries = folder / MODULES_FILE, _entries(folder)
     widths: dict[Value, int] = {TOKENS: hidden}
     modules: dict[int, tuple[str, Module]] = {}
@@ -124,7 +125,7 @@ def read_modules(checkpoint: Checkpoint, hidden: int) -> SentenceModules | None:
     if SENTENCE not in widths:
         raise CheckpointError(f"{where}: no module makes a {SENTENCE}; expected a Pooling")
     headers = _headers(checkpoint, modules) if checkpoint.has_weights else {}
-    shown = min(widths[SENTENCE], read_model_config(folder).truncate_dim or widths[SENTENCE])
+    shown = min(widths[SENTENCE], config.truncate_dim or widths[SENTENCE])
     files = [where, *(folder / entry.path / "config.json" for _, entry in entries[1:])]
     files += [folder / header.file for header in headers.values()]
     return SentenceModules(modules, shown, tuple(sorted({f for f in files if f.is_file()})), headers)

@@ -95,7 +95,9 @@ class TextEncoder:
             first = too_long[0]
             tokens = f"text {first}: {len(rows[first].ids)} tokens{', the prompt included' if before else ''}"
             if most < longest:
-                raise InputError(f"{tokens}, the model takes {most} (max_tokens); shorten it or pass `truncate=True`")
+                raise InputError(
+                    f"{tokens}, the model takes {most} (its max_seq_length); shorten it or pass `truncate=True`"
+                )
             raise InputError(
                 f"{tokens}, the largest bucket takes {longest}; shorten it, pass `truncate=True`, or compile with a "
                 "larger bucket"
