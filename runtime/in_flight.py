@@ -11,7 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+from ..ownership import Owned, Owner
 
 T = TypeVar("T")
 
@@ -60,8 +62,18 @@ class LoadEstimate:
         return f"{count} in flight that need{'s' if count == 1 else ''} {shown} more"
 
 
+class _Entry(NamedTuple):
+    """A request: its number, and the progress at which it has taken what was expected."""
+
+    number: int
+    end_ms: float
+
+
 class InFlight:
-    """The requests in flight; ``parallel_runs`` is how many proceed at full speed at a time. Thread-safe."""
+    """The requests in flight; ``parallel_runs`` is how many proceed at full speed at a time. Thread-safe.
+
+    Each has an owner of its own, so that one whose call was interrupted is in flight no more.
+    """
 
     def __init__(self, parallel_runs: float, clock: Callable[[], float] = perf_counter) -> None:
         self._parallel_runs = parallel_runs
@@ -70,56 +82,55 @@ class InFlight:
         # How far every request now in flight has come, had it begun at 0: all of them proceed alike.
         self._progress_ms = 0.0
         self._at = clock()
-        self._ends: dict[int, float] = {}
+        self._entries = Owned[_Entry]()
         self._next = 0
         # The last request that had to share the cores with another; those in flight at that time have lower numbers.
         self._last_sharing = -1
 
-    def enter(self, expected_ms: float) -> int:
-        """Enters a request that takes ``expected_ms`` alone; returns the number to leave with."""
+    def enter(self, request: Owner, expected_ms: float) -> None:
+        """Enters a request that takes ``expected_ms`` alone, until it is over, or leaves."""
         with self._lock:
-            return self._enter(expected_ms)
+            self._enter(request, expected_ms, self._advance())
 
-    def admit(self, choose: Callable[[LoadEstimate], tuple[T, float]]) -> tuple[T, int]:
+    def admit(self, request: Owner, choose: Callable[[LoadEstimate], tuple[T, float]]) -> T:
         """Enters the request that ``choose`` makes of what is in flight, by what it takes alone, in milliseconds.
 
         No other request enters between the look and the entry, so that two cannot take the same room.
         """
         with self._lock:
-            chosen, expected_ms = choose(self._estimate())
-            return chosen, self._enter(expected_ms)
+            entries = self._advance()
+            chosen, expected_ms = choose(self._estimate(entries))
+            self._enter(request, expected_ms, entries)
+            return chosen
 
-    def leave(self, number: int) -> bool:
-        """The request is answered, or has failed. Whether it ran at full speed all the time, as far as this model's
-        other requests go."""
+    def leave(self, request: Owner) -> bool:
+        """The request is answered. Whether it ran at full speed all the time, as far as this model's other requests
+        go."""
         with self._lock:
             self._advance()
-            del self._ends[number]
-            if not self._ends:
-                self._progress_ms = 0.0
-            return number > self._last_sharing
+            (entry,) = self._entries.of(request)
+            self._entries.remove(request)
+            return entry.number > self._last_sharing
 
     def load(self) -> LoadEstimate:
         """What is in flight now."""
         with self._lock:
-            return self._estimate()
+            return self._estimate(self._advance())
 
-    def _estimate(self) -> LoadEstimate:
-        self._advance()
-        return LoadEstimate(
-            sorted(max(0.0, end - self._progress_ms) for end in self._ends.values()), self._parallel_runs
-        )
+    def _estimate(self, entries: Sequence[_Entry]) -> LoadEstimate:
+        remaining = sorted(max(0.0, entry.end_ms - self._progress_ms) for entry in entries)
+        return LoadEstimate(remaining, self._parallel_runs)
 
-    def _enter(self, expected_ms: float) -> int:
-        self._advance()
+    def _enter(self, request: Owner, expected_ms: float, entries: Sequence[_Entry]) -> None:
         number, self._next = self._next, self._next + 1
-        if len(self._ends) + 1 > self._parallel_runs:
+        if len(entries) + 1 > self._parallel_runs:
             self._last_sharing = number
-        self._ends[number] = self._progress_ms + expected_ms
-        return number
+        self._entries.add(request, _Entry(number, self._progress_ms + expected_ms))
 
-    def _advance(self) -> None:
-        now = self._clock()
-        if self._ends:
-            self._progress_ms += 1e3 * (now - self._at) * min(1.0, self._parallel_runs / len(self._ends))
-        self._at = now
+    def _advance(self) -> list[_Entry]:
+        """What is in flight, and has come as far as it is now."""
+        now, entries, progress = self._clock(), self._entries.present(), 0.0
+        if entries:
+            progress = self._progress_ms + 1e3 * (now - self._at) * min(1.0, self._parallel_runs / len(entries))
+        self._at, self._progress_ms = now, progress
+        return entries

@@ -73,7 +73,7 @@ def load(
         residencies = dict.fromkeys(residencies_for(bundle, engines, left_mb, held, limit), held)
     memory = None if memory_mb is None or bundle.manifest.generation is None else MemoryCap(bundle, memory_mb)
     if memory is not None:
-        memory.take(of_tasks, "the bundle's tasks", "remove tasks")
+        memory.take(memory.of_model, of_tasks, "the bundle's tasks", "remove tasks")
     model = ElasticModel(bundle, residencies, count, ran_on, cpus, residency, memory, merged)
     if preload:
         try:

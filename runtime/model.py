@@ -11,6 +11,7 @@ from types import MappingProxyType, TracebackType
 from typing import Literal
 
 from ..errors import InputError, SelectionError
+from ..ownership import Owner
 from ..profiles.probe_host import probe_host
 from .answer import Answer
 from .answering import Answering
@@ -136,16 +137,18 @@ class ElasticModel:
         encoded_at = perf_counter()
         shape = self._inputs.sizes_of(feeds)
         context = RequestContext(
-            request, exits, routing, feeds, shape, truncated, before, started, encoded_at, tensors, lengths
+            request, exits, routing, feeds, shape, truncated, before, started, encoded_at, Owner(), tensors, lengths
         )
-
         try:
-            choice, number = self._admit(context)
-        except SelectionError as failure:
-            refusal = failure
-        else:
-            return self._run(context, choice, number)
-        return self._tried(context, refusal)
+            try:
+                choice = self._admit(context)
+            except SelectionError as failure:
+                refusal = failure
+            else:
+                return self._run(context, choice)
+            return self._tried(context, refusal)
+        finally:
+            context.owner.is_over = True
 
     def choose(
         self,
@@ -221,27 +224,26 @@ class ElasticModel:
     def __repr__(self) -> str:
         return f"ElasticModel({self.bundle!r}, {self.threads} threads)"
 
-    def _admit(self, context: RequestContext) -> tuple[Choice, int]:
-        """The choice for a request, and its number among those in flight."""
+    def _admit(self, context: RequestContext) -> Choice:
+        """The choice for a request, which is in flight from here on."""
         request, shape, dispatcher = context.request, context.shape, self._dispatcher_of(context.task_name)
         if request.deadline_ms is None:
             choice = dispatcher.choose(request, shape.batch, shape.sequence, context.lengths)
-            return choice, self._in_flight.enter(choice.latency_ms)
+            self._in_flight.enter(context.owner, choice.latency_ms)
+            return choice
 
         def in_time(load: LoadEstimate) -> tuple[Choice, float]:
             spent_ms = 1e3 * (perf_counter() - context.started)
             choice = dispatcher.choose_in_time(request, shape.batch, shape.sequence, load, spent_ms, context.lengths)
             return choice, choice.latency_ms
 
-        return self._in_flight.admit(in_time)
+        return self._in_flight.admit(context.owner, in_time)
 
-    def _run(self, context: RequestContext, choice: Choice, number: int) -> Answer:
-        """The answer of ``choice`` to request ``number`` of those in flight; what its run took is learnt from."""
-        try:
-            self._inputs.check_values(context.feeds)
-            answer = self._answering.answer(context, choice)
-        finally:
-            at_full_speed = self._in_flight.leave(number)
+    def _run(self, context: RequestContext, choice: Choice) -> Answer:
+        """The answer of ``choice`` to a request that is in flight until then; what its run took is learnt from."""
+        self._inputs.check_values(context.feeds)
+        answer = self._answering.answer(context, choice)
+        at_full_speed = self._in_flight.leave(context.owner)
         if at_full_speed and answer.exits is None:
             if not choice.runs:
                 choice.ran(answer.timings.run, perf_counter())
@@ -259,13 +261,14 @@ class ElasticModel:
         busy = self._in_flight.load().remaining_ms
         dispatcher = self._dispatcher_of(context.task_name)
         choice = None if busy else dispatcher.to_try(request, shape.batch, shape.sequence, context.lengths)
-        if choice is None or _is_late(context) or self._answering.leaves_early(context, choice):
+        if choice is None or context.is_late or self._answering.leaves_early(context, choice):
             raise refusal
         # A first run shows little, so once more after it; with a deadline that time is gone.
         for _ in range(2 if choice.is_new and request.deadline_ms is None else 1):
-            answer = self._run(context, choice, self._in_flight.enter(choice.latency_ms))
+            self._in_flight.enter(context.owner, choice.latency_ms)
+            answer = self._run(context, choice)
             took = answer.timings.run
-            if not _is_late(context) and (request.latency_ms is None or took <= request.latency_ms):
+            if not context.is_late and (request.latency_ms is None or took <= request.latency_ms):
                 return answer
         raise SelectionError(f"{refusal}; {choice.engine.submodel} was tried and took {took:.3g} ms")
 
@@ -274,9 +277,3 @@ class ElasticModel:
 
     def _task_tensors(self, task: str) -> TaskTensors:
         return self.tasks.open(task).tensors
-
-
-def _is_late(context: RequestContext) -> bool:
-    """Whether the request's deadline has passed."""
-    deadline_ms = context.request.deadline_ms
-    return deadline_ms is not None and 1e3 * (perf_counter() - context.started) > deadline_ms

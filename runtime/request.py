@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 from ..bucket import Bucket
 from ..errors import SelectionError
+from ..ownership import Owner
 from .exits.choice import AskedExits
 from .graphs.task_tensors import TaskTensors
 from .inputs.arrays import Array
@@ -44,7 +46,8 @@ class RequestContext(NamedTuple):
 
     ``exits`` and ``routing`` are what was asked for. ``truncated`` are the texts that were cut, ``prompt`` stood
     before each; ``task`` answers, or the base. The call began at ``started`` and had its arrays at ``encoded``
-    (``perf_counter``, seconds). ``lengths`` are the steps of each row of texts without their padding, None for arrays.
+    (``perf_counter``, seconds); it may be in flight until ``owner`` is over. ``lengths`` are the steps of each row of
+    texts without their padding, None for arrays.
     """
 
     request: Request
@@ -56,6 +59,7 @@ class RequestContext(NamedTuple):
     prompt: str
     started: float
     encoded: float
+    owner: Owner
     task: TaskTensors | None = None
     lengths: Sequence[int] | None = None
 
@@ -63,3 +67,9 @@ class RequestContext(NamedTuple):
     def task_name(self) -> str | None:
         """The task that answers, None for the base."""
         return None if self.task is None else self.task.name
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its deadline has passed."""
+        deadline_ms = self.request.deadline_ms
+        return deadline_ms is not None and 1e3 * (perf_counter() - self.started) > deadline_ms

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Collection
 
 from ...errors import SelectionError
+from ...ownership import Owned, Owner
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle
 from .contract.residency import OpenEngines, Residency
@@ -24,55 +25,57 @@ class MemoryCap:
         needs = engine_needs(bundle, bundle.manifest.every_engine)
         self._needs = {need.engine: need for need in needs}
         self._engines = OpenEngines(needs)
-        self._other_bytes = 0
-        # A session that is collected while a count is under way gives its bytes back in the same thread.
-        self._lock = threading.RLock()
+        self._open = Owned[tuple[str, Residency]]()
+        self._others = Owned[int]()
+        self.of_model = Owner()  # of what stays as long as the model
+        self._lock = threading.Lock()
 
     @property
     def left_mb(self) -> float:
         """What is left under the cap."""
-        return self.memory_mb - (self._engines.bytes + self._other_bytes) / 1e6
+        with self._lock:
+            return self._left_mb(self._open.present())
 
     def left_mb_without(self, engines: Collection[tuple[EngineEntry, Residency]]) -> float:
         """What would be left if these, which are open so, were not."""
         with self._lock:
+            others = self._open.present()
             for engine, residency in engines:
-                self._engines.remove(self._needs[engine.id], residency)
-            left = self.left_mb
-            for engine, residency in engines:
-                self._engines.add(self._needs[engine.id], residency)
-            return left
+                others.remove((engine.id, residency))
+            return self._left_mb(others)
 
-    def open(self, engine: EngineEntry, residency: Residency) -> None:
-        """Counts ``engine``. Raises SelectionError if it exceeds the cap beside what is open."""
-        need = self._needs[engine.id]
+    def open(self, owner: Owner, engine: EngineEntry, residency: Residency) -> None:
+        """Counts ``engine`` until ``owner`` is over. Raises SelectionError where it exceeds the cap beside what is
+        open."""
         with self._lock:
-            self._engines.add(need, residency)
-            if self.left_mb < 0:
-                over = -self.left_mb
-                self._engines.remove(need, residency)
+            left_mb = self._left_mb([*self._open.present(), (engine.id, residency)])
+            if left_mb < 0:
                 raise SelectionError(
-                    f"memory_mb={self.memory_mb:g}: engine {engine.id} as {residency} takes {over:.1f} MB more than is "
-                    "left beside the engines and sessions that are open; close a session, or raise the cap"
+                    f"memory_mb={self.memory_mb:g}: engine {engine.id} as {residency} takes {-left_mb:.1f} MB more "
+                    "than is left beside the engines and sessions that are open; close a session, or raise the cap"
                 )
+            self._open.add(owner, (engine.id, residency))
 
-    def close(self, engine: EngineEntry, residency: Residency) -> None:
-        """Counts an engine no more."""
+    def take(self, owner: Owner, count: int, what: str, mend: str) -> None:
+        """Counts ``count`` bytes beside the engines until ``owner`` is over. Raises SelectionError if they exceed the
+        cap, by a line that says ``what`` takes them, and what to do but to raise the cap."""
         with self._lock:
-            self._engines.remove(self._needs[engine.id], residency)
-
-    def take(self, count: int, what: str, mend: str) -> None:
-        """Counts ``count`` bytes beside the engines. Raises SelectionError if they exceed the cap, by a line that says
-        ``what`` takes them, and what to do but to raise the cap."""
-        with self._lock:
-            if count > 1e6 * self.left_mb:
+            left_mb = self._left_mb(self._open.present())
+            if count > 1e6 * left_mb:
                 raise SelectionError(
-                    f"memory_mb={self.memory_mb:g}: {what} of {count / 1e6:.1f} MB, {max(0.0, self.left_mb):.1f} MB "
+                    f"memory_mb={self.memory_mb:g}: {what} of {count / 1e6:.1f} MB, {max(0.0, left_mb):.1f} MB "
                     f"are left; {mend}, or raise the cap"
                 )
-            self._other_bytes += count
+            self._others.add(owner, count)
 
-    def give(self, count: int) -> None:
-        """Counts them no more."""
+    def taken_by(self, owner: Owner) -> int:
+        """The bytes that ``owner`` has taken."""
         with self._lock:
-            self._other_bytes -= count
+            return sum(self._others.of(owner))
+
+    def _left_mb(self, engines: Collection[tuple[str, Residency]]) -> float:
+        """Beside ``engines`` and all that is no engine."""
+        self._engines.clear()
+        for engine, residency in engines:
+            self._engines.add(self._needs[engine], residency)
+        return self.memory_mb - (self._engines.bytes + sum(self._others.present())) / 1e6

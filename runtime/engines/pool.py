@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from ...errors import BundleError
+from ...ownership import Owner
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..device.device import Device
@@ -40,7 +41,8 @@ class EnginePool:
         self.threads = threads
         self._affinity = affinity
         self._open: dict[str, Runner] = {}
-        self._opened_as: dict[str, tuple[EngineEntry, Residency]] = {}  # by file
+        # By file; the owner has what is counted under the cap.
+        self._opened_as: dict[str, tuple[EngineEntry, Residency, Owner]] = {}
         self._ran: set[str] = set()
         self._locks = {engine.file: threading.Lock() for engine in bundle.manifest.every_engine}
         self._closed = False
@@ -80,7 +82,7 @@ class EnginePool:
     @property
     def held(self) -> list[tuple[EngineEntry, Residency]]:
         """The open engines, and how each holds its weights."""
-        return list(self._opened_as.values())
+        return [(engine, residency) for engine, residency, _ in self._opened_as.values()]
 
     def reassign(self, residencies: Mapping[str, Residency]) -> None:
         """Holds engines as ``residencies`` say from now on, where no run is under way. One that is open is closed where
@@ -111,24 +113,20 @@ class EnginePool:
 
     def _close(self, file: str) -> None:
         runner = self._open.pop(file, None)
-        if runner is None:
-            return
         self._ran.discard(file)
-        runner.__exit__(None, None, None)
-        held = self._opened_as.pop(file)
-        if self._memory is not None:
-            self._memory.close(*held)
+        if runner is not None:
+            runner.__exit__(None, None, None)
+        self._opened_as.pop(file, None)
 
     def _opened(self, engine: EngineEntry) -> Runner:
-        residency = self.residencies[engine.id]
+        residency, owner = self.residencies[engine.id], Owner()
         runner = runner_for(self._bundle, engine, residency, self.threads, self._provider, self._affinity)
-        if self._memory is not None:
-            self._memory.open(engine, residency)
         try:
+            if self._memory is not None:
+                self._memory.open(owner, engine, residency)
             opened = runner.__enter__()
         except BaseException:
-            if self._memory is not None:
-                self._memory.close(engine, residency)
+            owner.is_over = True
             raise
-        self._opened_as[engine.file] = engine, residency
+        self._opened_as[engine.file] = engine, residency, owner
         return opened

@@ -24,6 +24,7 @@ BASE = (
     "file_lock",
     "optional",
     "outside",
+    "ownership",
     "path_kinds",
     "strict",
     "whole_file",

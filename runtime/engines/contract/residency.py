@@ -148,7 +148,11 @@ class OpenEngines:
         for extent in extents.T:
             within &= extent[:, None] <= extent
         self._containers, self._contained = _bit_sets(within), _bit_sets(within.T)
-        self._sharing = [0] * len(rows)  # engines of each row that are open as shared
+        self.clear()
+
+    def clear(self) -> None:
+        """No engine is open."""
+        self._sharing = [0] * len(self._row_bytes)  # engines of each row that are open as shared
         self._shared = self._counted = 0
         self.bytes = 0
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Literal
 
 from ....errors import SelectionError
+from ....ownership import Owned, Owner
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
 from ...bundle.open_bundle import Bundle
@@ -38,27 +38,20 @@ class AdmittedEngines:
         """``memory`` also counts what else is open."""
         self._bundle, self._residency, self._memory = bundle, residency, memory
         self._pool = EnginePool(bundle, {}, threads, None, affinity, memory)
-        self._users = 0
-        self.prompt_bytes = 0  # counted for the longest prompt so far
-        # A generation that is collected while a call decides ends in the same thread.
-        self._lock = threading.RLock()
+        self._users = Owned[None]()
+        self._longest_prompt = Owner()  # of the bytes that it takes, which are kept for later runs
+        self._lock = threading.Lock()
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Within it no other call decides anew."""
+    def use(self, owner: Owner) -> None:
+        """Until ``owner`` is over no other call decides anew."""
         with self._lock:
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
+            self._users.add(owner, None)
 
     def admit(self, entry: GenerationEntry, needed_bytes: int) -> Set[str]:
-        """The ids of engines that may be open beside ``needed_bytes`` more, for a caller that is ``in_use``. Raises
-        SelectionError where that is none."""
+        """The ids of engines that may be open beside ``needed_bytes`` more, for a caller that is in ``use`` of them.
+        Raises SelectionError where that is none."""
         with self._lock:
-            if not self._pool.residencies or (self._memory is not None and self._users == 1):
+            if not self._pool.residencies or (self._memory is not None and len(self._users.present()) == 1):
                 self._pool.reassign(self._decided(entry, needed_bytes))
             return self._pool.residencies.keys()
 
@@ -75,26 +68,23 @@ class AdmittedEngines:
         """Whether a call has opened it."""
         return self._pool.is_open(engine)
 
-    def take(self, count: int, what: str, mend: str) -> Callable[[], None]:
-        """Counts ``count`` bytes beside the engines until what is returned is called. Raises SelectionError, see
-        MemoryCap."""
-        if self._memory is None:
-            return _nothing
-        self._memory.take(count, what, mend)
-        return partial(self._memory.give, count)
+    def take(self, owner: Owner, count: int, what: str, mend: str) -> None:
+        """Counts ``count`` bytes beside the engines until ``owner`` is over. Raises SelectionError, see MemoryCap."""
+        if self._memory is not None:
+            self._memory.take(owner, count, what, mend)
 
-    @contextmanager
-    def longer_prompt(self, count: int, tokens: int) -> Iterator[None]:
-        """Counts these bytes from now on, since the memory is kept for later runs, unless the call fails. Raises
+    def uncounted(self, prompt_bytes: int) -> int:
+        """How much of these, for one prompt, no prompt before it has taken."""
+        counted = 0 if self._memory is None else self._memory.taken_by(self._longest_prompt)
+        return max(0, prompt_bytes - counted)
+
+    def take_prompt(self, prompt_bytes: int, tokens: int) -> None:
+        """Counts these bytes from now on, of a prompt of ``tokens``: the memory is kept for later runs. Raises
         SelectionError as ``take``."""
-        give = self.take(count, f"activations for a prompt of {tokens} tokens", "shorten the prompt")
-        self.prompt_bytes += count
-        try:
-            yield
-        except BaseException:
-            self.prompt_bytes -= count
-            give()
-            raise
+        with self._lock:
+            if more := self.uncounted(prompt_bytes):
+                what = f"activations for a prompt of {tokens} tokens"
+                self.take(self._longest_prompt, more, what, "shorten the prompt")
 
     def close(self) -> None:
         """Releases every engine."""
@@ -123,7 +113,3 @@ def longer_prompt_bytes(entry: GenerationEntry, tokens: int) -> int:
         return 0
     counted = max(engine.activation_bytes for engine in entry.encoder.engines)
     return counted * (tokens**2 - PROMPT_TOKENS**2) // PROMPT_TOKENS**2
-
-
-def _nothing() -> None:
-    """Where nothing is to be given back."""

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from inspect import GEN_RUNNING, getgeneratorstate
 from types import TracebackType
 from typing import Any
 
 from ....errors import InputError
+from ....ownership import Owner
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry
 from ...engines.runner import Runner
@@ -44,12 +46,12 @@ class Session:
         rows: int,
         capacity: int,
         memory: CacheMemory,
-        given_back: Callable[[], None],
+        owner: Owner,
         task: str | None = None,
     ) -> None:
         """``opened`` gives the open runner of an engine, with the tensors of ``task`` or of the base; ``rows`` and
-        ``capacity`` are what its engines take, ``memory`` has room for them. ``given_back`` is called once the session
-        is closed, or collected. Raises as ``CacheMemory.empty``."""
+        ``capacity`` are what its engines take, ``memory`` has room for them, which is closed once the session is
+        closed, or collected; it is closed when ``owner`` is over, too. Raises as ``CacheMemory.empty``."""
         self._entry, self._opened, self._memory = entry, opened, memory
         self.capacity, self.task = capacity, task
         self._whole: AnyCache[Any] = memory.empty()
@@ -60,10 +62,12 @@ class Session:
         # what is bound for another number, or layout, is not kept.
         self._engines: dict[str, CachedEngine] = {}
         self._bound_rows = 0
-        self._lock = threading.Lock()
-        self._held_by: threading.Thread | None = None
-        self._give_up: Callable[[], Callable[[], None] | None] = _no_one
-        self._given_back = weakref.finalize(self, given_back)
+        # A generation that is collected while another one takes the session gives it back in the same thread.
+        self._lock = threading.RLock()
+        self._held_by = threading.current_thread()
+        self._holder: Callable[[], Owner | None] = _nobody
+        self._pieces: Callable[[], Generator[Any, None, None] | None] = _nobody
+        self._owner, self._given_back = owner, weakref.finalize(self, memory.close)
 
     @property
     def rows(self) -> int:
@@ -86,44 +90,46 @@ class Session:
             raise InputError(f"session: expected a row from 0 to {self.rows - 1}, got {row!r:.80}")
         return self._written.at(self._row_at.index(row))
 
-    def acquire(self, give_up: Callable[[], None]) -> None:
-        """Takes the session for one generation. Its method ``give_up`` is called where the thread that
-        has the session, or another whose own has ended, takes it again, as after an interruption.
+    def take(self, owner: Owner, pieces: Generator[Any, None, None] | None = None) -> None:
+        """Takes the session for one generation, which ``pieces`` runs, until ``owner`` is over. Where the thread that
+        has it, or another since that one has ended, takes it again, as after an interruption, the former owner is over.
 
-        Raises InputError while another thread has it, or once it is closed.
+        Raises InputError while another thread has it, or a run of it is under way, or once it is closed.
         """
-        self._require_open()
-        if not self._lock.acquire(blocking=False):
-            holder = self._held_by
-            if holder is not threading.current_thread() and (holder is None or holder.is_alive()):
-                raise InputError(f"session: in use by another thread{f', {holder.name}' if holder else ''}; {_MEND}")
-            before = self._give_up()
-            if before is not None:
-                before()
-            if not self._lock.acquire(blocking=False):
-                raise InputError(f"session: in use by another thread; {_MEND}")
-        self._held_by, self._give_up = threading.current_thread(), weakref.WeakMethod(give_up)
+        with self._lock:
+            self._require_open()
+            before, inside = self._holder(), self._pieces()
+            if before is not None and not before.is_over:
+                holder = self._held_by
+                if holder is not threading.current_thread() and holder.is_alive():
+                    raise InputError(f"session: in use by another thread, {holder.name}; {_MEND}")
+                if inside is not None and getgeneratorstate(inside) == GEN_RUNNING:
+                    raise InputError(f"session: in use by a generation that is under way; {_MEND}")
+                before.is_over = True
+            self._unbind()
+            self._held_by = threading.current_thread()
+            self._pieces = _nobody if pieces is None else weakref.ref(pieces)
+            self._holder = weakref.ref(owner)
 
     def hold(self) -> None:
         """Says that the calling thread continues the generation that has it, whichever began it."""
         self._held_by = threading.current_thread()
 
-    def release(self) -> None:
-        """Gives it back; its bound engines go, its tokens stay."""
-        try:
-            self._unbind()
-        finally:
-            self._held_by = None
-            self._lock.release()
+    def give_back(self, owner: Owner) -> None:
+        """What was bound for ``owner``, which is over, goes; the tokens stay."""
+        with self._lock:
+            if self._holder() is owner:
+                self._unbind()
 
     def close(self) -> None:
         """Gives its memory back; it cannot be used afterwards. Raises InputError while a generation has it."""
-        if self._given_back.alive:
-            self.acquire(self.close)
-            self._whole = self._cache = Cache.empty(self._entry.layers, 0, self.capacity)
-            self._written.clear()
-            self._given_back()
-            self.release()
+        closing = Owner()
+        if not self._owner.is_over:
+            self.take(closing)
+            self._owner.is_over = True
+        self._whole = self._cache = Cache.empty(self._entry.layers, 0, self.capacity)
+        self._written.clear()
+        self._given_back()
 
     def __enter__(self) -> Session:
         return self
@@ -215,7 +221,7 @@ class Session:
             self._opened(encoder)
 
     def _require_open(self) -> None:
-        if not self._given_back.alive:
+        if self._owner.is_over:
             raise InputError("session: closed; open another one")
 
     def _engine(self, engine: EngineEntry, rows: int) -> CachedEngine:
@@ -296,5 +302,5 @@ class Session:
         lengths[place], lengths[other] = theirs, mine
 
 
-def _no_one() -> None:
+def _nobody() -> None:
     """Who has a session that nobody has."""

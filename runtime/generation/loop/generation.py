@@ -4,13 +4,14 @@ time where a draft proposes them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from inspect import GEN_RUNNING, getgeneratorstate
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from itertools import zip_longest
 from time import perf_counter
 from types import TracebackType
 from typing import TypeVar
 
 from ....errors import InputError
+from ....ownership import Owner
 from ..calls.generated import Generated, Piece
 from ..calls.pace import Pace, Writer
 from ..calls.row import Row
@@ -33,22 +34,24 @@ class Generation:
         session: Session,
         rows: Sequence[Row],
         pace: Pace,
+        owner: Owner,
         ended: Callable[[], None],
         own: bool = False,
         drafting: Drafting | None = None,
     ) -> None:
-        """Takes ``session``, and calls ``ended`` when it has given it back. With ``own`` no key that another engine
-        wrote is used; ``drafting`` is for one row. Raises InputError where it cannot."""
-        self._is_given_up = False
-        session.acquire(self._give_up)
-        self._loop = _Loop(session, rows, pace, ended, own, drafting)
+        """Takes ``session`` for ``owner``, which is over when the generation has ended; ``ended`` is called then. With
+        ``own`` no key that another engine wrote is used; ``drafting`` is for one row. Raises InputError where it
+        cannot."""
+        self._owner = owner
+        self._loop = _Loop(session, rows, pace, owner, ended, own, drafting)
         self._pieces = self._loop.pieces()
+        session.take(owner, self._pieces)
 
     def __iter__(self) -> Iterator[Piece]:
         return self
 
     def __next__(self) -> Piece:
-        if self._is_given_up:
+        if self._owner.is_over and getgeneratorstate(self._pieces) != GEN_CLOSED:
             raise InputError("generation: its session went to a later one of the same thread; open a session for each")
         self._require_nobody_inside()
         self._loop.hold()
@@ -67,7 +70,8 @@ class Generation:
     def close(self) -> None:
         """Ends it where it is; closing it again does nothing. Raises InputError while another thread iterates."""
         self._alone(self._pieces.close)
-        self._loop.end()  # a generator that never began runs none of its code
+        self._owner.is_over = True  # a generator that never began runs none of its code
+        self._loop.end()
 
     def __enter__(self) -> Generation:
         return self
@@ -76,10 +80,6 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_pieces"):
-            self.close()
 
     def _require_nobody_inside(self) -> None:
         if getgeneratorstate(self._pieces) == GEN_RUNNING:
@@ -93,10 +93,6 @@ class Generation:
             self._require_nobody_inside()
             raise
 
-    def _give_up(self) -> None:
-        self.close()
-        self._is_given_up = True
-
 
 class _Loop:
     """What a generation runs. It does not know the Generation, so that one nobody has any more is collected at once."""
@@ -106,13 +102,13 @@ class _Loop:
         session: Session,
         rows: Sequence[Row],
         pace: Pace,
+        owner: Owner,
         ended: Callable[[], None],
         own: bool,
         drafting: Drafting | None,
     ) -> None:
-        self._session, self._rows, self._pace, self._ended, self._own = session, rows, pace, ended, own
-        self._drafting = drafting
-        self._is_open = True
+        self._session, self._rows, self._pace, self._own = session, rows, pace, own
+        self._owner, self._ended, self._drafting = owner, ended, drafting
         self._step_ms = 0.0
         self._stepped = 0
 
@@ -123,15 +119,13 @@ class _Loop:
 
     def hold(self) -> None:
         """Says to the session which thread continues."""
-        if self._is_open:
+        if not self._owner.is_over:
             self._session.hold()
 
     def end(self) -> None:
-        """Gives the session back, once."""
-        if self._is_open:
-            self._is_open = False
-            self._session.release()
-            self._ended()
+        """Lets go of what it had, once its owner is over; a second time there is nothing left."""
+        self._session.give_back(self._owner)
+        self._ended()
 
     def pieces(self) -> Generator[Piece, None, None]:
         """Every token, to the end."""
@@ -145,6 +139,7 @@ class _Loop:
                 active = self._leave(active)
                 yield from pieces
         finally:
+            self._owner.is_over = True  # first, see ownership.py
             self.end()
 
     def _read_prompt(self, place: int) -> Piece:

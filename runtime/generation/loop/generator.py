@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, overload
 
 from ....errors import InputError, SelectionError
+from ....ownership import Owner
 from ...bundle.device_files.host_records import this_host
-from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry
 from ...bundle.open_bundle import Bundle
 from ...engines.contract.residency import Residency
@@ -31,10 +31,8 @@ from ..calls.step_times import StepTimes
 from ..calls.writers import writers
 from ..draft_calibration import JudgedDraft, RunTime, read_drafts
 from ..drafting.drafters import drafting_for, most_checked, smaller_engines
-from ..drafting.drafting import Drafting
 from ..drafting.drafts import AUTO
 from ..drafting.gains import Gains
-from ..sampling import Sampling
 from .generation import Generation
 
 # Of a session, where nobody asked for another.
@@ -122,27 +120,13 @@ class Generator:
         if session is not None and not session.is_of(entry):
             raise InputError("session: of another model; open one with the session() of this model")
         rows = asked_rows(self._prompts(entry), entry, asked, session, prompt, messages)
-        with ExitStack() as own:  # gives back what this call took, should it fail
-            own.enter_context(self._engines.in_use())
-            room = self._room(own, entry, asked, session, rows)
-            proven = None if asked.task is None else self._tensors(asked.task).submodels
-            engines, reason = writers(self._bundle.manifest, asked, room.admitted, len(rows.each), room.bytes, proven)
-            if self._bundle.merged is not None:
-                reason += f"; task {asked.task} is merged into its weights"
-            drafting = None
-            if asked.draft is not None and room.may_draft:
-                if asked.draft == AUTO:
-                    self._start_from_calibration(entry)
-                drafting = self._drafting(asked, rows.sampling, engines[0], room)
-                reason += f"; {drafting.reason}"
-            elif asked.draft is not None:
-                reason += f"; draft {AUTO}: nothing drafted, the memory cap has no room for the logits of checks"
-            pace = Pace(engines, reason, asked.promise, self._times, started)
-            is_named = asked.submodel is not None or asked.budget is not None
-            ended = ExitStack()
-            generation = Generation(room.session, rows.each, pace, ended.close, is_named, drafting)
-            ended.push(own.pop_all())
-        return generation if stream else generation.finish()
+        owner = Owner()
+        try:
+            generation = self._generation(owner, entry, asked, session, rows, started)
+            return generation if stream else generation.finish()
+        except BaseException:
+            owner.is_over = True
+            raise
 
     def session(self, rows: int = 1, capacity: int | None = None, task: str | None = None) -> Session:
         """A cache of ``rows`` rows, with room for ``capacity`` tokens in each, by default 2048 or as many as the model
@@ -160,9 +144,13 @@ class Generator:
         count = whole_number("rows", rows, 1)
         given = min(_SESSION_CAPACITY, entry.most_tokens) if capacity is None else whole_number("capacity", capacity, 2)
         size = session_bytes(entry, count, given)
-        with self._engines.in_use():
+        user = Owner()
+        try:
+            self._engines.use(user)
             self._engines.admit(entry, size)
-            return self._session(entry, size, count, given, task=task)
+            return self._session(Owner(), entry, size, count, given, task=task)
+        finally:
+            user.is_over = True
 
     @property
     def open_submodels(self) -> tuple[str, ...]:
@@ -220,33 +208,71 @@ class Generator:
                 self._known_prompts = Prompts(self._bundle, entry, self._encoder)
             return self._known_prompts
 
+    def _generation(
+        self,
+        owner: Owner,
+        entry: GenerationEntry,
+        asked: Options,
+        session: Session | None,
+        rows: AskedRows,
+        started: float,
+    ) -> Generation:
+        """What continues ``rows``, of a call that began at ``started`` (``perf_counter``, seconds); ``owner`` has what
+        it takes. Raises as a call does before any work."""
+        manifest = self._bundle.manifest
+        with ExitStack() as own:  # closes the session of this call, should it fail
+            room = self._room(owner, entry, asked, session, rows)
+            if session is None:
+                own.enter_context(room.session)
+            proven = None if asked.task is None else self._tensors(asked.task).submodels
+            engines, reason = writers(manifest, asked, room.admitted, len(rows.each), room.bytes, proven)
+            if self._bundle.merged is not None:
+                reason += f"; task {asked.task} is merged into its weights"
+            drafting = None
+            if asked.draft is not None and room.may_draft:
+                if asked.draft == AUTO:
+                    self._start_from_calibration(entry)
+                smaller = smaller_engines(manifest, engines[0], room.admitted)
+                drafting = drafting_for(manifest, asked, rows.sampling, engines[0], smaller, room.session, self._gains)
+                reason += f"; {drafting.reason}"
+            elif asked.draft is not None:
+                reason += f"; draft {AUTO}: nothing drafted, the memory cap has no room for the logits of checks"
+            pace = Pace(engines, reason, asked.promise, self._times, started)
+            is_named = asked.submodel is not None or asked.budget is not None
+            self._engines.take_prompt(longer_prompt_bytes(entry, rows.prompt_tokens), rows.prompt_tokens)
+            ended = ExitStack()
+            generation = Generation(room.session, rows.each, pace, owner, ended.close, is_named, drafting)
+            ended.push(own.pop_all())
+        return generation
+
     def _room(
-        self, own: ExitStack, entry: GenerationEntry, asked: Options, session: Session | None, rows: AskedRows
+        self, owner: Owner, entry: GenerationEntry, asked: Options, session: Session | None, rows: AskedRows
     ) -> _Room:
-        """Engines admitted, and memory counted, for a call that gives it back by ``own``. Raises as ``session``."""
+        """Engines admitted, and memory counted, until ``owner`` is over; where there is no session, one for this call.
+        Raises as ``session``."""
         size = 0 if session else session_bytes(entry, len(rows.each), rows.capacity, rows.prompt_tokens)
         prompt_bytes = longer_prompt_bytes(entry, rows.prompt_tokens)
-        uncounted = max(0, prompt_bytes - self._engines.prompt_bytes)
+        uncounted = self._engines.uncounted(prompt_bytes)
         check_bytes = 4 * entry.vocabulary * most_checked(asked)
         may_draft = True
+        self._engines.use(owner)
         try:
             admitted = self._engines.admit(entry, size + uncounted + check_bytes)
-            own.callback(self._engines.take(check_bytes, "logits of drafted tokens", "draft fewer tokens"))
+            self._engines.take(owner, check_bytes, "logits of drafted tokens", "draft fewer tokens")
         except SelectionError:
             if asked.draft != AUTO:
                 raise
             may_draft = False
             admitted = self._engines.admit(entry, size + uncounted)
-        own.enter_context(self._engines.longer_prompt(uncounted, rows.prompt_tokens))
         if session is None:
-            session = self._session(entry, size, len(rows.each), rows.capacity, rows.prompt_tokens, asked.task)
-            own.enter_context(session)
+            session = self._session(owner, entry, size, len(rows.each), rows.capacity, rows.prompt_tokens, asked.task)
         most = entry.cache_bytes(session.rows, session.capacity) + entry.source_bytes(session.rows, rows.prompt_tokens)
         cache_bytes = max(session.bytes, most)  # it may grow
         return _Room(session, admitted, cache_bytes + prompt_bytes, may_draft)
 
     def _session(
         self,
+        owner: Owner,
         entry: GenerationEntry,
         size: int,
         count: int,
@@ -254,24 +280,23 @@ class Generator:
         prompt_tokens: int = 0,
         task: str | None = None,
     ) -> Session:
-        """A cache of ``size`` bytes; ``count`` rows have a capacity of ``given`` tokens, behind prompts of up to
-        ``prompt_tokens`` that an encoder reads. Raises as ``session``."""
+        """A cache of ``size`` bytes, closed when ``owner`` is over; ``count`` rows have a capacity of ``given`` tokens,
+        behind prompts of up to ``prompt_tokens`` that an encoder reads. Raises as ``session``."""
         opened = self._engines.of_task(None if task is None else self._tensors(task))
-        give = self._engines.take(size, "a cache", "ask for fewer rows, a smaller capacity or fewer tokens")
-        ended = ExitStack()
-        ended.callback(give)
+        memory = None
         try:
+            self._engines.take(owner, size, "a cache", "ask for fewer rows, a smaller capacity or fewer tokens")
             memory = memory_for(entry, count, given, prompt_tokens)
-            ended.callback(memory.close)
-            return Session(entry, opened, count, given, memory, ended.close, task)
-        except MemoryError as failure:
-            ended.close()
-            raise SelectionError(
-                f"a cache of {size / 1e6:.1f} MB: this host has no memory for it; ask for fewer rows or a smaller "
-                "capacity"
-            ) from failure
-        except BaseException:
-            ended.close()
+            return Session(entry, opened, count, given, memory, owner, task)
+        except BaseException as failure:
+            owner.is_over = True
+            if memory is not None:
+                memory.close()
+            if isinstance(failure, MemoryError):
+                raise SelectionError(
+                    f"a cache of {size / 1e6:.1f} MB: this host has no memory for it; ask for fewer rows or a smaller "
+                    "capacity"
+                ) from failure
             raise
 
     def _of_task(self, task: str | None) -> Any:
@@ -292,12 +317,6 @@ class Generator:
                 if found is not None:
                     self._gains.start_from(found, entry.writers)
                 self._starts_anew = False
-
-    def _drafting(self, asked: Options, sampling: Sampling, target: EngineEntry, room: _Room) -> Drafting:
-        """Of a call that ``target`` writes. Raises InputError, SelectionError."""
-        manifest = self._bundle.manifest
-        may_draft = smaller_engines(manifest, target, room.admitted)
-        return drafting_for(manifest, asked, sampling, target, may_draft, room.session, self._gains)
 
 
 class _Room(NamedTuple):

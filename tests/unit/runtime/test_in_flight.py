@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nestforge.ownership import Owner
 from nestforge.runtime.in_flight import InFlight, LoadEstimate
 
 MS = st.floats(0.01, 100)
@@ -23,6 +24,13 @@ class Clock:
 
     def pass_ms(self, milliseconds: float) -> None:
         self.now += milliseconds / 1e3
+
+
+def entered(book: InFlight, expected_ms: float) -> Owner:
+    """A request that is in flight as long as what is returned."""
+    request = Owner()
+    book.enter(request, expected_ms)
+    return request
 
 
 def simulate(remaining: list[float], own: float, parallel_runs: float, step: float) -> float:
@@ -60,12 +68,12 @@ def test_says_which_requests_had_their_share_of_the_cores_to_themselves(
     parallel_runs: float, alone: list[bool]
 ) -> None:
     book = InFlight(parallel_runs)
-    first = book.enter(1.0)
-    second = book.enter(1.0)
+    first = entered(book, 1.0)
+    second = entered(book, 1.0)
     found = [book.leave(second)]
-    third = book.enter(1.0)
+    third = entered(book, 1.0)
     found += [book.leave(first), book.leave(third)]
-    assert [*found, book.leave(book.enter(1.0))] == alone
+    assert [*found, book.leave(entered(book, 1.0))] == alone
 
 
 @given(remaining=st.lists(st.floats(0, 20), max_size=4), parallel_runs=st.floats(1, 3), own=st.floats(0.5, 20))
@@ -94,10 +102,10 @@ def test_no_time_left_is_no_room(left: float) -> None:
 def test_the_book_follows_time_entries_and_departures() -> None:
     clock = Clock()
     book = InFlight(1, clock)
-    first = book.enter(10)
+    first = entered(book, 10)
     clock.pass_ms(4)
     assert book.load().remaining_ms == pytest.approx([6])
-    second = book.enter(2)
+    second = entered(book, 2)
     clock.pass_ms(2)  # half speed
     assert book.load().remaining_ms == pytest.approx([1, 5])
     book.leave(second)
@@ -110,10 +118,10 @@ def test_the_book_follows_time_entries_and_departures() -> None:
 def test_lanes_let_runs_proceed_side_by_side() -> None:
     clock = Clock()
     book = InFlight(2, clock)
-    for _ in range(3):
-        book.enter(10)
+    requests = [entered(book, 10) for _ in range(3)]
     clock.pass_ms(3)
     assert book.load().remaining_ms == pytest.approx([8, 8, 8])
+    assert len(requests) == 3
 
 
 def test_an_admitted_request_is_in_flight_for_the_next() -> None:
@@ -125,9 +133,10 @@ def test_an_admitted_request_is_in_flight_for_the_next() -> None:
         seen.append(str(load))
         return "chosen", 4.0
 
-    chosen, number = book.admit(choose)
-    book.admit(choose)
-    book.enter(math.inf)
+    first, second = Owner(), Owner()
+    chosen = book.admit(first, choose)
+    book.admit(second, choose)
+    third = entered(book, math.inf)
     seen.append(str(book.load()))
     assert chosen == "chosen"
     assert seen == [
@@ -135,7 +144,9 @@ def test_an_admitted_request_is_in_flight_for_the_next() -> None:
         "1 in flight that needs 4 ms more",
         "3 in flight that need unknown time more",
     ]
-    book.leave(number)
+    for request in (second, first, third):
+        book.leave(request)
+    assert str(book.load()) == "nothing in flight"
 
 
 def test_a_choice_that_fails_enters_nothing() -> None:
@@ -145,7 +156,7 @@ def test_a_choice_that_fails_enters_nothing() -> None:
         raise KeyError("no")
 
     with pytest.raises(KeyError):
-        book.admit(fail)
+        book.admit(Owner(), fail)
     assert book.load().remaining_ms == []
 
 
@@ -153,23 +164,39 @@ def test_many_threads_never_take_the_same_room() -> None:
     book = InFlight(1, Clock())
     start = threading.Barrier(8)
 
-    def take(_: int) -> bool:
+    requests = [Owner() for _ in range(8)]
+
+    def take(request: Owner) -> bool:
         start.wait(10)
 
         def choose(load: LoadEstimate) -> tuple[bool, float]:
             fits = load.room_ms(10) >= 5
             return fits, 5.0 if fits else 0.0
 
-        return book.admit(choose)[0]
+        return book.admit(request, choose)
 
     with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(take, range(8)))
+        taken = list(pool.map(take, requests))
     assert sum(taken) == 2
 
 
 @pytest.mark.parametrize(("parallel_runs", "alone"), [(1.0, False), (4 / 3, False), (2.0, True)])
 def test_runs_that_share_the_cores_are_known(parallel_runs: float, alone: bool) -> None:
     book = InFlight(parallel_runs, Clock())
-    first, second = book.enter(5.0), book.enter(5.0)
+    first, second = entered(book, 5.0), entered(book, 5.0)
     assert [book.leave(first), book.leave(second)] == [alone, alone]
-    assert book.leave(book.enter(5.0))
+    assert book.leave(entered(book, 5.0))
+
+
+def test_a_request_whose_call_was_interrupted_is_in_flight_no_more() -> None:
+    clock = Clock()
+    book = InFlight(1, clock)
+    over, collected, left = entered(book, 10), entered(book, 10), entered(book, 10)
+    clock.pass_ms(3)
+    assert book.load().remaining_ms == pytest.approx([9, 9, 9])
+    over.is_over = True
+    del collected
+    clock.pass_ms(4)
+    assert book.load().remaining_ms == pytest.approx([5]), "the cores are the last one's from then on"
+    book.leave(left)
+    assert book.load().remaining_ms == []

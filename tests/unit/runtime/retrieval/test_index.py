@@ -79,10 +79,10 @@ def test_a_deadline_is_met_by_the_request_that_encodes(
     choose = model._in_flight.admit
     admitted: list[str] = []
 
-    def admit(choosing: Any) -> Any:
-        choice, number = choose(choosing)
+    def admit(request: Any, choosing: Any) -> Any:
+        choice = choose(request, choosing)
         admitted.append(choice.engine.id)
-        return choice, number
+        return choice
 
     monkeypatch.setattr(model._in_flight, "admit", admit)
     found = index.search(model, feeds(1, 8), k=3, deadline_ms=1e6)
