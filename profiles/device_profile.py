@@ -40,7 +40,9 @@ class Rates:
     ``bandwidth_gb_s`` for bytes read from memory, ``elementwise_gb_s`` for bytes that elementwise operations read and
     write (higher where activations stay in a cache, lower where the arithmetic is the limit). ``op_overhead_us`` is
     paid by every operation. ``source`` says where the figures come from. ``at`` has the products' rates in other
-    precisions; one that it lacks is taken to be no faster than fp32, though it moves fewer bytes.
+    precisions; one that it lacks is taken to be no faster than fp32, though it moves fewer bytes. ``others_share``
+    marks rates that are too low: how much of the CPUs other programs used while they were measured, 0 to 1; None where
+    that was little, or is not known.
     """
 
     gemm_gflops: float
@@ -50,6 +52,7 @@ class Rates:
     op_overhead_us: float = field(metadata={"min": 0})
     source: str | None = None
     at: Mapping[str, ProductRates] | None = None
+    others_share: float | None = field(default=None, metadata={"min": 0, "max": 1})
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata, util
 from pathlib import Path
 
@@ -20,7 +20,9 @@ import psutil
 from ..errors import OutputError, ProfileError
 from ..strict import parse_json, structure, unstructure
 from ..whole_file import write_whole
+from .cgroups import cgroup_cpu_quotas, cgroup_memory_limits
 from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates
+from .host_load import OthersLoad, is_busy, others_now, require_quiet
 from .profile_data import read_profile
 
 HOST_PROFILE_NAME = "host-cpu"
@@ -30,10 +32,9 @@ _BACKEND_PACKAGES = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "tensorrt": ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
 }
-_CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
 # Part of the rates' key: raised when the micro-benchmarks change their meaning.
 _MEASUREMENT_VERSION = 2
+_LOOK_SECONDS = 1.0
 # What the probe cannot know. Shares of the universal model's latency; half is within reach of every encoder's ladder,
 # also of one that shrinks the feed-forward width alone.
 _DEFAULT_BUCKETS = ("1x1..512",)
@@ -70,11 +71,23 @@ def probe_host() -> HostFacts:
     )
 
 
+def measured_profile(force: bool = False) -> DeviceProfile:
+    """The ``host-cpu`` profile, measured again. Raises as ``host_profile``, and MeasurementError on a host that is too
+    busy to measure, unless ``force``: then its rates are marked."""
+    if not force:
+        require_quiet(others_now(_LOOK_SECONDS))
+    profile = host_profile(refresh=True)
+    if not force:  # it may have become busy since
+        require_quiet(profile.rates.others_share)
+    return profile
+
+
 def host_profile(refresh: bool = False) -> DeviceProfile:
     """The ``host-cpu`` profile of this host; ``refresh`` measures its rates again.
 
-    Half of the memory is counted on: the rest is left to the system and to the program around the engines.
-    Raises ProfileError if ONNX Runtime is not installed.
+    Half of the memory is counted on: the rest is left to the system and to the program around the engines. Rates that
+    were measured while other programs were busy are marked (``Rates.others_share``), and measured again by the next
+    call that finds a quiet host. Raises ProfileError if ONNX Runtime is not installed.
     """
     facts = probe_host()
     if "onnxruntime" not in facts.backends:
@@ -116,14 +129,21 @@ def cache_folder() -> Path:
 def _cached_rates(facts: HostFacts, refresh: bool) -> Rates:
     from .measure_rates import measure_host_rates
 
-    path = None
+    path = kept = None
     with contextlib.suppress(OSError):  # a home that cannot be written costs only a new measurement each time
         path = cache_folder() / f"host-rates-{_rates_key(facts)}.json"
-        if not refresh and path.is_file():
+        if path.is_file():
             with contextlib.suppress(ProfileError, ValueError):  # a damaged entry is measured again
-                return structure(Rates, parse_json(path.read_bytes()), str(path), ProfileError)
+                kept = structure(Rates, parse_json(path.read_bytes()), str(path), ProfileError)
+    if kept is not None and not refresh and (kept.others_share is None or is_busy(others_now(_LOOK_SECONDS))):
+        return kept
+    load = OthersLoad()
     rates = measure_host_rates(facts.cores)
-    if path is not None:
+    share = load.share()
+    if is_busy(share):
+        rates = replace(rates, others_share=share)
+    # Good rates are not given up for noisy ones.
+    if path is not None and (rates.others_share is None or kept is None or kept.others_share is not None):
         data = json.dumps(unstructure(rates)).encode()
         with contextlib.suppress(OutputError):
             write_whole(path, lambda stream: stream.write(data), "the rates", mode=0o600)
@@ -174,45 +194,4 @@ def _usable_cores() -> int:
 
 
 def _usable_memory_bytes() -> int:
-    return min([int(psutil.virtual_memory().total), *_cgroup_memory_limits()])
-
-
-def cgroup_cpu_quotas() -> Iterator[float]:
-    """CPU quotas in cores, of this process's control group and every one above it."""
-    for folder in _cgroup_folders(""):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
-        if quota.isdigit() and period.strip().isdigit():
-            yield int(quota) / int(period)
-    for folder in _cgroup_folders("cpu"):
-        quota_v1, period_v1 = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-        if quota_v1.isdigit() and period_v1.isdigit():  # "-1" is no quota
-            yield int(quota_v1) / int(period_v1)
-
-
-def _cgroup_memory_limits() -> Iterator[int]:
-    """Memory limits in bytes, of this process's control group and every one above it."""
-    names = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
-    for controller, name in names:
-        for folder in _cgroup_folders(controller):
-            limit = _read(folder / name)
-            if limit.isdigit():
-                yield int(limit)
-
-
-def _cgroup_folders(controller: str) -> list[Path]:
-    """Folders of this process's control group and its parents; ``controller`` is empty for version 2."""
-    for line in _read(_CGROUP_MEMBERSHIP).splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controller in controllers.split(","):
-            mount = _CGROUP_ROOT / controller
-            folder = mount / group.lstrip("/")
-            # Inside a container the group's path may name the host's tree: then only the mount itself is ours.
-            return [mount, *(p for p in (folder, *folder.parents) if mount in p.parents)]
-    return []
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return min([int(psutil.virtual_memory().total), *cgroup_memory_limits()])

@@ -55,8 +55,10 @@ class Answering:
         if context.routing:
             _require_routes(engine, choice, opened is not None)
 
-        run = partial(self._run, pool=pool, exits=opened)
-        runs = run_rows(context, self._inputs, choice.runs, run) if choice.runs else run(context, engine)
+        if choice.runs:
+            runs = run_rows(context, self._inputs, choice.runs, partial(self._run, pool=pool, exits=opened))
+        else:
+            runs = self._run(context, engine, pool, opened)
         return Answer(
             outputs=runs.outputs,
             submodel=engine.submodel,
@@ -77,7 +79,7 @@ class Answering:
             prompt=context.prompt,
             task=context.task_name,
             runs=runs.runs,
-            limit=_limit(context, runs.run_ms),
+            limit=_limit(context, runs.run_ms) if context.request.is_timed else None,
             first_run=runs.is_first,
         )
 
@@ -98,8 +100,8 @@ class Answering:
         """Which exits are open, or None for a model that has none. Raises SelectionError where they cannot be had."""
         request, exits = context.request, context.exits
         if self._exits is not None:
-            limited = request.latency_ms is not None or request.deadline_ms is not None
-            return self._exits.choose(exits, engine.submodel, limited or request.budget in self._latency_budgets)
+            limited = request.is_timed or request.budget in self._latency_budgets
+            return self._exits.choose(exits, engine.submodel, limited)
         if exits is not None and not (isinstance(exits, str) and exits == OFF):
             raise SelectionError(
                 f"exits: this model has no exits to leave at; expected none or 'off', got {exits!r:.80}"
@@ -116,14 +118,13 @@ class Answering:
             self._exits.close()
 
 
-def _limit(context: RequestContext, run_ms: float) -> Limit | None:
-    """The request's limit in time, as its answer is made."""
-    request = context.request
-    if request.latency_ms is not None:
-        return Limit("latency_ms", float(request.latency_ms), run_ms)
-    if request.deadline_ms is not None:
-        return Limit("deadline_ms", float(request.deadline_ms), 1e3 * (perf_counter() - context.started))
-    return None
+def _limit(context: RequestContext, run_ms: float) -> Limit:
+    """The limit in time of a request that has one, as its answer is made."""
+    latency_ms, deadline_ms = context.request.latency_ms, context.request.deadline_ms
+    if deadline_ms is not None:
+        return Limit("deadline_ms", float(deadline_ms), 1e3 * (perf_counter() - context.started))
+    assert latency_ms is not None
+    return Limit("latency_ms", float(latency_ms), run_ms)
 
 
 def _require_routes(engine: EngineEntry, choice: Choice, leaves_early: bool) -> None:

@@ -245,10 +245,11 @@ class ElasticModel:
         answer = self._answering.answer(context, choice)
         at_full_speed = self._in_flight.leave(context.owner)
         if at_full_speed and answer.exits is None:
-            if not choice.runs:
+            if choice.runs:
+                for (_, one), run in zip(choice.runs, answer.runs, strict=True):
+                    one.ran(run.run_ms, perf_counter())
+            else:
                 choice.ran(answer.timings.run, perf_counter())
-            for (_, one), run in zip(choice.runs, answer.runs, strict=True):
-                one.ran(run.run_ms, perf_counter())
         return answer
 
     def _tried(self, context: RequestContext, refusal: SelectionError) -> Answer:

@@ -27,6 +27,11 @@ class Request(NamedTuple):
     memory_mb: float | None = None
     deadline_ms: float | None = None
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it has a limit in time."""
+        return self.latency_ms is not None or self.deadline_ms is not None
+
     def check_one_selector(self) -> bool:
         """Whether limits are given. Raises SelectionError for a request that asks in several ways."""
         limits = any(limit is not None for limit in (self.latency_ms, self.memory_mb, self.deadline_ms))

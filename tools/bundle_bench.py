@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..bucket import Bucket
 from ..errors import SelectionError
 from ..profiles.device_profile import DeviceProfile
+from ..profiles.host_load import OthersLoad
 from ..profiles.probe_host import is_this_host
 from ..profiles.profile_data import read_profile
 from ..runtime.bundle.entries.engine_entry import EngineEntry
@@ -36,7 +37,8 @@ class EngineBench:
 
     ``predicted_ms`` and ``error`` stand where a prediction was made for this case: ``error`` is predicted over measured
     p50, minus 1. Memory is the host's, and None with a provider: ``device_bytes`` is what the engine then added to the
-    GPU's while it was open.
+    GPU's while it was open. ``others_share`` is how much of the CPUs other programs used meanwhile, 0 to 1, None where
+    that is not known.
     """
 
     engine: str
@@ -47,6 +49,7 @@ class EngineBench:
     predicted_ms: float | None = None
     error: float | None = None
     device_bytes: int | None = None
+    others_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -177,14 +180,17 @@ def _bench(
     ours = residency == "mapped" and not is_mapped(bundle, engine)
     try:
         with runner_for(bundle, engine, residency, threads) as runner:
+            load = OthersLoad()
             stats = measure(runner, feeds, max_seconds=_SECONDS)
+            others = load.share()
         memory = memory_use(bundle.path, [engine.id], residency, threads, shape)
     finally:
         if ours:  # the cache would grow by every engine that was ever measured
             drop_mapped(bundle, engine)
+    row = EngineBench(engine.id, shape, residency, stats, memory, others_share=others)
     if residency != _PREDICTED or predicted_ms is None:
-        return EngineBench(engine.id, shape, residency, stats, memory)
-    return EngineBench(engine.id, shape, residency, stats, memory, predicted_ms, predicted_ms / stats.p50 - 1)
+        return row
+    return replace(row, predicted_ms=predicted_ms, error=predicted_ms / stats.p50 - 1)
 
 
 def _bench_on(
@@ -195,8 +201,10 @@ def _bench_on(
     try:
         before = device.free_bytes()
         with runner_for(bundle, engine, residency, 1, provider) as runner:
+            load = OthersLoad()
             stats = measure(runner, feeds, max_seconds=_SECONDS)
+            others = load.share()
             used = max(0, before - device.free_bytes())
     finally:
         device.release()
-    return EngineBench(engine.id, shape, residency, stats, None, device_bytes=used)
+    return EngineBench(engine.id, shape, residency, stats, None, device_bytes=used, others_share=others)

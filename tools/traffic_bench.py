@@ -14,6 +14,7 @@ import numpy as np
 
 from ..bucket import Bucket
 from ..errors import SelectionError
+from ..profiles.host_load import OthersLoad
 from ..runtime.engines.measure import LatencyStats, latency_stats
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.feeds import random_feeds
@@ -55,13 +56,15 @@ class Lengths:
 @dataclass(frozen=True)
 class Traffic:
     """What one submodel answered: ``per_second`` counts requests of all threads, ``latency_ms`` is that of a request
-    from call to answer. ``truncated`` counts texts that were cut, each as often as it was sent."""
+    from call to answer. ``truncated`` counts texts that were cut, each as often as it was sent. ``others_share`` is how
+    much of the CPUs other programs used meanwhile, 0 to 1, None where that is not known."""
 
     submodel: str
     requests: int
     per_second: float
     latency_ms: LatencyStats
     truncated: int
+    others_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,11 @@ def _traffic(
     for request in warm_ups:
         ask(request)
     enough = max(len(requests), _MIN_REQUESTS * concurrency)
+    load = OthersLoad()
     found, seconds = _from_threads(ask, requests, enough, concurrency)
+    others = load.share()
     stats = latency_stats([ms for ms, _ in found])
-    return Traffic(submodel, stats.runs, stats.runs / seconds, stats, sum(cut for _, cut in found))
+    return Traffic(submodel, stats.runs, stats.runs / seconds, stats, sum(cut for _, cut in found), others)
 
 
 def _from_threads(

@@ -14,6 +14,7 @@ from ...bucket import Bucket
 from ...elastic import Submodel
 from ...errors import PlanError
 from ...profiles.device_profile import DeviceProfile
+from ...profiles.host_load import load_warning
 from ...profiles.precision import precision_of
 from .assignments import unusual
 from .candidate import Candidate, Corrections, Source, candidate_of
@@ -28,7 +29,7 @@ class Plan:
 
     Limits hold at the shape ``budget_bucket``, or what a candidate has in its place; ``latency_basis`` says which
     latency they were judged by. ``notes`` states what was rounded, what is unusual about submodels that were asked for
-    by id, which budgets were left out, and which of several precisions none chose.
+    by id, which budgets were left out, which of several precisions none chose, and rates of a busy host.
     """
 
     model: str
@@ -89,9 +90,21 @@ def make_plan(
             *(note for level in levels for note in level.rounding),
             *unusual(extra.values(), levels),
             *left_out,
+            *_of_a_busy_host(profile),
             *_unchosen(on_ladder, budgets, profile),
         ),
     )
+
+
+def _of_a_busy_host(profile: DeviceProfile) -> list[str]:
+    """A note where predictions rest on rates that were measured beside other programs."""
+    busy = load_warning(profile.rates.others_share)
+    if busy is None:
+        return []
+    return [
+        f"profile {profile.name}: {busy} while its rates were measured, so that predicted latencies are too high; "
+        "`nestforge profile` measures them again once the host is quiet"
+    ]
 
 
 def _labels(levels: Sequence[Level], rungs: Sequence[Submodel], profile: DeviceProfile) -> dict[str, tuple[str, ...]]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ...profiles.host_load import load_warning
+
 # A figure is noisy beyond any of these. Between two submodels of a ladder lie some 10 %.
 MOST_REPEAT = 1.10
 MOST_SPREAD = 0.25
-MOST_OTHERS = 0.20
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Noise:
             problems.append(f"measured twice it differs by {self.repeat_ratio - 1:.0%} (at most {MOST_REPEAT - 1:.0%})")
         if self.spread > MOST_SPREAD:
             problems.append(f"its runs spread by {self.spread:.0%} (at most {MOST_SPREAD:.0%})")
-        if self.others_share is not None and self.others_share > MOST_OTHERS:
-            problems.append(f"other programs used {self.others_share:.0%} of the CPUs (at most {MOST_OTHERS:.0%})")
+        if (busy := load_warning(self.others_share)) is not None:
+            problems.append(busy)
         return ", ".join(problems) or None
 
 

@@ -7,17 +7,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from ...errors import MeasurementError
+from ...profiles.host_load import others_now, require_quiet
 from ..bundle.device_files.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.merged_task import BASE
-from ..bundle.noise import MOST_OTHERS
 from ..bundle.open_bundle import Bundle
 from ..inputs.feeds import random_feeds
 from .contract.residency import Residency
 from .contract.threads import threads_or_default
 from .host_latencies import measuring_host
-from .host_load import others_now
 from .measure_rounds import Timed, best_of_rounds, measured_shapes, measured_together
 from .needs import residencies_for
 from .runner import runnable_engines, runner_for
@@ -53,7 +51,7 @@ def measure_bundle(
     engines = runnable_engines(bundle)
     residencies = residencies_for(bundle, engines, memory_mb)
     if not force:
-        _require_quiet(others_now(_LOOK_SECONDS))
+        require_quiet(others_now(_LOOK_SECONDS))
     merged = bundle.with_merged(BASE)
     held: dict[str, Residency] = {
         **residencies,
@@ -72,7 +70,7 @@ def measure_bundle(
     progress("measure", len(groups), len(groups))
     if not force:  # it may have become busy since
         shares = [point.noise.others_share for points in by_file.values() for point in points]
-        _require_quiet(min((share for share in shares if share is not None), default=None))
+        require_quiet(min((share for share in shares if share is not None), default=None))
     measured = tuple(MeasuredEngine(one.id, held[one.id], by_file[one.file]) for one in taking_part)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     runnable = {engine.id for engine in engines}
@@ -82,15 +80,6 @@ def measure_bundle(
         if engine.id not in residencies
     }
     return BundleMeasurement(HostMeasurement(measuring_host(bundle), cores, created, measured), left_out)
-
-
-def _require_quiet(share: float | None) -> None:
-    if share is not None and share > MOST_OTHERS:
-        raise MeasurementError(
-            f"this host: other programs use {share:.0%} of the CPUs, expected at most {MOST_OTHERS:.0%}, so that a "
-            "measurement would say little; nothing was kept. Wait until they are done, or measure with "
-            "`force=True`, which marks figures as noisy"
-        )
 
 
 def _measured(

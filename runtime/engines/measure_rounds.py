@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...bucket import Bucket
+from ...profiles.host_load import OthersLoad
 from ..bundle.build_record import LatencyPoint
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.noise import Noise
 from ..inputs.arrays import Array
-from .host_load import OthersLoad
 from .measure import latency_stats, times_of
 from .runner import Runner
 

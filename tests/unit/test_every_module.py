@@ -49,6 +49,7 @@ TESTED_ELSEWHERE = {
     "runtime.inputs.arrays": "compiler/tensorrt/test_check_plan.py",
     "runtime.request": "runtime/test_dispatcher.py",
     "runtime.retrieval.identity": "runtime/retrieval/test_index_file.py",
+    "profiles.cgroups": "profiles/test_probe_host.py",
     "profiles.tensorrt_options": "profiles/test_profile_data.py",
     "exporters.families.coda.architecture.inputs": "exporters/families/coda/model/test_embeddings.py",
     "exporters.families.coda.model.adapters": "exporters/families/coda/model/test_layer.py",

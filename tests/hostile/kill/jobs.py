@@ -153,7 +153,7 @@ def _profile(folder: Path) -> None:
 
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     measure_rates.measure_host_rates = lambda _cores: Rates(10.0, 5.0, 5.0, 5.0, 1.0)  # type: ignore[assignment]
-    command("profile", "--output", folder / "host.yaml")
+    command("profile", "--force", "--output", folder / "host.yaml")
 
 
 def _key(folder: Path) -> None:

@@ -48,7 +48,11 @@ def test_builtin_profile_loads_under_its_own_name(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_builtin_figure_states_its_source(path: Path) -> None:
-    figures = {"cores", "memory_mb", "width_multiple"} | Rates.__dataclass_fields__.keys() - {"source", "at"}
+    figures = {"cores", "memory_mb", "width_multiple"} | Rates.__dataclass_fields__.keys() - {
+        "source",
+        "at",
+        "others_share",
+    }
     lines = {line.strip().partition(":")[0]: line for line in path.read_text().splitlines()}
     named = figures | (load_profile(path).rates.at or {}).keys()
     assert [figure for figure in sorted(named) if "  # " not in lines[figure]] == []

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.errors import ProfileError
-from nestforge.profiles import measure_rates, probe_host
+from nestforge.errors import MeasurementError, ProfileError
+from nestforge.profiles import cgroups, measure_rates, probe_host
 from nestforge.profiles.device_profile import ProductRates, Rates
 from nestforge.profiles.load_profile import load_profile
-from nestforge.profiles.probe_host import HostFacts, cache_folder, host_profile, is_this_host
+from nestforge.profiles.probe_host import HostFacts, cache_folder, host_profile, is_this_host, measured_profile
 from nestforge.profiles.probe_host import probe_host as probe
 
 RATES = Rates(100.0, 50.0, 20.0, 10.0, 0.5, "measured on paper")
@@ -44,8 +44,8 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, di
             (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "fs" / name).write_text(text)
         (tmp_path / "membership").write_text(membership)
-        monkeypatch.setattr(probe_host, "_CGROUP_ROOT", tmp_path / "fs")
-        monkeypatch.setattr(probe_host, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
+        monkeypatch.setattr(cgroups, "_CGROUP_ROOT", tmp_path / "fs")
+        monkeypatch.setattr(cgroups, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
 
     return lay_out
 
@@ -222,3 +222,41 @@ def test_rates_that_were_measured_in_another_way_are_measured_again(
     host_profile()
     host_profile()
     assert len(measured) == 2
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """How much of the CPUs other programs use: at a look, and then while rates are measured."""
+    shares: list[float | None] = [0.0, 0.0]
+
+    class Load:
+        def share(self) -> float | None:
+            return shares[1]
+
+    monkeypatch.setattr(probe_host, "others_now", lambda _: shares[0])
+    monkeypatch.setattr(probe_host, "OthersLoad", Load)
+    return shares
+
+
+def test_rates_of_a_busy_host_are_marked_and_measured_again(measured: list[int], busy: list[float | None]) -> None:
+    busy[:] = [0.9, 0.9]
+    assert host_profile().rates == replace(RATES, others_share=0.9)
+    assert host_profile().rates.others_share == 0.9
+    assert len(measured) == 1, "as long as the host is busy they stand, so that two compiles see the same"
+    busy[:] = [0.1, 0.1]
+    assert host_profile().rates == RATES
+    assert host_profile().rates == RATES
+    assert len(measured) == 2
+
+
+def test_a_profile_of_a_busy_host_is_refused_unless_forced(measured: list[int], busy: list[float | None]) -> None:
+    good = measured_profile()
+    for shares in ([0.6, 0.0], [0.0, 0.6]):
+        busy[:] = shares
+        with pytest.raises(MeasurementError, match=r"other programs use 60% of the CPUs, expected at most 20%"):
+            measured_profile()
+    busy[:] = [0.6, 0.6]
+    assert measured_profile(force=True).rates.others_share == 0.6
+    assert host_profile() == good, "good rates in the cache are not given up for noisy ones"
+    busy[:] = [None, None]
+    assert measured_profile() == good, "where nothing is known of others"

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 
 from .... import ElasticModel, SelectionError, load
 from ....compiler.work.clock import silent
+from ....profiles.host_load import OthersLoad
 from ....runtime.bundle.device_files.measurements import HostMeasurement, keep_measurement
 from ....runtime.bundle.open_bundle import Bundle, open_bundle
-from ....runtime.engines.host_load import OthersLoad
 from ....runtime.engines.measure_bundle import measure_bundle
 from ....runtime.inputs.feeds import random_feeds
 from ..harness import Row

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 import click
 
+from ....profiles.host_load import is_busy, load_warning
 from ...console import print_facts, print_json, print_table, say, working
 from ...options import ShapeType, bundle_argument, json_option, merge_option, merged_tasks, provider_option, task_option
 
@@ -72,6 +74,8 @@ def command(
     second of all threads, and the latency of a request from call to answer, its tokens and dispatch included.
 
     With --profile-nodes the profiler of ONNX Runtime says where the time of each engine goes.
+
+    Figures that were measured while other programs used the processor are told on stderr, and marked in JSON.
     """
     traffic = text is not None or concurrency is not None
     if profile_nodes and (traffic or provider != "cpu"):
@@ -102,6 +106,7 @@ def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, p
         print_json(result)
     else:
         _print(result, provider)
+    _warn_of_load([row.others_share for row in result.engines])
 
 
 def _show_traffic(
@@ -125,6 +130,7 @@ def _show_traffic(
         print_json(result)
     else:
         _print_traffic(result, provider)
+    _warn_of_load([row.others_share for row in result.submodels])
 
 
 def _show_nodes(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, as_json: bool) -> None:
@@ -138,6 +144,14 @@ def _show_nodes(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, as_
         print_json(result)
     else:
         _print_nodes(result)
+
+
+def _warn_of_load(shares: Sequence[float | None]) -> None:
+    """On stderr, how many of the figures were measured beside other programs."""
+    busy = [share for share in shares if share is not None and is_busy(share)]
+    if busy:
+        worst = load_warning(max(busy))
+        say(f"\nwarning: {len(busy)} of {len(shares)} rows are noisy: {worst} meanwhile", err=True)
 
 
 def _print(result: BundleBench, provider: str) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from ....profiles.host_load import load_warning
 from ....profiles.load_profile import dump_profile
-from ....profiles.probe_host import host_profile
+from ....profiles.probe_host import measured_profile
 from ....profiles.profile_data import recorded_profile
 from ....whole_file import require_new, write_whole
 from ...console import print_json, say, working
@@ -16,17 +17,20 @@ from ...options import json_option
 
 @click.command(epilog="\b\nExamples:\n  nestforge profile --output my.yaml\n  nestforge profile --json")
 @click.option("--output", type=click.Path(path_type=Path), help="YAML file to write; without it the YAML is printed.")
+@click.option("--force", is_flag=True, help="Also while other programs are busy; such rates are marked.")
 @json_option
-def command(output: Path | None, as_json: bool) -> None:
+def command(output: Path | None, force: bool, as_json: bool) -> None:
     """Measure this host and write its device profile.
 
     The result is what --profile accepts. Edit the copy: its name, its buckets and above all its budgets are yours
-    to choose.
+    to choose. Nothing is written where other programs use the processor.
     """
     if output is not None:
         require_new(output)
     with working():
-        profile = host_profile(refresh=True)
+        profile = measured_profile(force)
+    if (busy := load_warning(profile.rates.others_share)) is not None:
+        say(f"warning: {busy} meanwhile: rates are too low", err=True)
     if output is not None:
         text = dump_profile(profile)
         write_whole(output, lambda stream: stream.write(text.encode()), "the profile", new=True)

@@ -415,3 +415,14 @@ def test_a_source_in_other_precisions_than_the_profiles_is_refused(matlm: ModelS
         plan_for(matlm, profile)
     (full,) = plan_for(replace(matlm, precisions=("int8",)), profile).budgets
     assert full.submodel == matlm.spec.universal().id
+
+
+def test_a_note_says_that_rates_were_measured_on_a_busy_host() -> None:
+    profile = device({"full": BudgetSpec()})
+    busy = replace(profile, rates=replace(profile.rates, others_share=0.85))
+    (note,) = plan_for(encoder(), busy).notes
+    assert note == (
+        "profile board: other programs used 85% of the CPUs (at most 20%) while its rates were measured, so that "
+        "predicted latencies are too high; `nestforge profile` measures them again once the host is quiet"
+    )
+    assert plan_for(encoder(), profile).notes == ()

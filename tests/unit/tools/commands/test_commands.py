@@ -313,7 +313,7 @@ def test_bench_leaves_the_cache_of_mapped_engines_as_it_was(
 def test_profile_is_what_the_option_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "my.yaml"
-    data = json_of("profile", "--output", path)
+    data = json_of("profile", "--force", "--output", path)
     assert data["name"] == "host-cpu"
     assert recorded_profile(load_profile(path)) == data
     assert error_of("profile", "--output", path) == f"{path}: exists already; choose another file"

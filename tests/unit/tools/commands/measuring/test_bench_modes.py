@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.engines.measure import MemoryUse
 from nestforge.tools import bundle_bench, traffic_bench
 from nestforge.tools.cli import main
 
@@ -118,3 +119,23 @@ def test_plans_of_tensorrt_have_no_profile(monkeypatch: pytest.MonkeyPatch) -> N
     assert result.stderr == (
         f"nestforge: error: bundle {GOLDEN}: its engines are TensorRT plans, which ONNX Runtime cannot profile\n"
     )
+
+
+@pytest.mark.parametrize("mode", [("--concurrency", "1"), ("--submodel", "50%")], ids=["requests", "engines"])
+def test_figures_taken_beside_other_programs_are_marked(mode: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float | None] = [0.87]
+
+    class Load:
+        def share(self) -> float | None:
+            return shares[0]
+
+    monkeypatch.setattr(traffic_bench, "OthersLoad", Load)
+    monkeypatch.setattr(bundle_bench, "OthersLoad", Load)
+    monkeypatch.setattr(bundle_bench, "memory_use", lambda *_: MemoryUse(1, 1))
+    busy = bench(*mode, "--json")
+    data = json.loads(busy.stdout)
+    rows = data["submodels" if "--concurrency" in mode else "engines"]
+    assert {row["others_share"] for row in rows} == {0.87}
+    assert f"warning: {len(rows)} of {len(rows)} rows are noisy: other programs used 87% of the CPUs" in busy.stderr
+    for shares[0] in (0.1, None):
+        assert "warning" not in bench(*mode).stderr

@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 import pytest
-from nestforge.runtime.engines import host_load
-from nestforge.runtime.engines.host_load import OthersLoad, others_now
+from nestforge.profiles import host_load
+from nestforge.profiles.host_load import OthersLoad, others_now
 
 
 class Times(SimpleNamespace):

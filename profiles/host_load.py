@@ -1,6 +1,9 @@
 """How much of the CPUs other programs use, from the system's own counters; Linux and macOS have them alike.
 
 The load average is no measure of that: it counts this process too, and looks back over a minute.
+
+One rule for all that measures this host: a figure is noisy where others used more than ``MOST_OTHERS``. Commands that
+measure in order to keep figures refuse, unless they are forced; others mark what they show or keep beside their work.
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ from time import perf_counter, process_time, sleep
 
 import psutil
 
-from ...profiles.probe_host import cgroup_cpu_quotas
+from ..errors import MeasurementError
+from .cgroups import cgroup_cpu_quotas
 
+# The share of the CPUs that others may use.
+MOST_OTHERS = 0.20
 # The counters advance by 10 ms at a time.
 _LEAST_SECONDS = 0.2
 
@@ -39,6 +45,26 @@ def others_now(seconds: float) -> float | None:
     load = OthersLoad()
     sleep(seconds)
     return load.share()
+
+
+def is_busy(share: float | None) -> bool:
+    """Whether others use, by ``share``, too much for a measurement to be trusted; not where nothing is known."""
+    return share is not None and share > MOST_OTHERS
+
+
+def load_warning(share: float | None) -> str | None:
+    """What is said of figures that were measured while others used ``share`` of the CPUs, None where that is little."""
+    return f"other programs used {share:.0%} of the CPUs (at most {MOST_OTHERS:.0%})" if is_busy(share) else None
+
+
+def require_quiet(share: float | None) -> None:
+    """Raises MeasurementError on a host that is too busy for figures that are to be kept."""
+    if is_busy(share):
+        raise MeasurementError(
+            f"this host: other programs use {share:.0%} of the CPUs, expected at most {MOST_OTHERS:.0%}, so that a "
+            "measurement would say little; nothing was kept. Wait until they are done, or measure with "
+            "`force=True`, which marks figures as noisy"
+        )
 
 
 def _has_quota() -> bool:
