@@ -133,7 +133,10 @@ def _locked(root: Path, output: Path) -> IO[str]:
             lock = stack.enter_context(os.fdopen(descriptor, "w"))
             file_lock.take(descriptor)
             held = os.path.samestat(os.fstat(descriptor), (root / _LOCK_FILE).lstat())
-        except (BlockingIOError, FileNotFoundError):  # the second: it ended just now, and took its folder away
+        except BlockingIOError:
+            who = file_lock.holders(descriptor)
+            raise OutputError(f"{root}: another compile is working on this output: {who}") from None
+        except FileNotFoundError:  # it ended just now, and took its folder away
             held = False
         if not held:
             raise OutputError(f"{root}: another compile is working on this output")
