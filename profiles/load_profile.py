@@ -10,6 +10,7 @@ import yaml
 
 from ..errors import ProfileError
 from ..outside import is_of_library, said_by
+from ..outside_file import read_file
 from ..strict import nearest
 from .device_profile import DeviceProfile
 from .probe_host import HOST_PROFILE_NAME, host_profile
@@ -70,13 +71,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _read_yaml(path: Path) -> object:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_YAML_BYTES + 1)
-    except OSError as failure:
-        raise ProfileError(f"{path}: cannot be read ({failure.strerror})") from failure
-    if len(raw) > MAX_YAML_BYTES:
-        raise ProfileError(f"{path}: larger than the {MAX_YAML_BYTES // 1024} KiB that a profile may take")
+    raw = read_file(path, MAX_YAML_BYTES, ProfileError)
     try:
         return yaml.load(raw, Loader=_StrictLoader)  # noqa: S506  (_StrictLoader is a SafeLoader)
     except BaseException as failure:  # explicit tags raise whatever int(), tables and matches do

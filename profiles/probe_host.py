@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from ..errors import OutputError, ProfileError
+from ..outside_file import read_file
 from ..strict import parse_json, structure, unstructure
 from ..whole_file import write_whole
 from .cgroups import cgroup_cpu_quotas, cgroup_memory_limits
@@ -34,6 +35,7 @@ _BACKEND_PACKAGES = {
 }
 # Part of the rates' key: raised when the micro-benchmarks change their meaning.
 _MEASUREMENT_VERSION = 2
+_MAX_RATES_BYTES = 2**16
 _LOOK_SECONDS = 1.0
 # What the probe cannot know. Shares of the universal model's latency; half is within reach of every encoder's ladder,
 # also of one that shrinks the feed-forward width alone.
@@ -132,9 +134,10 @@ def _cached_rates(facts: HostFacts, refresh: bool) -> Rates:
     path = kept = None
     with contextlib.suppress(OSError):  # a home that cannot be written costs only a new measurement each time
         path = cache_folder() / f"host-rates-{_rates_key(facts)}.json"
-        if path.is_file():
-            with contextlib.suppress(ProfileError, ValueError):  # a damaged entry is measured again
-                kept = structure(Rates, parse_json(path.read_bytes()), str(path), ProfileError)
+        with contextlib.suppress(ProfileError, ValueError):  # a damaged entry is measured again
+            kept = structure(
+                Rates, parse_json(read_file(path, _MAX_RATES_BYTES, ProfileError)), str(path), ProfileError
+            )
     if kept is not None and not refresh and (kept.others_share is None or is_busy(others_now(_LOOK_SECONDS))):
         return kept
     load = OthersLoad()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
+from ...outside_file import read_file
 from ...runtime.generation.chat import MAX_TEMPLATE_LETTERS
 from .checkpoint import read_json
 from .tokenizer_file import SETTINGS_FILE
@@ -59,11 +60,8 @@ def _default_of(stated: object, where: Path) -> str | None:
 
 def _text(file: Path) -> str:
     try:
-        if (size := file.stat().st_size) > (most := MAX_TEMPLATE_LETTERS * _MOST_BYTES_PER_LETTER):
-            raise CheckpointError(f"{file}: {size} bytes, more than the {most} allowed")
-        return file.read_text(encoding="utf-8")
-    except OSError as failure:
-        raise CheckpointError(f"{file}: cannot be read ({failure.strerror})") from failure
+        text = read_file(file, MAX_TEMPLATE_LETTERS * _MOST_BYTES_PER_LETTER, CheckpointError).decode()
+        return text.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as failure:
         raise CheckpointError(f"{file}: expected UTF-8 ({failure.reason} at byte {failure.start})") from failure
 

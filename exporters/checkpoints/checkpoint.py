@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from ...errors import CheckpointError
 from ...outside import library_errors
+from ...outside_file import read_file
 from ...path_kinds import what_it_is
 from ...runtime.bundle.regular_file import stream_sha256
 from ...strict import parse_json
@@ -178,14 +179,10 @@ def read_json_list(path: Path) -> list[Any]:
 
 
 def _read_json(path: Path) -> object:
+    if not os.path.lexists(path):
+        raise CheckpointError(f"{path}: no such file; a model folder needs it")
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise CheckpointError(f"{path}: {path.stat().st_size} bytes, more than the {MAX_CONFIG_BYTES} allowed")
-        return parse_json(path.read_bytes(), strict=False)
-    except FileNotFoundError as failure:
-        raise CheckpointError(f"{path}: no such file; a model folder needs it") from failure
-    except OSError as failure:
-        raise CheckpointError(f"{path}: cannot be read ({failure.strerror})") from failure
+        return parse_json(read_file(path, MAX_CONFIG_BYTES, CheckpointError), strict=False)
     except ValueError as failure:
         raise CheckpointError(f"{path}: not JSON ({failure})") from failure
 

@@ -18,10 +18,13 @@ from typing import Any
 
 from ...errors import CheckpointError
 from ...outside import library_errors, printable
+from ...outside_file import read_file
 from ...runtime.inputs.text import open_tokenizer
 from .checkpoint import read_json
 from .offline_transformers import offline_transformers
 
+# The largest vocabularies that are published take 40 MB.
+_MAX_BYTES = 2**28
 SETTINGS_FILE = "tokenizer_config.json"
 # Texts on which settings of tokenizers show: case, accents (composed and not), scripts, digits, punctuation, runs of
 # whitespace, control characters, wide and invisible letters, emoji, words that no vocabulary has.
@@ -59,10 +62,7 @@ def tokenizer_content(file: Path) -> bytes:
     """
     if not file.is_file():
         return _converted(file)
-    try:
-        content = file.read_bytes()
-    except OSError as failure:
-        raise CheckpointError(f"{file}: cannot be read ({failure.strerror})") from failure
+    content = read_file(file, _MAX_BYTES, CheckpointError)
     settings = file.with_name(SETTINGS_FILE)
     if not settings.is_file():
         return content

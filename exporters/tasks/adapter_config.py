@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
+from ...outside_file import read_file
 from ...strict import parse_json
 
 CONFIG_NAME = "adapter_config.json"
@@ -92,10 +93,8 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(f"{path}: {path.stat().st_size} bytes, more than the {_MAX_BYTES} allowed")
-        data = parse_json(path.read_bytes())
-    except (OSError, ValueError) as failure:
+        data = parse_json(read_file(path, _MAX_BYTES, CheckpointError))
+    except ValueError as failure:
         raise CheckpointError(f"{path}: cannot be read ({failure})") from failure
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(data).__name__}")

@@ -7,10 +7,11 @@ import secrets
 from pathlib import Path
 
 from ...errors import OutputError
+from ...outside_file import read_file
 from ...profiles.probe_host import cache_folder
 from ...whole_file import remove_unfinished, write_whole
 
-_KEY_BYTES = 32
+_KEY_BYTES, _MAX_KEY_BYTES = 32, 4096
 # Names a key file in place of this host's own, so that the machines of one fleet accept each other's plans.
 KEY_VARIABLE = "NESTFORGE_PLAN_KEY"
 
@@ -39,7 +40,7 @@ def plan_key() -> bytes:
         if not named and not path.exists():
             _make_key(path)
         _require_private(path)
-        key = path.read_bytes()
+        key = read_file(path, _MAX_KEY_BYTES, OutputError)
     except OSError as failure:
         raise OutputError(f"plan key {path}: cannot be read or made ({failure.strerror})") from failure
     if len(key) < _KEY_BYTES:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
+from ...outside_file import read_file
 from ...strict import parse_json
 from ..bundle.open_bundle import Bundle
-from ..inputs.array_file import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, file_sha256, opened, read_array_file
+from ..inputs.array_file import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, read_array_file
 from ..inputs.arrays import Array
 from ..inputs.text import TextEncoder
 
@@ -94,8 +95,8 @@ def _read_texts(path: Path, bundle: Bundle, longest: int, truncate: bool) -> Lab
     manifest = bundle.manifest
     if manifest.text is None:
         raise InputError(f"{path}: bundle {bundle.path} has no tokenizer; pass arrays as .npz instead of text")
-    raw_sha256 = file_sha256(path, MAX_BYTES)
-    texts, labels = _parse_texts(path, _classes(bundle))
+    raw = read_file(path, MAX_BYTES, InputError)
+    texts, labels = _parse_texts(path, raw, _classes(bundle))
     encoder = TextEncoder(bundle.file(manifest.text.file), manifest.text, manifest.inputs)
     encoded = encoder.encode(texts, longest, truncate=True)
     if encoded.truncated and not truncate:
@@ -105,14 +106,12 @@ def _read_texts(path: Path, bundle: Bundle, longest: int, truncate: bool) -> Lab
         )
     lengths = _lengths(bundle, encoded.feeds, len(texts))
     known = None if labels is None else np.array(labels, np.int64)
-    return LabelledData(encoded.feeds, lengths, known, len(encoded.truncated), raw_sha256)
+    return LabelledData(encoded.feeds, lengths, known, len(encoded.truncated), hashlib.sha256(raw).hexdigest())
 
 
-def _parse_texts(path: Path, classes: int) -> tuple[list[str], list[int] | None]:
+def _parse_texts(path: Path, raw: bytes, classes: int) -> tuple[list[str], list[int] | None]:
     texts: list[str] = []
     labels: list[int] = []
-    with opened(path):
-        raw = path.read_bytes()
     try:
         lines = raw.decode("utf-8").removesuffix("\n").split("\n") if raw else []
     except UnicodeDecodeError as failure:

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
+from ...outside_file import open_file
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.regular_file import stream_sha256
 from .arrays import Array
 from .check_inputs import InputChecker
-from .npz import open_regular, read_npz
+from .npz import read_npz
 
 # Of a file, and of what an NPZ file unpacks to.
 MAX_BYTES = 256 * 2**20
@@ -41,7 +42,7 @@ def read_array_file(
     Raises InputError for a file that cannot be read or is too large, for arrays that do not fit ``inputs``, and for
     no rows at all or too many.
     """
-    sha256 = file_sha256(path, max_bytes)
+    sha256 = _file_sha256(path, max_bytes)
     arrays = read_npz(path, max_bytes)
     labels = arrays.pop(LABELS, None)
     if any(not len(array) for array in arrays.values() if array.ndim):
@@ -74,9 +75,9 @@ def checked_labels(path: Path, labels: Array, rows: int, classes: int) -> Array:
     return labels.astype(np.int64)
 
 
-def file_sha256(path: Path, max_bytes: int = MAX_BYTES) -> str:
+def _file_sha256(path: Path, max_bytes: int) -> str:
     """SHA-256 of a file of at most ``max_bytes``. Raises InputError for one that is larger or cannot be read."""
-    with opened(path), open_regular(path) as file:
+    with _opened(path), open_file(path, InputError) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise InputError(f"{path}: {size} bytes, more than the {max_bytes} allowed; some thousand rows are enough")
@@ -84,7 +85,7 @@ def file_sha256(path: Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[None]:
+def _opened(path: Path) -> Iterator[None]:
     """Turns what reading ``path`` may raise into an InputError."""
     try:
         yield

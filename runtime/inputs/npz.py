@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import zipfile
-from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import InputError
+from ...outside_file import open_file
 from .arrays import Array
 
 
 def read_npz(path: Path, max_bytes: int) -> dict[str, Array]:
     """The arrays of an NPZ file, of up to ``max_bytes`` unpacked. Raises InputError for anything else."""
-    with open_regular(path) as file:
+    with open_file(path, InputError) as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 unpacked = sum(entry.file_size for entry in archive.infolist())
@@ -31,18 +29,6 @@ def read_npz(path: Path, max_bytes: int) -> dict[str, Array]:
     if unpacked > max_bytes:
         raise InputError(f"{path}: unpacks to {unpacked} bytes, more than the {max_bytes} allowed; send fewer rows")
     raise _refusal(path)  # other files among the arrays, which numpy hands out as bytes
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """Opens a file whose end is known. Raises InputError for what cannot be read, and for devices, which have none."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe is not waited for
-    except OSError as failure:
-        raise InputError(f"{path}: cannot be read ({failure.strerror or failure})") from failure
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise InputError(f"{path}: expected a file, not a folder, a pipe or a device")
-    return os.fdopen(descriptor, "rb")
 
 
 def _refusal(path: Path) -> InputError:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import InputError
-from .npz import open_regular
+from ...outside_file import open_file
 
 MAX_TEXT_BYTES = 2**30
 _BLOCK_BYTES = 2**20
@@ -20,12 +20,10 @@ def read_text_file(path: Path, error: Callable[[str], Exception] = InputError) -
     it never waits for.
     """
     try:
-        with open_regular(path) as file:
+        with open_file(path, lambda problem: error(f"{problem}; {_EXPECTED}")) as file:
             raw = bytearray()  # to be read at once, memory for the most allowed would be taken
             while len(raw) <= MAX_TEXT_BYTES and (block := file.read(_BLOCK_BYTES)):
                 raw += block
-    except InputError as failure:
-        raise error(f"{failure}; {_EXPECTED}") from failure
     except OSError as failure:
         raise error(f"{path}: cannot be read ({failure.strerror or failure}); {_EXPECTED}") from failure
     if len(raw) > MAX_TEXT_BYTES:

@@ -24,6 +24,7 @@ BASE = (
     "file_lock",
     "optional",
     "outside",
+    "outside_file",
     "ownership",
     "path_kinds",
     "strict",

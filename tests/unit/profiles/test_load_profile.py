@@ -111,7 +111,7 @@ def test_folder_is_no_profile(tmp_path: Path) -> None:
         ("", "expected a mapping, got nothing"),
         ("- 1\n", "expected a mapping, got a list"),
         ("nmae: x\n", "unknown key 'nmae'; did you mean 'name'"),
-        ("name: x\n" + "#" * MAX_YAML_BYTES, "larger than the 256 KiB"),
+        ("name: x\n" + "#" * MAX_YAML_BYTES, "bytes, more than the 262144 allowed"),
     ],
 )
 def test_bad_files_are_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:

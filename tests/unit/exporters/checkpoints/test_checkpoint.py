@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import safetensors.numpy
 from nestforge.errors import CheckpointError, UnsupportedModelError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from nestforge.exporters.source import open_source
+from nestforge.exporters.tasks.adapter_config import read_adapter_config
 from nestforge.exporters.universal import load_universal
 
 
@@ -93,6 +96,16 @@ def test_a_config_that_is_no_object(copy: Path, content: bytes) -> None:
     (copy / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"config.json"):
         open_checkpoint(copy)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"])
+def test_a_config_without_an_end_is_refused_at_once(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json: expected a file, not a folder, a pipe or a device"):
+        open_checkpoint(tmp_path)
+    make(tmp_path / "adapter_config.json")
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json: expected a file, not a folder, a pipe"):
+        read_adapter_config(tmp_path)
 
 
 def test_a_tensor_of_the_wrong_shape(copy: Path) -> None:
