@@ -27,14 +27,38 @@ PAGES = {"README.md": "", "docs/index.md": "sh", "docs/install.md": "sh", "docs/
 PAGES |= {str(page.relative_to(ROOT)): "sh" for page in sorted((ROOT / "docs" / "tasks").glob("*.md"))}
 
 
+def all_blocks(page: str) -> list[tuple[str, str]]:
+    return re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
 def blocks(page: str, wanted: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
-    return [text for language, text in found if language == wanted]
+    return [text for language, text in all_blocks(page) if language == wanted]
 
 
-def commands(page: str) -> list[str]:
-    lines = "".join(blocks(page, PAGES[page])).splitlines()
-    return [line for line in lines if line.startswith("nestforge ")]
+def steps(page: str) -> list[tuple[str, str]]:
+    """Each command of a page, and what the page says that it prints: the block of text behind it, or below its `$ `."""
+    found: list[tuple[str, str]] = []
+    before = ""
+    for language, text in all_blocks(page):
+        if language == PAGES[page]:
+            found += [(line, "") for line in text.splitlines() if line.startswith("nestforge ")]
+        elif language == "text" and text.startswith("$ nestforge "):
+            command, _, printed = text.removeprefix("$ ").partition("\n")
+            found.append((command, printed))
+        elif language == "text" and before == PAGES[page] and found:
+            found[-1] = (found[-1][0], text)
+        before = language
+    return found
+
+
+def labels(printed: str) -> set[str]:
+    """What stays the same for another model: headings of tables, and labels in front of values; digits are `#`."""
+    found: set[str] = set()
+    for paragraph in re.sub(r"\d+", "#", printed).split("\n\n"):
+        rows = [re.split(r"\s{2,}", line.strip()) for line in paragraph.splitlines()]
+        found |= {cell for row in rows[:1] if len(row) > 2 for cell in row}
+        found |= {row[0] for row in rows if len(row) > 1 and re.fullmatch("[a-z_ ]+", row[0])}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +84,7 @@ def workplace(page: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.M
     profile = replace(
         load_profile("laptop-x86"),
         buckets=(Bucket(1, 16),),
-        budgets={"full": BudgetSpec(), "fast": fast},
+        budgets={"full": BudgetSpec(), **dict.fromkeys(("balanced", "fast", "tiny"), fast)},
         levels=dict.fromkeys(kinds, (0.5, 1.0)),
     )
     (tmp_path / "tiny.yaml").write_text(dump_profile(profile))
@@ -72,6 +96,10 @@ def workplace(page: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.M
         "CLASSIFIER": str(save_tiny_encoder(tmp_path / "classifier", task="ForSequenceClassification")),
         "LANGUAGE_MODEL": str(save_text_llama(tmp_path / "llama")),
         "path/to/checkpoint": str(tiny_model),
+        # What `make demo` leaves.
+        "demo/minilm": str(tiny_model),
+        "demo/minilm.bundle": "my.bundle",
+        "demo/corpus.txt": "corpus.txt",
         "S": "50%",
         "host-cpu": "tiny.yaml",
     }
@@ -92,14 +120,15 @@ def test_extras_exist() -> None:
     assert {extra for group in named for extra in group.split(",")} <= known
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+@pytest.mark.parametrize("page", [page for page in PAGES if steps(page)])
 def test_commands(page: str, workplace: dict[str, str]) -> None:
     runner = CliRunner()
-    for line in commands(page):
+    for line, printed in sorted(steps(page), key=lambda step: "demo/minilm.bundle" in step[0]):
         arguments = [workplace.get(word, word) for word in shlex.split(line, comments=True)[1:]]
         result = runner.invoke(main, arguments, catch_exceptions=False)
         assert result.exit_code == 0, f"{line}\n{result.output}"
         assert result.stdout
+        assert labels(printed) <= labels(result.stdout), line
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
