@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from ..errors import InputError
 from ..optional import needed
-from ..runtime.exits.choice import OFF
-from ..runtime.inputs.arrays import Array
 from ..runtime.model import ElasticModel
-from ..runtime.retrieval.identity import embedding_output
 from ..strict import nearest
-from .text_model import TextModel, listed
+from .absent import absent
+from .embedder import Asked, Embedder
+from .embeddings import OUTPUT_VALUES, SENTENCE_EMBEDDING, OutputValue, converted, of_each_text
+from .process_pool import ProcessPool
+from .quantise import PRECISIONS, Precision, quantised
+from .text_model import listed, progress
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 # As in sentence-transformers, every model has these; the model's own take their place.
 _PROMPTS = {"query": "", "document": ""}
-# What torch.nn.functional.normalize divides by at least.
-_LEAST_LENGTH = 1e-12
 
 
-class SentenceEncoder(TextModel):
+class SentenceEncoder(Embedder):
     """Texts to vectors, where a ``SentenceTransformer`` is expected: by its evaluators, or by code written for it.
 
-    ``bundle``, ``budget`` and ``submodel`` are those of ``TextModel``: one submodel makes all vectors, so that they can
-    be compared. ``similarity_fn_name`` is what ``similarity`` computes. Raises InputError for a bundle without an
-    embedding.
+    ``bundle``, ``budget``, ``submodel`` and ``truncate_dim`` are those of ``Embedder``: one submodel makes all vectors,
+    so that they can be compared. ``similarity_fn_name`` is what ``similarity`` computes. Raises InputError for a bundle
+    without an embedding.
     """
+
+    # Where vectors are returned.
+    device = "cpu"
 
     def __init__(
         self,
@@ -40,22 +46,19 @@ class SentenceEncoder(TextModel):
         budget: str | None = None,
         submodel: str | None = None,
         similarity_fn_name: Similarity = "cosine",
+        truncate_dim: int | None = None,
     ) -> None:
         known = get_args(Similarity)
         if similarity_fn_name not in known:
             raise InputError(
                 f"similarity_fn_name {similarity_fn_name!r:.80}{nearest(str(similarity_fn_name)[:80], known)}"
             )
-        super().__init__(bundle, budget=budget, submodel=submodel)
+        super().__init__(bundle, budget=budget, submodel=submodel, truncate_dim=truncate_dim)
         self.similarity_fn_name = similarity_fn_name
         self.model_card_data = EvaluationResults()
         text = self.model.bundle.manifest.text
         self.prompts: Mapping[str, str] = {**_PROMPTS, **((text and text.prompts) or {})}
-        try:
-            self._output = embedding_output(self.model.bundle.manifest)
-        except InputError:
-            self.close()
-            raise
+        self.default_prompt_name = text and text.default_prompt
 
     def encode(
         self,
@@ -64,15 +67,18 @@ class SentenceEncoder(TextModel):
         prompt: str | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
-        output_value: str | None = "sentence_embedding",
-        precision: str | None = "float32",
+        output_value: OutputValue | None = "sentence_embedding",
+        precision: Precision | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: Any = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        pool: ProcessPool | None = None,
+        chunk_size: int | None = None,
         *,
         sentences: str | Iterable[str] | None = None,
+        **options: Any,
     ) -> Any:
         """The embeddings of texts, ``[N, D]`` float32 in their order, or ``[D]`` of a single text.
 
@@ -80,42 +86,39 @@ class SentenceEncoder(TextModel):
         text of more tokens than ``max_seq_length`` is cut there, as in sentence-transformers; here one line of the
         logger ``nestforge`` says how many were, and ``truncated`` counts them. ``prompt``, else the prompt called
         ``prompt_name``, else the model's default one stands before each. ``truncate_dim`` keeps the first numbers of
-        each vector, ``normalize_embeddings`` then brings it to length 1. The result is an array; with
-        ``convert_to_tensor`` a tensor, without ``convert_to_numpy`` a list of tensors, both on the processor.
+        each vector, ``normalize_embeddings`` then brings it to length 1, and ``precision`` makes integers or bits of
+        its numbers (``quantised``). The result is an array; with ``convert_to_tensor`` a tensor, without
+        ``convert_to_numpy`` a list of tensors, both on the processor. With the ``output_value`` token_embeddings it is
+        a list of a tensor ``[tokens, T]`` for each text, with None a list of a dict of everything known of it.
+        ``pool``, or a list as ``device``, encodes in several processes, ``chunk_size`` texts at a time.
         ``show_progress_bar`` draws a bar on stderr, by default where that logger's level is INFO or DEBUG.
-        ``sentences`` is the older name of ``inputs``.
+        ``sentences`` is the older name of ``inputs``; of further ``options`` a ``task`` changes nothing.
 
-        Raises InputError for what is no text, for a ``precision`` other than float32, an ``output_value`` other than
-        sentence_embedding, and a ``device`` other than cpu: where engines run is said when the bundle is loaded.
+        Raises InputError for what is no text, for an unknown option or value, and a single ``device`` other than cpu:
+        where engines run is said when the bundle is loaded.
         """
         if (inputs is None) == (sentences is None):
             raise InputError("inputs: expected a text or texts, as inputs or by the older name sentences")
         texts, single = listed(sentences if inputs is None else inputs)
-        width = self._width(truncate_dim)
-        _require("output_value", output_value, ("sentence_embedding",), "engines return no other")
-        quantise = "quantise the result with sentence_transformers.util.quantize_embeddings"
-        _require("precision", precision, (None, "float32"), quantise)
-        where = "the engines run where the bundle was loaded: nestforge.load(bundle, provider=...)"
-        _require("device", device if device is None else str(device), (None, "cpu"), where)
+        _require("output_value", output_value, (*OUTPUT_VALUES, None))
+        _require("precision", precision, (*PRECISIONS, None))
+        _refuse_options(options)
         if show_progress_bar is None:
             show_progress_bar = logging.getLogger("nestforge").getEffectiveLevel() in (logging.INFO, logging.DEBUG)
         if prompt is None and prompt_name is not None:
             prompt = self.prompts.get(prompt_name)
-        vectors = np.empty((len(texts), width), np.float32)
-        if texts:
-            for part, answer in self._answers(
-                texts,
-                truncate=True,
-                batch_size=batch_size,
-                show_progress=show_progress_bar,
-                prompt=prompt,
-                prompt_name=prompt_name if prompt is None else None,
-                exits=OFF,
-            ):
-                vectors[part] = answer[self._output.name][:, :width]
-        if normalize_embeddings:
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _LEAST_LENGTH)
-        return _converted(vectors, single, convert_to_numpy, convert_to_tensor)
+        named = prompt_name if prompt is None else None
+        width = self._width(truncate_dim)
+        asked = Asked(output_value, width, normalize_embeddings, batch_size, prompt, named)
+        with self._pool_of(pool, device) as used:
+            if used is None:
+                found = self.inferred(texts, asked, show_progress_bar)
+            else:
+                found = self._inferred_in(used, texts, chunk_size, show_progress_bar, asked)
+        if output_value == SENTENCE_EMBEDDING:
+            return converted(quantised(found, precision), single, convert_to_numpy, convert_to_tensor)
+        rows = of_each_text(found, precision)
+        return rows[0] if single else rows
 
     def encode_query(
         self,
@@ -141,6 +144,40 @@ class SentenceEncoder(TextModel):
             prompt_name = "document"
         return self.encode(inputs, prompt_name, prompt, **options)
 
+    def encode_multi_process(
+        self,
+        sentences: list[str],
+        pool: ProcessPool,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        chunk_size: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """The older name of ``encode`` with a ``pool``."""
+        return self.encode(sentences, prompt_name, prompt, batch_size, pool=pool, chunk_size=chunk_size, **options)
+
+    def start_multi_process_pool(self, target_devices: list[Any] | None = None) -> ProcessPool:
+        """Processes that open the bundle for themselves, with this submodel: one for each of ``target_devices``, all of
+        them cpu; None: for each core, at most 4. Raises InputError, so for a model that was opened elsewhere."""
+        if not self._opened_here:
+            raise InputError(
+                "start_multi_process_pool: its processes open the bundle themselves; give SentenceEncoder the bundle's "
+                "folder in place of a model that is open"
+            )
+        return ProcessPool(self.model.bundle.path.resolve(), partial(Embedder, submodel=self.submodel), target_devices)
+
+    @staticmethod
+    def stop_multi_process_pool(pool: ProcessPool) -> None:
+        """Ends the processes of ``pool``."""
+        pool.stop()
+
+    def evaluate(self, evaluator: Any, output_path: str | None = None) -> Any:
+        """What an ``evaluator`` of sentence-transformers finds, which it also writes to the folder ``output_path``."""
+        if output_path is not None:
+            os.makedirs(output_path, exist_ok=True)
+        return evaluator(self, output_path)
+
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """A tensor ``[N, M]``: every embedding of the first with every one of the second, by ``similarity_fn_name``.
         Raises InputError where sentence-transformers is not installed."""
@@ -150,6 +187,10 @@ class SentenceEncoder(TextModel):
         """A tensor ``[N]``: each embedding of the first with the same one of the second. Raises as ``similarity``."""
         return self._similarity_function("to_similarity_pairwise_fn")(embeddings1, embeddings2)
 
+    def get_max_seq_length(self) -> int:
+        """The same as ``max_seq_length``."""
+        return self.max_seq_length
+
     def get_embedding_dimension(self) -> int:
         """How many numbers a vector has."""
         return self._width(None)
@@ -158,13 +199,37 @@ class SentenceEncoder(TextModel):
         """The older name of ``get_embedding_dimension``."""
         return self._width(None)
 
-    def _width(self, truncate_dim: int | None) -> int:
-        full = int(self._output.dims[1])
-        if truncate_dim is None:
-            return full
-        if type(truncate_dim) is not int or not 0 < truncate_dim <= full:
-            raise InputError(f"truncate_dim: expected 1 to {full}, got {truncate_dim!r:.80}")
-        return truncate_dim
+    if not TYPE_CHECKING:  # an attribute that is not known stays an error of types
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(absent(type(self).__name__, name))
+
+    @contextmanager
+    def _pool_of(self, pool: ProcessPool | None, device: Any) -> Iterator[ProcessPool | None]:
+        """What ``encode`` runs in; None for this process."""
+        if pool is not None:
+            if not isinstance(pool, ProcessPool):
+                raise InputError(f"pool: expected one of start_multi_process_pool, got {type(pool).__name__}")
+            yield pool
+        elif isinstance(device, list):
+            own = self.start_multi_process_pool(device)
+            try:
+                yield own
+            finally:
+                own.stop()
+        else:
+            where = "; the engines run where the bundle was loaded: nestforge.load(bundle, provider=...)"
+            _require("device", device if device is None else str(device), (None, "cpu"), where)
+            yield None
+
+    def _inferred_in(
+        self, pool: ProcessPool, texts: list[Any], chunk_size: int | None, shown: bool, asked: Asked
+    ) -> Any:
+        with progress(shown, len(texts)) as advance:
+            parts = list(pool.parts(texts, chunk_size, asked, advance))
+        self._count(sum(part.cut for part in parts), len(texts))
+        found = [self.inferred([], asked), *(part.found for part in parts)]
+        return np.concatenate(found) if asked.output_value == SENTENCE_EMBEDDING else list(chain.from_iterable(found))
 
     def _similarity_function(self, kind: str) -> Any:
         library = needed(
@@ -185,18 +250,12 @@ class EvaluationResults:
         self.eval_results_dict[evaluator] = dict(metrics)
 
 
-def _require(name: str, value: object, allowed: tuple[object, ...], why: str) -> None:
+def _require(name: str, value: object, allowed: tuple[object, ...], why: str = "") -> None:
     if value not in allowed:
         expected = " or ".join(repr(each) for each in allowed)
-        raise InputError(f"{name} {value!r:.80}: expected {expected}; {why}")
+        raise InputError(f"{name} {value!r:.80}: expected {expected}{why}")
 
 
-def _converted(vectors: Array, single: bool, to_numpy: bool, to_tensor: bool) -> Any:
-    """``vectors`` as ``encode`` is asked to return them."""
-    if to_numpy and not to_tensor:
-        return vectors[0] if single else vectors
-    torch = needed("torch", "convert_to_tensor, or not convert_to_numpy", "torch", "take numpy arrays")
-    tensor = torch.from_numpy(vectors)
-    if single:
-        return tensor[0]
-    return tensor if to_tensor else list(tensor)
+def _refuse_options(options: Mapping[str, Any]) -> None:
+    for name in options.keys() - {"task"}:
+        raise InputError(f"{name[:80]}: is no option of encode here; a bundle prepares texts as it was compiled to")

@@ -56,6 +56,13 @@ class TextModel:
         text, longest = self.model.bundle.manifest.text, self.model.longest_sequence(1, self.submodel)
         return min(longest, (text and text.max_tokens) or longest)
 
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        limit = f"texts are cut to {self.max_seq_length} tokens here"
+        raise InputError(
+            f"max_seq_length {value!r:.80}: {limit}; for fewer shorten them, for more compile larger buckets"
+        )
+
     def close(self) -> None:
         """Closes the model that was opened here; another one is left open."""
         if self._opened_here:
@@ -89,7 +96,7 @@ class TextModel:
             raise InputError(f"batch_size: expected a whole number of at least 1, got {batch_size!r:.80}")
         rows: Rows = rows_of(self.model, texts, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
         cut = 0
-        with _progress(show_progress, len(texts)) as advance:
+        with progress(show_progress, len(texts)) as advance:
             batches = answers(
                 self.model, rows, self._buckets, truncate=truncate, most=batch_size, **self._asked, **asked
             )
@@ -97,26 +104,39 @@ class TextModel:
                 yield part, answer
                 cut += len(answer.truncated)
                 advance(len(part))
+        self._count(cut, len(texts))
+
+    def _count(self, cut: int, texts: int) -> None:
+        """Counts and logs that so many of so many ``texts`` were cut, if any was."""
         if cut:
             with self._count_lock:
                 self.truncated += cut
             _LOGGER.warning(
                 "%d of %d texts were cut to %d tokens, the most that submodel %s takes here",
-                *(cut, len(texts), self.max_seq_length, self.submodel),
+                *(cut, texts, self.max_seq_length, self.submodel),
             )
 
 
 def listed(inputs: object) -> tuple[list[Any], bool]:
-    """``inputs`` as a list, and whether they were a single text. Raises InputError for what is no collection."""
+    """``inputs`` as a list, and whether they were a single text. Raises InputError for what is none."""
     if isinstance(inputs, str):
         return [inputs], True
-    if isinstance(inputs, Iterable) and not isinstance(inputs, bytes | bytearray | memoryview | dict):
-        return list(inputs), False
+    if isinstance(inputs, set | frozenset):
+        raise InputError(
+            f"inputs: expected a text or texts in an order, got a {type(inputs).__name__}, which has none; give a list"
+        )
+    has_rows = getattr(inputs, "ndim", 1) == 1  # of an array of texts
+    if isinstance(inputs, Iterable) and has_rows and not isinstance(inputs, bytes | bytearray | memoryview | dict):
+        texts = list(inputs)
+        wrong = next((number for number, text in enumerate(texts) if not isinstance(text, str)), None)
+        if wrong is not None:
+            raise InputError(f"text {wrong}: expected text, got {texts[wrong]!r:.80}")
+        return texts, False
     raise InputError(f"inputs: expected a text or texts, got {type(inputs).__name__}")
 
 
 @contextmanager
-def _progress(shown: bool, total: int) -> Iterator[Callable[[int], None]]:
+def progress(shown: bool, total: int) -> Iterator[Callable[[int], None]]:
     """Called with how many more of ``total`` texts are done; a bar on stderr where ``shown``."""
     if not shown:
         yield lambda _: None

@@ -13,6 +13,7 @@ from ...errors import CheckpointError
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.offline_transformers import offline_transformers
 from ..sentence_transformers.head import SentenceHead
+from ..sentence_transformers.modules import TOKENS
 from ..signature import Signature
 from .sentence_interface import EMBEDDING, HIDDEN, POOLING_MASK
 
@@ -45,7 +46,8 @@ class TransformersModule(torch.nn.Module):
             result = dict(self.model(**own))
         if self.sentence_head is not None:
             assert self.mask is not None
-            result[EMBEDDING] = self.sentence_head(result[HIDDEN], inputs[self.mask], inputs.get(POOLING_MASK))
+            pooled = inputs.get(POOLING_MASK)
+            result[TOKENS], result[EMBEDDING] = self.sentence_head(result[HIDDEN], inputs[self.mask], pooled)
         return result
 
 

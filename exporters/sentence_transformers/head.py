@@ -28,9 +28,10 @@ class SentenceHead(torch.nn.ModuleDict):
 
     def forward(
         self, hidden: torch.Tensor, mask: torch.Tensor, pooling_mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """The sentence embedding ``[B, D]`` of ``hidden`` ``[B, S, H]`` where ``mask`` int64 ``[B, S]`` is 1; poolings
-        that leave prompts out take the positions where ``pooling_mask`` is 1 too."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens ``[B, S, T]`` that modules make of ``hidden`` ``[B, S, H]``, and the sentence embedding ``[B, D]``
+        of those where ``mask`` int64 ``[B, S]`` is 1; poolings that leave prompts out take the positions where
+        ``pooling_mask`` is 1 too."""
         values: dict[Value, torch.Tensor] = {TOKENS: hidden}
         for part in self.values():
             if isinstance(part, PoolingModule):
@@ -38,7 +39,7 @@ class SentenceHead(torch.nn.ModuleDict):
             else:
                 assert isinstance(part, DenseModule | NormalizeModule | LayerNormModule)
                 values[part.value] = part(values[part.value])
-        return values[SENTENCE][:, : self.width]
+        return values[TOKENS], values[SENTENCE][:, : self.width]
 
 
 def load_head(folder: Path, read: SentenceModules | None) -> SentenceHead | None:

@@ -68,6 +68,12 @@ class SentenceModules:
         }
 
     @property
+    def token_width(self) -> int | None:
+        """Numbers of a token that modules have changed before it is pooled; None where none does."""
+        found = [module.gives for _, module in self.modules.values() if module.writes == TOKENS]
+        return found[-1] if found else None
+
+    @property
     def leaves_prompt_out(self) -> bool:
         """Whether a pooling leaves the tokens of a prompt out, so that it must know which they are."""
         return any(isinstance(m, Pooling) and not m.include_prompt for _, m in self.modules.values())

@@ -130,7 +130,7 @@ class TextEncoder:
 
     def _pooled(self, rows: Sequence[Any], prompt: str) -> list[list[int]]:
         """The attention mask of every row without the tokens of ``prompt``, which come first."""
-        left_out = self._tokens_of(prompt) if prompt else 0
+        left_out = self.tokens_of(prompt) if prompt else 0
         pooled = [[int(place >= left_out and kept) for place, kept in enumerate(row.attention_mask)] for row in rows]
         for number, row in enumerate(pooled):
             if not any(row):
@@ -140,7 +140,7 @@ class TextEncoder:
                 )
         return pooled
 
-    def _tokens_of(self, prompt: str) -> int:
+    def tokens_of(self, prompt: str) -> int:
         """Tokens that ``prompt`` begins a row with: alone, without the special token that would end it."""
         ids = self._encoded([prompt])[0].ids
         return len(ids) - (bool(ids) and ids[-1] in self._special)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nestforge
 import pytest
-from support.sentence_folders import HIDDEN, Layout
+from nestforge.integrations import SentenceEncoder
+from support.sentence_folders import HIDDEN, Layout, classes
 from support.tiny_compile import board
 
 PROMPTS = {"prompts": {"query": "time budget ", "passage": "a "}, "default_prompt_name": "passage"}
@@ -25,3 +28,15 @@ def sentence_bundle(sentence_folder: Path) -> Path:
     profile = board(buckets=["2x8", "3x16"], budgets={"full": {}, "half": {"flops": "70 %"}})
     output = sentence_folder.with_suffix(".bundle")
     return nestforge.compile(sentence_folder, profile=profile, output=output, include="budgets")
+
+
+@pytest.fixture(scope="session")
+def encoder(sentence_bundle: Path) -> Iterator[SentenceEncoder]:
+    with SentenceEncoder(sentence_bundle) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def theirs(sentence_folder: Path) -> Any:
+    """The library's own model of the folder."""
+    return classes().SentenceTransformer(str(sentence_folder), device="cpu", local_files_only=True)

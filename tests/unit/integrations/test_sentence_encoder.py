@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,13 @@ import numpy as np
 import pytest
 import torch
 from nestforge.integrations import SentenceEncoder
-from support.sentence_folders import HIDDEN, classes
+from nestforge.integrations.absent import absent
+from support.sentence_folders import HIDDEN
 from support.tiny_models import WORDS
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 TEXTS = [" ".join(WORDS[(n * 3 + i) % len(WORDS)] for i in range(1 + n * 5 % 9)) for n in range(17)]
 LONG = " ".join(WORDS)
-
-
-@pytest.fixture(scope="module")
-def encoder(sentence_bundle: Path) -> Iterator[SentenceEncoder]:
-    with SentenceEncoder(sentence_bundle) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def theirs(sentence_folder: Path) -> Any:
-    return classes().SentenceTransformer(str(sentence_folder), device="cpu", local_files_only=True)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +38,7 @@ def theirs(sentence_folder: Path) -> Any:
         {"show_progress_bar": True},
         {"precision": None, "device": "cpu"},
         {"precision": "float32", "device": torch.device("cpu")},
+        {"task": "query"},
     ],
     ids=str,
 )
@@ -219,14 +209,31 @@ def test_the_librarys_evaluators_find_what_they_find_on_its_own_model(encoder: S
         ("a", {"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
         (
             "a",
-            {"output_value": "token_embeddings"},
-            "output_value 'token_embeddings': expected 'sentence_embedding'; engines return no other",
+            {"output_value": "tokens"},
+            "output_value 'tokens': expected 'sentence_embedding' or 'token_embeddings' or None",
         ),
         (
             "a",
-            {"precision": "int8"},
-            "precision 'int8': expected None or 'float32'; quantise the result with "
-            "sentence_transformers.util.quantize_embeddings",
+            {"precision": "int4"},
+            "precision 'int4': expected 'float32' or 'int8' or 'uint8' or 'binary' or 'ubinary' or None",
+        ),
+        ({"a", "b"}, {}, "inputs: expected a text or texts in an order, got a set, which has none; give a list"),
+        (
+            frozenset("a"),
+            {},
+            "inputs: expected a text or texts in an order, got a frozenset, which has none; give a list",
+        ),
+        (np.array("a"), {}, "inputs: expected a text or texts, got ndarray"),
+        ("a", {"pool": 3}, "pool: expected one of start_multi_process_pool, got int"),
+        (
+            "a",
+            {"device": ["cuda:0"]},
+            "target_devices: expected 'cpu' once for each process, got ['cuda:0']; processes share no GPU",
+        ),
+        (
+            "a",
+            {"processing_kwargs": {}},
+            "processing_kwargs: is no option of encode here; a bundle prepares texts as it was compiled to",
         ),
         (
             "a",
@@ -244,6 +251,31 @@ def test_refuses_in_one_line(encoder: SentenceEncoder, given: Any, asked: dict[s
     assert str(error.value) == message
 
 
+def test_what_a_bundle_has_not_is_refused_with_the_reason(encoder: SentenceEncoder) -> None:
+    with pytest.raises(AttributeError, match="'SentenceEncoder' object has no attribute 'fit': nothing is trained or"):
+        encoder.fit([])  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+        _ = encoder.nothing  # type: ignore[attr-defined]
+    assert not hasattr(encoder, "tokenizer")
+    with pytest.raises(nestforge.InputError, match="max_seq_length 8: texts are cut to 12 tokens here; for fewer"):
+        encoder.max_seq_length = 8
+
+
+def test_every_public_method_of_the_library_is_here_or_refused_with_a_reason(
+    encoder: SentenceEncoder, theirs: Any
+) -> None:
+    names = {name for name in dir(theirs) if not name.startswith("_")} - set(dir(torch.nn.Module))
+    missing = {name for name in names if not hasattr(encoder, name)}
+    assert {name for name in missing if ": " not in absent("SentenceEncoder", name)} == set()
+    assert names - missing == {
+        *("encode", "encode_query", "encode_document", "encode_multi_process", "preprocess", "tokenize", "evaluate"),
+        *("start_multi_process_pool", "stop_multi_process_pool", "truncate_dim", "truncate_embeddings", "device"),
+        *("truncate_sentence_embeddings", "similarity", "similarity_pairwise", "similarity_fn_name", "prompts"),
+        *("default_prompt_name", "max_seq_length", "get_max_seq_length", "get_embedding_dimension"),
+        *("get_sentence_embedding_dimension", "model_card_data"),
+    }
+
+
 def test_refuses_an_unknown_similarity(sentence_bundle: Path) -> None:
     with pytest.raises(nestforge.InputError, match="similarity_fn_name 'cosin'; did you mean 'cosine'"):
         SentenceEncoder(sentence_bundle, similarity_fn_name="cosin")  # type: ignore[arg-type]
@@ -255,6 +287,7 @@ import sys
 sys.modules |= dict.fromkeys(("torch", "transformers", "sentence_transformers"))  # importing one fails
 import nestforge
 from nestforge.integrations import SentenceEncoder
+from nestforge.integrations.absent import absent
 with SentenceEncoder(sys.argv[1]) as encoder:
     print(encoder.encode(["a dog", "fox"]).shape)
     for ask in (lambda: encoder.encode("a", convert_to_tensor=True), lambda: encoder.similarity([[1.0]], [[1.0]])):
