@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from nestforge.integrations import SentenceEncoder
-from nestforge.integrations.absent import absent
 from support.sentence_folders import HIDDEN
 from support.tiny_models import WORDS
 
@@ -251,31 +250,6 @@ def test_refuses_in_one_line(encoder: SentenceEncoder, given: Any, asked: dict[s
     assert str(error.value) == message
 
 
-def test_what_a_bundle_has_not_is_refused_with_the_reason(encoder: SentenceEncoder) -> None:
-    with pytest.raises(AttributeError, match="'SentenceEncoder' object has no attribute 'fit': nothing is trained or"):
-        encoder.fit([])  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
-        _ = encoder.nothing  # type: ignore[attr-defined]
-    assert not hasattr(encoder, "tokenizer")
-    with pytest.raises(nestforge.InputError, match="max_seq_length 8: texts are cut to 12 tokens here; for fewer"):
-        encoder.max_seq_length = 8
-
-
-def test_every_public_method_of_the_library_is_here_or_refused_with_a_reason(
-    encoder: SentenceEncoder, theirs: Any
-) -> None:
-    names = {name for name in dir(theirs) if not name.startswith("_")} - set(dir(torch.nn.Module))
-    missing = {name for name in names if not hasattr(encoder, name)}
-    assert {name for name in missing if ": " not in absent("SentenceEncoder", name)} == set()
-    assert names - missing == {
-        *("encode", "encode_query", "encode_document", "encode_multi_process", "preprocess", "tokenize", "evaluate"),
-        *("start_multi_process_pool", "stop_multi_process_pool", "truncate_dim", "truncate_embeddings", "device"),
-        *("truncate_sentence_embeddings", "similarity", "similarity_pairwise", "similarity_fn_name", "prompts"),
-        *("default_prompt_name", "max_seq_length", "get_max_seq_length", "get_embedding_dimension"),
-        *("get_sentence_embedding_dimension", "model_card_data"),
-    }
-
-
 def test_refuses_an_unknown_similarity(sentence_bundle: Path) -> None:
     with pytest.raises(nestforge.InputError, match="similarity_fn_name 'cosin'; did you mean 'cosine'"):
         SentenceEncoder(sentence_bundle, similarity_fn_name="cosin")  # type: ignore[arg-type]
@@ -287,7 +261,6 @@ import sys
 sys.modules |= dict.fromkeys(("torch", "transformers", "sentence_transformers"))  # importing one fails
 import nestforge
 from nestforge.integrations import SentenceEncoder
-from nestforge.integrations.absent import absent
 with SentenceEncoder(sys.argv[1]) as encoder:
     print(encoder.encode(["a dog", "fox"]).shape)
     for ask in (lambda: encoder.encode("a", convert_to_tensor=True), lambda: encoder.similarity([[1.0]], [[1.0]])):
