@@ -45,6 +45,18 @@ if TYPE_CHECKING:
     from .runtime.generation.loop.generation import Generation
     from .runtime.load import load
     from .runtime.model import ElasticModel
+    from .runtime.retrieval.index import Index
+    from .tools.functions import (
+        bench,
+        bench_requests,
+        calibrate,
+        calibrate_drafts,
+        compare,
+        consistency,
+        index,
+        measure,
+        search,
+    )
 
 __version__ = "0.1.0"
 
@@ -64,6 +76,7 @@ __all__ = [
     "ExportError",
     "Generated",
     "Generation",
+    "Index",
     "InputError",
     "MeasurementError",
     "NestforgeError",
@@ -76,12 +89,21 @@ __all__ = [
     "SliceError",
     "UnsupportedModelError",
     "__version__",
+    "bench",
+    "bench_requests",
+    "calibrate",
+    "calibrate_drafts",
+    "compare",
     "compile",
+    "consistency",
     "convert_coda",
+    "index",
     "load",
+    "measure",
     "nest",
     "open_bundle",
     "plan",
+    "search",
     "use_process_wide_threads",
     "verify",
 ]
@@ -95,13 +117,23 @@ _HOMES = {
     "ElasticModel": ("runtime.model", "ElasticModel"),
     "Generated": ("runtime.generation.calls.generated", "Generated"),
     "Generation": ("runtime.generation.loop.generation", "Generation"),
+    "Index": ("runtime.retrieval.index", "Index"),
     "Session": ("runtime.generation.calls.session", "Session"),
+    "bench": ("tools.functions", "bench"),
+    "bench_requests": ("tools.functions", "bench_requests"),
+    "calibrate": ("tools.functions", "calibrate"),
+    "calibrate_drafts": ("tools.functions", "calibrate_drafts"),
+    "compare": ("tools.functions", "compare"),
     "compile": ("compiler.compile", "compile_bundle"),
+    "consistency": ("tools.functions", "consistency"),
     "convert_coda": ("compiler.convert_coda", "convert_coda"),
+    "index": ("tools.functions", "index"),
     "load": ("runtime.load", "load"),
+    "measure": ("tools.functions", "measure"),
     "nest": ("compiler.nest.nest", "nest"),
     "open_bundle": ("runtime.bundle.open_bundle", "open_bundle"),
     "plan": ("compiler.request", "plan"),
+    "search": ("tools.functions", "search"),
     "use_process_wide_threads": ("runtime.engines.contract.threads", "use_process_wide_threads"),
     "verify": ("compiler.verify", "verify_bundle"),
 }

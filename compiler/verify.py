@@ -16,6 +16,7 @@ from ..exporters.for_tasks.with_tasks import with_stated_tasks
 from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
+from ..notebook import as_html
 from ..profiles.profile_data import profile_precisions
 from ..runtime.bundle.entries.engine_entry import EngineEntry, RoutingEntry
 from ..runtime.bundle.entries.tensor_spec import TensorSpec
@@ -42,7 +43,7 @@ from .tasks.verify_tasks import verify_tasks
 from .work.clock import Clock, Progress, silent
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VerifyReport:
     """Truthy if nothing failed. Without a model to compare with, ``engines`` is empty: only bytes were checked, those
     of calibrated ``policies``, ``plans``, ``measurements`` of hosts and ``tasks`` too."""
@@ -59,6 +60,15 @@ class VerifyReport:
 
     def __bool__(self) -> bool:
         return not any(verdict.problem for verdict in self.engines)
+
+    def __repr__(self) -> str:
+        failed = sum(verdict.problem is not None for verdict in self.engines)
+        compared = f", {len(self.engines)} engines against {self.against}, {failed} failed" if self.against else ""
+        return f"VerifyReport({self.bundle}: {self.files} files, {self.bytes / 1e6:.1f} MB{compared})"
+
+    def _repr_html_(self) -> str:
+        rows = [(verdict.engine, verdict.problem or "within tolerance") for verdict in self.engines]
+        return as_html(repr(self), columns=("engine", "parity") if rows else (), rows=rows)
 
 
 def verify_bundle(path: str | Path, against: str | Path | None = None, progress: Progress = silent) -> VerifyReport:

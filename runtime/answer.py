@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..bucket import Bucket
+from ..notebook import as_html
 from .engines.contract.residency import Residency
 from .exits.policy import ExitPolicy
 from .inputs.arrays import Array
@@ -146,3 +147,16 @@ class Answer:
         limit = f", {self.limit}" if self.limit else ""
         figures = f"{self.timings.run:.2f} ms{first}{runs}{limit}{padding}{truncated}{prompt}{exits}"
         return f"Answer({shapes}; {task}{self.engine}, {figures}; {self.reason})"
+
+    def _repr_html_(self) -> str:
+        facts: list[tuple[str, object]] = [
+            ("because", self.reason),
+            ("engine", f"{self.engine}, weights {self.residency}"),
+            ("run", f"{self.timings.run:.2f} ms{' (first run)' if self.first_run else ''}"),
+            *((f"run {number}", run) for number, run in enumerate(self.runs, 1)),
+        ]
+        for name in ("limit", "padding", "truncated", "prompt", "task", "exits"):
+            if value := getattr(self, name):
+                facts.append((name, value))
+        rows = [(name, array.dtype, "x".join(map(str, array.shape))) for name, array in self.outputs.items()]
+        return as_html(f"Answer of {self.submodel}", facts, ("output", "dtype", "shape"), rows)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from types import MappingProxyType, TracebackType
 from typing import Literal
 
 from ..errors import InputError, SelectionError
 from ..ownership import Owner
+from ..profiles.precision import Precision
 from ..profiles.probe_host import probe_host
 from .answer import Answer
 from .answering import Answering
+from .bundle.entries.tensor_spec import TensorSpec
+from .bundle.manifest import BudgetEntry
 from .bundle.open_bundle import Bundle
 from .choosing.candidates import Choice
+from .description import Description, SubmodelInfo, describe, described_as_html
 from .dispatcher import Dispatcher
 from .engines.contract.residency import Residency
 from .engines.host_latencies import host_latencies
@@ -190,6 +194,35 @@ class ElasticModel:
         """A cache that ``generate`` keeps between calls; see Generator.session."""
         return self.generate.session(rows, capacity, task)
 
+    @property
+    def submodels(self) -> tuple[SubmodelInfo, ...]:
+        """Those that may answer here, the largest first."""
+        return self._described.submodels
+
+    @property
+    def budgets(self) -> tuple[BudgetEntry, ...]:
+        """The named budgets, each with the submodel that was chosen for it, and why."""
+        return self._described.budgets
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The arrays of a request, by name, dtype and dimensions."""
+        return self._described.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The arrays of an answer."""
+        return self._described.outputs
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """Those of the submodels that may answer here."""
+        return self._described.precisions
+
+    @cached_property
+    def _described(self) -> Description:
+        return describe(self.bundle.manifest, self.residencies)
+
     def drift(self) -> Mapping[str, Drift]:
         """By calibrated policy, how the exits that answered since loading compare with the calibration's; of those
         with enough rows. The first time that one drifts, the logger ``nestforge`` warns."""
@@ -223,6 +256,9 @@ class ElasticModel:
 
     def __repr__(self) -> str:
         return f"ElasticModel({self.bundle!r}, {self.threads} threads)"
+
+    def _repr_html_(self) -> str:
+        return described_as_html(repr(self), self._described)
 
     def _admit(self, context: RequestContext) -> Choice:
         """The choice for a request, which is in flight from here on."""

@@ -13,6 +13,7 @@ from typing import Literal
 from ...bucket import Bucket
 from ...elastic import Submodel
 from ...errors import PlanError
+from ...notebook import as_html
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.host_load import load_warning
 from ...profiles.precision import precision_of
@@ -23,7 +24,7 @@ from .ladder import in_every_precision, ladder
 from .levels import Level
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What to compile for one model and one device profile.
 
@@ -39,6 +40,34 @@ class Plan:
     candidates: tuple[Candidate, ...]
     budgets: tuple[BudgetPlan, ...]
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        budgets = ", ".join(f"{budget.name}: {budget.submodel}" for budget in self.budgets)
+        return f"Plan({self.model} for {self.profile}, {len(self.candidates)} candidates; {budgets or 'no budgets'})"
+
+    def _repr_html_(self) -> str:
+        chosen: dict[str, list[str]] = {}
+        for budget in self.budgets:
+            chosen.setdefault(budget.submodel, []).append(budget.name)
+        return as_html(
+            f"Plan of {self.model} for {self.profile}, limits at {self.budget_bucket}",
+            [
+                *((f"budget {budget.name}", budget.reason) for budget in self.budgets),
+                *(("note", n) for n in self.notes),
+            ],
+            ["labels", "submodel", "M params", "memory MB", f"{self.latency_basis} ms", "budgets"],
+            [
+                [
+                    "/".join(one.labels) or "-",
+                    one.id,
+                    f"{one.parameters / 1e6:.2f}",
+                    f"{one.memory_mb:.1f}",
+                    f"{one.budget_cost.latency_ms:.2f}",
+                    ", ".join(chosen.get(one.id, ())),
+                ]
+                for one in self.candidates
+            ],
+        )
 
 
 def make_plan(

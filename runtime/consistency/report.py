@@ -9,8 +9,10 @@ from pathlib import Path
 
 from ...bucket import Bucket
 from ...errors import InputError, SelectionError
+from ...notebook import as_html
 from ...profiles.precision import Precision
 from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.figures import cell, heading, present
 from ..bundle.manifest import SubmodelEntry
 from ..bundle.open_bundle import Bundle
 from ..bundle.roles import compared_outputs
@@ -20,7 +22,7 @@ from ..inputs.text import TextEncoder
 from .array_samples import different_rows, read_array_samples
 from .measure import measure
 from .samples import Samples, TextSamples
-from .texts import keyed_texts
+from .texts import keyed, keyed_texts
 
 # More samples change figures in digits that nobody prints.
 MOST_SAMPLES = 2000
@@ -43,7 +45,7 @@ class SubmodelFigures:
     errors: Mapping[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Consistency:
     """What was compared: ``outputs`` by their role, at ``bucket``, on ``samples`` of the ``given`` different ones.
 
@@ -65,11 +67,22 @@ class Consistency:
     data_sha256: str
     submodels: tuple[SubmodelFigures, ...]
 
+    def __repr__(self) -> str:
+        return f"Consistency({self.bundle}: {len(self.submodels)} submodels, {self.samples} of {self.given} samples)"
+
+    def _repr_html_(self) -> str:
+        names = present(row.figures for row in self.submodels)
+        rows = [
+            ["/".join(row.labels) or "-", row.submodel, *(cell(row.figures, name, row.errors) for name in names)]
+            for row in self.submodels
+        ]
+        return as_html(repr(self), (), ["labels", "submodel", *map(heading, names)], rows)
+
 
 def check_consistency(
     bundle: Bundle,
     *,
-    text: Path | None = None,
+    text: Path | Sequence[str] | None = None,
     data: Path | None = None,
     submodels: Sequence[str] = (),
     threads: int | None = None,
@@ -77,10 +90,10 @@ def check_consistency(
 ) -> Consistency:
     """Measures ``submodels`` (ids or labels; all of them by default) against the universal model, on this host.
 
-    Exactly one of ``text``, a UTF-8 file with one text per line, and ``data``, an NPZ file with an array per input,
-    rows first, and perhaps ``labels``. Everything runs at the bucket with the longest sequence that all have, or have
-    something in the place of. Of more
-    than ``MOST_SAMPLES`` different samples those are used whose hashes are smallest.
+    Exactly one of ``text``, a UTF-8 file with one text per line, or texts, and ``data``, an NPZ file with an array per
+    input, rows first, and perhaps ``labels``. Everything runs at the bucket with the longest sequence that all have, or
+    have something in the place of. Of more than ``MOST_SAMPLES`` different samples those are used whose hashes are
+    smallest.
     Raises InputError for data that do not fit or are too few, SelectionError for a submodel that the bundle does not
     have, for a bundle without its universal model, and for a model without an output that can be compared.
     """
@@ -151,7 +164,7 @@ def _engines(bundle: Bundle, entries: Sequence[SubmodelEntry]) -> tuple[EngineEn
     return whole[universal, bucket], [whole[entry.id, entry.at(bucket)] for entry in entries if entry.id != universal]
 
 
-def _samples(bundle: Bundle, text: Path | None, data: Path | None) -> tuple[Samples, int]:
+def _samples(bundle: Bundle, text: Path | Sequence[str] | None, data: Path | None) -> tuple[Samples, int]:
     """The samples to use, and of how many different ones."""
     manifest = bundle.manifest
     if (text is None) == (data is None):
@@ -162,14 +175,15 @@ def _samples(bundle: Bundle, text: Path | None, data: Path | None) -> tuple[Samp
         _check_enough(data, len(numbers), "rows")
         return rows.take(numbers[:MOST_SAMPLES]), len(numbers)
     assert text is not None
+    name = text if isinstance(text, Path) else "text"
     if manifest.text is None:
-        raise InputError(f"{text}: bundle {bundle.path} has no tokenizer; pass arrays as .npz instead of text")
-    texts = [line for _, line in keyed_texts(text, InputError)]
-    _check_enough(text, len(texts), "texts, one per line")
+        raise InputError(f"{name}: bundle {bundle.path} has no tokenizer; pass arrays as .npz instead of text")
+    texts = [line for _, line in (keyed_texts(text, InputError) if isinstance(text, Path) else keyed(text))]
+    _check_enough(name, len(texts), "texts, one per line")
     encoder = TextEncoder(bundle.file(manifest.text.file), manifest.text, manifest.inputs)
     return TextSamples(encoder, tuple(texts[:MOST_SAMPLES])), len(texts)
 
 
-def _check_enough(path: Path, count: int, what: str) -> None:
+def _check_enough(path: Path | str, count: int, what: str) -> None:
     if count < LEAST_SAMPLES:
         raise InputError(f"{path}: {count} different {what}; expected at least {LEAST_SAMPLES}")

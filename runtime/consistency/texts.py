@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ...errors import InputError
 from ..inputs.text_file import read_text_file
 
 
@@ -14,5 +15,15 @@ def keyed_texts(path: Path, error: Callable[[str], Exception]) -> list[tuple[byt
 
     Raises ``error(message)`` for a file that ``read_text_file`` refuses.
     """
-    lines = read_text_file(path, error).splitlines()
-    return sorted((hashlib.sha256(text.encode()).digest(), text) for text in {line.strip() for line in lines} - {""})
+    return keyed(read_text_file(path, error).splitlines())
+
+
+def keyed(texts: Sequence[str]) -> list[tuple[bytes, str]]:
+    """The different ones of ``texts`` that are not blank, without outer spaces, sorted by their SHA-256, with it.
+
+    Raises InputError for what is no text.
+    """
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"text: expected a list of texts, got {texts!r:.80}")
+    stripped = {text.strip() for text in texts} - {""}
+    return sorted((hashlib.sha256(text.encode(errors="surrogatepass")).digest(), text) for text in stripped)

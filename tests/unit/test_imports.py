@@ -23,6 +23,7 @@ BASE = (
     "errors",
     "file_lock",
     "optional",
+    "notebook",
     "outside",
     "outside_file",
     "ownership",

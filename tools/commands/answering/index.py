@@ -60,8 +60,8 @@ def command(
     """
     from ....runtime.inputs.array_file import read_array_file
     from ....runtime.load import load
-    from ....runtime.retrieval import Index
     from ....runtime.retrieval.index_file import MAX_BYTES
+    from ...functions import index as build_index
 
     if (text is None) == (data is None):
         raise click.UsageError("expected either --text or --data")
@@ -74,7 +74,7 @@ def command(
         if text is not None:
             lines = read_text_lines(text)
             blank = lines.blank
-            index = Index.build(
+            index = build_index(
                 model,
                 lines.texts,
                 output=embedding,
@@ -86,7 +86,7 @@ def command(
         else:
             assert data is not None
             file = read_array_file(data, model.bundle.manifest.inputs, MAX_BYTES, MAX_BYTES)
-            index = Index.build(model, file.feeds, labels=file.labels, output=embedding, progress=progress)
+            index = build_index(model, file.feeds, labels=file.labels, output=embedding, progress=progress)
     index.save(output)
     identity = index.identity
     if as_json:

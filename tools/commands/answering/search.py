@@ -74,7 +74,9 @@ def command(
     submodel does, and a table shows what it finds beside what it saves.
     """
     from ....runtime.load import load
-    from ....runtime.retrieval import Index, compare_submodels
+    from ....runtime.retrieval import Index
+    from ...functions import compare as compare_submodels
+    from ...functions import search
 
     if bool(texts) + (file is not None) + (data is not None) != 1:
         raise click.UsageError("expected one of --query, --queries and --data")
@@ -90,8 +92,8 @@ def command(
         if compare:
             with working() as progress:
                 comparison = compare_submodels(
-                    opened,
                     model,
+                    opened,
                     queries,
                     k=k,
                     labels=labels,
@@ -105,8 +107,9 @@ def command(
             else:
                 _print_comparison(comparison)
             return
-        found = opened.search(
+        found = search(
             model,
+            opened,
             queries,
             k=k,
             budget=budget,

@@ -94,14 +94,10 @@ def command(
 
 
 def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, provider: str, as_json: bool) -> None:
-    from ....runtime.bundle.open_bundle import open_bundle
-    from ....runtime.engines.onnxruntime_gpu.provider import provider_named
-    from ...bundle_bench import bench_bundle
+    from ...functions import bench
 
-    ran_on = provider_named(provider)
-    opened = open_bundle(bundle)
     with working() as progress:
-        result = bench_bundle(opened, submodels, progress, ran_on, at)
+        result = bench(bundle, submodels, at=at, provider=provider, progress=progress)
     if as_json:
         print_json(result)
     else:
@@ -120,12 +116,12 @@ def _show_traffic(
     as_json: bool,
 ) -> None:
     from ....runtime.load import load
+    from ...functions import bench_requests
     from ...text_lines import read_text_lines
-    from ...traffic_bench import bench_traffic
 
     texts = None if text is None else read_text_lines(text).texts
     with working() as progress, load(bundle, provider=provider, merge=merged) as model:
-        result = bench_traffic(model, submodels, concurrency, progress, texts, task)
+        result = bench_requests(model, submodels, texts=texts, concurrency=concurrency, task=task, progress=progress)
     if as_json:
         print_json(result)
     else:

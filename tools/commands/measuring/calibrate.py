@@ -9,12 +9,11 @@ import click
 
 from ....runtime.exits.policy import Compare, Rule
 from ....strict import unstructure
-from ....whole_file import require_new, require_writable
+from ....whole_file import require_new
 from ...console import print_facts, print_json, print_table, say, working
 from ...options import bundle_argument, json_option
 
 if TYPE_CHECKING:
-    from ....runtime.bundle.open_bundle import Bundle
     from ....runtime.exits.calibration import CalibratedPolicy, Figures
     from ....runtime.generation.draft_calibration import HostDrafts
 
@@ -86,16 +85,14 @@ def command(
     """
     from ....runtime.bundle.manifest import CALIBRATION_NAME
     from ....runtime.bundle.open_bundle import open_bundle
-    from ....runtime.calibrate.budget import parse_budget
-    from ....runtime.calibrate.calibrate import calibrate
-    from ....runtime.exits.calibration import keep_policy, read_calibration
+    from ....runtime.exits.calibration import read_calibration
     from ...exit_plot import FORMATS, plot_exits
+    from ...functions import calibrate
 
     if data is None and budget is None:
-        opened = open_bundle(bundle)
-        if opened.manifest.generation is None:
+        if open_bundle(bundle).manifest.generation is None:
             raise click.UsageError("expected --data and --budget: this bundle has no engines that generate")
-        _calibrate_drafts(opened, text, submodel, as_json)
+        _calibrate_drafts(bundle, text, submodel, as_json)
         return
     if data is None or budget is None or text is not None:
         raise click.UsageError("expected --data with --budget, or of a bundle that generates --text or neither")
@@ -103,25 +100,22 @@ def command(
         raise click.UsageError(f"--plot: expected a file that ends in {' or '.join(FORMATS)}")
     if plot is not None:
         require_new(plot)
-    limit = parse_budget(budget)
-    opened = open_bundle(bundle)
-    read_calibration(opened)  # one that cannot be read is refused before any work
-    require_writable(opened.path, "a calibration")
     with working() as progress:
         policy = calibrate(
-            opened,
+            bundle,
             data,
-            limit,
+            budget,
             batch=batch,
             submodel=submodel,
             name=name,
+            default=default,
             compare=compare,
             rule=rule,
             truncate=truncate,
             progress=progress,
         )
-    kept, path = keep_policy(opened, policy, default), opened.path / CALIBRATION_NAME
-    is_default = kept.defaults.get(policy.submodel) == policy.name
+    kept, path = read_calibration(open_bundle(bundle)), bundle / CALIBRATION_NAME
+    is_default = kept is not None and kept.defaults.get(policy.submodel) == policy.name
     plotted = plot_exits(policy, plot) if plot is not None else None
     if plotted is False:
         say("matplotlib is not installed, so nothing was plotted: pip install 'nestforge[plot]'", err=True)
@@ -131,17 +125,16 @@ def command(
         _print(policy, path, is_default)
 
 
-def _calibrate_drafts(bundle: Bundle, text: Path | None, submodel: str | None, as_json: bool) -> None:
-    from ....runtime.calibrate.drafts import DEFAULT_TEXTS, calibrate_drafts
-    from ....runtime.generation.draft_calibration import keep_drafts, read_drafts
+def _calibrate_drafts(bundle: Path, text: Path | None, submodel: str | None, as_json: bool) -> None:
+    from ....runtime.bundle.manifest import DRAFTS_NAME
+    from ....runtime.calibrate.drafts import DEFAULT_TEXTS
+    from ...functions import calibrate_drafts
     from ...text_lines import read_text_lines
 
-    read_drafts(bundle)  # those that cannot be read are refused before any work
-    require_writable(bundle.path, "a calibration")
     texts = DEFAULT_TEXTS if text is None else read_text_lines(text).texts
     with working() as progress:
         found = calibrate_drafts(bundle, texts, submodel=submodel, progress=progress)
-    path = keep_drafts(bundle, found)
+    path = bundle / DRAFTS_NAME
     if as_json:
         print_json({"path": str(path), "calibration": unstructure(found)})
     else:

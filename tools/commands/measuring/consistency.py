@@ -39,14 +39,12 @@ def command(bundle: Path, text: Path | None, data: Path | None, submodels: tuple
     Runs the deployed engines on this host, without torch. Which figures there are follows from what the model
     returns: an embedding, classes, or tokens.
     """
-    from ....runtime.bundle.open_bundle import open_bundle
-    from ....runtime.consistency.report import check_consistency
+    from ...functions import consistency
 
     if (text is None) == (data is None):
         raise click.UsageError("expected exactly one of --text and --data")
-    opened = open_bundle(bundle)
     with working() as progress:
-        found = check_consistency(opened, text=text, data=data, submodels=submodels, progress=progress)
+        found = consistency(bundle, text=text, data=data, submodels=submodels, progress=progress)
     if as_json:
         print_json(found)
     else:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ....whole_file import require_writable
 from ...console import print_facts, print_json, print_table, say, working
 from ...options import bundle_argument, json_option
 
@@ -39,16 +38,12 @@ def command(bundle: Path, threads: int | None, memory_mb: float | None, force: b
     The figures are kept in the bundle's measurements.json, by host: those of other hosts stay. On this host the runtime
     then chooses by them in place of those of the compile. Nothing is kept where other programs use the processor.
     """
-    from ....runtime.bundle.device_files.measurements import keep_measurement, read_measurements
-    from ....runtime.bundle.open_bundle import open_bundle
-    from ....runtime.engines.measure_bundle import measure_bundle
+    from ....runtime.bundle.manifest import MEASUREMENTS_NAME
+    from ...functions import measure
 
-    opened = open_bundle(bundle)
-    read_measurements(opened)  # unreadable ones are refused before any work
-    require_writable(opened.path, "measurements")
     with working() as progress:
-        result = measure_bundle(opened, progress, threads=threads, memory_mb=memory_mb, force=force)
-    path = keep_measurement(opened, result.measurement)
+        result = measure(bundle, threads=threads, memory_mb=memory_mb, force=force, progress=progress)
+    path = bundle / MEASUREMENTS_NAME
     if as_json:
         warnings = _warnings(result)
         print_json(

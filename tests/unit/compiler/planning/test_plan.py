@@ -426,3 +426,12 @@ def test_a_note_says_that_rates_were_measured_on_a_busy_host() -> None:
         "predicted latencies are too high; `nestforge profile` measures them again once the host is quiet"
     )
     assert plan_for(encoder(), profile).notes == ()
+
+
+def test_a_plan_is_short_to_print_and_a_table_in_a_notebook() -> None:
+    plan = plan_for(encoder(layers=2), device({"full": BudgetSpec(), "small": BudgetSpec(parameters=60_000)}))
+    assert repr(plan).endswith(" for board, 7 candidates; full: ffn256-heads4, small: ffn128-heads2)")
+    shown = plan._repr_html_()
+    assert "<th>budget small</th><td>rung 3 of 7 is the largest" in shown
+    assert shown.count("<td>small</td></tr>") == 1
+    assert "&lt;b&gt;" in replace(plan, model="<b>")._repr_html_()

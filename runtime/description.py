@@ -1,0 +1,86 @@
+"""What an open model says of itself: its submodels with their precision and size, budgets, inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ..notebook import as_html
+from ..profiles.precision import Precision
+from .bundle.entries.tensor_spec import TensorSpec
+from .bundle.figures import cell, heading, present
+from .bundle.manifest import BudgetEntry, Manifest
+
+
+@dataclass(frozen=True)
+class SubmodelInfo:
+    """One submodel that may answer: its ``id`` and the ``labels`` that name it too, the ``precision`` of its engines,
+    its ``parameters``, what its weights take (10^6 bytes), and its ``figures`` against the universal model, by name, of
+    the texts that the bundle was compiled with; empty where it was compared on none."""
+
+    id: str
+    labels: tuple[str, ...]
+    precision: Precision
+    parameters: int
+    weight_mb: float
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Description:
+    """Of one model: the largest submodel first, of those with engines that may run here."""
+
+    submodels: tuple[SubmodelInfo, ...]
+    budgets: tuple[BudgetEntry, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    precisions: tuple[Precision, ...]
+
+
+def describe(manifest: Manifest, engines: Collection[str]) -> Description:
+    """The description of a model that may run those of ``engines``, by id."""
+    precision = {one.submodel: one.precision for one in manifest.engines if one.segment is None and one.id in engines}
+    submodels = tuple(
+        SubmodelInfo(
+            entry.id,
+            entry.labels,
+            precision[entry.id],
+            entry.parameters,
+            entry.weight_bytes / 1e6,
+            MappingProxyType(dict(entry.quality.figures) if entry.quality is not None else {}),
+        )
+        for entry in manifest.largest_first
+        if entry.id in precision
+    )
+    precisions = tuple(dict.fromkeys(one.precision for one in submodels))
+    return Description(submodels, manifest.budgets, manifest.inputs, manifest.outputs, precisions)
+
+
+def described_as_html(title: str, described: Description) -> str:
+    """A description as a notebook shows it."""
+
+    def named(specs: tuple[TensorSpec, ...]) -> str:
+        return "; ".join(f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.dims))}]" for spec in specs)
+
+    figures = present(one.figures for one in described.submodels)
+    return as_html(
+        title,
+        [
+            ("inputs", named(described.inputs)),
+            ("outputs", named(described.outputs)),
+            *((f"budget {one.name}", f"{one.submodel}: {one.reason}") for one in described.budgets),
+        ],
+        ["labels", "submodel", "precision", "M params", "MB of weights", *map(heading, figures)],
+        [
+            [
+                "/".join(one.labels) or "-",
+                one.id,
+                one.precision,
+                f"{one.parameters / 1e6:.2f}",
+                f"{one.weight_mb:.1f}",
+                *(cell(one.figures, name, {}) for name in figures),
+            ]
+            for one in described.submodels
+        ],
+    )

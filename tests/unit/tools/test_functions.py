@@ -1,0 +1,102 @@
+"""The commands as Python functions: the same names, the same results, kept in the same places."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import numpy as np
+import pytest
+from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.engines import measure_bundle, measure_rounds
+from nestforge.runtime.exits.calibration import read_calibration
+from nestforge.tools import bundle_bench, functions, traffic_bench
+from support.exit_rows import timed_once, write_arrays
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+TEXTS = ["a fox", "the dog", "a fox and a dog", "the lazy dog", "the fox is lazy"]
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    """A bundle with an embedding, a tokenizer and two submodels."""
+    return Path(shutil.copytree(GOLDEN / "bundle-v6", tmp_path / "encoder.bundle"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic_bench, "_SECONDS", 0.0)
+    monkeypatch.setattr(bundle_bench, "_SECONDS", 0.0)
+    monkeypatch.setattr(measure_rounds, "_ROUND_SECONDS", 0.0)
+    monkeypatch.setattr(measure_bundle, "others_now", lambda seconds: 0.0)
+
+
+def test_every_function_is_a_public_name() -> None:
+    own = {name for name, (module, _) in nestforge._HOMES.items() if module == "tools.functions"}
+    assert own == {
+        *("bench", "bench_requests", "calibrate", "calibrate_drafts", "compare", "consistency", "index", "measure"),
+        "search",
+    }
+    assert all(getattr(nestforge, name) is getattr(functions, name) for name in own)
+
+
+def test_an_index_and_searches_in_it(encoder: Path, tmp_path: Path) -> None:
+    built = nestforge.index(encoder, TEXTS)
+    built.save(tmp_path / "corpus.index")
+    found = nestforge.search(encoder, tmp_path / "corpus.index", TEXTS, k=2)
+    assert found.ids[:, 0].tolist() == [0, 1, 2, 3, 4]
+    with nestforge.load(encoder) as model:
+        assert nestforge.search(model, built, TEXTS[0], k=1, submodel="50%").ids.shape == (1, 1)
+        table = nestforge.compare(model, built, TEXTS, k=2)
+        assert len(table.submodels) == 2
+        assert model(TEXTS[0]).submodel == found.submodel, "the model is still open"
+    assert table.submodels[0].recall_at_k == 1.0
+
+
+def test_measurements_are_kept(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = nestforge.measure(encoder, threads=1, force=True)
+    kept = json.loads((encoder / "measurements.json").read_text())
+    assert len(kept["hosts"]) == 1
+    assert result.measurement.threads == 1
+    monkeypatch.setattr(measure_bundle, "others_now", lambda seconds: 0.9)
+    with pytest.raises(nestforge.MeasurementError, match="other programs use 90% of the CPUs"):
+        nestforge.measure(encoder)
+
+
+def test_benches(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nestforge.runtime.engines.measure import MemoryUse
+
+    monkeypatch.setattr(bundle_bench, "memory_use", lambda *_: MemoryUse(1, 2))
+    engines = nestforge.bench(encoder, ["50%"])
+    assert {row.engine.split("@")[0] for row in engines.engines} == {"ffn16-heads1"}
+    requests = nestforge.bench_requests(encoder, ["50%"], texts=TEXTS, concurrency=2)
+    assert [row.submodel for row in requests.submodels] == ["ffn16-heads1"]
+
+
+def test_consistency_of_texts_in_a_list_and_in_a_file(encoder: Path, tmp_path: Path) -> None:
+    texts = [f"{'a ' * n}fox" for n in range(1, 25)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    listed = nestforge.consistency(encoder, text=texts)
+    assert listed == nestforge.consistency(encoder, text=tmp_path / "texts.txt")
+    assert repr(listed).startswith(f"Consistency({encoder}: 2 submodels, ")
+    assert "<td>ffn16-heads1</td>" in listed._repr_html_()
+    with pytest.raises(nestforge.InputError, match="text: expected a list of texts, got"):
+        nestforge.consistency(encoder, text=["a", 3])  # type: ignore[list-item]
+    with pytest.raises(nestforge.InputError, match=r"^text: 1 different texts, one per line; expected at least 20"):
+        nestforge.consistency(encoder, text=["a"])
+
+
+def test_a_calibration_is_kept_as_the_default(tmp_path: Path) -> None:
+    from support.exit_bundles import write_exits_bundle
+
+    bundle = write_exits_bundle(tmp_path / "exits.bundle")
+    rows = write_arrays(tmp_path / "rows.npz", 60)
+    with timed_once():
+        policy: Any = nestforge.calibrate(bundle, rows, "mean_flops<=80 %", name="lean")
+    kept = read_calibration(open_bundle(bundle))
+    assert kept is not None
+    assert kept.defaults == {policy.submodel: "lean"}
+    assert np.isfinite(policy.measured.quality)
