@@ -47,7 +47,7 @@ class CompileRequest:
     ``budget_at`` is the shape at which budgets limit latency and FLOPs, one that an engine can run at or fill up.
     ``precisions`` replace the profile's; of several a budget takes the widest that it affords. ``include``
     says which submodels to build: the ones that budgets chose, also every level, or every rung of the ladder;
-    ``submodels`` (ids) come on top, and so do ``slices``, folders that hold a published slice of the model.
+    ``submodels`` (ids or labels) come on top, and so do ``slices``, folders that hold a published slice of the model.
     ``generate`` adds engines to a causal language model that keep a cache of keys and values.
     ``emit_only`` leaves plans for TensorRT to `nestforge build` on the device. Without ``measure`` nothing is timed:
     latencies are predicted from the profile's rates, as for any device that is not this host.
@@ -154,7 +154,7 @@ def resolve(request: CompileRequest) -> Resolved:
     if request.generate:
         require_cached_form(source, profile)
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
-    asked = [read_assignment(source.spec, id_, levels, profile.width_multiple) for id_ in request.submodels]
+    asked = [read_assignment(source.spec, id_, levels, profile) for id_ in request.submodels]
     if request.generate:
         require_that_generate(source, profile, (*(level.submodel for level in levels), *asked))
     published = _published(source, request.slices)

@@ -186,7 +186,7 @@ submodel_option = click.option(
     "submodels",
     multiple=True,
     metavar="ID",
-    help="This submodel too, such as ffn768x4_1536x2; repeatable.",
+    help="This submodel too, by label (M+2: two layers promoted from M) or id (ffn768x4_1536x2); repeatable.",
 )
 slice_option = click.option(
     "--slice",

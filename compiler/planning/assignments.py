@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from ...elastic import BITS, Axis, ElasticSpec, Submodel
 from ...errors import PlanError
+from ...profiles.device_profile import DeviceProfile
+from .labels import labelled, rung_labels
 from .levels import Level
 
 
-def read_assignment(spec: ElasticSpec, submodel_id: str, levels: Sequence[Level], width_multiple: int) -> Submodel:
-    """The submodel that ``submodel_id`` names.
+def read_assignment(spec: ElasticSpec, submodel_id: str, levels: Sequence[Level], profile: DeviceProfile) -> Submodel:
+    """The submodel that ``submodel_id`` names, which may be the label of a rung.
 
     Raises PlanError for an id that does not fit the model's axes, and for a width that is no multiple of
-    ``width_multiple`` unless it is that of a level or the full one.
+    the profile's width unless it is that of a level or the full one.
     """
-    submodel = spec.parse(submodel_id)
+    labels, width_multiple = rung_labels(levels, profile), profile.width_multiple
+    if rung := labelled(submodel_id, labels):
+        return rung
+    try:
+        submodel = spec.parse(submodel_id)
+    except PlanError as failure:
+        if submodel_id.startswith(tuple(spec.kinds)):
+            raise
+        raise PlanError(f"{failure}, or labels: {', '.join(chain.from_iterable(labels.values()))}") from None
     for axis, value in submodel.values:
         off = axis.kind in spec.widths and axis.choices is None and value % width_multiple
         if off and value not in _widths(axis, levels):

@@ -31,8 +31,13 @@ def ladder(levels: Sequence[Level], order: PromotionOrder = "increasing") -> tup
     All axes of a layer are promoted together; axes outside the layers move with the next full level. Rungs that
     rounding makes equal appear once.
     """
+    return tuple(rung for rung, _ in labelled_ladder(levels, order))
+
+
+def labelled_ladder(levels: Sequence[Level], order: PromotionOrder) -> tuple[tuple[Submodel, str], ...]:
+    """The rungs of ``ladder``, each with its label: ``M+2`` has two layers promoted from level ``M``."""
     layers = sorted({axis.layer for axis, _ in levels[0].submodel.values if axis.layer is not None})
-    rungs: dict[str, Submodel] = {}
+    rungs: dict[Submodel, str] = {}
     for low, high in pairwise(levels):
         for count in range(max(1, len(layers))):
             raised = promoted(layers, count, order)
@@ -40,10 +45,9 @@ def ladder(levels: Sequence[Level], order: PromotionOrder = "increasing") -> tup
                 (axis, high.submodel[axis.name] if axis.layer in raised else value)
                 for axis, value in low.submodel.values
             )
-            rung = canonical(values)
-            rungs.setdefault(rung.id, rung)
-    rungs.setdefault(levels[-1].submodel.id, levels[-1].submodel)
-    return tuple(rungs.values())
+            rungs.setdefault(canonical(values), f"{low.label}+{count}" if count else low.label)
+    rungs.setdefault(levels[-1].submodel, levels[-1].label)
+    return tuple(rungs.items())
 
 
 def promoted(layers: Sequence[int], count: int, order: PromotionOrder) -> frozenset[int]:

@@ -16,11 +16,10 @@ from ...errors import PlanError
 from ...notebook import as_html
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.host_load import load_warning
-from ...profiles.precision import precision_of
 from .assignments import unusual
 from .candidate import Candidate, Corrections, Source, candidate_of
 from .choose import BudgetPlan, choose
-from .ladder import in_every_precision, ladder
+from .labels import letters, rung_labels
 from .levels import Level
 
 
@@ -92,12 +91,10 @@ def make_plan(
     corrections = corrections or {}
     if corrections and set(corrections) != {(b, p) for b in profile.buckets for p in profile.precisions}:
         raise ValueError("corrections: expected one for every bucket and precision of the profile")
-    rungs = in_every_precision(ladder(levels, profile.promotion_order))
-    known = {rung.id for rung in rungs}
-    extra = {submodel.id: submodel for submodel in submodels if submodel.id not in known}
-    labels = _labels(levels, rungs, profile)
-    on_ladder = [candidate_of(source, profile, corrections, s, labels.get(s.id, ()), i) for i, s in enumerate(rungs)]
-    beside = [candidate_of(source, profile, corrections, s, (), None) for s in extra.values()]
+    rungs = rung_labels(levels, profile)
+    extra = letters(dict.fromkeys(submodel for submodel in submodels if submodel not in rungs))
+    on_ladder = [candidate_of(source, profile, corrections, s, own, i) for i, (s, own) in enumerate(rungs.items())]
+    beside = [candidate_of(source, profile, corrections, s, own, None) for s, own in extra.items()]
     basis: Literal["predicted", "corrected"] = "corrected" if corrections else "predicted"
     budgets: list[BudgetPlan] = []
     left_out: list[str] = []
@@ -117,7 +114,7 @@ def make_plan(
         budgets=tuple(budgets),
         notes=(
             *(note for level in levels for note in level.rounding),
-            *unusual(extra.values(), levels),
+            *unusual(extra, levels),
             *left_out,
             *_of_a_busy_host(profile),
             *_unchosen(on_ladder, budgets, profile),
@@ -134,19 +131,6 @@ def _of_a_busy_host(profile: DeviceProfile) -> list[str]:
         f"profile {profile.name}: {busy} while its rates were measured, so that predicted latencies are too high; "
         "`nestforge profile` measures them again once the host is quiet"
     ]
-
-
-def _labels(levels: Sequence[Level], rungs: Sequence[Submodel], profile: DeviceProfile) -> dict[str, tuple[str, ...]]:
-    """Names of the levels by id of the rung: ``M`` in the widest precision, ``M.int8`` in another."""
-    labels: dict[str, tuple[str, ...]] = {}
-    for level in levels:
-        for rung in rungs:
-            if rung == level.submodel:
-                labels[rung.id] = (*labels.get(rung.id, ()), level.label)
-            elif rung.bits and rung.at_bits(level.submodel.bits or rung.bits) == level.submodel:
-                name = f"{level.label}.{precision_of(rung, profile.precisions)}"
-                labels[rung.id] = (*labels.get(rung.id, ()), name)
-    return labels
 
 
 def _unchosen(rungs: Sequence[Candidate], budgets: Sequence[BudgetPlan], profile: DeviceProfile) -> list[str]:

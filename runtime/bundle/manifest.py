@@ -92,6 +92,11 @@ class SubmodelEntry:
     quality: Quality | None = None
 
     @property
+    def label(self) -> str:
+        """Its short name: the first of its labels, its id where it has none."""
+        return self.labels[0] if self.labels else self.id
+
+    @property
     def sequence(self) -> int | None:
         """What its engines have in the place of a bucket's sequence, of models that are another function at each."""
         return self.values[SEQUENCE][0] if self.values.get(SEQUENCE) else None
@@ -296,20 +301,19 @@ class Manifest:
             return self.generation.of(engine).encoder_interface
         return self.interface(engine.segment)
 
-    def _completed(self, submodel_id: str) -> str:
-        """The whole id, as far as ``submodel_id`` is one."""
+    def _ids(self, submodel_id: str) -> tuple[str, ...]:
+        """The whole ids of what ``submodel_id`` names, as far as it is one."""
         try:
-            return ElasticSpec(self.axes, ()).parse(submodel_id).id
+            return ElasticSpec(self.axes, ()).parse(submodel_id).ids
         except PlanError:
-            return submodel_id
+            return ()
 
     def submodel(self, submodel_id: str) -> SubmodelEntry:
         """The submodel with this label or id, where kinds at full size may be left out.
 
         Raises SelectionError listing what exists.
         """
-        wanted = (submodel_id, self._completed(submodel_id))
-        for name in wanted:
+        for name in (submodel_id, *self._ids(submodel_id)):
             for entry in self.submodels:
                 if name == entry.id or name in entry.labels:
                     return entry

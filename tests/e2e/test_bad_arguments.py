@@ -56,10 +56,10 @@ ARGUMENTS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]]
         PlanError,
         r"axis kind ffn: expected 2 values, one per layer, got more",
     ),
-    "submodel by label": (
-        lambda c: c.arguments.update(submodels=["S"]),
+    "submodel by a label that is none": (
+        lambda c: c.arguments.update(submodels=["XXL"]),
         PlanError,
-        r"submodel 'S': cannot read 'S'; expected ids like ffn32-heads2",
+        r"submodel 'XXL': cannot read 'XXL'; expected ids like ffn32-heads2, or labels: ",
     ),
     "unknown include": (
         lambda c: c.arguments.update(include="everything"),

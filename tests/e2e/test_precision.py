@@ -211,7 +211,7 @@ def test_a_memory_budget_is_judged_by_the_bytes_that_are_built(
 
 def test_a_published_slice_is_one_in_the_widest_precision(tmp_path: Path, wide: Path) -> None:
     bundle = open_bundle(compiled(wide, tmp_path / "b", "fp32", "int8-dynamic", slices=[wide], include="budgets"))
-    assert any(submodel.id.endswith("bits32") for submodel in bundle.manifest.submodels)
+    assert any(submodel.values["bits"] == (32,) for submodel in bundle.manifest.submodels)
 
 
 @pytest.mark.parametrize("stage", ["quality", "prove", "verify"])

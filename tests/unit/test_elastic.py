@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
-from nestforge.elastic import Axis, ElasticSpec, PrefixSlice, Submodel
+from nestforge.elastic import BITS, Axis, ElasticSpec, PrefixSlice, Submodel
 from nestforge.errors import PlanError
 
 AXES = tuple(Axis(f"layers.{i}.{kind}", size) for i in range(3) for kind, size in (("ffn", 64), ("heads", 4)))
@@ -154,3 +154,18 @@ def test_where_choices_fall_a_larger_value_keeps_less() -> None:
     assert spec.parse("coda.reduction8").is_universal is False
     with pytest.raises(PlanError, match=r"^axis coda\.reduction: expected one of 8, 3, 2, got 1$"):
         spec.parse("coda.reduction1")
+
+
+def test_an_id_does_not_change_because_there_is_a_second_precision() -> None:
+    plain = ElasticSpec((Axis("layers.0.ffn", 8), Axis("layers.1.ffn", 8)), ())
+    several = ElasticSpec((*plain.axes, Axis(BITS, 32, (8, 32))), ())
+    for values in ({}, {"layers.0.ffn": 4}):
+        submodel = several.submodel(values)
+        assert submodel.id == plain.submodel(values).id
+        assert several.parse(submodel.id) == submodel
+        narrow = submodel.at_bits(8)
+        assert narrow.id == f"{submodel.id}-bits8"
+        assert several.parse(narrow.id) == narrow
+    alone = ElasticSpec((Axis(BITS, 32, (8, 32)),), ())
+    assert [one.id for one in (alone.universal(), alone.universal().at_bits(8))] == ["universal", "bits8"]
+    assert alone.parse("universal") == alone.universal()

@@ -63,7 +63,7 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of the draws. Default: 0.")
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
 @click.option("--budget", help="A named budget of the bundle.")
-@click.option("--submodel", metavar="ID", help="This submodel, by id or level.")
+@click.option("--submodel", metavar="ID", help="This submodel, by label or id.")
 @click.option(
     "--tokens-per-second",
     type=_ABOVE_0,

@@ -59,7 +59,7 @@ Examples:
     type=click.FloatRange(min=0, min_open=True),
     help="The most until the answer, its encoding included; the reason shows how it was reckoned.",
 )
-@click.option("--submodel", metavar="ID", help="This submodel, by id or level.")
+@click.option("--submodel", metavar="ID", help="This submodel, by label or id.")
 @click.option(
     "--exits",
     metavar="off|NAME|TAU[,TAU...]",

@@ -40,7 +40,7 @@ Examples:
 @click.option("--k", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to find per query.")
 @click.option("--budget", help="A named budget of the bundle.")
 @click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="The most that one query may take.")
-@click.option("--submodel", metavar="ID", help="This submodel, by id or level.")
+@click.option("--submodel", metavar="ID", help="This submodel, by label or id.")
 @click.option("--compare", is_flag=True, help="Search with every submodel and compare it with the universal model.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
 @prompt_option

@@ -32,7 +32,7 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @bundle_argument
-@click.option("--submodel", "submodels", multiple=True, metavar="ID", help="Only this one, by id or level; repeatable.")
+@click.option("--submodel", "submodels", multiple=True, metavar="ID", help="Only this one, by label or id; repeatable.")
 @click.option(
     "--text", type=click.Path(path_type=Path), metavar="FILE", help="Send the lines of this file, each as a request."
 )

@@ -46,7 +46,7 @@ Examples:
     help="Of a bundle that generates: a text a line, which drafts continue. Default: a few short texts.",
 )
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Rows per request.")
-@click.option("--submodel", metavar="ID", help="This submodel, by id or level. Default: the largest.")
+@click.option("--submodel", metavar="ID", help="This submodel, by label or id. Default: the largest.")
 @click.option("--name", help="Name of the policy; the same name is replaced. Default: the budget.")
 @click.option(
     "--default/--no-default",

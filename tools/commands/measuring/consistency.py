@@ -30,7 +30,7 @@ Examples:
     help="NPZ file with an array per input, rows first; 'labels' of a classifier add accuracy.",
 )
 @click.option(
-    "--submodel", "submodels", multiple=True, metavar="ID", help="By id or level; repeatable. Default: all of them."
+    "--submodel", "submodels", multiple=True, metavar="ID", help="By label or id; repeatable. Default: all of them."
 )
 @json_option
 def command(bundle: Path, text: Path | None, data: Path | None, submodels: tuple[str, ...], as_json: bool) -> None:

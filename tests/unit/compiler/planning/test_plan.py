@@ -220,7 +220,7 @@ def test_plan_is_pure_json_and_the_same_every_time() -> None:
 
 def test_candidate_figures() -> None:
     candidate = plan_for(encoder(layers=2), device({"full": BudgetSpec()})).candidates[1]
-    assert (candidate.id, candidate.rung, candidate.labels) == ("ffn64x1_128x1-heads1x1_2x1", 1, ())
+    assert (candidate.id, candidate.rung, candidate.labels) == ("ffn64x1_128x1-heads1x1_2x1", 1, ("S+1",))
     assert candidate.values == {"ffn": (64, 128), "heads": (1, 2)}
     assert candidate.parameters == 64 * 2 * (64 + 128) + 64 * 4 * 16 * (1 + 2)
     assert candidate.ffn_parameters == 64 * 2 * (64 + 128)
@@ -240,13 +240,19 @@ def test_the_shape_of_budgets_is_not_among_the_buckets() -> None:
     assert candidate.figures["flops"] == candidate.budget_cost.flops == candidate.costs[0].flops / 2
 
 
-def test_labels_name_the_uniform_rungs() -> None:
-    plan = plan_for(encoder(layers=2), device({"full": BudgetSpec()}))
-    assert {candidate.id: candidate.labels for candidate in plan.candidates if candidate.labels} == {
+def test_labels_name_levels_rungs_between_them_and_what_was_asked_for_beside() -> None:
+    source = encoder(layers=2)
+    beside = [source.spec.parse(name) for name in ("ffn64x1_256x1-heads4", "ffn128-heads2", "ffn256-heads1")]
+    plan = plan_for(source, device({"full": BudgetSpec()}), submodels=beside)
+    labels = {candidate.id: candidate.labels for candidate in plan.candidates}
+    assert list(labels.values()) == [(one,) for one in ("S", "S+1", "M", "M+1", "L", "L+1", "XL", "a", "b")]
+    assert labels["ffn256-heads1"] == ("b",)
+    assert {name: one for name, one in labels.items() if "x" not in name} == {
         "ffn64-heads1": ("S",),
         "ffn128-heads2": ("M",),
         "ffn192-heads3": ("L",),
         "ffn256-heads4": ("XL",),
+        "ffn256-heads1": ("b",),
     }
 
 
@@ -345,28 +351,29 @@ def test_a_budget_takes_the_largest_rung_and_there_the_widest_precision() -> Non
     )
     plan = plan_for(source, profile)
     assert [budget.submodel for budget in plan.budgets] == [
-        "ffn256-heads4-bits32",
-        "ffn256-heads4-bits32",
+        "ffn256-heads4",
+        "ffn256-heads4",
         "ffn256-heads4-bits8",
     ]
-    assert "ffn256-heads4-bits32" in plan.budgets[-1].reason, "the next rung is the same submodel, wider"
+    assert "ffn256-heads4" in plan.budgets[-1].reason, "the next rung is the same submodel, wider"
 
 
 def test_every_rung_stands_once_in_each_precision_and_labels_say_which() -> None:
     source, profile = in_precisions("fp32", "int8", full=BudgetSpec())
     plan = plan_for(source, profile)
     plain = plan_for(encoder(layers=2), device({"full": BudgetSpec()}))
-    assert [c.id for c in plan.candidates] == [f"{c.id}-bits{bits}" for c in plain.candidates for bits in (8, 32)]
+    assert [c.id for c in plan.candidates] == [id_ for c in plain.candidates for id_ in (f"{c.id}-bits8", c.id)]
     labels = {c.id: c.labels for c in plan.candidates if c.labels}
-    assert labels["ffn128-heads2-bits32"] == ("M",)
+    assert labels["ffn128-heads2"] == ("M",)
     assert labels["ffn128-heads2-bits8"] == ("M.int8",)
+    assert labels["ffn64x1_128x1-heads1x1_2x1-bits8"] == ("S+1.int8",)
     assert {c.precision for c in plan.candidates if c.id.endswith("bits8")} == {"int8"}
 
 
 def test_a_narrower_precision_moves_fewer_bytes_and_is_never_predicted_slower() -> None:
     source, profile = in_precisions("fp32", "int8", full=BudgetSpec())
     by_id = {c.id: c for c in plan_for(source, profile).candidates}
-    narrow, wide = by_id["ffn256-heads4-bits8"], by_id["ffn256-heads4-bits32"]
+    narrow, wide = by_id["ffn256-heads4-bits8"], by_id["ffn256-heads4"]
     for low, high in zip(narrow.costs, wide.costs, strict=True):
         assert low.flops == high.flops
         assert low.moved_bytes < high.moved_bytes
@@ -382,7 +389,7 @@ def test_corrections_cover_every_precision() -> None:
 
 def test_a_budget_that_nothing_keeps_names_what_comes_closest_in_any_precision() -> None:
     smallest = plan_for(*in_precisions("fp32", "int8", full=BudgetSpec())).candidates[:2]
-    assert [c.id for c in smallest] == ["ffn64-heads1-bits8", "ffn64-heads1-bits32"]
+    assert [c.id for c in smallest] == ["ffn64-heads1-bits8", "ffn64-heads1"]
     latency, parameters = smallest[0].figures["latency_ms"], smallest[0].parameters
     source, profile = in_precisions("fp32", "int8", tiny=BudgetSpec(latency_ms=latency / 2, parameters=parameters))
     with pytest.raises(PlanError) as failure:
@@ -397,7 +404,7 @@ def test_a_budget_that_nothing_keeps_names_what_comes_closest_in_any_precision()
 def test_what_comes_closest_may_be_the_wider_precision() -> None:
     source, profile = in_precisions("fp32", "int8", tiny=BudgetSpec(latency_ms=1e-6))
     slow = {"int8": ProductRates(1e-3, 1e-3)}
-    with pytest.raises(PlanError, match=r"in any precision; ffn64-heads1-bits32 comes closest: latency"):
+    with pytest.raises(PlanError, match=r"in any precision; ffn64-heads1 comes closest: latency"):
         plan_for(source, replace(profile, rates=replace(profile.rates, at=slow)))
 
 
