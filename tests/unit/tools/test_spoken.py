@@ -54,7 +54,7 @@ def test_the_library_names_no_option_outside_of_a_whole_command() -> None:
     found = [
         (file, text)
         for file, text in texts()
-        if naked.search(re.sub(r"`?nestforge [a-z-]+ [^`]*`?", "", text)) and file not in OF_OTHERS
+        if naked.search(re.sub(r"`[a-z]+ [a-z-]+ [^`]*`", "", text)) and file not in OF_OTHERS
     ]
     assert found == []
 
