@@ -7,7 +7,9 @@ from typing import Any
 
 from ...errors import InputError
 from ...outside import library_errors
+from .bounded_templates import allowance, bounded_tree
 from .sandbox import sandbox
+from .template_allowance import require_letters
 
 # Of a template. Those with tools and reasoning have some ten thousand.
 MAX_TEMPLATE_LETTERS = 2**18
@@ -17,7 +19,7 @@ class ChatTemplate:
     """A template that is ready to render. Thread-safe.
 
     What a user writes may spell the template's own marks (``<|im_end|>``): the tokenizer makes the same tokens of both,
-    as with transformers. How long a template computes is not bounded.
+    as with transformers. Time and letters of a rendering are bounded (template_allowance.py).
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -29,7 +31,7 @@ class ChatTemplate:
             raise InputError(f"chat template: expected at most {MAX_TEMPLATE_LETTERS} letters, got {len(source)}")
         environment = sandbox()
         with library_errors(lambda said: InputError(f"chat template: cannot be compiled ({said})")):
-            self._template = environment.from_string(source)
+            self._template = environment.from_string(bounded_tree(environment, source))
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
@@ -40,14 +42,14 @@ class ChatTemplate:
         Raises InputError for messages that are not of that form, or that the template refuses.
         """
         chat = [_message(number, message) for number, message in enumerate(_several(messages))]
-        with library_errors(lambda said: InputError(f"chat template: cannot render this chat ({said})")):
-            return self._template.render(
-                self._special_tokens,
-                messages=chat,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
+        given = {"messages": chat, "tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+        refusal = "chat template: cannot render this chat"
+        with library_errors(lambda said: InputError(f"{refusal} ({said})")), allowance() as allowed:
+            pieces, count = [], 0
+            for piece in allowed.each(self._template.generate(self._special_tokens, **given)):
+                count = require_letters(count + len(piece))
+                pieces.append(piece)
+            return "".join(pieces)
 
 
 def _several(messages: Any) -> Sequence[Any]:

@@ -1,7 +1,8 @@
 """Where chat templates run: they are programs, and come with a model from anywhere.
 
-Jinja's immutable sandbox keeps them from Python and from changing what they are given. They get what transformers
-gives them (``utils/chat_template_utils.py``), and no more.
+Jinja's immutable sandbox keeps them from Python and from changing what they are given, and bounded_templates.py from
+going on for ever. They get what transformers gives them (``utils/chat_template_utils.py``), but for a few filters, and
+no more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError
 from ...optional import needed
+from .bounded_templates import bounded_environment, bounded_filter
+from .template_allowance import require_letters
 
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -33,7 +36,6 @@ def sandbox() -> ImmutableSandboxedEnvironment:
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
 
     class Generation(Extension):
@@ -58,6 +60,9 @@ def sandbox() -> ImmutableSandboxedEnvironment:
             _check(name)
             super().__setitem__(name, value)
 
+        def __repr__(self) -> str:  # without what it holds, which may hold it
+            return "<Namespace>"
+
     def _check(name: object) -> None:
         if str(name).startswith("_"):
             raise SecurityError(f"a namespace takes no name that begins with an underscore, got {name!r:.80}")
@@ -69,10 +74,8 @@ def sandbox() -> ImmutableSandboxedEnvironment:
     def strftime_now(format: str) -> str:
         return datetime.now().strftime(format)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
+    environment = bounded_environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    environment.filters["tojson"] = bounded_filter("tojson", _to_json)
     environment.globals.update(
         raise_exception=raise_exception, strftime_now=strftime_now, dict=_Dict(), namespace=PlainNamespace
     )
@@ -93,4 +96,9 @@ def _to_json(
     value: object, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Jinja's own would escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    parts, count = [], 0
+    for part in encoder.iterencode(value):
+        count = require_letters(count + len(part))
+        parts.append(part)
+    return "".join(parts)

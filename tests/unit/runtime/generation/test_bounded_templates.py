@@ -1,0 +1,122 @@
+"""Templates that would never end, or fill the memory: each ends in one line."""
+
+from __future__ import annotations
+
+import pytest
+from nestforge.errors import InputError
+from nestforge.runtime.generation import template_allowance
+from nestforge.runtime.generation.chat import ChatTemplate
+
+CHAT = [{"role": "user", "content": "hi"}]
+HELD = "{% set n = namespace(x='aaaaaaaa', l=['a']) %}{% for i in range(99) %}"
+
+
+def rendered(source: str) -> str:
+    return ChatTemplate(source, {}).render(CHAT)
+
+
+def refused(source: str) -> str:
+    with pytest.raises(InputError) as caught:
+        rendered(source)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) if range(99999)|select('eq', -1)|list %}{% endfor %}",
+        "{% for i in range(99999) recursive %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(k) %}{% if k %}{{ m(k - 1) }}{{ m(k - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{% macro m() %}{% for i in range(99999) %}{{ caller() }}{{ caller() }}{% endfor %}{% endmacro %}"
+        "{% call m() %}{% call m() %}{% endcall %}{% endcall %}",
+        "{% set x = 'a' * 4000000 %}{% set y = x[1:] ~ 'a' %}{% for i in range(99999) %}{{ x == y }}{% endfor %}",
+    ],
+)
+def test_loops_end(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(template_allowance, "MOST_SECONDS", 0.05)
+    assert refused(source) == ("chat template: cannot render this chat (it takes more than 0.05 s of the processor)")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10**9 }}",
+        "{{ 1000000000 * ['a'] }}",
+        "{{ messages * 10**6 }}",
+        HELD + "{% set n.x = n.x + n.x %}{% endfor %}",
+        HELD + "{% set n.x = n.x ~ n.x %}{% endfor %}",
+        HELD + "{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}",
+        HELD + "{% set n.x = n.x|replace('a', 'aa') %}{% endfor %}",
+        HELD + "{% set n.x = n.x.join(n.x) %}{% endfor %}",
+        HELD + "{% set n.x = n.x|join(n.x) %}{% endfor %}",
+        HELD + "{% set n.x = '%s%s' % (n.x, n.x) %}{% endfor %}",
+        HELD + "{% set n.x = '%s%s'|format(n.x, n.x) %}{% endfor %}",
+        HELD + "{% set n.x = '{0}{0}'.format(n.x) %}{% endfor %}",
+        HELD + "{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
+        HELD + "{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l }}",
+        HELD + "{% set n.l = (n.l, n.l) %}{% endfor %}{{ n.l == n.l }}",
+        HELD + "{% set n.l = {'a': n.l, 'b': n.l} %}{% endfor %}{{ n.l|tojson }}",
+        HELD + "{% set n.l = dict(a=n.l, b=n.l) %}{% endfor %}",
+        HELD + "{% set n.l = n.l + n.l %}{% endfor %}",
+        "{% macro m(k) %}{{ m(k - 1, varargs, varargs) if k else varargs }}{% endmacro %}{{ m(60) }}",
+        "{{ ('a\\n' * 1000)|indent(100000) }}",
+        "{{ (range(99999)|list)|tojson(indent=100000) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ strftime_now('%c' * 200000) }}",
+        "{{ 'a' * 4000000 }}{{ 'a' * 4000000 }}",
+    ],
+)
+def test_what_grows_is_refused(source: str) -> None:
+    assert "cannot render this chat (it makes a value of " in refused(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ 'a'.center(10**9) }}", "it asks for 1e+09 of something"),
+        ("{{ 'a'|center(1000000000) }}", "it asks for 1e+09 of something"),
+        ("{{ [1]|batch(1000000000, 'x')|list }}", "it asks for 1e+09 of something"),
+        ("{{ 5|round(-1000000000, 'floor') }}", "it asks for -1e+09 of something"),
+        ("{{ range(99999)|map('center', 99999)|list }}", "it makes more than 134217728 letters in all"),
+        ("{% for x in range(99999)|map('center', 99999) %}{% endfor %}", "it makes more than 134217728 letters in all"),
+        (
+            "{% for i in range(99) %}{% set x = 'a' * 4000000 %}{% endfor %}",
+            "it makes more than 134217728 letters in all",
+        ),
+        ("{{ 10**(10**6) }}", "it makes a number of more than 4096 bits"),
+        ("{{ '{:{}}'.format(1, 1000000000) }}", "it formats by a width that is a value"),
+        ("{{ ('\\t' * 4000000).expandtabs(1000) }}", "access to attribute 'expandtabs' of 'str' object is unsafe"),
+        ("{{ lipsum(n=100000000) }}", "'lipsum' is undefined"),
+        ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth exceeded"),
+        ("{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}", "maximum recursion depth exceeded"),
+    ],
+)
+def test_other_ways_to_go_on_for_ever(source: str, said: str) -> None:
+    assert f"chat template: cannot render this chat ({said}" in refused(source)
+
+
+def test_filters_that_take_long_are_missing() -> None:
+    assert refused("{{ ('<' * 4000000)|striptags }}").startswith(
+        "chat template: cannot be compiled (No filter named 'striptags'."
+    )
+
+
+def test_compiling_applies_no_filter_to_constants() -> None:
+    ChatTemplate("{{ 'x'|center(4000000) }}" * 100, {})
+    assert rendered("{{ none|default(1700000000, true) }}") == "1700000000"
+
+
+def test_a_namespace_that_holds_itself_is_written() -> None:
+    assert rendered("{% set n = namespace() %}{% set n.a = [n] %}{{ n.a }}{{ n }}") == "[<Namespace>]<Namespace>"
+
+
+def test_long_chats_fit() -> None:
+    grown = "{% for m in messages %}{% set n.x = n.x + m.content ~ '\\n' %}{% endfor %}"
+    source = "{% set n = namespace(x='') %}" + grown + "{{ n.x }}"
+    chat = [{"role": "user", "content": "a" * 2000}] * 200
+    assert ChatTemplate(source, {}).render(chat) == ("a" * 2000 + "\n") * 200
