@@ -5,7 +5,11 @@ Names are imported on first use, so that ``import nestforge`` costs nothing and 
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
+
+# ONNX Runtime reads it where it is imported, and cannot be stopped later: docs/deployment.md
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this
 if TYPE_CHECKING:
