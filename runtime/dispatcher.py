@@ -102,21 +102,25 @@ class Dispatcher:
         left = deadline - spent_ms
         room = load.room_ms(left)
         candidates = self._remember_holding(batch, sequence, lengths)
-        for candidate in candidates:
-            if candidate.p95_ms <= room and candidate.memory_mb <= memory:
+        small_enough = [candidate for candidate in candidates if candidate.memory_mb <= memory]
+        soonest = min(small_enough or candidates, key=lambda each: each.p95_ms)
+        most = max(load.share * deadline, soonest.p95_ms)
+        for candidate in small_enough:
+            if candidate.p95_ms <= min(room, most):
                 reason = f"{_expected(candidate.latency, candidate, load)} <= {left:.3g} ms left of {deadline:g}"
                 if memory < math.inf:
                     reason += f", {candidate.memory_mb:.1f} MB <= {memory:g} MB"
                 larger = next_larger(candidates, candidate)
                 missed = f"; next larger {_expected(str(larger), larger, load)}" if larger else ""
+                if larger and most < larger.p95_ms <= room:
+                    missed += f", more than the {most:.3g} ms that a run may take while requests are late or refused"
                 return candidate.choice(f"{reason}, {load}{missed}{self._keeps_little(candidate)}")
         within = f" and `memory_mb` <= {memory:g}" if memory < math.inf else ""
-        small_enough = [candidate for candidate in candidates if candidate.memory_mb <= memory]
-        soonest = min(small_enough or candidates, key=lambda each: each.p95_ms)
+        others = "" if load.finish_ms(soonest.p95_ms) > left else ", too late for another request"
         raise SelectionError(
             f"no submodel answers {batch}x{sequence} with `deadline_ms` <= {deadline:g}{within} ({left:.3g} ms left, "
-            f"{load}); the soonest is {_expected(str(soonest), soonest, load)}; allow more time, or ask for it as "
-            f"`submodel`{noise_hint([soonest])}"
+            f"{load}); the soonest is {_expected(str(soonest), soonest, load)}{others}; allow more "
+            f"time, or ask for it as `submodel`{noise_hint([soonest])}"
         )
 
     def longest_sequence(self, batch: int, request: Request) -> int:

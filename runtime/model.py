@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -273,7 +274,9 @@ class ElasticModel:
             choice = dispatcher.choose_in_time(request, shape.batch, shape.sequence, load, spent_ms, context.lengths)
             return choice, choice.latency_ms
 
-        return self._in_flight.admit(context.owner, in_time)
+        # A deadline that is no limit is refused by the dispatcher.
+        deadline_ms = request.deadline_ms if isinstance(request.deadline_ms, int | float) else math.inf
+        return self._in_flight.admit(context.owner, context.started + deadline_ms / 1e3, in_time)
 
     def _run(self, context: RequestContext, choice: Choice) -> Answer:
         """The answer of ``choice`` to a request that is in flight until then; what its run took is learnt from."""

@@ -311,8 +311,22 @@ def test_the_choice_is_the_largest_that_fits_in_the_smallest_bucket(
             "large@b1-s32",
             "predicted 4 ms, expected in 4 ms <= 4 ms left of 4, 1 in flight that needs 9 ms more",
         ),
+        (
+            LoadEstimate([], 1, share=0.3),
+            {"deadline_ms": 8},
+            "medium@b1-s32",
+            "predicted 2 ms, expected in 2 ms <= 8 ms left of 8, nothing in flight; next larger large (predicted 4 ms, "
+            "41.0 MB), expected in 4 ms, more than the 2.4 ms that a run may take while requests are late or refused",
+        ),
+        (
+            LoadEstimate([], 1, share=0.02),
+            {"deadline_ms": 8},
+            "small@b1-s32",
+            "predicted 1 ms, expected in 1 ms <= 8 ms left of 8, nothing in flight; next larger medium (predicted 2 "
+            "ms, 21.0 MB), expected in 2 ms, more than the 1 ms that a run may take while requests are late or refused",
+        ),
     ],
-    ids=["alone", "behind one", "behind two, in memory", "beside one"],
+    ids=["alone", "behind one", "behind two, in memory", "beside one", "others were late", "many were late"],
 )
 def test_a_deadline_counts_what_is_in_flight(
     three: Manifest, load: LoadEstimate, options: dict[str, float], engine: str, reason: str
@@ -347,6 +361,8 @@ def test_a_deadline_that_cannot_be_met_names_the_soonest(three: Manifest) -> Non
         "no submodel answers 1x8 with `deadline_ms` <= 2 (1.5 ms left, 2 in flight that need 6 ms more); the soonest "
         "is small (predicted 1 ms, 11.0 MB), expected in 3 ms; allow more time, or ask for it as `submodel`"
     )
+    with pytest.raises(SelectionError, match=r"expected in 2 ms, too late for another request; allow more time, or"):
+        choose(Request(deadline_ms=9), 1, 8, LoadEstimate([3.0], 1, [3.5]))
     with pytest.raises(SelectionError, match="`deadline_ms` <= 9 and `memory_mb` <= 1 "):
         choose(Request(deadline_ms=9, memory_mb=1), 1, 8, LoadEstimate([], 1))
     with pytest.raises(SelectionError, match=r"no latency known, \d+.0 MB\), expected in inf ms"):

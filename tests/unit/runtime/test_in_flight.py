@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nestforge.errors import SelectionError
 from nestforge.ownership import Owner
 from nestforge.runtime.in_flight import InFlight, LoadEstimate
 
@@ -134,8 +135,8 @@ def test_an_admitted_request_is_in_flight_for_the_next() -> None:
         return "chosen", 4.0
 
     first, second = Owner(), Owner()
-    chosen = book.admit(first, choose)
-    book.admit(second, choose)
+    chosen = book.admit(first, math.inf, choose)
+    book.admit(second, math.inf, choose)
     third = entered(book, math.inf)
     seen.append(str(book.load()))
     assert chosen == "chosen"
@@ -156,7 +157,7 @@ def test_a_choice_that_fails_enters_nothing() -> None:
         raise KeyError("no")
 
     with pytest.raises(KeyError):
-        book.admit(Owner(), fail)
+        book.admit(Owner(), math.inf, fail)
     assert book.load().remaining_ms == []
 
 
@@ -173,7 +174,7 @@ def test_many_threads_never_take_the_same_room() -> None:
             fits = load.room_ms(10) >= 5
             return fits, 5.0 if fits else 0.0
 
-        return book.admit(request, choose)
+        return book.admit(request, math.inf, choose)
 
     with ThreadPoolExecutor(8) as pool:
         taken = list(pool.map(take, requests))
@@ -200,3 +201,92 @@ def test_a_request_whose_call_was_interrupted_is_in_flight_no_more() -> None:
     assert book.load().remaining_ms == pytest.approx([5]), "the cores are the last one's from then on"
     book.leave(left)
     assert book.load().remaining_ms == []
+
+
+@pytest.mark.parametrize(
+    ("remaining", "left", "room"),
+    [
+        ([9], [12], 3),  # 3 ms more are what it can wait
+        ([9], [18], 91),  # it keeps its deadline beside any
+        ([9], [8], 91),  # it keeps its deadline beside none
+        ([9], [math.inf], 91),
+        ([2, 9], [math.inf, 12], 1),  # it ends after 11 ms
+        ([2, 9], [4.5, 20], 0.5),  # the first one ends after 4 ms
+    ],
+)
+def test_a_run_leaves_others_their_deadlines(remaining: list[float], left: list[float], room: float) -> None:
+    assert LoadEstimate(remaining, 1, left).room_ms(100) == pytest.approx(room)
+
+
+@given(
+    requests=st.lists(st.tuples(st.floats(0.1, 20), st.floats(0.1, 90)), min_size=1, max_size=4),
+    parallel_runs=st.floats(1, 3),
+)
+def test_whoever_was_in_time_is_so_beside_the_longest_run(
+    requests: list[tuple[float, float]], parallel_runs: float
+) -> None:
+    requests = sorted(requests)
+    remaining, left = [ms for ms, _ in requests], [ms for _, ms in requests]
+    room = LoadEstimate(remaining, parallel_runs, left).room_ms(100)
+    for place, (own, due) in enumerate(requests):
+        others = remaining[:place] + remaining[place + 1 :]
+        if LoadEstimate(others, parallel_runs).finish_ms(own) <= due:
+            assert LoadEstimate(sorted([*others, room]), parallel_runs).finish_ms(own) <= due + 1e-6
+
+
+def admitted(book: InFlight, due_ms: float, own_ms: float = 4.0) -> Owner:
+    """A request of ``own_ms`` that is due at a time of the book's clock."""
+    request = Owner()
+    book.admit(request, due_ms / 1e3, lambda _: ("chosen", own_ms))
+    return request
+
+
+def test_late_requests_leave_a_run_a_smaller_share_of_its_deadline() -> None:
+    clock = Clock()
+    book = InFlight(1, clock)
+    assert book.load().share == 1.0
+    late = admitted(book, 5)
+    clock.pass_ms(6)
+    book.leave(late)
+    assert book.load().share == pytest.approx(0.8)
+    first, second = admitted(book, 100), admitted(book, 100)
+    for request in (first, second):
+        book.leave(request)
+    assert book.load().share == pytest.approx(0.8 * 1.01**2), "in time beside another"
+    book.leave(admitted(book, 100))
+    assert book.load().share == pytest.approx(0.8 * 1.01**2 * 1.05), "in time alone"
+    book.leave(entered(book, 4.0))
+    assert book.load().share == pytest.approx(0.8 * 1.01**2 * 1.05), "a request without a deadline says nothing"
+
+
+@pytest.mark.parametrize(("fits_alone", "share"), [(True, 0.8), (False, 1.0)])
+def test_a_request_that_is_refused_for_others_counts_as_late(fits_alone: bool, share: float) -> None:
+    book = InFlight(1, Clock())
+    other = admitted(book, math.inf)
+
+    def choose(load: LoadEstimate) -> tuple[str, float]:
+        if load.remaining_ms or not fits_alone:
+            raise SelectionError(str(load))
+        return "chosen", 4.0
+
+    with pytest.raises(SelectionError, match=r"^1 in flight that needs 4 ms more$"):
+        book.admit(Owner(), 1.0, choose)
+    assert book.load().share == share
+    book.leave(other)
+
+
+def test_runs_beside_others_are_expected_to_take_as_long_as_they_did() -> None:
+    clock = Clock()
+    book = InFlight(1, clock)
+    for _ in range(200):
+        first, second = entered(book, 4.0), entered(book, 4.0)
+        clock.pass_ms(16)  # each would have had its 4 ms after 8
+        book.leave(first)
+        book.leave(second)
+    load = book.load()
+    assert load.stretch == pytest.approx(2, rel=0.01)
+    assert (load.room_ms(10), load.finish_ms(5)) == (10, 5), "alone it takes what it takes"
+    other = entered(book, 4.0)
+    assert book.load().remaining_ms == pytest.approx([8], rel=0.01)
+    assert book.load().room_ms(16) == pytest.approx(4, rel=0.01)
+    book.leave(other)
