@@ -216,13 +216,6 @@ def test_the_librarys_evaluators_find_what_they_find_on_its_own_model(encoder: S
             {"precision": "int4"},
             "precision 'int4': expected 'float32' or 'int8' or 'uint8' or 'binary' or 'ubinary' or None",
         ),
-        ({"a", "b"}, {}, "inputs: expected a text or texts in an order, got a set, which has none; give a list"),
-        (
-            frozenset("a"),
-            {},
-            "inputs: expected a text or texts in an order, got a frozenset, which has none; give a list",
-        ),
-        (np.array("a"), {}, "inputs: expected a text or texts, got ndarray"),
         ("a", {"pool": 3}, "pool: expected one of start_multi_process_pool, got int"),
         (
             "a",
