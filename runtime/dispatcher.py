@@ -13,7 +13,7 @@ from ..errors import SelectionError
 from ..strict import nearest
 from .bundle.build_record import Latency
 from .bundle.device_files.task_index import TaskEntry
-from .bundle.manifest import Manifest
+from .bundle.manifest import Manifest, SubmodelEntry
 from .bundle.quality_bar import shortfall
 from .choosing.candidates import Candidate, Choice, listing, next_larger, noise_hint
 from .choosing.engine_table import EngineTable, check_sizes
@@ -52,6 +52,8 @@ class Dispatcher:
         self._manifest, self._task = manifest, task
         self._budgets = {budget.name: budget for budget in manifest.budgets}
         self._submodels = manifest.largest_first
+        # What ends the reason where a limit chooses one: reckoned once, since a deadline chooses anew every time.
+        self._little = {one.id: _keeps_little(one) for one in self._submodels}
         self._engines = EngineTable(manifest, residencies, latencies, elsewhere, RunningEstimate(self._forget))
         self._remembered: dict[tuple[object, ...], Choice] = {}
         self._remembered_untimed: dict[tuple[object, ...], Choice] = {}
@@ -114,7 +116,7 @@ class Dispatcher:
                 missed = f"; next larger {_expected(str(larger), larger, load)}" if larger else ""
                 if larger and most < larger.p95_ms <= room:
                     missed += f", more than the {most:.3g} ms that a run may take while requests are late or refused"
-                return candidate.choice(f"{reason}, {load}{missed}{self._keeps_little(candidate)}")
+                return candidate.choice(f"{reason}, {load}{missed}{self._little[candidate.engine.submodel]}")
         within = f" and `memory_mb` <= {memory:g}" if memory < math.inf else ""
         others = "" if load.finish_ms(soonest.p95_ms) > left else ", too late for another request"
         raise SelectionError(
@@ -175,7 +177,7 @@ class Dispatcher:
                     f"no budget {request.budget!r:.80} in this bundle{nearest(request.budget[:80], self._budgets)}"
                 )
             candidate = self._smallest(budget.submodel, f"budget {budget.name}", batch, sequence, lengths)
-            return candidate.choice(f"budget {budget.name}: {budget.reason}{self._keeps_little(candidate)}")
+            return candidate.choice(f"budget {budget.name}: {budget.reason}{self._little[candidate.engine.submodel]}")
         if request.submodel is not None:
             candidate = self._smallest(request.submodel, "the request", batch, sequence, lengths)
             return candidate.choice(f"submodel {request.submodel} asked for")
@@ -197,14 +199,9 @@ class Dispatcher:
             if fits:
                 larger = next_larger(candidates, candidate)
                 missed = f"; next larger {larger}" if larger else ""
-                return candidate.choice(f"{reason}{missed}{self._keeps_little(candidate)}")
+                return candidate.choice(f"{reason}{missed}{self._little[candidate.engine.submodel]}")
         wanted = " and ".join(f"`{name}` <= {limit:g}" for name, limit in limits.items())
         raise SelectionError(f"no submodel answers {batch}x{sequence} with {wanted}; there is {listing(candidates)}")
-
-    def _keeps_little(self, candidate: Candidate) -> str:
-        """Of a submodel that a limit chose, where it keeps too little of the universal model."""
-        said = shortfall(self._manifest.submodel(candidate.engine.submodel))
-        return f"; it keeps little of the universal model: {said}" if said else ""
 
     def _deadline(self, request: Request) -> tuple[float, float]:
         """The request's deadline and its limit on memory, infinite if it has none."""
@@ -253,6 +250,12 @@ class Dispatcher:
             if forgotten == self._forgotten and not any(one.runs for one in found):
                 self._remembered_holding[batch, sequence] = found
         return found
+
+
+def _keeps_little(submodel: SubmodelEntry) -> str:
+    """What is said of a submodel that a limit chose, where it keeps too little of the universal model."""
+    said = shortfall(submodel)
+    return f"; it keeps little of the universal model: {said}" if said else ""
 
 
 def _expected(shown: str, candidate: Candidate, load: LoadEstimate) -> str:

@@ -39,7 +39,7 @@ def test_a_limit_in_time_is_for_all_runs_together(three: Manifest) -> None:
     )
     in_time = chooser.choose_in_time(Request(deadline_ms=20), 10, 20, LoadEstimate([], 1), spent_ms=1.0)
     assert (in_time.engine.submodel, in_time.latency_ms) == ("small", 12)
-    with pytest.raises(SelectionError, match=r"10x20 with latency_ms <= 11; there is large \(48 ms in 3 runs"):
+    with pytest.raises(SelectionError, match=r"10x20 with `latency_ms` <= 11; there is large \(48 ms in 3 runs"):
         chooser.choose(Request(latency_ms=11), 10, 20)
     tried = chooser.to_try(Request(latency_ms=11), 10, 20)
     assert tried is not None
