@@ -147,12 +147,7 @@ class InFlight:
         """
         with self._lock:
             entries = self._advance()
-            try:
-                chosen, expected_ms = choose(self._estimate(entries))
-            except SelectionError:
-                if entries and self._fits_alone(choose):
-                    self._weigh(_MISSED)
-                raise
+            chosen, expected_ms = self._chosen(choose, entries)
             self._enter(request, expected_ms, due, entries)
             return chosen
 
@@ -178,6 +173,14 @@ class InFlight:
     def _learn(self, ratio: float) -> None:
         """Counts a run beside others that took ``ratio`` of what it should have, among them."""
         self._log_stretch += (math.log(min(max(ratio, 1.0), _MOST_STRETCH)) - self._log_stretch) / _STRETCH_RUNS
+
+    def _chosen(self, choose: Callable[[LoadEstimate], tuple[T, float]], entries: Sequence[_Entry]) -> tuple[T, float]:
+        try:
+            return choose(self._estimate(entries))
+        except SelectionError:
+            if entries and self._fits_alone(choose):
+                self._weigh(_MISSED)
+            raise
 
     def _fits_alone(self, choose: Callable[[LoadEstimate], object]) -> bool:
         with suppress(SelectionError):

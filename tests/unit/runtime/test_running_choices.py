@@ -85,7 +85,7 @@ def test_noisy_figures_are_named_and_what_to_do_where_they_refuse(three: Manifes
     assert str(refused.value).endswith(f"small (measured here 1 ms, noisy, 11.0 MB){hint}")
     with pytest.raises(SelectionError) as late:
         chooser.choose_in_time(Request(deadline_ms=0.5), 1, 8, LoadEstimate([], 1))
-    assert str(late.value).endswith(f"allow more time, or ask for it as submodel{hint}")
+    assert str(late.value).endswith(f"allow more time, or ask for it as `submodel`{hint}")
 
 
 def test_what_a_refusal_rests_on_is_tried_until_it_was_seen(three: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
