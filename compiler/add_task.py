@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ..argument_types import checked
 from ..errors import BundleIncompatibleError, CheckpointError
 from ..exporters.ranking import permute_axis
 from ..exporters.universal import UniversalModel, load_universal
@@ -17,6 +18,7 @@ from .verify import cases_of, require_same_interface, source_of
 from .work.clock import Clock, Progress, silent
 
 
+@checked
 def add_task(
     bundle: str | Path, name: str, folder: str | Path, against: str | Path, progress: Progress = silent
 ) -> Path:

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from ..argument_types import checked
 from ..bucket import Bucket
 from ..elastic import Submodel
 from ..errors import BuildError, InputError, ParityError
@@ -61,6 +62,7 @@ from .work.clock import Clock, Progress, silent
 from .work.staging import Stage, publish, staged
 
 
+@checked
 def compile_bundle(
     model: str | Path,
     profile: str | Path | DeviceProfile = HOST_PROFILE_NAME,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..argument_types import checked
 from ..exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint, sha256_of
 from ..exporters.checkpoints.own_folder import save_model
 from ..exporters.families.coda.architecture.config import CodaConfig
@@ -40,6 +41,7 @@ class ConversionReport:
     decoder_layers: int = 0
 
 
+@checked
 def convert_coda(
     model: str | Path, output: str | Path, settings: ConversionSettings | None = None, with_decoder: bool = False
 ) -> ConversionReport:

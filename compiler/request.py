@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from ..argument_types import checked, require_types
 from ..bucket import Bucket
 from ..elastic import ElasticSpec, Submodel
 from ..errors import PlanError
@@ -44,6 +45,7 @@ class CompileRequest:
     them promotes first, and ``budgets`` replace the profile's. ``exits`` are the layers after which a
     multi-exit model is cut, by default all that have an exit; the last always is one. ``variants`` maps what engines
     may compute in several equal ways, such as ``moe.combine``, to one of them, where the cheapest is not wanted.
+    ``buckets`` are shapes of engines, such as "1x128", or ranges of them, "1x1..512".
     ``budget_at`` is the shape at which budgets limit latency and FLOPs, one that an engine can run at or fill up.
     ``precisions`` replace the profile's; of several a budget takes the widest that it affords. ``include``
     says which submodels to build: the ones that budgets chose, also every level, or every rung of the ladder;
@@ -65,8 +67,8 @@ class CompileRequest:
     budgets: Mapping[str, BudgetSpec] | None = None
     submodels: Sequence[str] = ()
     slices: Sequence[str | Path] = ()
-    buckets: Sequence[Bucket] | None = None
-    budget_at: Bucket | None = None
+    buckets: Sequence[str | Bucket] | None = None
+    budget_at: str | Bucket | None = None
     exits: Sequence[int] | None = None
     variants: Mapping[str, str] | None = None
     precisions: Sequence[Precision] | None = None
@@ -77,6 +79,10 @@ class CompileRequest:
     tasks: Mapping[str, str | Path] = field(default_factory=dict)
     lora_rank: int | None = None
     mergeable: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a field of another type."""
+        require_types(type(self), vars(self))
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,7 @@ class Resolved:
             options["slices"] = [submodel.id for submodel in self.published]
         return options
 
+    @checked
     def plan(self, source: ModelSource | None = None, corrections: Corrections | None = None) -> Plan:
         """The submodel of each budget; ``source`` replaces the headers' once the weights were read.
 
@@ -144,8 +151,6 @@ def resolve(request: CompileRequest) -> Resolved:
 
     Raises a NestforgeError for a model, profile, level, submodel, bucket or precision that does not exist or fit.
     """
-    if request.include not in get_args(Include):
-        raise PlanError(f"include {request.include!r}: expected one of {', '.join(get_args(Include))}")
     source = open_source(request.model, request.exits)
     given = request.profile if isinstance(request.profile, DeviceProfile) else load_profile(request.profile)
     profile = _for_request(given, request, source)
@@ -222,15 +227,17 @@ def plan(model: str | Path, profile: str | Path | DeviceProfile = HOST_PROFILE_N
 
 def _for_request(device: DeviceProfile, request: CompileRequest, source: ModelSource) -> DeviceProfile:
     """The profile with what the request puts in place of its own, and with buckets that the model has."""
+    asked = None if request.buckets is None else [_bucket(bucket) for bucket in request.buckets]
     device = replace(
         device,
-        buckets=_signature(source, device).buckets(request.buckets, device.buckets),
+        buckets=_signature(source, device).buckets(asked, device.buckets),
         promotion_order=request.promotion_order or device.promotion_order,
         budgets=request.budgets or device.budgets,
     )
     if request.budget_at is not None:
-        _require_shape(request.budget_at, device)
-        device = replace(device, budget_at=request.budget_at)
+        shape = _bucket(request.budget_at)
+        _require_shape(shape, device)
+        device = replace(device, budget_at=shape)
     elif request.buckets and device.budget_shape != device.budget_at:
         device = replace(device, budget_at=None)  # the profile's own is that of its own buckets
     if not request.measure:
@@ -244,6 +251,15 @@ def _for_request(device: DeviceProfile, request: CompileRequest, source: ModelSo
         if problem := precision_problem(device.precisions, device.backend):
             raise PlanError(f"precision: {problem}")
     return device
+
+
+def _bucket(given: str | Bucket) -> Bucket:
+    if isinstance(given, Bucket):
+        return given
+    try:
+        return Bucket.parse(given)
+    except ValueError as failure:
+        raise PlanError(str(failure)) from failure
 
 
 def _require_shape(shape: Bucket, device: DeviceProfile) -> None:

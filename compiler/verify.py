@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ..argument_types import checked
 from ..bucket import Bucket
 from ..elastic import DEPTH
 from ..errors import CheckpointError, ParityError
@@ -71,6 +72,7 @@ class VerifyReport:
         return as_html(repr(self), columns=("engine", "parity") if rows else (), rows=rows)
 
 
+@checked
 def verify_bundle(path: str | Path, against: str | Path | None = None, progress: Progress = silent) -> VerifyReport:
     """Checks every byte of a bundle, and with ``against`` (its model folder) every engine against PyTorch.
 

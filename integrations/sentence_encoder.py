@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..optional import needed
+from ..outside import library_errors
 from ..runtime.model import ElasticModel
 from ..strict import nearest
 from .absent import absent
@@ -181,11 +182,11 @@ class SentenceEncoder(Embedder):
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """A tensor ``[N, M]``: every embedding of the first with every one of the second, by ``similarity_fn_name``.
         Raises InputError where sentence-transformers is not installed."""
-        return self._similarity_function("to_similarity_fn")(embeddings1, embeddings2)
+        return self._similar("to_similarity_fn", embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """A tensor ``[N]``: each embedding of the first with the same one of the second. Raises as ``similarity``."""
-        return self._similarity_function("to_similarity_pairwise_fn")(embeddings1, embeddings2)
+        return self._similar("to_similarity_pairwise_fn", embeddings1, embeddings2)
 
     def get_max_seq_length(self) -> int:
         """The same as ``max_seq_length``."""
@@ -231,11 +232,13 @@ class SentenceEncoder(Embedder):
         found = [self.inferred([], asked), *(part.found for part in parts)]
         return np.concatenate(found) if asked.output_value == SENTENCE_EMBEDDING else list(chain.from_iterable(found))
 
-    def _similarity_function(self, kind: str) -> Any:
+    def _similar(self, kind: str, embeddings1: Any, embeddings2: Any) -> Any:
         library = needed(
             "sentence_transformers.util", "similarity", "sentence-transformers", "compare the arrays with numpy"
         )
-        return getattr(library.SimilarityFunction, kind)(self.similarity_fn_name)
+        function = getattr(library.SimilarityFunction, kind)(self.similarity_fn_name)
+        with library_errors(lambda said: InputError(f"similarity: expected embeddings, rows of one width: {said}")):
+            return function(embeddings1, embeddings2)
 
 
 class EvaluationResults:

@@ -11,6 +11,7 @@ from time import perf_counter
 from types import MappingProxyType, TracebackType
 from typing import Literal
 
+from ..argument_types import checked
 from ..errors import InputError, SelectionError
 from ..ownership import Owner
 from ..profiles.precision import Precision
@@ -186,6 +187,7 @@ class ElasticModel:
         """What stands before a text of a request with these arguments; empty for nothing. Raises InputError."""
         return self._texts.prompt(prompt, prompt_name)
 
+    @checked
     def token_counts(self, texts: Sequence[str], prompt: str | None = None) -> list[int]:
         """How many tokens each text has for this model behind ``prompt`` (None is the default one), with the tokens
         that its tokenizer adds. Raises InputError."""

@@ -28,8 +28,6 @@ class Texts:
 
     def token_counts(self, texts: Sequence[str], prompt: str | None) -> list[int]:
         """How many tokens each of ``texts`` has behind ``prompt``, with those that the tokenizer adds."""
-        if isinstance(texts, str):
-            raise InputError(f"texts: expected a list of texts, got {texts!r:.80}")
         encoder = self.encoder()
         counts: list[int] = []
         for start in range(0, len(texts), _COUNTED_AT_ONCE):

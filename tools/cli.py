@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
-from ..errors import NestforgeError
+from ..errors import NestforgeError, OutputError
 from ..strict import nearest
 from .console import say
 from .interruption import EXIT_CODE, LINE, was_interrupted
@@ -85,6 +85,8 @@ class LazyGroup(click.Group):
 
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
         with _one_line():
+            if sys.stdout is None:  # the next file that is opened would take its place
+                raise OutputError("standard output is closed; send it somewhere, /dev/null for one")
             return super().make_context(*arguments, **extra)
 
     def invoke(self, ctx: click.Context) -> object:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...argument_types import checked
 from ...elastic import Submodel
 from ...errors import CheckpointError, OutputError, PlanError
 from ...exporters.source import ModelSource, open_source
@@ -68,6 +69,7 @@ class NestReport:
     seed: int
 
 
+@checked
 def nest(
     model: str | Path,
     text: str | Path,

@@ -122,6 +122,8 @@ def _root(output: Path) -> Path:
 
 def _locked(root: Path, output: Path) -> IO[str]:
     """The lock of the staging folder, which is made if it is missing; an output that exists gets none."""
+    if "\0" in str(output):
+        raise OutputError(f"{output}: cannot be written (no name of a file has a null character)")
     if os.path.lexists(output) and not root.exists():
         raise _exists(output)
     if os.path.lexists(root) and not _is_staging(root):

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from ...errors import BundleCorruptError, BundleFormatError, InputError
+from ...argument_types import checked
+from ...errors import BundleCorruptError, BundleFormatError
 from ...path_kinds import what_it_is
 from .build_record import BuildRecord
 from .manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, Manifest
@@ -96,15 +97,14 @@ class Bundle:
         return f"Bundle({str(self.path)!r}: {self.manifest.name}, {counts})"
 
 
+@checked
 def open_bundle(path: str | os.PathLike[str], check: Check = "fast") -> Bundle:
     """Reads the manifest and the build record, and checks the files.
 
     ``fast``: the manifest by the hash in the build record, that by its seal, every listed file by kind and size.
     ``full``: the SHA-256 of their bytes and of the report as well; what devices added is checked by ``verify`` and a
-    full ``load``. Raises BundleFormatError or BundleCorruptError, InputError for another ``check``.
+    full ``load``. Raises BundleFormatError or BundleCorruptError, InputError for arguments of another type.
     """
-    if check not in ("fast", "full"):
-        raise InputError(f"check: expected 'fast' or 'full', got {check!r:.80}")
     folder = Path(path)
     is_folder = os.path.isdir(folder)  # of a name that the system refuses, too
     if not (is_folder and os.path.lexists(folder / MANIFEST_NAME)) and (kind := what_it_is(folder)):

@@ -89,6 +89,9 @@ class TextEncoder:
         before = self.entry.prompt(prompt)
         whole = _prompted(texts, before)
         rows = self._encoded(whole)
+        for number, row in enumerate(rows):
+            if not row.ids:
+                raise InputError(f"text {number}: empty, and the tokenizer adds no tokens; nothing to answer for")
         most = min(longest, self.entry.max_tokens or longest)
         too_long = tuple(i for i, row in enumerate(rows) if len(row.ids) > most)
         if too_long and not truncate:

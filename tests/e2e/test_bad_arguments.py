@@ -63,8 +63,8 @@ ARGUMENTS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]]
     ),
     "unknown include": (
         lambda c: c.arguments.update(include="everything"),
-        PlanError,
-        r"include 'everything': expected one of budgets, levels, ladder",
+        InputError,
+        r"include: expected 'budgets' or 'levels' or 'ladder', got str 'everything'",
     ),
     "damaged tokenizer": (
         lambda c: (c.model / "tokenizer.json").write_text('{"version":\n'),

@@ -18,6 +18,7 @@ from support.gpu_modules import ON_A_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = (
+    "argument_types",
     "bucket",
     "elastic",
     "errors",

@@ -9,6 +9,7 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, overload
 
+from ....argument_types import checked
 from ....errors import InputError, SelectionError
 from ....ownership import Owner
 from ...bundle.device_files.host_records import this_host
@@ -108,6 +109,8 @@ class Generator:
         """
         started = perf_counter()
         asked = Options.of(options)
+        if session is not None and not isinstance(session, Session):
+            raise InputError(f"session: expected one of this model's session(), got {type(session).__name__}")
         if session is not None and session.task != asked.task:
             raise InputError(
                 f"session: its keys are those of {_named(session.task)}, asked for {_named(asked.task)}; open one for "
@@ -170,10 +173,11 @@ class Generator:
         (ids,) = self._prompts(self._entry()).tokens(text, None)
         return [int(token) for token in ids]
 
+    @checked
     def token_text(self, token: int) -> str:
         """How the tokenizer writes one token; its number where there is no tokenizer, or no such token."""
         tokenizer = self._prompts(self._entry()).tokenizer
-        text = None if tokenizer is None else tokenizer.id_to_token(token)
+        text = None if tokenizer is None or not 0 <= token < 2**32 else tokenizer.id_to_token(int(token))
         return str(token) if text is None else str(text)
 
     def learned(self) -> tuple[list[RunTime], list[JudgedDraft]]:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import nestforge
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.compiler.request import CompileRequest, plan, resolve
-from nestforge.errors import PlanError
+from nestforge.errors import NestforgeError, PlanError
 from nestforge.profiles.budget import BudgetSpec
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board
@@ -98,7 +99,10 @@ def test_plan_is_public_and_needs_no_torch(tiny_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"include": "all"}, "include 'all': expected one of budgets, levels, ladder"),
+        (
+            {"buckets": ["1by8"]},
+            "bucket '1by8': expected BATCHxSEQUENCE, such as 1x128, or with a range, such as 1x1..128",
+        ),
         (
             {"precisions": ["bf16"]},
             "precision: bf16 does not run on onnxruntime; expected some of fp32, fp16, int8, int8-dynamic, int4",
@@ -116,6 +120,19 @@ def test_what_does_not_exist_or_fit_is_refused(tiny_folder: Path, wrong: dict[st
     with pytest.raises(PlanError) as failure:
         resolve(CompileRequest(tiny_folder, board(), **wrong))
     assert str(failure.value) == message.replace("{folder}", str(tiny_folder))
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(CompileRequest)])
+def test_a_field_of_another_type_is_one_line(tiny_folder: Path, name: str) -> None:
+    for wrong in (5, "x", b"x", [5], {"a": 5}, object()):
+        with contextlib.suppress(NestforgeError):  # some are what one field takes
+            plan(**{"model": tiny_folder, "profile": board(), name: wrong})
+
+
+def test_buckets_are_written_as_on_the_command_line(tiny_folder: Path) -> None:
+    written = resolve(CompileRequest(tiny_folder, board(), buckets=["1x8", "1..2x1..16"], budget_at="1x8")).profile
+    assert written.buckets == (Bucket(1, 8), Bucket(2, 16, 1, 1))
+    assert written.budget_at == Bucket(1, 8)
 
 
 def test_an_option_that_does_not_exist_is_a_type_error(tiny_folder: Path) -> None:

@@ -340,7 +340,7 @@ def test_counts_tokens_as_its_tokenizer_does(tiny_bundle: Path) -> None:
     with nestforge.load(tiny_bundle, threads=1) as model:
         assert model.token_counts(["a nest of models", "nest", ""] * 100) == [6, 3, 2] * 100
         assert model.longest_sequence(2) == 16
-        with pytest.raises(InputError, match="texts: expected a list of texts, got 'a nest'"):
+        with pytest.raises(InputError, match="texts: expected a list of str, got str 'a nest'"):
             model.token_counts("a nest")
 
 

@@ -68,6 +68,16 @@ PROCESSORS = {
 }
 
 
+def test_a_text_without_a_token_is_refused_and_one_of_special_tokens_alone_is_not(
+    own_bundle: Path, manifest: Manifest
+) -> None:
+    assert make(own_bundle, manifest).encode([""], 8).lengths == (2,)
+    edit_tokenizer(own_bundle, lambda data: data.update(post_processor=None))
+    for texts, row in (([""], 0), (["nest", ""], 1)):
+        with pytest.raises(InputError, match=f"text {row}: empty, and the tokenizer adds no tokens"):
+            make(own_bundle, manifest).encode(texts, 8)
+
+
 @pytest.mark.parametrize("processor", PROCESSORS.values(), ids=PROCESSORS)
 def test_truncation_equals_the_tokenizers_own(own_bundle: Path, manifest: Manifest, processor: object) -> None:
     edit_tokenizer(own_bundle, lambda data: data.update(post_processor=processor))

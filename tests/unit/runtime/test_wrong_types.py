@@ -1,0 +1,42 @@
+"""Public calls of a loaded model with values of other types: each is one line, none a raw error of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import pytest
+from nestforge.errors import InputError
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+WRONG: tuple[Any, ...] = (5, -1, 1.5, True, b"x", [5], [None], {"a": 1}, {"x"}, object(), float("nan"), 10**30)
+
+
+@pytest.mark.parametrize("name", ["path", "memory_mb", "residency", "threads", "affinity", "check", "provider"])
+def test_load(name: str) -> None:
+    for wrong in WRONG:
+        if (name, wrong) in (("threads", True), ("memory_mb", 10**30)) or (name == "memory_mb" and wrong in (5, 1.5)):
+            continue
+        with pytest.raises(nestforge.NestforgeError):
+            nestforge.load(**{"path": GOLDEN / "bundle-v16", name: wrong}).close()
+
+
+def test_texts_and_tokens() -> None:
+    with nestforge.load(GOLDEN / "bundle-v11") as model:
+        calls: tuple[Callable[[Any], object], ...] = (
+            model,
+            model.token_counts,
+            model.generate,
+            model.generate.tokens,
+            lambda wrong: model.generate("the", session=wrong),
+        )
+        for call in calls:
+            for wrong in (5, True, {"a": 1}, {"x"}, object(), [None]):
+                with pytest.raises(InputError):
+                    call(wrong)
+        for wrong in (1.5, "x", None, True):
+            with pytest.raises(InputError, match="token: expected int"):
+                model.generate.token_text(wrong)
+        assert (model.generate.token_text(-1), model.generate.token_text(10**30)) == ("-1", f"{10**30}")

@@ -1,0 +1,58 @@
+"""Arguments of public calls: what fits an annotation, and the one line that says what does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from nestforge.argument_types import checked
+from nestforge.errors import InputError
+
+
+@checked
+def call(
+    path: str | os.PathLike[str] = "",
+    size: float | None = None,
+    count: int = 0,
+    kind: Literal["a", "b"] = "a",
+    levels: Mapping[str, Sequence[float]] | None = None,
+    progress: Callable[[str], None] = print,
+    flag: bool = False,
+    **options: Any,
+) -> str:
+    """Something."""
+    return f"{count}{options}"
+
+
+def test_what_fits_is_taken() -> None:
+    assert call(Path("x"), 5, np.int64(3), "b", {"ffn": (0.5, 1)}, len, True, other=object()).startswith("3{")
+    assert (call.__name__, call.__doc__) == ("call", "Something.")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("path", 5, "path: expected str or PathLike, got int 5"),
+        ("path", b"x", "path: expected str or PathLike, got bytes b'x'"),
+        ("size", "x", "size: expected float or None, got str 'x'"),
+        ("count", True, "count: expected int, got bool True"),
+        ("count", None, "count: expected int, got None"),
+        ("kind", [5], "kind: expected 'a' or 'b', got list [5]"),
+        ("levels", {"ffn": "x"}, "levels: expected a mapping of str to a list of float or None, got dict {'ffn': 'x'}"),
+        ("progress", 5, "progress: expected a function, got int 5"),
+        ("flag", np.zeros(2), "flag: expected bool, got ndarray array([0., 0.])"),
+    ],
+)
+def test_what_does_not_is_one_line(name: str, value: object, expected: str) -> None:
+    with pytest.raises(InputError) as error:
+        call(**{name: value})
+    assert str(error.value) == expected
+
+
+def test_a_call_that_python_itself_refuses_is_one() -> None:
+    with pytest.raises(TypeError, match="multiple values"):
+        call("x", path="y")
