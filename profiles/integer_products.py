@@ -20,24 +20,44 @@ Constants = Mapping[str, npt.NDArray[Any]]
 DOMAIN = "com.microsoft"
 _BLOCK_VALUES = 32
 _ACCURACY_INT8_SUMS = 4  # activations become int8, so that the sums are of integers
+_ROUNDING = ("step", "middle", "last")  # of activations: the scale, the integer of 0, and the axis of a row
 
 
 def qgemm(x: str, weight: str, y: str) -> list[onnx.NodeProto]:
-    """``y = x weight^T`` of uint8 activations, scaled by their own extremes, and weights of 8 bits."""
+    """``y = x weight^T`` of uint8 activations, by one constant scale, and weights of 8 bits."""
     from onnx import helper
 
-    scaled = [f"{y}.integers", f"{y}.scale", f"{y}.zero"]
+    *weights, step, middle, _ = _names(weight, "zero", *_ROUNDING)
+    quantised = [f"{y}.integers", step, middle]
     return [
-        helper.make_node("DynamicQuantizeLinear", [x], scaled),
-        helper.make_node("QGemm", [*scaled, *_names(weight, "zero")], [y], domain=DOMAIN, transB=1),
+        helper.make_node("QuantizeLinear", [x, step, middle], quantised[:1]),
+        helper.make_node("QGemm", [*quantised, *weights], [y], domain=DOMAIN, transB=1),
     ]
 
 
-def qgemm_constants(name: str, weight: npt.NDArray[np.float32]) -> Constants:
-    """int8 ``[n, k]``, and a scale and a zero point for each output."""
+def qgemm_of_rows(x: str, weight: str, y: str) -> list[onnx.NodeProto]:
+    """As ``qgemm``, in units of the largest magnitude of each row of activations, so that these have scales of their
+    own."""
+    from onnx import helper
+
+    sizes, largest, units, sums = (f"{y}.{part}" for part in ("sizes", "largest", "units", "sums"))
+    return [
+        helper.make_node("Abs", [x], [sizes]),
+        helper.make_node("ReduceMax", [sizes, _names(weight, *_ROUNDING)[-1]], [largest]),
+        helper.make_node("Div", [x, largest], [units]),
+        *qgemm(units, weight, sums),
+        helper.make_node("Mul", [sums, largest], [y]),
+    ]
+
+
+def qgemm_constants(name: str, weight: npt.NDArray[np.float32], largest: float) -> Constants:
+    """int8 ``[n, k]``, and a scale and a zero point for each output; and what rounds activations, of which ``largest``
+    becomes 127."""
     scale = np.abs(weight).max(axis=1) / 127
     integers = np.rint(weight / scale[:, None]).astype(np.int8)
-    return dict(zip(_names(name, "zero"), (integers, scale, np.zeros(len(weight), np.int8)), strict=True))
+    rounding = (np.array(largest / 127, np.float32), np.array(128, np.uint8), np.array([-1], np.int64))
+    values = (integers, scale, np.zeros(len(weight), np.int8), *rounding)
+    return dict(zip(_names(name, "zero", *_ROUNDING), values, strict=True))
 
 
 def matmul_nbits(x: str, weight: str, y: str, shape: tuple[int, ...]) -> list[onnx.NodeProto]:

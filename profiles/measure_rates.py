@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import util
 from math import inf
 from typing import Any
@@ -19,8 +20,14 @@ import numpy.typing as npt
 import psutil
 
 from .device_profile import ProductRates, Rates
-from .integer_products import DOMAIN, matmul_nbits, matmul_nbits_constants, qgemm, qgemm_constants
-from .precision import Precision
+from .integer_products import (
+    DOMAIN,
+    matmul_nbits,
+    matmul_nbits_constants,
+    qgemm,
+    qgemm_constants,
+    qgemm_of_rows,
+)
 
 Array = npt.NDArray[np.float32]
 
@@ -33,7 +40,8 @@ _READ_BYTES = 256 * 2**20
 class Chain:
     """``steps`` (operator, its operand if any) on one tensor of ``shape``, ``repeat`` times over.
 
-    Operands of ``Gemm`` are ``[n, k]``, and so are those of ``QGemm`` and ``MatMulNBits``, which integer engines use.
+    Operands of ``Gemm`` are ``[n, k]``, and so are those of ``QGemm``, of the same with a scale for each row
+    (``QGemmOfRows``) and of ``MatMulNBits``, which integer engines use.
     ``work`` counts FLOPs, bytes or operations of one repetition. ``weights``: operands are constants of the graph.
     """
 
@@ -85,11 +93,18 @@ CHAINS = {
 # The products of "gemm" on integers. Of int4 the second has 8 bits, as in an engine: its inputs are what shrinks there.
 INTEGER_CHAINS = {
     "int8": replace(CHAINS["gemm"], steps=(("QGemm", "up"), ("QGemm", "down"))),
-    "int4": replace(CHAINS["gemm"], steps=(("MatMulNBits", "up"), ("QGemm", "down"))),
+    "int8-dynamic": replace(CHAINS["gemm"], steps=(("QGemmOfRows", "up"), ("QGemmOfRows", "down"))),
+    "int4": replace(CHAINS["gemm"], steps=(("MatMulNBits", "up"), ("QGemmOfRows", "down"))),
 }
-# Scales that calibration chose save one pass over the activations, which is little beside the product.
-_CHAIN_OF: Mapping[Precision, str] = {"int8": "int8", "int8-dynamic": "int8", "int4": "int4"}
+# What a chain's activations hardly exceed, as calibration would find it: 5 times their rms.
+_LARGEST_VALUE = 5 / np.sqrt(384)
 
+_INTEGER_NODES = {"QGemm": qgemm, "QGemmOfRows": qgemm_of_rows}
+_ENCODERS: Mapping[str, Callable[[str, Array], Mapping[str, npt.NDArray[Any]]]] = {
+    "QGemm": partial(qgemm_constants, largest=_LARGEST_VALUE),
+    "QGemmOfRows": partial(qgemm_constants, largest=1.0),
+    "MatMulNBits": matmul_nbits_constants,
+}
 _NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "Gemm": lambda x, weight: x @ weight.T,
     "MatMul": np.matmul,
@@ -117,9 +132,7 @@ def measure_host_rates(cores: int) -> Rates:
         seconds = _fastest({**runs, "read": lambda: list(pool.map(np.max, parts))})
     rate = {name: chain.repeat * chain.work / seconds[name] for name, chain in chains.items()}
     batched = rate["batched_gemm"] / 1e9  # of two activations, which stay in float32
-    integers: dict[str, ProductRates] = {
-        p: ProductRates(rate[name] / 1e9, batched) for p, name in _CHAIN_OF.items() if name in rate
-    }
+    integers = {name: ProductRates(rate[name] / 1e9, batched) for name in INTEGER_CHAINS if name in rate}
     return Rates(
         gemm_gflops=rate["gemm"] / 1e9,
         batched_gemm_gflops=batched,
@@ -171,8 +184,8 @@ def _onnx_bytes(chain: Chain) -> bytes:
     nodes, x, values = [], "x", chain.values()
     for index, (operator, operand) in enumerate(chain.steps * chain.repeat):
         y = f"t{index}"
-        if operator == "QGemm" and operand:
-            nodes += qgemm(x, operand, y)
+        if operator in _INTEGER_NODES and operand:
+            nodes += _INTEGER_NODES[operator](x, operand, y)
         elif operator == "MatMulNBits" and operand:
             nodes += matmul_nbits(x, operand, y, chain.operands[operand])
         else:
@@ -186,8 +199,7 @@ def _onnx_bytes(chain: Chain) -> bytes:
         if name not in constants
     ]
     output = helper.make_tensor_value_info(x, TensorProto.FLOAT, chain.shape)
-    encoders = {"QGemm": qgemm_constants, "MatMulNBits": matmul_nbits_constants}
-    encode = {operand: encoders[operator] for operator, operand in chain.steps if operator in encoders}
+    encode = {operand: _ENCODERS[operator] for operator, operand in chain.steps if operator in _ENCODERS}
     stored: dict[str, npt.NDArray[Any]] = {}
     for name in sorted(constants):
         stored |= encode[name](name, values[name]) if name in encode else {name: values[name]}

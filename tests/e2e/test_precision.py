@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from nestforge.bucket import Bucket
 from nestforge.compiler import compile as compile_module
 from nestforge.compiler import request
 from nestforge.compiler.compile import compile_bundle
@@ -26,6 +27,7 @@ from nestforge.profiles.load_profile import dump_profile
 from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
+from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.runtime.load import load
 from nestforge.tools.cli import main
 from safetensors import safe_open
@@ -182,6 +184,24 @@ def test_a_dropped_bias_fails_the_gate_though_the_angle_hardly_changes(
     message = r"without the rounding of activations: .*first to diverge: encoder\.layer\.1\.intermediate\.dense"
     with pytest.raises(ParityError, match=message):
         compiled(wide, tmp_path / "b", precision, text=text)
+
+
+@pytest.mark.parametrize(
+    ("precision", "bucket"),
+    [("int8-dynamic", "1..4x1..8"), ("int8-dynamic", "4x8"), ("int4", "1..4x1..8")],
+    ids=["in company", "with the fill of a static bucket", "int4, in company"],
+)
+def test_a_row_is_what_it_is_alone(tmp_path: Path, wide: Path, precision: str, bucket: str) -> None:
+    """Rows of other lengths beside it, and what fills a bucket, have scales of their own."""
+    profile = board(precision=[precision], buckets=[bucket], budgets={"full": {}})
+    lengths = np.array([8, 3, 5, 1])
+    with load(compile_bundle(wide, profile, tmp_path / "b", include="budgets")) as model:
+        feeds = random_feeds(model.bundle.manifest.inputs, Bucket(4, 8), seed=1)
+        feeds["attention_mask"] = (np.arange(8) < lengths[:, None]).astype(np.int64)
+        together = model(feeds)["last_hidden_state"]
+        for row, length in enumerate(lengths):
+            one = {name: np.ascontiguousarray(array[row : row + 1, :length]) for name, array in feeds.items()}
+            np.testing.assert_allclose(model(one)["last_hidden_state"][0], together[row, :length], atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["int8-dynamic", "fp16"])

@@ -6,6 +6,10 @@ sums. Biases are added in float32: as int32 inside the product they would depend
 every bias and scale, and were not measurably faster. Zero points of the weights are stored, since the kernel wants as
 many as there are scales.
 
+A scale that is found at run time is that of one row (a token), so that no row changes another: the kernel takes one
+scale and one zero point of all activations, so rows are divided by their largest magnitudes, rounded around 128, and
+the sums multiplied by these (docs/decisions/0047).
+
 Integer products give the same numbers packed and from mapped weights. ``MatMulNBits`` does not: packed it multiplies
 integers, mapped it decodes the whole weight in every run and multiplies in float32, which takes longer than float32.
 
@@ -39,13 +43,14 @@ from .quantize import Product, products
 _MATMUL_N_BITS = "MatMulNBits"
 # Of MatMulNBits: activations are quantised to int8, block by block, so that the sums are of integers.
 _INT8_ACCURACY_LEVEL = 4
+_MIDDLE = np.array(128, np.uint8)
 
 
 def as_qgemm(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The graph that ``quantized`` returns, by ``QuantizeLinear`` to uint8 and ``QGemm``; the same integers."""
     edit = Edit(proto)
     producers = {name: node for node in edit.source for name in node.output}
-    middle = edit.constant(np.array(128, np.uint8))
+    middle = edit.constant(_MIDDLE)
     done: dict[str, str] = {}
     for node in edit.source:
         x, weight = (producers.get(name) for name in node.input[:2]) if node.op_type == "Gemm" else (None, None)
@@ -66,10 +71,8 @@ def as_qgemm(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def dynamic(proto: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
-    """The float32 template ``proto`` as int8-dynamic: each activation is scaled at run time, by its own extremes.
-
-    No calibration is needed; but the rows of a batch share a scale, so that an answer depends a little on the others.
-    """
+    """The float32 template ``proto`` as int8-dynamic: each row of activations is scaled at run time, by the largest
+    magnitude in it; no calibration is needed."""
     return _scaled_at_run_time(proto, kept, frozenset())
 
 
@@ -138,9 +141,9 @@ def _rows_in_blocks(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
 
 
 def _scaled_at_run_time(proto: onnx.ModelProto, kept: Collection[str], blocked: Collection[str]) -> onnx.ModelProto:
-    """Every product but ``kept``: the ones that make ``blocked`` in 4 bits, the others by DynamicQuantizeLinear."""
+    """Every product but ``kept``: the ones that make ``blocked`` in 4 bits, the others of integers, row by row."""
     edit, changed = Edit(proto), products(proto.graph, kept)
-    done: dict[str, list[str]] = {}
+    done: dict[str, tuple[list[str], str]] = {}
     for node in edit.source:
         product = changed.get(node.output[0])
         if product is None:
@@ -149,23 +152,34 @@ def _scaled_at_run_time(proto: onnx.ModelProto, kept: Collection[str], blocked: 
             _blocked_product(edit, product)
         else:
             if product.x not in done:
-                edit.add("DynamicQuantizeLinear", [product.x], 3)
-                done[product.x] = list(edit.nodes[-1].output)
-            _integer_product(edit, product, done[product.x])
+                done[product.x] = _integer_rows(edit, product.x)
+            _integer_product(edit, product, *done[product.x])
     return edit.done()
 
 
-def _integer_product(edit: Edit, product: Product, x: list[str]) -> None:
-    """``x`` are the integers, their scale and their zero point."""
+def _integer_rows(edit: Edit, x: str) -> tuple[list[str], str]:
+    """``x [..., in]`` as integers, their scale and their zero point, in units of each row's largest magnitude, which is
+    the second ``[..., 1]``.
+
+    A row of zeros is divided by 0 and becomes any integers: 0 times what they sum to is the product.
+    """
+    largest = edit.add("ReduceMax", [edit.add("Abs", [x]), edit.constant(np.array([-1], np.int64))])
+    step, middle = edit.constant(np.array(1 / 127, np.float32)), edit.constant(_MIDDLE)
+    return [edit.add("QuantizeLinear", [edit.add("Div", [x, largest]), step, middle]), step, middle], largest
+
+
+def _integer_product(edit: Edit, product: Product, x: list[str], unit: str | None = None) -> None:
+    """``x`` are the integers, their scale and their zero point, perhaps in a ``unit`` of each row."""
     weight = [
         edit.encoded(product.weight, INT8, TensorProto.INT8, product.shape),
         edit.encoded(product.weight, INT8_SCALE, TensorProto.FLOAT, [product.outputs]),
         edit.encoded(product.weight, INT8_ZERO, TensorProto.INT8, [product.outputs]),
     ]
-    outputs: list[str] | int = 1 if product.bias else [product.output]
-    sums = edit.add("QGemm", [*x, *weight], outputs, MICROSOFT, transB=int(not product.transposed))
-    if product.bias:
-        edit.add("Add", [sums, product.bias], [product.output])
+    after = [(kind, operand) for kind, operand in (("Mul", unit), ("Add", product.bias)) if operand]
+    names: list[list[str] | int] = [*[1] * len(after), [product.output]]
+    value = edit.add("QGemm", [*x, *weight], names[0], MICROSOFT, transB=int(not product.transposed))
+    for (kind, operand), name in zip(after, names[1:], strict=True):
+        value = edit.add(kind, [value, operand], name)
 
 
 def _blocked_product(edit: Edit, product: Product) -> None:

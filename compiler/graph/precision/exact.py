@@ -22,7 +22,9 @@ from ..encodings import decoded, parts_of, split_encoding
 from ..passes.linear_to_gemm import TRANSPOSED
 from .edit import Edit
 
-_QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+_QUANTISE = frozenset({"QuantizeLinear", "DequantizeLinear"})
+# What a row of zeros is divided by here, where nothing is rounded to integers behind it.
+_LEAST_UNIT = np.array(1e-30, np.float32)
 
 
 def exact(graph: bytes) -> bytes:
@@ -33,9 +35,9 @@ def exact(graph: bytes) -> bytes:
     def before(name: str) -> str:
         """The value that ``name`` was rounded from."""
         node = producers.get(name)
-        while node is not None and node.op_type in _QUANTIZERS | {"DequantizeLinear"} and node.input[0] in producers:
+        while node is not None and node.op_type in _QUANTISE and node.input[0] in producers:
             name, node = node.input[0], producers.get(node.input[0])
-        return node.input[0] if node is not None and node.op_type in _QUANTIZERS else name
+        return node.input[0] if node is not None and node.op_type == "QuantizeLinear" else name
 
     for node in edit.source:
         if node.op_type == "QGemm":
@@ -43,9 +45,13 @@ def exact(graph: bytes) -> bytes:
             weight = edit.add("DequantizeLinear", [*node.input[3:6]], axis=0 if trans_b else 1)
             edit.add("Gemm", [before(node.input[0]), weight], node.output, transB=trans_b)
             continue
-        if node.op_type == "DynamicQuantizeMatMul":
-            weight = edit.add("DequantizeLinear", [*node.input[1:4]], axis=1)
-            edit.add("MatMul", [node.input[0], weight], node.output)
+        if node.op_type == "MatMulIntegerToFloat":
+            weight = edit.add("DequantizeLinear", [node.input[1], node.input[3], node.input[5]], axis=1)
+            edit.add("MatMul", [before(node.input[0]), weight], node.output)
+            continue
+        if node.op_type == "ReduceMax" and producers[node.input[0]].op_type == "Abs":
+            largest = edit.add("ReduceMax", node.input)
+            edit.add("Max", [largest, edit.constant(_LEAST_UNIT)], node.output)
             continue
         for attribute in node.attribute:
             if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":

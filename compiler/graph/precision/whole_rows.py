@@ -1,7 +1,7 @@
 """``[B, S, H]`` from product to product in an engine that keeps a cache, where every product takes that.
 
 Linear layers of a template run on ``[B * S, H]``, as Gemm wants, behind a Flatten and before a Reshape. In a step of
-one token each of those costs what a small operator does, and products of blocks, those with activations that are
+one token each of those costs what a small operator does, and products of blocks, products of integers whose rows are
 scaled at run time, and those of ONNX Runtime's own that read a weight turned need neither.
 
 Requires: rows flattened from product to product (passes/cached/flatten_rows.py). Ensures: the same numbers; a graph in
@@ -19,7 +19,7 @@ from ..passes.elementwise import ELEMENTWISE
 from .edit import MICROSOFT, Edit
 from .known_shapes import NORMS, WHOLE, Dim, dims_of, int_attribute, ranks_of, reshape_targets, rows_of
 
-_ANY_RANK = ELEMENTWISE | NORMS | {"MatMulNBits"}
+_ANY_RANK = ELEMENTWISE | NORMS | {"MatMulNBits", "QuantizeLinear"}
 # Of QGemm: activations, their scale and zero, weights, their scales and zeros.
 _QGEMM_INPUTS = 6
 
@@ -33,7 +33,6 @@ def in_whole_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not _come_back(proto, targets, ranks):
         return proto
     edit, whole, renamed = Edit(proto), dict[str, str](), dict[str, str]()
-    integers: dict[str, str] = {}  # what was quantised, by the integers
     for node in edit.source:
         flat = [name for name in node.input if name in whole]
         rank = ranks.get(node.input[0]) if node.input else None
@@ -45,23 +44,21 @@ def in_whole_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
             elif rank is not None:  # heads apart
                 together = edit.constant(np.array([0, 0, -1], np.int64))
                 whole[node.output[0]] = edit.add("Reshape", [node.input[0], together])
-        elif node.op_type == "QGemm" and node.input[0] in integers and _is_plain(node):
-            edit.add("DynamicQuantizeMatMul", [integers[node.input[0]], *node.input[3:6]], node.output, MICROSOFT)
+        elif node.op_type == "QGemm" and flat and _is_plain(node):
+            x, scale, zero, weight, scales, zeros = node.input[:_QGEMM_INPUTS]
+            read = [whole[x], weight, scale, scales, zero, zeros]
+            edit.add("MatMulIntegerToFloat", read, node.output, MICROSOFT)
             whole[node.output[0]] = node.output[0]
         elif node.op_type == "Gemm" and flat and _is_product(node):
             turned = {"transB": 1} if int_attribute(node, "transB", 0) else {}
             kind, domain = ("FusedMatMul", MICROSOFT) if turned else ("MatMul", "")
             edit.add(kind, [whole[node.input[0]], node.input[1]], node.output, domain, **turned)
             whole[node.output[0]] = node.output[0]
-        elif any(name in integers for name in node.input):
-            return proto
         elif not flat:
             edit.nodes.append(node)
-        elif node.op_type == "DynamicQuantizeLinear":
-            integers |= dict.fromkeys(node.output, whole[node.input[0]])
         elif node.op_type == "Reshape" and len(targets.get(node.input[1], ())) == 3:
             renamed[node.output[0]] = whole[node.input[0]]
-        elif node.op_type == "Reshape" or node.op_type in _ANY_RANK or _parts(node, targets):
+        elif node.op_type == "Reshape" or node.op_type in _ANY_RANK or _along_width(node, targets):
             node.input[:] = [whole.get(name, name) for name in node.input]
             edit.nodes.append(node)
             whole |= {} if node.op_type == "Reshape" else {name: name for name in node.output}
@@ -147,11 +144,16 @@ def _come_back(proto: onnx.ModelProto, targets: Mapping[str, tuple[Dim, ...]], r
             for name, width in parts.items():
                 known.add([name], group, width)
             if not parts:
-                made = node.output[:1] if node.op_type == "DynamicQuantizeLinear" else node.output
-                known.add(made, group, _width(node, weights) or known.width[flat[0]])
+                known.add(node.output, group, _width(node, weights) or known.width[flat[0]])
         if (found := rows_of(node, rows, targets)) is not None:
             rows |= dict.fromkeys(node.output, found)
     return True
+
+
+def _along_width(node: onnx.NodeProto, targets: Mapping[str, tuple[Dim, ...]]) -> bool:
+    """Whether a node takes the last dimension apart, or the largest number of it."""
+    is_largest = node.op_type == "ReduceMax" and len(node.input) == 2 and targets.get(node.input[1]) == (-1,)
+    return bool(_parts(node, targets)) or (is_largest and int_attribute(node, "keepdims", 1) == 1)
 
 
 def _parts(node: onnx.NodeProto, targets: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
@@ -163,6 +165,8 @@ def _parts(node: onnx.NodeProto, targets: Mapping[str, tuple[Dim, ...]]) -> dict
 
 def _width(node: onnx.NodeProto, weights: Mapping[str, tuple[int, ...]]) -> int | None:
     """Numbers of a token behind a product or a norm."""
+    if node.op_type == "ReduceMax":
+        return 1
     if node.op_type == "MatMulNBits":
         return int_attribute(node, "N", 0)
     if node.op_type == "QGemm":

@@ -160,3 +160,25 @@ def test_every_pool_and_precision_has_ranges(tmp_path: Path, pool: str, precisio
         assert whole.padding is None
         atol = {"fp32": 5e-6, "fp16": 5e-3, "int8-dynamic": 0.2}[precision]
         np.testing.assert_allclose(chained["logits"], whole["logits"], atol=atol)
+
+
+def test_rows_of_integers_leave_where_they_leave_alone(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    save_tiny(tmp_path / "model", config, {"exits.layers": [1, 2], "gate": None})
+    profile = board(**FULL, buckets=["1..8x1..6"], precision=["int8-dynamic"])
+    out = nestforge.compile(tmp_path / "model", profile=profile, output=tmp_path / "bundle", include="budgets")
+    found = []
+    with nestforge.load(out) as opened:
+        for seed in range(6):
+            lengths = [6, *np.random.default_rng(seed).integers(1, 7, 7).tolist()]
+            feeds = rows_of(opened, lengths, seed)
+            together = opened(feeds, exits=0.5)
+            assert together.exits is not None
+            found += together.exits.index.tolist()
+            for row, length in enumerate(lengths):
+                one = {name: np.ascontiguousarray(array[row : row + 1, :length]) for name, array in feeds.items()}
+                alone = opened(one, exits=0.5)
+                assert alone.exits is not None
+                assert alone.exits.index[0] == together.exits.index[row]
+                np.testing.assert_allclose(alone["logits"][0], together["logits"][row], atol=1e-5)
+    assert set(found) == {0, 1}

@@ -7,7 +7,8 @@ WEIGHT = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
 
 
 def test_eight_bits_have_a_scale_for_each_output() -> None:
-    found = qgemm_constants("w", WEIGHT)
+    found = qgemm_constants("w", WEIGHT, largest=2.54)
+    assert (found["w.step"], found["w.middle"], found["w.last"].tolist()) == (np.float32(0.02), 128, [-1])
     integers, scale, zero = found["w.integers"], found["w.scale"], found["w.zero"]
     assert (integers.dtype, scale.shape, zero.dtype, zero.any()) == (np.int8, (16,), np.int8, np.False_)
     assert np.abs(integers).max(axis=1).tolist() == [127] * 16

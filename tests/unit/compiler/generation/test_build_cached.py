@@ -216,7 +216,7 @@ def test_a_table_that_is_the_head_too_has_four_bits_in_both_places(tmp_path: Pat
     table = {tensor.name: list(tensor.dims) for tensor in graph.initializer if "embed_tokens" in tensor.name}
     assert table == {"model.embed_tokens.weight.int4": [48, 1, 16], "model.embed_tokens.weight.int4-scale": [48, 1]}
     kinds = Counter(node.op_type for node in graph.node)
-    assert (kinds["MatMulNBits"], kinds["DynamicQuantizeMatMul"], kinds["QGemm"]) == (9, 2, 0)
+    assert (kinds["MatMulNBits"], kinds["MatMulIntegerToFloat"], kinds["QGemm"]) == (9, 2, 0)
     assert not kinds.keys() & {"Flatten", "RotaryEmbedding", "Cos", "Range"}, "attention turns, by a table"
 
 

@@ -9,22 +9,29 @@ import pytest
 from nestforge.compiler.graph.precision.exact import exact
 from nestforge.compiler.graph.precision.whole_rows import in_whole_rows
 
-# A product whose activations are scaled at run time between two sums in rows, behind what reads a cache (its outputs
-# are not used), and an output [B, S, H].
+# A product whose rows are scaled at run time between two sums in rows, behind what reads a cache (its outputs are not
+# used), and an output [B, S, H].
 ENGINE = """
 <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
 agraph (float[2, 3, 32] x) => (float[2, 3, 16] y)
-<int64[1] two = {2}, int64[1] three = {3}, int64[1] last = {16}, float half = {0.5}>
+<int64[1] two = {2}, int64[1] three = {3}, int64[1] last = {16}, float half = {0.5},
+ int64[1] width = {-1}, float s = {0.0078}, uint8 z = {128}>
 {
   flat = Flatten <axis = 2> (x)
   bent = Mul (flat, half)
-  q, s, z = DynamicQuantizeLinear (bent)
+  sizes = Abs (bent)
+  largest = ReduceMax (sizes, width)
+  units = Div (bent, largest)
+  q = QuantizeLinear (units, s, z)
   sums = com.microsoft.QGemm <transB = 0> (q, s, z, w, scale, zero)
-  more = Add (sums, half)
+  product = Mul (sums, largest)
+  more = Add (product, half)
   target = Concat <axis = 0> (two, three, last)
   y = Reshape (more, target)
 }
 """
+# What scales rows, and the two sums.
+ROWS = {"Mul": 2, "Abs": 1, "ReduceMax": 1, "Div": 1, "QuantizeLinear": 1}
 RNG = np.random.default_rng(0)
 TENSORS = {
     "w": RNG.integers(-63, 64, (32, 16)).astype(np.int8),
@@ -58,7 +65,7 @@ def kinds(proto: onnx.ModelProto) -> Counter[str]:
 
 def test_products_take_rows_and_tokens_as_they_are() -> None:
     found = in_whole_rows(parsed(ENGINE))
-    assert kinds(found) == {"Mul": 1, "DynamicQuantizeMatMul": 1, "Add": 1}
+    assert kinds(found) == {**ROWS, "MatMulIntegerToFloat": 1, "Add": 1}
     np.testing.assert_allclose(run(found), run(parsed(ENGINE)), rtol=1e-6)
 
 
@@ -67,12 +74,13 @@ def test_without_the_rounding_of_activations_it_is_the_product() -> None:
         onnx.ModelProto.FromString(exact(proto.SerializeToString()))
         for proto in (parsed(ENGINE), in_whole_rows(parsed(ENGINE)))
     )
-    assert kinds(whole) == {"Mul": 1, "DequantizeLinear": 1, "MatMul": 1, "Add": 1}
+    floats = {kind: count for kind, count in ROWS.items() if kind != "QuantizeLinear"}
+    assert kinds(whole) == {**floats, "Max": 1, "DequantizeLinear": 1, "MatMul": 1, "Add": 1}
     np.testing.assert_allclose(run(whole), run(plain), rtol=1e-5, atol=1e-4)
 
 
 def test_a_graph_with_what_wants_rows_alone_stays_as_it_is() -> None:
-    gathered = ENGINE.replace("Add (sums, half)", "Softmax <axis = 0> (sums)")
+    gathered = ENGINE.replace("Add (product, half)", "Softmax <axis = 0> (product)")
     assert in_whole_rows(parsed(gathered)) == parsed(gathered)
     transposed = ENGINE.replace("transB = 0", "transB = 1")
     assert in_whole_rows(parsed(transposed)) == parsed(transposed)
@@ -84,10 +92,15 @@ def test_a_graph_with_what_wants_rows_alone_stays_as_it_is() -> None:
         ("Concat <axis = 0> (two, three, last)", "Concat <axis = 0> (three, two, last)\n  first = Identity (two)"),
         ("int64[1] last = {16}", "int64[1] last = {8}"),
         ("Flatten <axis = 2> (x)", "Flatten <axis = 2> (unknown)"),
-        ("Add (sums, half)", "Add (sums, each)"),
+        ("Add (product, half)", "Add (product, each)"),
         ("(q, s, z, w, scale, zero)", "(q, s, z, w, scale, zero, bias)"),
+        ("int64[1] width = {-1}", "int64[1] width = {0}"),
+        ("ReduceMax (sizes", "ReduceMax <keepdims = 0> (sizes"),
     ],
-    ids=["rows and tokens exchanged", "another width", "unknown dimensions", "a number for each row", "a bias"],
+    ids=[
+        *("rows and tokens exchanged", "another width", "unknown dimensions", "a number for each row", "a bias"),
+        *("the largest of all rows", "a dimension less"),
+    ],
 )
 def test_a_graph_whose_rows_come_back_in_another_way_stays_as_it_is(old: str, new: str) -> None:
     text = ENGINE.replace(old, new)
@@ -102,7 +115,7 @@ def test_heads_apart_come_together_in_front_of_a_product() -> None:
     text = text.replace("{\n  flat", "{\n  apart = Reshape (x, four)\n  flat")
     text = text.replace("<int64[1] two", "<int64[4] four = {2, 3, 4, 8}, int64[1] two")
     found = in_whole_rows(parsed(text))
-    assert kinds(found) == {"Reshape": 2, "Mul": 1, "DynamicQuantizeMatMul": 1, "Add": 1}
+    assert kinds(found) == {**ROWS, "Reshape": 2, "MatMulIntegerToFloat": 1, "Add": 1}
     np.testing.assert_allclose(run(found), run(parsed(text)), rtol=1e-6)
 
 

@@ -23,7 +23,7 @@ from nestforge.runtime.inputs.arrays import Array
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.chi_square import chi_square_limit, chi_square_statistic
-from support.gated_decoders import edit_config, make_decoder
+from support.gated_decoders import edit_config, make_decoder, save_decoder
 
 Greedy = Callable[[list[int], int], list[int]]
 TOKENS = 40
@@ -81,6 +81,23 @@ def test_greedy_is_the_targets_own(model: ElasticModel, draft: str) -> None:
         for count in (1, 3, 9):
             row = model.generate(prompt, max_tokens=TOKENS, draft=draft, drafted=count).rows[0]
             require_same(plain, row)
+
+
+def test_greedy_of_integers_is_the_same_drafted_and_in_company(tmp_path: Path) -> None:
+    """Tokens that are checked in one run, and rows that step together, have scales of their own."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8, "max_position_embeddings": 64}
+    save_decoder(tmp_path / "model", "llama", **sizes)
+    options: dict[str, Any] = {"buckets": [Bucket(1, 16)], "include": "budgets", "precisions": ["int8-dynamic"]}
+    path = nestforge.compile(
+        tmp_path / "model", "raspberry-pi-5", tmp_path / "b", generate=True, measure=False, **options
+    )
+    given = prompts(48, 6, 20)
+    with load(path, threads=1) as opened:
+        alone = [opened.generate(prompt, max_tokens=TOKENS, logprobs=2).rows[0] for prompt in given]
+        together = opened.generate(given, max_tokens=TOKENS).rows
+        for plain, other, prompt in zip(alone, together, given, strict=True):
+            require_same(plain, other)
+            require_same(plain, opened.generate(prompt, max_tokens=TOKENS, draft="n-gram", drafted=5).rows[0])
 
 
 @pytest.mark.parametrize("draft", [f"ffn{TWINS}", "n-gram"])
