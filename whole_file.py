@@ -7,6 +7,8 @@ Until then it holds a lock on that file. What a killed writer left has none; the
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import secrets
 import shutil
@@ -18,6 +20,8 @@ from . import file_lock
 from .errors import OutputError
 
 _PREFIX, _SUFFIX = ".nestforge-", ".writing"
+# Of renameat2: paths as they are, and that they change places.
+_HERE, _EXCHANGE = -100, 2
 
 
 def write_whole(
@@ -45,8 +49,27 @@ def write_whole(
         raise _refused(path, failure, f"; {lost} was not kept") from failure
 
 
-def require_new(path: Path) -> None:
-    """Before any work: raises OutputError for a path that exists, or in a folder where nothing can be written."""
+def exchange(new: Path, old: Path) -> None:
+    """Gives each of two paths of one file system the name of the other: in one step where the system can (Linux), else
+    in three, between which ``old`` is missing for a moment. Raises OSError."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is not None:
+        if call(_HERE, os.fsencode(new.absolute()), _HERE, os.fsencode(old.absolute()), _EXCHANGE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+            raise OSError(code, os.strerror(code), str(old))
+    aside = new.with_name(f"{new.name}.aside")
+    old.rename(aside)
+    new.rename(old)
+    aside.rename(new)
+
+
+def require_new(path: Path, overwrite: bool | None = None) -> None:
+    """Before any work: raises OutputError for a path that exists, or in a folder where nothing can be written. With
+    ``overwrite`` a file may exist; None where nobody can ask for that."""
+    if overwrite and path.is_file():
+        return
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -57,7 +80,7 @@ def require_new(path: Path) -> None:
     except OSError as failure:
         raise _refused(path, failure) from failure
     else:
-        raise _exists(path)
+        raise _exists(path, "" if overwrite is None else " or `overwrite=True`")
     finally:
         remove_unfinished(path.parent)  # of a path that exists too: its writer may have been killed after that
 
@@ -157,5 +180,5 @@ def _refused(path: Path, failure: OSError, lost: str = "") -> OutputError:
     return OutputError(f"{path}: cannot be written ({failure.strerror or failure}){lost}")
 
 
-def _exists(path: Path) -> OutputError:
-    return OutputError(f"{path}: exists already; choose another file")
+def _exists(path: Path, hint: str = "") -> OutputError:
+    return OutputError(f"{path}: exists already; choose another file{hint}")

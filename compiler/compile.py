@@ -21,7 +21,7 @@ from ..profiles.precision import TRACED
 from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
 from ..profiles.profile_data import recorded_profile
 from ..runtime.bundle.entries.engine_entry import EngineEntry
-from ..runtime.bundle.manifest import WEIGHTS_NAME
+from ..runtime.bundle.manifest import MANIFEST_NAME, WEIGHTS_NAME
 from ..runtime.bundle.merged_task import BASE
 from ..runtime.bundle.open_bundle import Bundle, open_bundle
 from ..runtime.engines.tensorrt.available import tensorrt_problem
@@ -70,9 +70,11 @@ def compile_bundle(
     *,
     command: Sequence[str] = (),
     progress: Progress = silent,
+    overwrite: bool = False,
     **options: Any,
 ) -> Path:
-    """Compiles the checkpoint in folder ``model`` into the bundle ``output``, which must not exist.
+    """Compiles the checkpoint in folder ``model`` into the bundle ``output``, which must not exist; with ``overwrite``
+    a bundle may, which is replaced in one step once the new one is whole.
 
     ``options`` are the other fields of ``CompileRequest``, which documents them. Plans for TensorRT are built here,
     unless ``emit_only`` leaves them to `nestforge build` on the device. ``progress(stage, done, total)`` is called as
@@ -80,11 +82,17 @@ def compile_bundle(
     Raises a NestforgeError and publishes nothing if an input is bad or a gate fails; an interrupted compile goes on
     where it was when called again with the same arguments.
     """
-    return compile_request(CompileRequest(model, profile, **options), output, command=command, progress=progress)
+    request = CompileRequest(model, profile, **options)
+    return compile_request(request, output, command=command, progress=progress, overwrite=overwrite)
 
 
 def compile_request(
-    request: CompileRequest, output: str | Path, *, command: Sequence[str] = (), progress: Progress = silent
+    request: CompileRequest,
+    output: str | Path,
+    *,
+    command: Sequence[str] = (),
+    progress: Progress = silent,
+    overwrite: bool = False,
 ) -> Path:
     """Compiles what ``request`` asks for into the bundle ``output``; see ``compile_bundle``."""
     clock, output = Clock(progress), Path(output)
@@ -97,7 +105,7 @@ def compile_request(
         _refuse_impossible_budgets(resolved)
         corpus = _corpus(source, request)
         require_examples(device.precisions, corpus)
-    with staged(output, _key(resolved, corpus)) as stage:
+    with staged(output, _key(resolved, corpus), MANIFEST_NAME if overwrite else None) as stage:
         if stage.is_published:  # an earlier call was stopped after that
             return _with_plans(output, resolved, progress)
         with clock("load"):

@@ -43,11 +43,16 @@ class ConversionReport:
 
 @checked
 def convert_coda(
-    model: str | Path, output: str | Path, settings: ConversionSettings | None = None, with_decoder: bool = False
+    model: str | Path,
+    output: str | Path,
+    settings: ConversionSettings | None = None,
+    with_decoder: bool = False,
+    overwrite: bool = False,
 ) -> ConversionReport:
     """Adds adapters and routers to the encoder of the T5, ViT or BERT checkpoint in folder ``model``, in the new folder
     ``output``; ``with_decoder`` keeps the decoder of a T5 behind it. At r = 1 the result answers as the checkpoint's
-    encoder does, or as its whole model; at others it must be trained first.
+    encoder does, or as its whole model; at others it must be trained first. With ``overwrite`` a model folder that is
+    there is replaced, in one step.
 
     Raises a NestforgeError and writes nothing if an input is bad.
     """
@@ -62,7 +67,7 @@ def convert_coda(
         "settings": unstructure(settings),
         "with_decoder": with_decoder,
     }
-    with staged(output, key) as stage:
+    with staged(output, key, "config.json" if overwrite else None) as stage:
         found = converted(checkpoint, settings)
         made: CodaEncoder | CodaEncoderDecoder = found.model
         if with_decoder:

@@ -301,5 +301,8 @@ provider_option = click.option(
     show_default=True,
     help="Where ONNX Runtime runs engines: the processor, CUDA with one copy of the weights, or TensorRT inside it.",
 )
+overwrite_option = click.option(
+    "--overwrite", is_flag=True, help="Replace an output that exists, in one step, once the new one is whole."
+)
 model_argument = click.argument("model", type=click.Path(path_type=Path))
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))

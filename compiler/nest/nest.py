@@ -80,8 +80,10 @@ def nest(
     steps: int | None = None,
     seed: int = 0,
     progress: Progress = silent,
+    overwrite: bool = False,
 ) -> NestReport:
-    """Makes a nested model of the checkpoint in folder ``model``, in the new folder ``output``.
+    """Makes a nested model of the checkpoint in folder ``model``, in the new folder ``output``; with ``overwrite`` one
+    that is there is replaced, in one step.
 
     ``text`` is a file with one text per line, like the texts that the model is for; about one in five is held out.
     ``levels`` maps an axis kind to the fractions of its size that become models of their own, by default the FFN's
@@ -97,7 +99,8 @@ def nest(
     corpus = read_corpus(Path(text))
     texts = training_texts(Path(text))
     clock = Clock(progress)
-    with staged(Path(output), _key(source, fractions, texts, corpus, effort)) as stage:
+    replaced = "config.json" if overwrite else None
+    with staged(Path(output), _key(source, fractions, texts, corpus, effort), replaced) as stage:
         if stage.is_published and not (stage.work / _OUTCOME_FILE).exists():  # stopped while it cleared its work
             raise OutputError(f"{output}: exists already, made by a call with these arguments; its figures are gone")
         # Written last, so that an interrupted call that has it only has to publish.

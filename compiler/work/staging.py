@@ -22,12 +22,13 @@ from typing import IO, Any
 from ... import file_lock
 from ...errors import OutputError
 from ...runtime.bundle.seal import to_json
-from ...whole_file import sync_folder
+from ...whole_file import exchange, sync_folder
 
 _KEY_FILE = "key.json"
 # Which files were published: the output may be moved away, and another put in its place, before the job goes on.
 _PUBLISHED_FILE = "published.json"
 _LOCK_FILE = ".lock"
+_REPLACED_FOLDER = "replaced"
 # safetensors writes into a file of the second form, which a killed process leaves.
 _UNFINISHED_PATTERNS = ("*.writing", ".tmp*")
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
@@ -41,12 +42,14 @@ _UNWRITABLE_ERRORS = (
 class Stage:
     """The staging folders of one job: ``folder`` becomes the output, ``work`` is thrown away.
 
-    ``is_published``: an earlier run published the output, and was stopped before it had ended.
+    ``is_published``: an earlier run published the output, and was stopped before it had ended. ``replaces``: an output
+    that exists is replaced.
     """
 
     folder: Path
     work: Path
     is_published: bool = False
+    replaces: bool = False
 
     def once(self, path: Path, produce: Callable[[Path], None]) -> Path:
         """``path``, produced now unless an earlier run finished it."""
@@ -70,20 +73,23 @@ def write_synced(path: Path, data: bytes | memoryview) -> None:
 
 
 @contextmanager
-def staged(output: Path, key: Mapping[str, Any]) -> Iterator[Stage]:
+def staged(output: Path, key: Mapping[str, Any], replaced: str | None = None) -> Iterator[Stage]:
     """A stage beside ``output``, published when the block ends without an error, unless the block has done so itself.
 
-    Raises OutputError if ``output`` exists, cannot be written, or another job works on it. Where an earlier run of the
+    Raises OutputError if ``output`` exists, cannot be written, or another job works on it. A folder that has a file
+    called ``replaced`` may exist: once the new one is whole it takes its place in one step. Where an earlier run of the
     same ``key`` made the output that exists, and did not end, the stage says so instead.
     """
     if not output.name:
         raise OutputError(f"output {str(output)!r}: expected the name of a folder to make")
     root = _root(output)
     with _disk_errors(output, every=True):
-        lock = _locked(root, output)
+        if replaced is not None:
+            _require_own(output, replaced)
+        lock = _locked(root, output, replaced is not None)
     with lock:
         with _disk_errors(output, every=True):
-            stage = _prepared(root, output, to_json(key))
+            stage = _prepared(root, output, to_json(key), replaced is not None)
         try:
             with _disk_errors(output):
                 yield stage
@@ -104,7 +110,11 @@ def publish(stage: Stage, output: Path) -> None:
         for folder in (stage.folder, *(path for path in stage.folder.rglob("*") if path.is_dir())):
             sync_folder(folder)
         write_synced(stage.work / _PUBLISHED_FILE, to_json(_written_files(stage.folder)))
-        stage.folder.rename(output)
+        if stage.replaces and os.path.lexists(output):
+            exchange(stage.folder, output)
+            stage.folder.rename(stage.work / _REPLACED_FOLDER)  # removed with the work
+        else:
+            stage.folder.rename(output)
         sync_folder(output.parent)
 
 
@@ -120,11 +130,17 @@ def _root(output: Path) -> Path:
     return output.with_name(output.name + ".partial")
 
 
-def _locked(root: Path, output: Path) -> IO[str]:
-    """The lock of the staging folder, which is made if it is missing; an output that exists gets none."""
+def _require_own(output: Path, replaced: str) -> None:
+    """Raises OutputError for an output that is there and none that the command writes."""
+    if os.path.lexists(output) and (output.is_symlink() or not (output / replaced).is_file()):
+        raise OutputError(f"{output}: has no {replaced}, and `overwrite` replaces no other folder; remove it yourself")
+
+
+def _locked(root: Path, output: Path, replaces: bool) -> IO[str]:
+    """The lock of the staging folder, which is made if it is missing; an output that may not be replaced gets none."""
     if "\0" in str(output):
         raise OutputError(f"{output}: cannot be written (no name of a file has a null character)")
-    if os.path.lexists(output) and not root.exists():
+    if os.path.lexists(output) and not root.exists() and not replaces:
         raise _exists(output)
     if os.path.lexists(root) and not _is_staging(root):
         raise OutputError(f"{root}: not a folder that a compile left; remove it or choose another `output`")
@@ -157,17 +173,19 @@ def _is_staging(root: Path) -> bool:
         return not any(root.iterdir())
 
 
-def _prepared(root: Path, output: Path, key: bytes) -> Stage:
+def _prepared(root: Path, output: Path, key: bytes, replaces: bool) -> Stage:
     """The stage of an earlier run with this key, or an empty one."""
-    stage = Stage(root / "output", root / "work")
+    stage = Stage(root / "output", root / "work", replaces=replaces)
     known = stage.work / _KEY_FILE
     is_same = known.is_file() and known.read_bytes() == key
     if os.path.lexists(output):
-        if not stage.folder.exists():  # it was published; or there was no stage before
-            if is_same and _is_published(stage, output):
-                return replace(stage, is_published=True)
-            _remove(root)
-        raise _exists(output)
+        # It was published; then the stage is gone, or what was replaced stands in its place.
+        if is_same and (replaces or not stage.folder.exists()) and _is_published(stage, output):
+            return replace(stage, is_published=True)
+        if not replaces:
+            if not stage.folder.exists():
+                _remove(root)
+            raise _exists(output)
     if not (is_same and stage.folder.is_dir()):
         try:
             known.unlink(missing_ok=True)  # from here on nothing is taken for resumable
@@ -232,7 +250,7 @@ def _remove_entry(entry: Path) -> None:
 
 
 def _exists(output: Path) -> OutputError:
-    return OutputError(f"{output}: exists already; choose another `output` or remove it")
+    return OutputError(f"{output}: exists already; choose another `output` or `overwrite=True`")
 
 
 @contextmanager

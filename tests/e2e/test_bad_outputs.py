@@ -37,7 +37,7 @@ def test_an_output_that_exists(case: Case, kind: str) -> None:
         case _:
             case.output.symlink_to("nowhere")
     refusal = case.refused()
-    assert str(refusal) == f"{case.output}: exists already; choose another `output` or remove it"
+    assert str(refusal) == f"{case.output}: exists already; choose another `output` or `overwrite=True`"
     assert type(refusal) is OutputError
 
 

@@ -294,7 +294,7 @@ def test_other_arguments_do_not_go_on_where_these_stopped(model: Path, tmp_path:
 
 def test_a_finished_bundle_is_never_overwritten(compiled: Any) -> None:
     before = contents(compiled.bundle)
-    with pytest.raises(OutputError, match=r"tiny.bundle: exists already; choose another `output` or remove it"):
+    with pytest.raises(OutputError, match=r"tiny.bundle: exists already; choose another `output` or `overwrite=True`"):
         compile_bundle(compiled.model, output=compiled.bundle, **compiled.arguments)
     assert contents(compiled.bundle) == before
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from nestforge import whole_file as whole_file_module
 from nestforge.errors import OutputError
-from nestforge.whole_file import folder_beside, require_new, write_whole
+from nestforge.whole_file import exchange, folder_beside, require_new, write_whole
 from support.killed import die, killed
 
 
@@ -162,3 +163,24 @@ def test_looking_whether_a_file_can_be_new_removes_what_was_left(tmp_path: Path)
     killed(lambda: write_whole(tmp_path / "one", die, "the file"))
     require_new(tmp_path / "one")
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_two_folders_change_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can: bool) -> None:
+    if not can:
+        monkeypatch.setattr(whole_file_module.ctypes, "CDLL", lambda *_, **__: object())
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    exchange(tmp_path / "new", tmp_path / "old")
+    assert [path.name for path in (tmp_path / "old").iterdir()] == ["new"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["old"]
+
+
+def test_a_file_may_be_replaced_where_that_was_asked_for_and_a_folder_never(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    require_new(tmp_path / "a", overwrite=True)
+    with pytest.raises(OutputError, match="a: exists already; choose another file or `overwrite=True`"):
+        require_new(tmp_path / "a", overwrite=False)
+    with pytest.raises(OutputError, match="exists already"):
+        require_new(tmp_path, overwrite=True)

@@ -10,7 +10,7 @@ import click
 from ....runtime.engines.contract.residency import RESIDENCIES, Residency
 from ....whole_file import require_new
 from ...console import print_facts, print_json, working
-from ...options import bundle_argument, json_option, prompt_name_option, prompt_option, refuse_prompts
+from ...options import bundle_argument, json_option, overwrite_option, prompt_name_option, prompt_option, refuse_prompts
 from ...text_lines import read_text_lines
 
 EXAMPLES = """\b
@@ -30,6 +30,7 @@ Examples:
     help="NPZ file with one array per input, by name, rows first, and perhaps 'labels' of the rows.",
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="New file to write the index to.")
+@overwrite_option
 @click.option("--embedding", metavar="NAME", help="The output to index. Default: the one that the bundle names.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
 @prompt_option
@@ -47,6 +48,7 @@ def command(
     text: Path | None,
     data: Path | None,
     output: Path,
+    overwrite: bool,
     embedding: str | None,
     truncate: bool,
     prompt: str | None,
@@ -68,7 +70,7 @@ def command(
     if truncate and text is None:
         raise click.UsageError("--truncate is for --text")
     refuse_prompts(prompt, prompt_name, text is not None)
-    require_new(output)
+    require_new(output, overwrite)
     blank = 0
     with load(bundle, residency=residency) as model, working() as progress:
         if text is not None:

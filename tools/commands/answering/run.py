@@ -21,6 +21,7 @@ from ...options import (
     json_option,
     merge_option,
     merged_tasks,
+    overwrite_option,
     prompt_name_option,
     prompt_option,
     provider_option,
@@ -79,6 +80,7 @@ Examples:
 @merge_option
 @provider_option
 @click.option("--output", type=click.Path(path_type=Path), help="NPZ file to write all outputs to.")
+@overwrite_option
 @json_option
 def command(
     bundle: Path,
@@ -97,6 +99,7 @@ def command(
     merge: bool,
     provider: str,
     output: Path | None,
+    overwrite: bool,
     as_json: bool,
 ) -> None:
     """Answer one request with the submodel that fits it.
@@ -119,7 +122,7 @@ def command(
     refuse_prompts(prompt, prompt_name, bool(texts))
     merged = merged_tasks(task, merge)
     if output is not None:
-        require_new(output)
+        require_new(output, overwrite)
     residency = residency or ("shared" if provider == "cpu" else "auto")
     # A deadline counts from the call, so nothing opens after it.
     with load(bundle, residency=residency, preload=deadline_ms is not None, provider=provider, merge=merged) as model:
@@ -144,7 +147,7 @@ def command(
         best = best_answers(model.bundle, answer, model.token_counts(texts, answer.prompt) if texts else None)
     if output is not None:
         arrays = answer.outputs
-        write_whole(output, lambda stream: np.savez(stream, **arrays), "the answer", new=True)  # type: ignore[arg-type]
+        write_whole(output, lambda stream: np.savez(stream, **arrays), "the answer", new=not overwrite)  # type: ignore[arg-type]
     if as_json:
         print_json(
             {**_answer_data(answer, first_ms), "best": None if best is None else {"what": best[0], "rows": best[1]}}

@@ -21,6 +21,7 @@ from ...options import (
     json_option,
     levels_option,
     model_argument,
+    overwrite_option,
     precision_option,
     profile_option,
     promotion_order_option,
@@ -53,6 +54,7 @@ Examples:
 @model_argument
 @profile_option
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
+@overwrite_option
 @click.option(
     "--text",
     type=click.Path(path_type=Path),
@@ -107,6 +109,7 @@ def command(
     model: Path,
     profile: str,
     output: Path,
+    overwrite: bool,
     text: Path | None,
     data: Path | None,
     levels: tuple[tuple[str, tuple[float, ...]], ...],
@@ -163,7 +166,9 @@ def command(
             lora_rank=lora_rank,
             mergeable=mergeable,
         )
-        path = compile_request(request, output, command=("nestforge", *sys.argv[1:]), progress=progress)
+        path = compile_request(
+            request, output, command=("nestforge", *sys.argv[1:]), progress=progress, overwrite=overwrite
+        )
     bundle = open_bundle(path)
     if as_json:
         print_json(bundle_data(bundle))

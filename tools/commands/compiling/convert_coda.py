@@ -9,7 +9,7 @@ import click
 
 from ....strict import unstructure
 from ...console import print_facts, print_json, say
-from ...options import LayersType, ReductionsType, json_option, model_argument
+from ...options import LayersType, ReductionsType, json_option, model_argument, overwrite_option
 
 if TYPE_CHECKING:
     from ....compiler.convert_coda import ConversionReport
@@ -26,6 +26,7 @@ Examples:
 @click.command("convert-coda", epilog=EXAMPLES)
 @model_argument
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
+@overwrite_option
 @click.option(
     "--adapter",
     type=click.Choice(("parallel", "sequential", "lora")),
@@ -76,7 +77,7 @@ Examples:
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of what is drawn.")
 @click.option("--with-decoder", is_flag=True, help="Keep a T5's decoder, dense, behind the encoder.")
 @json_option
-def command(model: Path, output: Path, with_decoder: bool, as_json: bool, **settings: Any) -> None:
+def command(model: Path, output: Path, overwrite: bool, with_decoder: bool, as_json: bool, **settings: Any) -> None:
     """Add conditional adapters (CODA) to an ordinary encoder, for training.
 
     MODEL is a Hugging Face folder: T5 (its encoder), ViT, DeiT, BERT and the models of its layout. Adapters start at
@@ -87,7 +88,7 @@ def command(model: Path, output: Path, with_decoder: bool, as_json: bool, **sett
     from ....compiler.convert_coda import convert_coda
     from ....exporters.families.coda.conversion.settings import ConversionSettings
 
-    report = convert_coda(model, output, ConversionSettings(**settings), with_decoder)
+    report = convert_coda(model, output, ConversionSettings(**settings), with_decoder, overwrite)
     if as_json:
         print_json({**unstructure(report), "output": str(report.output)})
     else:

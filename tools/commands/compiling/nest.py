@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...console import print_facts, print_json, print_table, resumable, say, working
-from ...options import LevelsType, json_option, model_argument, once_each
+from ...options import LevelsType, json_option, model_argument, once_each, overwrite_option
 
 if TYPE_CHECKING:
     from ....compiler.nest.nest import NestReport
@@ -30,6 +30,7 @@ Examples:
     help="UTF-8 text, one example a line, like what the model is for; about one line in five is held out.",
 )
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
+@overwrite_option
 @click.option(
     "--levels",
     type=LevelsType(),
@@ -49,6 +50,7 @@ def command(
     model: Path,
     text: Path,
     output: Path,
+    overwrite: bool,
     levels: tuple[tuple[str, tuple[float, ...]], ...],
     minutes: float | None,
     steps: int | None,
@@ -75,6 +77,7 @@ def command(
             steps=steps,
             seed=seed,
             progress=progress,
+            overwrite=overwrite,
         )
     if as_json:
         print_json({**vars(report), "output": str(report.output)})

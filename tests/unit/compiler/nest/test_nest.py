@@ -257,7 +257,7 @@ def refused(
 
 def test_an_output_that_exists_is_left_alone(ordinary: Ordinary, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(OutputError, match="out: exists already; choose another `output` or remove it"):
+    with pytest.raises(OutputError, match="out: exists already; choose another `output` or `overwrite=True`"):
         nest(ordinary.model, ordinary.text, tmp_path / "out", steps=2)
     assert list((tmp_path / "out").iterdir()) == []
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from nestforge.compiler.work import staging as staging_module
 from nestforge.compiler.work.staging import Stage, is_resumable, publish, staged, write_synced
 from nestforge.errors import OutputError, ParityError
 from nestforge.runtime.bundle.seal import to_json
+from nestforge.whole_file import exchange
 
 KEY = {"a": 1}
 
@@ -222,7 +224,7 @@ def test_an_output_that_exists_is_refused_and_untouched(tmp_path: Path, kind: st
                 elsewhere.mkdir()
             output.symlink_to(elsewhere)
     before = left(tmp_path)
-    with pytest.raises(OutputError, match=r"out: exists already; choose another `output` or remove it$"):
+    with pytest.raises(OutputError, match=r"out: exists already; choose another `output` or `overwrite=True`$"):
         staged(output, KEY).__enter__()
     assert left(tmp_path) == before
 
@@ -370,3 +372,66 @@ def test_json_is_the_same_for_the_same_data() -> None:
     assert to_json({"b": [1, 2.5, None], "a": "ü"}) == '{\n "a": "ü",\n "b": [\n  1,\n  2.5,\n  null\n ]\n}\n'.encode()
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json(float("nan"))
+
+
+def replaced_by(output: Path, content: bytes, key: dict[str, int]) -> None:
+    with staged(output, key, "engine") as stage:
+        write_synced(stage.folder / "engine", content)
+
+
+def test_an_output_of_its_kind_is_replaced_once_the_new_one_is_whole(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    replaced_by(output, b"1", KEY)
+    (output / "older").touch()
+    opened = (output / "engine").open("rb")
+    with staged(output, {"a": 2}, "engine") as stage:
+        write_synced(stage.folder / "engine", b"2")
+        assert (output / "engine").read_bytes() == b"1"
+    assert left(output) == ["engine"]
+    assert (output / "engine").read_bytes() == b"2"
+    assert opened.read() == b"1", "who has the old one open keeps it"
+    opened.close()
+    assert left(tmp_path) == ["out"]
+
+
+def test_what_fails_replaces_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    replaced_by(output, b"1", KEY)
+
+    def fails() -> None:
+        with staged(output, {"a": 2}, "engine") as stage:
+            write_synced(stage.folder / "engine", b"2")
+            raise ParityError("no")
+
+    with pytest.raises(ParityError):
+        fails()
+    assert (output / "engine").read_bytes() == b"1"
+    assert left(tmp_path) == ["out"]
+
+
+def test_nothing_of_another_kind_is_replaced(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "thesis.txt").touch()
+    with pytest.raises(OutputError, match="out: has no engine, and `overwrite` replaces no other folder"):
+        replaced_by(output, b"2", KEY)
+    assert left(output) == ["thesis.txt"]
+    assert left(tmp_path) == ["out"]
+
+
+def test_one_killed_after_the_exchange_is_known_for_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out"
+    replaced_by(output, b"1", KEY)
+
+    def killed(new: Path, old: Path) -> None:
+        exchange(new, old)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(staging_module, "exchange", killed)
+    with pytest.raises(KeyboardInterrupt):
+        replaced_by(output, b"2", {"a": 2})
+    monkeypatch.undo()
+    with staged(output, {"a": 2}, "engine") as stage:
+        assert stage.is_published
+    assert (output / "engine").read_bytes() == b"2"
+    assert left(tmp_path) == ["out"]

@@ -246,7 +246,7 @@ def test_run_on_arrays_writes_all_outputs(compiled: Any, tmp_path: Path) -> None
         }
         assert arrays["sentence_embedding"].ravel()[:6].tolist() == data["outputs"]["sentence_embedding"]["first"]
     again = error_of("run", compiled.bundle, "--inputs", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
-    assert again == f"{tmp_path / 'out.npz'}: exists already; choose another file"
+    assert again == f"{tmp_path / 'out.npz'}: exists already; choose another file or `--overwrite`"
 
 
 def test_run_refuses(compiled: Any, tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_profile_is_what_the_option_accepts(tmp_path: Path, monkeypatch: pytest.
     data = json_of("profile", "--force", "--output", path)
     assert data["name"] == "host-cpu"
     assert recorded_profile(load_profile(path)) == data
-    assert error_of("profile", "--output", path) == f"{path}: exists already; choose another file"
+    assert error_of("profile", "--output", path) == f"{path}: exists already; choose another file or `--overwrite`"
 
 
 def test_run_within_a_deadline(compiled: Any) -> None:
