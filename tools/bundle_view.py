@@ -19,6 +19,7 @@ from ..runtime.engines.host_latencies import HostLatencies, host_latencies
 from ..runtime.merged_tasks import merged_bytes
 from ..runtime.summary.cache_sizes import sizes_of
 from ..runtime.summary.engine_details import common_details, detail_tables
+from ..runtime.summary.short_names import ShortNames
 from ..runtime.summary.tables import bundle_facts, engine_table, latency_warnings, submodel_table
 from .console import print_facts, print_table, say
 from .spoken import in_options
@@ -76,7 +77,7 @@ def print_bundle(bundle: Bundle) -> None:
 
 def print_tasks(bundle: Bundle) -> None:
     """One row a task: what it takes, what its folder states, who answers for it, and the worst parity of those."""
-    rows = []
+    rows, short = [], ShortNames.of(bundle.manifest)
     for task in read_tasks(bundle):
         outputs = [output for receipt in task.parity for output in receipt.parity.outputs]
         rows.append(
@@ -84,7 +85,7 @@ def print_tasks(bundle: Bundle) -> None:
                 task.name,
                 f"{task.bytes / 1e6:.2f}",
                 ", ".join(f"{name} {value}" for name, value in task.facts.items()),
-                ", ".join(task.submodels),
+                ", ".join(map(short, task.submodels)),
                 f"{max(output.max_abs for output in outputs):.1e}",
                 f"{min(output.min_cosine for output in outputs):.7f}",
             ]
@@ -134,7 +135,14 @@ def print_cpu_seconds(bundle: Bundle, total: float) -> None:
 def print_submodels(bundle: Bundle) -> None:
     """One row a submodel: size, quality, and the latency at the shape of budgets."""
     submodels = submodel_table(bundle.manifest, _build(bundle, _here(bundle)))
-    print_table(submodels.columns, submodels.rows)
+    print_table(submodels.columns, submodels.rows, submodels.chosen)
+    click.echo()
+    print_ids(ShortNames.of(bundle.manifest))
+
+
+def print_ids(names: ShortNames) -> None:
+    """Which submodel each label stands for."""
+    print_table(names.ids.columns, names.ids.rows)
 
 
 def _here(bundle: Bundle) -> HostLatencies:

@@ -10,8 +10,10 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import click
 
 from ..outside import printable
 from ..strict import unstructure
+from .terminal_table import print_on_terminal
 
 # (stage, done, total): a stage counts its parts, and ends with done == total, where total may be 1 for the whole.
 Progress = Callable[[str, int, int], None]
@@ -39,18 +42,28 @@ def print_json(value: object) -> None:
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
-    """Name and value, one a line, values aligned."""
+    """Name and value, one a line, values aligned; on a terminal a long value goes on below its beginning."""
     width = max(len(name) for name, _ in facts)
+    room = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0
     for name, value in facts:
-        say(f"{name:<{width}}  {value}")
+        indented = f"{name:<{width}}  {printable(value)}"
+        if len(indented) > room > 2 * width:
+            wrap = textwrap.TextWrapper(
+                room, subsequent_indent=" " * (width + 2), break_long_words=False, break_on_hyphens=False
+            )
+            for line in wrap.wrap(indented):
+                say(line)
+        else:
+            say(indented)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout: drawn with Rich on a terminal, aligned plain text when piped. Number columns align right."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], chosen: Collection[int] = ()) -> None:
+    """A table on stdout: drawn with Rich on a terminal, aligned plain text when piped. Number columns align right;
+    ``chosen`` are rows to colour."""
     columns, rows = list(map(printable, columns)), [list(map(printable, row)) for row in rows]
     numeric = [bool(rows) and all(_NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(columns))]
     if sys.stdout is not None and sys.stdout.isatty():
-        _print_rich_table(columns, rows, numeric)
+        print_on_terminal(columns, rows, numeric, chosen)
         return
     widths = [max([len(column), *(len(row[i]) for row in rows)]) for i, column in enumerate(columns)]
     for row in [columns, *rows]:
@@ -76,8 +89,12 @@ def working() -> Iterator[Progress]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
+        from rich.progress import TimeRemainingColumn as Left
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+            *(TextColumn("left"), Left()),
+        )
         with Bars(*columns, console=Console(stderr=True)) as bars:
             tasks: dict[str, TaskID] = {}
             totals: dict[str, int] = {}
@@ -124,16 +141,3 @@ def _plain_progress() -> Progress:
                 click.echo(f"{stage}: {parts}/{parts}", err=True)
 
     return report
-
-
-def _print_rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    for column, right in zip(columns, numeric, strict=True):
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..runtime.summary.short_names import ShortNames
 from .console import print_table
 
 if TYPE_CHECKING:
@@ -19,12 +20,12 @@ def shared_variants(views: Sequence[VariantView]) -> list[tuple[str, str]]:
     return [(f"variant of {computed}", variant) for computed, variant in first.items() if _common(views, computed)]
 
 
-def print_variants(views: Sequence[VariantView]) -> None:
+def print_variants(views: Sequence[VariantView], names: ShortNames) -> None:
     """A table of what has not the same variant everywhere, if there is any."""
     computed = [name for name in views[0].variants if not _common(views, name)] if views else []
     if computed:
         click.echo()
-        rows = [[view.submodel, view.bucket, *(view.variants[name] for name in computed)] for view in views]
+        rows = [[names(view.submodel), view.bucket, *(view.variants[name] for name in computed)] for view in views]
         print_table(["submodel", "bucket", *(f"variant of {name}" for name in computed)], rows)
 
 

@@ -76,6 +76,11 @@ class Candidate:
     precision: Precision = "fp32"
 
     @property
+    def label(self) -> str:
+        """Its short name, its id where it has none."""
+        return self.labels[0] if self.labels else self.id
+
+    @property
     def figures(self) -> dict[str, float]:
         """What budgets limit, by the names that they have there."""
         return {

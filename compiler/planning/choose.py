@@ -54,7 +54,7 @@ def choose(name: str, budget: BudgetSpec, rungs: Sequence[Candidate], profile: D
     else:
         reason = (
             f"rung {chosen + 1} of {len(rungs)} is the largest that keeps {kept or 'the memory of the device'}; "
-            f"in the next, {rungs[chosen + 1].id}, {broken[rungs[chosen + 1].id]}"
+            f"in the next, {rungs[chosen + 1].label}, {broken[rungs[chosen + 1].id]}"
         )
     rejected = tuple(Rejection(rung.id, broken[rung.id]) for rung in rungs if broken[rung.id])
     return BudgetPlan(name, limits, rungs[chosen].id, reason, rejected)
@@ -112,14 +112,14 @@ def _nearest(
     """Which of ``rungs``, where none fits, fails by least: the smallest, or of several precisions the one whose
     worst figure is the smallest multiple of its limit."""
     if len(profile.precisions) == 1:
-        return f"not even the smallest submodel {rungs[0].id} fits: {broken[rungs[0].id]}"
+        return f"not even the smallest submodel {rungs[0].label} fits: {broken[rungs[0].id]}"
 
     def excess(rung: Candidate) -> float:
         figures = rung.figures
         return max(figures[check.figure] / check.limit if check.limit else inf for check in checks)
 
     closest = min(rungs, key=excess)
-    return f"no submodel fits in any precision; {closest.id} comes closest: {broken[closest.id]}"
+    return f"no submodel fits in any precision; {closest.label} comes closest: {broken[closest.id]}"
 
 
 def _resolve(budget: BudgetSpec, universal: Mapping[str, float]) -> Limits:

@@ -8,7 +8,9 @@ from ...runtime.bundle.build_record import BuildRecord
 from ...runtime.bundle.figures import FIGURES, present
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.summary.engine_details import common_details, detail_tables
-from ...runtime.summary.tables import Table, bundle_facts, engine_table, stage_table, submodel_table
+from ...runtime.summary.short_names import ShortNames
+from ...runtime.summary.table import Table
+from ...runtime.summary.tables import bundle_facts, engine_table, stage_table, submodel_table
 
 
 def render_report(manifest: Manifest, build: BuildRecord) -> str:
@@ -19,6 +21,7 @@ def render_report(manifest: Manifest, build: BuildRecord) -> str:
         "## Submodels",
         _quality_note(manifest),
         markdown(submodel_table(manifest, build)),
+        markdown(ShortNames.of(manifest).ids),
         "## Engines",
         markdown(engine_table(manifest, build)),
         *(f"## {heading}\n\n{markdown(table)}" for heading, table in detail_tables(manifest).items()),

@@ -29,7 +29,7 @@ def quality_warnings(manifest: Manifest) -> list[str]:
     short = {entry.id: said for entry in smaller if (said := shortfall(entry))}
     if short:
         chosen = {budget.name: short[budget.submodel] for budget in manifest.budgets if budget.submodel in short}
-        listed = "; ".join(f"budget {name}: {said}" for name, said in chosen.items()) or next(iter(short.values()))
+        listed = "; ".join(f"budget {name}: {said}" for name, said in chosen.items()) or _first(manifest, short)
         return [
             f"{len(short)} of {len(manifest.submodels)} submodels keep little of the universal model ({listed}): "
             f"{_mending(manifest, [entry for entry in smaller if entry.id in short])}"
@@ -41,6 +41,11 @@ def quality_warnings(manifest: Manifest) -> list[str]:
             f"of a model that was never nested may keep little: compile with {given} to measure it"
         ]
     return []
+
+
+def _first(manifest: Manifest, short: Mapping[str, str]) -> str:
+    name, said = next(iter(short.items()))
+    return f"{manifest.submodel(name).label}: {said}"
 
 
 def _mending(manifest: Manifest, short: list[SubmodelEntry]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.manifest import Manifest
-from .tables import Table
+from .short_names import ShortNames
+from .table import Table
 
 # Of metadata whose name does not say what it counts.
 _UNITS = {"capacity": "slots"}
@@ -27,7 +28,8 @@ def detail_tables(manifest: Manifest) -> dict[str, Table]:
 def _metadata_table(manifest: Manifest) -> Table:
     """One row an engine, one column what not all engines share."""
     common = common_details(manifest)
-    details = {engine.id: _details(engine) for engine in manifest.engines}
+    short = ShortNames.of(manifest)
+    details = {short(engine.id): _details(engine) for engine in manifest.engines}
     names = [name for name in _names(details.values()) if name not in common]
     rows = [[engine, *(own.get(name, "-") for name in names)] for engine, own in details.items() if own and names]
     return Table(["engine", *names], rows)
@@ -35,8 +37,9 @@ def _metadata_table(manifest: Manifest) -> Table:
 
 def _routing_table(manifest: Manifest) -> Table:
     """One row a tensor of routes: the choices that its parity cases made, and how PyTorch judged them."""
+    short = ShortNames.of(manifest)
     judged = [
-        (engine.id, routes)
+        (short(engine.id), routes)
         for engine in manifest.engines
         for routes in (engine.parity.routing if engine.parity else None) or ()
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import log
 
 from ...bucket import Bucket
@@ -18,21 +17,16 @@ from ..bundle.manifest import Manifest, Quality
 from ..bundle.noise import is_noisy, noisy_figures
 from ..bundle.quality_bar import quality_warnings
 from .cache_sizes import cache_facts, sizes_of
+from .short_names import ShortNames
+from .table import Table
 
 # Of kinds of axes whose name does not say what they count.
 _AXIS_UNITS = {"moe.capacity_factor": " %", "moe.group_size": " tokens", "sequence": " tokens", "depth": " layers"}
 
 
-@dataclass(frozen=True)
-class Table:
-    """Column headings, with units, and rows of text."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]]:
     """Name and value of what holds for the whole bundle."""
+    short = ShortNames.of(manifest)
     total = sum(entry.bytes for entry in manifest.files)
     host = ", ".join(str(build.host[key]) for key in ("cpu", "system") if key in build.host)
     return [
@@ -46,7 +40,7 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
         ("files", f"{len(manifest.files)}, {total / 1e6:.1f} MB in all"),
         ("profile", str(manifest.provenance.profile.get("name", "-"))),
         ("created", f"{build.created} by nestforge {manifest.provenance.tools.get('nestforge', '?')} on {host or '?'}"),
-        *((f"budget {budget.name}", f"{budget.submodel}: {budget.reason}") for budget in manifest.budgets),
+        *((f"budget {budget.name}", short(f"{budget.submodel}: {budget.reason}")) for budget in manifest.budgets),
         *(("note", note) for note in manifest.notes),
         *(("warning", warning) for warning in (*quality_warnings(manifest), *latency_warnings(build.latencies))),
     ]
@@ -75,8 +69,7 @@ def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
     for entry in manifest.submodels:
         rows.append(
             [
-                "/".join(entry.labels) or "-",
-                entry.id,
+                "/".join(entry.labels) or entry.id,
                 f"{entry.parameters / 1e6:.2f}",
                 f"{entry.weight_bytes / 1e6:.1f}",
                 *_latency_cells(engines.get(entry.id), latencies),
@@ -85,19 +78,20 @@ def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
             ]
         )
     at = f"ms at {_size(latencies, engines.values()) or shape}"
-    columns = ["level", "submodel", "M params", "weights MB", f"predicted {at}", f"measured {at}"]
-    return Table([*columns, *map(heading, figures), "budgets"], rows)
+    columns = ["submodel", "M params", "weights MB", f"predicted {at}", f"measured {at}"]
+    chosen = [number for number, entry in enumerate(manifest.submodels) if entry.id in budgets]
+    return Table([*columns, *map(heading, figures), "budgets"], rows, chosen)
 
 
 def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
     """One row an engine: how it came about, its costs, and its parity figures (worst over outputs and cases)."""
     latencies = {latency.engine: latency for latency in build.latencies}
-    rows = []
+    rows, short = [], ShortNames.of(manifest)
     for engine in manifest.engines:
         outputs = engine.parity.outputs if engine.parity else ()
         rows.append(
             [
-                engine.id,
+                short(engine.id),
                 engine.backend,
                 _emitted(engine),
                 f"{engine.private_bytes / 1e3:.1f}",

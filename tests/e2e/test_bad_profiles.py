@@ -80,12 +80,12 @@ PROFILES: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] 
     "impossible budget": (
         lambda c: c.yaml(budgets={"full": {}, "watch": {"parameters": 10}}),
         PlanError,
-        r"budget 'watch': not even the smallest submodel ffn8-heads1 fits: parameters .* exceeds 10 by .*; raise",
+        r"budget 'watch': not even the smallest submodel \S+ fits: parameters .* exceeds 10 by .*; raise",
     ),
     "device too small": (
         lambda c: c.yaml(memory_mb=0.001),
         PlanError,
-        r"budget 'full': not even the smallest submodel ffn8-heads1 fits: memory of board .* exceeds 0.00 MB",
+        r"budget 'full': not even the smallest submodel \S+ fits: memory of board .* exceeds 0.00 MB",
     ),
     "levels of an unknown kind": (
         lambda c: c.yaml(levels={"rank": [0.5, 1.0]}),

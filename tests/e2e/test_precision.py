@@ -224,7 +224,9 @@ def test_a_memory_budget_is_judged_by_the_bytes_that_are_built(
         return open_bundle(compile_bundle(wide, profile, tmp_path / name)).manifest.budgets[0].submodel
 
     assert compile_within(smallest.memory_mb, ("", "", ""), "exact") == smallest.id
-    with pytest.raises(PlanError, match=rf"^budget 'tight': not even the smallest submodel {smallest.id} fits: memory"):
+    with pytest.raises(
+        PlanError, match=rf"^budget 'tight': not even the smallest submodel {smallest.label} fits: memory"
+    ):
         compile_within(smallest.memory_mb - 1e-6, (), "less")
     assert not (tmp_path / "less").exists()
 

@@ -47,6 +47,7 @@ TESTED_ELSEWHERE = {
     "runtime.generation.calls.generated": "runtime/generation/loop/test_generation.py",
     "runtime.generation.calls.options": "runtime/generation/loop/test_generator.py",
     "runtime.inputs.arrays": "compiler/tensorrt/test_check_plan.py",
+    "runtime.summary.table": "runtime/summary/test_short_names.py",
     "runtime.request": "runtime/test_dispatcher.py",
     "runtime.retrieval.identity": "runtime/retrieval/test_index_file.py",
     "profiles.cgroups": "profiles/test_probe_host.py",

@@ -23,7 +23,7 @@ from ...exporters.source import open_source
 from ...runtime.bundle.device_files.task_index import read_tasks
 from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.load import load
-from ...runtime.summary.tables import Table
+from ...runtime.summary.table import Table
 from ...workload import macs
 from ..console import print_table, working
 from ..train.coda.recipe import KEYS, REDUCTIONS, TASKS

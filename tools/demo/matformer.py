@@ -18,7 +18,7 @@ from ...profiles.probe_host import host_profile
 from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.consistency.report import check_consistency
 from ...runtime.load import load
-from ...runtime.summary.tables import Table
+from ...runtime.summary.table import Table
 from ..console import print_table, working
 from .figures.budget_curve import BudgetPoint, budget_points, draw_curves, points_table
 from .figures.writing import PROMPTS, agreement, levels_of, ways_of_writing, ways_table

@@ -28,7 +28,7 @@ from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import runner_for
 from ...runtime.inputs.feeds import random_feeds
 from ...runtime.load import load
-from ...runtime.summary.tables import Table
+from ...runtime.summary.table import Table
 from ..console import print_table, working
 from ..train.mhe.recipe import KINDS, RECIPE
 from ..train.stages import RECORDS_NAME

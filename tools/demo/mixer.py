@@ -14,7 +14,7 @@ from pathlib import Path
 from ...bucket import Bucket
 from ...compiler.publish.report import markdown
 from ...runtime.bundle.open_bundle import Bundle, open_bundle
-from ...runtime.summary.tables import Table
+from ...runtime.summary.table import Table
 from ..console import print_table, working
 from ..train.sparse_mixer.recipe import MODELS
 from ..train.sparse_mixer.training import TEST_NAME, VALIDATION_NAME

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...compiler.nest.folder import RECORD_NAME
 from ...runtime.bundle.open_bundle import open_bundle
-from ...runtime.summary.tables import Table
+from ...runtime.summary.table import Table
 from ..console import print_table
 from .checkpoint import demo_checkpoint
 from .corpus import write_corpus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from math import inf, nan
 
@@ -86,3 +87,15 @@ def test_outside_text_in_json_is_escaped_and_reads_back_as_it_was(capsys: pytest
     assert all(line.isprintable() for line in out.splitlines())
     assert "é" in out
     assert json.loads(out) == given
+
+
+def test_on_a_terminal_a_stage_says_how_long_it_still_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    with working() as progress:
+        progress("build", 0, 4)
+        progress("build", 4, 4)
+    drawn = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    assert re.search(r"build .* 4/4 +\d:\d\d:\d\d left \d:\d\d:\d\d", drawn)

@@ -183,14 +183,13 @@ def _shown(text: str) -> str:
 
 def _print_comparison(comparison: Comparison) -> None:
     k = comparison.k
-    columns = ["level", "submodel", "M params", "params saved", "MFLOPs a query", "FLOPs saved", f"recall@{k}"]
+    columns = ["submodel", "M params", "params saved", "MFLOPs a query", "FLOPs saved", f"recall@{k}"]
     columns += ["same nearest", "accuracy", "ms a query"]
     labelled = comparison.submodels[0].accuracy is not None
     rows = []
     for each in comparison.submodels:
         cells = [
-            "/".join(each.labels) or "-",
-            each.submodel,
+            "/".join(each.labels) or each.submodel,
             f"{each.parameters / 1e6:.2f}",
             f"{100 * each.parameters_saved:.1f} %",
             f"{each.flops / 1e6:.1f}",
@@ -200,7 +199,7 @@ def _print_comparison(comparison: Comparison) -> None:
             "-" if each.accuracy is None else f"{100 * each.accuracy:.1f} %",
             f"{each.ms_per_query:.3f}",
         ]
-        rows.append(cells if labelled else [*cells[:8], cells[9]])
-    print_table(columns if labelled else [*columns[:8], columns[9]], rows)
+        rows.append(cells if labelled else [*cells[:7], cells[8]])
+    print_table(columns if labelled else [*columns[:7], columns[8]], rows)
     cut = f"; {comparison.truncated} of them truncated" if comparison.truncated else ""
     say(f"\n{comparison.queries} queries{cut}; recall and nearest rows are compared with the first line's")

@@ -13,8 +13,9 @@ from ....bucket import Bucket
 from ....runtime.bundle.manifest import MANIFEST_NAME
 from ....runtime.bundle.open_bundle import open_bundle
 from ....runtime.summary.cache_sizes import cache_facts
+from ....runtime.summary.short_names import ShortNames
 from ....runtime.summary.tables import describe_axes
-from ...bundle_view import bundle_data, print_bundle
+from ...bundle_view import bundle_data, print_bundle, print_ids
 from ...console import print_facts, print_json, print_table, say, working
 from ...options import bucket_option, budget_at_option, exits_option, json_option, levels_option, profile_option
 from ...variant_view import print_variants, shared_variants
@@ -105,7 +106,6 @@ def _print_model(view: ModelView) -> None:
     rows = [
         [
             level.label,
-            level.submodel,
             f"{level.parameters / 1e6:.2f}",
             f"{level.non_embedding / 1e6:.2f}",
             *([f"{level.ffn / 1e6:.2f}"] if has_ffn else []),
@@ -119,7 +119,10 @@ def _print_model(view: ModelView) -> None:
     heads = [f"{unit} {label}" for unit in ("GFLOPs", "GMACs") for label in labels]
     groups = [f"M {name}" for name in view.levels[0].groups]
     sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), *groups, "weights MB"]
-    print_table(["level", "submodel", *sizes, *heads], rows)
-    print_variants(view.variants)
+    print_table(["submodel", *sizes, *heads], rows)
+    names = ShortNames({level.submodel: level.label for level in view.levels})
+    click.echo()
+    print_ids(names)
+    print_variants(view.variants, names)
     for remark in (remark for level in view.levels for remark in level.rounding):
         say(remark)

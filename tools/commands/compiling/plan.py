@@ -11,7 +11,9 @@ import click
 
 from ....bucket import Bucket
 from ....runtime.summary.cache_sizes import CacheSize, cache_facts
+from ....runtime.summary.short_names import ShortNames
 from ....strict import unstructure
+from ...bundle_view import print_ids
 from ...console import print_facts, print_json, print_table, say, working
 from ...options import (
     bucket_option,
@@ -133,8 +135,7 @@ def _print_plan(
         cost = candidate.budget_cost
         rows.append(
             [
-                "/".join(candidate.labels) or "-",
-                candidate.id,
+                candidate.label,
                 f"{candidate.parameters / 1e6:.2f}",
                 f"{candidate.non_embedding_parameters / 1e6:.2f}",
                 *([f"{candidate.ffn_parameters / 1e6:.2f}"] if has_ffn else []),
@@ -145,15 +146,20 @@ def _print_plan(
             ]
         )
     sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), "memory MB"]
-    columns = ["level", "submodel", *sizes, "GFLOPs", f"{plan.latency_basis} ms"]
-    print_table([*columns, *(budget.name for budget in plan.budgets)], rows)
-    print_variants(variants)
+    columns = ["submodel", *sizes, "GFLOPs", f"{plan.latency_basis} ms"]
+    used = {budget.submodel for budget in plan.budgets}
+    chosen = [number for number, candidate in enumerate(plan.candidates) if candidate.id in used]
+    print_table([*columns, *(budget.name for budget in plan.budgets)], rows, chosen)
+    names = ShortNames({candidate.id: candidate.label for candidate in plan.candidates})
+    click.echo()
+    print_ids(names)
+    print_variants(variants, names)
     for budget in plan.budgets:
         limits = [f"{f.name} {value:g}" for f in fields(budget.limits) if (value := getattr(budget.limits, f.name))]
-        say(f"\nbudget {budget.name} ({', '.join(limits) or 'no limits'}): {budget.submodel}")
+        say(f"\nbudget {budget.name} ({', '.join(limits) or 'no limits'}): {names(budget.submodel)}")
         say(f"  {budget.reason}")
         for rejection in budget.rejected[:_LISTED]:
-            say(f"  rejected {rejection.submodel}: {rejection.reason}")
+            say(f"  rejected {names(rejection.submodel)}: {rejection.reason}")
         if len(budget.rejected) > _LISTED:
             say(f"  and {len(budget.rejected) - _LISTED} larger ones, listed by --json")
     for note in plan.notes:

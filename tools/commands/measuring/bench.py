@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ....profiles.host_load import is_busy, load_warning
+from ....runtime.summary.short_names import ShortNames
+from ...bundle_view import print_ids
 from ...console import print_facts, print_json, print_table, say, working
 from ...options import ShapeType, bundle_argument, json_option, merge_option, merged_tasks, provider_option, task_option
 
@@ -94,6 +96,7 @@ def command(
 
 
 def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, provider: str, as_json: bool) -> None:
+    from ....runtime.bundle.open_bundle import open_bundle
     from ...functions import bench
 
     with working() as progress:
@@ -101,7 +104,7 @@ def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, p
     if as_json:
         print_json(result)
     else:
-        _print(result, provider)
+        _print(result, provider, ShortNames.of(open_bundle(bundle).manifest))
     _warn_of_load([row.others_share for row in result.engines])
 
 
@@ -122,10 +125,11 @@ def _show_traffic(
     texts = None if text is None else read_text_lines(text).texts
     with working() as progress, load(bundle, provider=provider, merge=merged) as model:
         result = bench_requests(model, submodels, texts=texts, concurrency=concurrency, task=task, progress=progress)
+        names = ShortNames.of(model.bundle.manifest)
     if as_json:
         print_json(result)
     else:
-        _print_traffic(result, provider)
+        _print_traffic(result, provider, names)
     _warn_of_load([row.others_share for row in result.submodels])
 
 
@@ -139,7 +143,7 @@ def _show_nodes(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, as_
     if as_json:
         print_json(result)
     else:
-        _print_nodes(result)
+        _print_nodes(result, ShortNames.of(opened.manifest))
 
 
 def _warn_of_load(shares: Sequence[float | None]) -> None:
@@ -150,13 +154,13 @@ def _warn_of_load(shares: Sequence[float | None]) -> None:
         say(f"\nwarning: {len(busy)} of {len(shares)} rows are noisy: {worst} meanwhile", err=True)
 
 
-def _print(result: BundleBench, provider: str) -> None:
+def _print(result: BundleBench, provider: str, names: ShortNames) -> None:
     where = ("threads", str(result.threads)) if provider == "cpu" else ("provider", provider)
     print_facts([("bundle", result.bundle), ("compiled for", result.profile), where])
     click.echo()
     rows = [
         [
-            row.engine,
+            names(row.engine),
             str(row.shape),
             row.residency,
             f"{row.latency_ms.p50:.2f}",
@@ -170,6 +174,8 @@ def _print(result: BundleBench, provider: str) -> None:
     ]
     memory = ["private MB", "resident MB"] if provider == "cpu" else ["on the GPU MB"]
     print_table(["engine", "at", "weights", "p50 ms", "p95 ms", "p99 ms", "predicted ms", "error", *memory], rows)
+    click.echo()
+    print_ids(names)
     errors = [abs(row.error) for row in result.engines if row.error is not None]
     if errors:
         say(f"\nerror of the predictions: median {median(errors):.1%}, worst {max(errors):.1%}")
@@ -183,7 +189,7 @@ def _memory(row: EngineBench) -> list[str]:
     return [f"{size / 1e6:.1f}" for size in bytes_of]
 
 
-def _print_traffic(result: TrafficBench, provider: str) -> None:
+def _print_traffic(result: TrafficBench, provider: str, names: ShortNames) -> None:
     where = ("threads a run", str(result.threads)) if provider == "cpu" else ("provider", provider)
     facts = [("bundle", result.bundle), ("at once", str(result.concurrency)), where]
     lengths = result.lengths
@@ -200,7 +206,7 @@ def _print_traffic(result: TrafficBench, provider: str) -> None:
     columns = ["submodel", "requests", "per second", "p50 ms", "p95 ms", "p99 ms"]
     rows = [
         [
-            row.submodel,
+            names(row.submodel),
             str(row.requests),
             f"{row.per_second:.1f}",
             *(f"{ms:.2f}" for ms in (row.latency_ms.p50, row.latency_ms.p95, row.latency_ms.p99)),
@@ -208,12 +214,14 @@ def _print_traffic(result: TrafficBench, provider: str) -> None:
         for row in result.submodels
     ]
     print_table(columns, rows)
+    click.echo()
+    print_ids(names)
     for row in result.submodels:
         if row.truncated:
-            say(f"\n{row.submodel}: {row.truncated} of {row.requests} requests were cut to what it takes")
+            say(f"\n{names(row.submodel)}: {row.truncated} of {row.requests} requests were cut to what it takes")
 
 
-def _print_nodes(result: NodeProfile) -> None:
+def _print_nodes(result: NodeProfile, names: ShortNames) -> None:
     print_facts([("bundle", result.bundle), ("threads", str(result.threads))])
     for engine in result.engines:
         shown, others = engine.kinds[:_SHOWN_KINDS], engine.kinds[_SHOWN_KINDS:]
@@ -221,6 +229,6 @@ def _print_nodes(result: NodeProfile) -> None:
         if others:
             nodes, ms = str(sum(each.nodes for each in others)), sum(each.ms for each in others)
             rows.append([f"{len(others)} other kinds", nodes, f"{ms:.3f}", f"{sum(e.share for e in others):.1%}"])
-        say(f"\n{engine.engine} at {engine.shape}, {engine.runs} runs")
+        say(f"\n{names(engine.engine)} at {engine.shape}, {engine.runs} runs")
         print_table(["node", "nodes", "ms a run", "share"], rows)
     say("\nthe profiler itself takes time at every node: shares count, not milliseconds")

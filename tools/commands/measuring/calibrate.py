@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from ....runtime.exits.policy import Compare, Rule
+from ....runtime.summary.short_names import ShortNames
 from ....strict import unstructure
 from ....whole_file import require_new
 from ...console import print_facts, print_json, print_table, say, working
@@ -127,6 +128,7 @@ def command(
 
 def _calibrate_drafts(bundle: Path, text: Path | None, submodel: str | None, as_json: bool) -> None:
     from ....runtime.bundle.manifest import DRAFTS_NAME
+    from ....runtime.bundle.open_bundle import open_bundle
     from ....runtime.calibrate.drafts import DEFAULT_TEXTS
     from ...functions import calibrate_drafts
     from ...text_lines import read_text_lines
@@ -138,21 +140,21 @@ def _calibrate_drafts(bundle: Path, text: Path | None, submodel: str | None, as_
     if as_json:
         print_json({"path": str(path), "calibration": unstructure(found)})
     else:
-        _print_drafts(found, path)
+        _print_drafts(found, path, ShortNames.of(open_bundle(bundle).manifest))
 
 
-def _print_drafts(found: HostDrafts, path: Path) -> None:
+def _print_drafts(found: HostDrafts, path: Path, names: ShortNames) -> None:
     host = f"{found.host}, {found.threads} threads"
     print_facts([("host", host), ("texts", str(found.texts)), ("kept in", str(path))])
     click.echo()
     rows = [
-        [draft.target, draft.draft, f"{draft.judged:.0f}", f"{draft.accepted / draft.judged:.0%}"]
+        [names(draft.target), names(draft.draft), f"{draft.judged:.0f}", f"{draft.accepted / draft.judged:.0%}"]
         for draft in found.drafts
         if draft.judged
     ]
     print_table(["checked by", "draft", "tokens judged", "accepted"], rows)
     click.echo()
-    times = [[time.engine, str(time.tokens), f"{time.ms:.3f}"] for time in found.times]
+    times = [[names(time.engine), str(time.tokens), f"{time.ms:.3f}"] for time in found.times]
     print_table(["engine", "tokens of a run", "ms"], times)
 
 

@@ -73,15 +73,14 @@ def _print(found: Consistency) -> None:
     fewer = any(row.samples != found.samples for row in found.submodels)  # of submodels of a shorter sequence
     rows = [
         [
-            "/".join(row.labels) or "-",
-            row.submodel,
+            "/".join(row.labels) or row.submodel,
             f"{row.parameters / 1e6:.2f}",
             *([str(row.samples)] if fewer else []),
             *(cell(row.figures, name, row.errors) for name in names),
         ]
         for row in found.submodels
     ]
-    print_table(["level", "submodel", "M params", *(["samples"] if fewer else []), *map(heading, names)], rows)
+    print_table(["submodel", "M params", *(["samples"] if fewer else []), *map(heading, names)], rows)
     click.echo()
     say("±: standard error of so many samples")
     for name in names:

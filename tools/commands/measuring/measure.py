@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ....runtime.summary.short_names import ShortNames
+from ...bundle_view import print_ids
 from ...console import print_facts, print_json, print_table, say, working
 from ...options import bundle_argument, json_option
 
@@ -39,6 +41,7 @@ def command(bundle: Path, threads: int | None, memory_mb: float | None, force: b
     then chooses by them in place of those of the compile. Nothing is kept where other programs use the processor.
     """
     from ....runtime.bundle.manifest import MEASUREMENTS_NAME
+    from ....runtime.bundle.open_bundle import open_bundle
     from ...functions import measure
 
     with working() as progress:
@@ -55,10 +58,10 @@ def command(bundle: Path, threads: int | None, memory_mb: float | None, force: b
             }
         )
     else:
-        _print(result, path)
+        _print(result, path, ShortNames.of(open_bundle(bundle).manifest))
 
 
-def _print(result: BundleMeasurement, path: Path) -> None:
+def _print(result: BundleMeasurement, path: Path, names: ShortNames) -> None:
     measurement = result.measurement
     print_facts(
         [
@@ -70,12 +73,14 @@ def _print(result: BundleMeasurement, path: Path) -> None:
     )
     click.echo()
     rows = [
-        _row(each.engine, each.residency, point, f"{point.batch}x{point.sequence}")
+        _row(names(each.engine), each.residency, point, f"{point.batch}x{point.sequence}")
         for each in measurement.engines
         for point in each.points
     ]
     columns = ["engine", "weights", "at", "p50 ms", "p95 ms", "runs", "spread", "again", "others' CPU", "noisy"]
     print_table(columns, rows)
+    click.echo()
+    print_ids(names)
     for warning in _warnings(result):
         say(f"\nwarning: {warning}")
 

@@ -18,7 +18,7 @@ from ....runtime.consistency.report import Consistency
 from ....runtime.engines.contract.threads import threads_or_default
 from ....runtime.engines.runner import runner_for
 from ....runtime.inputs.feeds import random_feeds
-from ....runtime.summary.tables import Table
+from ....runtime.summary.table import Table
 from ...console import working
 
 _RUNS = 20

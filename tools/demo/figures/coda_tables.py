@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....bucket import Bucket
-from ....runtime.summary.tables import Table
+from ....runtime.summary.table import Table
 
 KEYS_NAMES = {"selected": "k-to-k", "all": "k-to-all"}
 

@@ -13,7 +13,7 @@ import numpy as np
 from ....runtime.bundle.manifest import Manifest
 from ....runtime.generation.calls.generated import GeneratedRow
 from ....runtime.model import ElasticModel
-from ....runtime.summary.tables import Table
+from ....runtime.summary.table import Table
 
 PROMPTS = ("import ", "def test_", "class Error(", "    return self.", "for name in ", "raise ValueError(")
 DRAFTED = 4
@@ -37,7 +37,8 @@ class Way:
 
 def levels_of(manifest: Manifest) -> list[str]:
     """The labels of the trained levels, the largest first."""
-    return [entry.labels[0] for entry in manifest.largest_first if entry.labels]
+    whole = (entry for entry in manifest.largest_first if all(len(set(each)) == 1 for each in entry.values.values()))
+    return [entry.labels[0] for entry in whole if entry.labels]
 
 
 def ways_of_writing(model: ElasticModel, prompts: Sequence[str] = PROMPTS, tokens: int = _TOKENS) -> list[Way]:

@@ -57,7 +57,7 @@ def test_reason_and_rejections_name_limit_figure_and_unit() -> None:
     assert budget.submodel == "ffn128-heads2"
     assert budget.reason == (
         "rung 3 of 7 is the largest that keeps parameters 49,152 of 60,000; "
-        "in the next, ffn128x1_192x1-heads2x1_3x1, parameters 61,440 exceeds 60,000 by 1,440"
+        "in the next, M+1, parameters 61,440 exceeds 60,000 by 1,440"
     )
     assert [(rejection.submodel, rejection.reason) for rejection in budget.rejected] == [
         ("ffn128x1_192x1-heads2x1_3x1", "parameters 61,440 exceeds 60,000 by 1,440"),
@@ -97,8 +97,7 @@ def test_memory_of_the_device_limits_every_budget() -> None:
     assert (budget.submodel, budget.limits) == ("ffn192-heads3", Limits())
     overrun = "memory of board 1.80 MB exceeds 1.50 MB by 0.30 MB"
     assert budget.reason == (
-        "rung 7 of 10 is the largest that keeps the memory of the device; "
-        f"in the next, ffn192x2_256x1-heads3x2_4x1, {overrun}"
+        f"rung 7 of 10 is the largest that keeps the memory of the device; in the next, L+1, {overrun}"
     )
     assert (budget.rejected[0].submodel, budget.rejected[0].reason) == ("ffn192x2_256x1-heads3x2_4x1", overrun)
 
@@ -107,7 +106,7 @@ def test_budget_too_small_names_budget_limit_and_smallest_figure() -> None:
     with pytest.raises(PlanError) as failure:
         plan_for(encoder(), device({"full": BudgetSpec(), "tiny": BudgetSpec(parameters=1000)}))
     assert str(failure.value) == (
-        "budget 'tiny': not even the smallest submodel ffn64-heads1 fits: parameters 36,864 exceeds 1,000 by 35,864; "
+        "budget 'tiny': not even the smallest submodel S fits: parameters 36,864 exceeds 1,000 by 35,864; "
         "raise the limit, add smaller levels, or state other `budgets`"
     )
     with pytest.raises(PlanError, match=r"latency \(predicted, b4-s32\) 0\.\d{3} ms exceeds 0\.001 ms by 0\.\d{3} ms;"):
@@ -309,7 +308,7 @@ def test_an_optional_budget_that_nothing_keeps_is_left_out_and_said() -> None:
     plan = plan_for(encoder(), device(budgets))
     assert [budget.name for budget in plan.budgets] == ["full"]
     assert plan.notes == (
-        "budget 'tiny': not even the smallest submodel ffn64-heads1 fits: parameters 36,864 exceeds 1,000 by 35,864; "
+        "budget 'tiny': not even the smallest submodel S fits: parameters 36,864 exceeds 1,000 by 35,864; "
         "raise the limit, add smaller levels, or state other `budgets`; "
         "this budget is optional and was left out",
     )
@@ -355,7 +354,7 @@ def test_a_budget_takes_the_largest_rung_and_there_the_widest_precision() -> Non
         "ffn256-heads4",
         "ffn256-heads4-bits8",
     ]
-    assert "ffn256-heads4" in plan.budgets[-1].reason, "the next rung is the same submodel, wider"
+    assert "in the next, XL, " in plan.budgets[-1].reason, "the next rung is the same submodel, wider"
 
 
 def test_every_rung_stands_once_in_each_precision_and_labels_say_which() -> None:
@@ -395,7 +394,7 @@ def test_a_budget_that_nothing_keeps_names_what_comes_closest_in_any_precision()
     with pytest.raises(PlanError) as failure:
         plan_for(source, profile)
     assert str(failure.value) == (
-        "budget 'tiny': no submodel fits in any precision; ffn64-heads1-bits8 comes closest: "
+        "budget 'tiny': no submodel fits in any precision; S.int8 comes closest: "
         f"latency (predicted, b4-s32) {latency:.3f} ms exceeds {latency / 2:.3f} ms by {latency / 2:.3f} ms; "
         "raise the limit, add smaller levels, or state other `budgets`"
     )
@@ -404,7 +403,7 @@ def test_a_budget_that_nothing_keeps_names_what_comes_closest_in_any_precision()
 def test_what_comes_closest_may_be_the_wider_precision() -> None:
     source, profile = in_precisions("fp32", "int8", tiny=BudgetSpec(latency_ms=1e-6))
     slow = {"int8": ProductRates(1e-3, 1e-3)}
-    with pytest.raises(PlanError, match=r"in any precision; ffn64-heads1 comes closest: latency"):
+    with pytest.raises(PlanError, match=r"in any precision; S comes closest: latency"):
         plan_for(source, replace(profile, rates=replace(profile.rates, at=slow)))
 
 

@@ -71,8 +71,8 @@ def test_what_a_bundle_says_of_its_exits_and_proofs() -> None:
     assert "proof of load" in facts
     predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies}
     table = submodel_table(bundle.manifest, bundle.build)
-    for row in table.rows:
-        assert row[4] == f"{predicted[row[1] + '@b1-s16']:.2f}", "of the whole engine, not of a segment"
+    for entry, row in zip(bundle.manifest.submodels, table.rows, strict=True):
+        assert row[3] == f"{predicted[entry.id + '@b1-s16']:.2f}", "of the whole engine, not of a segment"
 
 
 def test_every_schema_has_its_golden_bundle() -> None:

@@ -36,7 +36,7 @@ def test_what_differs_is_a_column_and_what_does_not_a_fact(manifest: Manifest) -
     metadata, routing = detail_tables(shown).values()
     assert list(detail_tables(shown)) == ["Metadata and variants", "Routing"]
     assert metadata.columns == ["engine", "capacity (slots)"]
-    assert metadata.rows[1:3] == [["ffn16@b2-s16", "8"], ["ffn32@b1-s8", "4"]]
+    assert metadata.rows[1:3] == [["S@b2-s16", "8"], ["XL@b1-s8", "4"]]
     assert routing.columns[1:] == [
         "routes",
         "choices",
@@ -46,8 +46,8 @@ def test_what_differs_is_a_column_and_what_does_not_a_fact(manifest: Manifest) -
         "slots used %",
     ]
     assert routing.rows[:2] == [
-        ["ffn16@b1-s8", "routes.1", "32", "0", "0.0e+00", "25.00", "100.00"],
-        ["ffn16@b1-s8", "routes.2", "32", "3", "1.5e-06", "50.00", "-"],
+        ["S@b1-s8", "routes.1", "32", "0", "0.0e+00", "25.00", "100.00"],
+        ["S@b1-s8", "routes.2", "32", "3", "1.5e-06", "50.00", "-"],
     ]
     assert len(routing.rows) == 8
 
@@ -58,4 +58,4 @@ def test_an_engine_may_lack_what_others_have(manifest: Manifest) -> None:
     assert common_details(shown) == {}
     metadata = detail_tables(shown)["Metadata and variants"]
     assert metadata.columns == ["engine", "router", "capacity (slots)", "moe.combine"]
-    assert metadata.rows == [["ffn16@b1-s8", "experts_choose", "8", "one_hot"]]
+    assert metadata.rows == [["S@b1-s8", "experts_choose", "8", "one_hot"]]

@@ -48,7 +48,7 @@ def test_requests_of_a_file(texts: Path) -> None:
     assert "requests       20 texts" in lines
     assert "tokens         median 14, p95 23, longest 24" in lines
     assert "17 to 32      8  40.0%" in lines
-    assert lines[-1] == "ffn16-heads1: 10 of 20 requests were cut to what it takes"
+    assert lines[-1] == "50%: 10 of 20 requests were cut to what it takes"
 
 
 def test_some_lines_of_a_long_file_are_said_to_be_drawn(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_some_lines_of_a_long_file_are_said_to_be_drawn(texts: Path, monkeypatch
 def test_requests_of_arrays() -> None:
     lines = bench("--concurrency", 2).stdout.splitlines()
     assert "requests       random arrays of the engine for the longest row" in lines
-    assert [line.split()[0] for line in lines[-2:]] == ["ffn16-heads1", "ffn32-heads2"]
+    assert [line.split() for line in lines[-2:]] == [["50%", "ffn16-heads1"], ["100%", "ffn32-heads2"]]
     assert json.loads(bench("--concurrency", 1, "--json").stdout)["lengths"] is None
 
 
@@ -71,7 +71,7 @@ def test_time_by_kind_of_node() -> None:
         assert {"Gemm", "MatMul", "Softmax"} <= {each["kind"] for each in engine["kinds"]}
         assert sum(each["share"] for each in engine["kinds"]) == pytest.approx(1.0)
     lines = bench("--profile-nodes", "--submodel", "100%").stdout.splitlines()
-    start = lines.index("ffn32-heads2@b1-s16 at 1x16, 20 runs")
+    start = lines.index("100%@b1-s16 at 1x16, 20 runs")
     assert lines[start + 1].split() == ["node", "nodes", "ms", "a", "run", "share"]
     assert lines[start + 10].split()[1:3] == ["other", "kinds"]
     assert lines[-1] == "the profiler itself takes time at every node: shares count, not milliseconds"

@@ -8,7 +8,7 @@ from pathlib import Path
 import nestforge
 import numpy as np
 import pytest
-from nestforge.runtime.summary.tables import Table
+from nestforge.runtime.summary.table import Table
 from nestforge.tools.demo.figures.exit_report import Texts, exit_report, read_texts
 
 BUNDLE = Path(__file__).parents[4] / "golden" / "bundle-v2"
