@@ -1,8 +1,7 @@
 """Strict reading of outside data (YAML profiles, JSON manifests): JSON text, and plain data into frozen dataclasses.
 
 Unknown keys are refused with the nearest known name, missing ones by name, and every value is checked against its type.
-Field metadata may bound a value: ``field(metadata={"min": 0, "max": 1, "choices": (...)})``; ``"key"`` is what a file
-calls a field, where that is not its name.
+Field metadata may bound a value: ``field(metadata={"min": 0, "max": 1, "choices": (...)})``.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def unstructure(value: object) -> Any:
     """The inverse: dataclasses to dicts, tuples to lists, fields equal to a ``None`` default left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {_key(f): unstructure(v) for f, v in pairs if not (v is None and f.default is None)}
+        return {f.name: unstructure(v) for f, v in pairs if not (v is None and f.default is None)}
     if isinstance(value, Mapping):
         return {key: unstructure(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -114,11 +113,7 @@ def _dataclass(cls: Any, data: object, where: str, error: Callable[[str], Except
 def _fields(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
     """By key, fields and their resolved types; resolving costs far more than reading one value."""
     hints = typing.get_type_hints(cls)
-    return {_key(f): (f, hints[f.name]) for f in dataclasses.fields(cls) if f.init}
-
-
-def _key(f: dataclasses.Field[Any]) -> str:
-    return str(f.metadata.get("key", f.name))
+    return {f.name: (f, hints[f.name]) for f in dataclasses.fields(cls) if f.init}
 
 
 def _value(hint: Any, data: object, where: str, error: Callable[[str], Exception], bounds: Mapping[str, Any]) -> object:

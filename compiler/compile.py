@@ -19,7 +19,7 @@ from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import TRACED
 from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
-from ..profiles.profile_data import recorded_profile
+from ..profiles.profile_data import profile_data
 from ..runtime.bundle.entries.engine_entry import EngineEntry
 from ..runtime.bundle.manifest import MANIFEST_NAME, WEIGHTS_NAME
 from ..runtime.bundle.merged_task import BASE
@@ -223,7 +223,7 @@ def _key(resolved: Resolved, corpus: Corpus | ArrayCorpus | None) -> dict[str, A
     return {
         "tools": tool_versions(),
         "source": unstructure(source_entries(resolved.source)),
-        "profile": recorded_profile(resolved.profile),
+        "profile": profile_data(resolved.profile),
         "corpus": corpus.key if corpus is not None else None,
         "options": resolved.options,
         "lora_rank": resolved.request.lora_rank,

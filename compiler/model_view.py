@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..elastic import Axis
 from ..exporters.source import ModelSource
@@ -52,7 +52,7 @@ class ModelView:
     precisions: tuple[Precision, ...]
     axes: tuple[Axis, ...]
     levels: tuple[LevelView, ...]
-    variants: tuple[VariantView, ...] = field(metadata={"key": "forms"})
+    variants: tuple[VariantView, ...]
     cache: tuple[CacheSize, ...] = ()
 
 

@@ -13,9 +13,6 @@ from .budget import check_budget, require_positive
 from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates
 from .precision import PRECISIONS, Precision, precision_problem
 
-# Names that keys had before: manifests and older YAML files hold them.
-_OLD_KEYS = {"forms": "variants", "shape": "promotion_order"}
-
 
 def read_profile(data: object, where: str) -> DeviceProfile:
     """Reads a profile from plain data (what YAML holds: buckets as ``1x128``); ``where`` names the document.
@@ -23,7 +20,6 @@ def read_profile(data: object, where: str) -> DeviceProfile:
     Raises ProfileError for an unknown or missing key, a wrong type, or a figure that no device can have.
     """
     if isinstance(data, Mapping):
-        data = _with_todays_keys(data, where)
         if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
             raise ProfileError(f"{where}: schema_version {data['schema_version']!r}, expected {SCHEMA_VERSION}")
         data = {**data, "buckets": _read_buckets(data["buckets"], where)} if "buckets" in data else data
@@ -33,14 +29,6 @@ def read_profile(data: object, where: str) -> DeviceProfile:
     profile = structure(DeviceProfile, data, where, ProfileError)
     _check(profile, where)
     return profile
-
-
-def _with_todays_keys(data: Mapping[str, object], where: str) -> Mapping[str, object]:
-    """``data`` with the names that its keys have today."""
-    for old, new in _OLD_KEYS.items():
-        if old in data and new in data:
-            raise ProfileError(f"{where}: {old} and {new} are one key; write {new} alone")
-    return {_OLD_KEYS.get(key, key): value for key, value in data.items()}
 
 
 def profile_data(profile: DeviceProfile) -> dict[str, Any]:
@@ -53,14 +41,8 @@ def profile_data(profile: DeviceProfile) -> dict[str, Any]:
     return {**data, "buckets": [str(bucket) for bucket in profile.buckets]}
 
 
-def recorded_profile(profile: DeviceProfile) -> dict[str, Any]:
-    """``profile_data`` as manifests have it since their first schema, under the keys of then."""
-    written = {new: old for old, new in _OLD_KEYS.items()}
-    return {written.get(key, key): value for key, value in profile_data(profile).items()}
-
-
 def profile_precisions(data: Mapping[str, Any]) -> tuple[Precision, ...]:
-    """The precisions in ``recorded_profile``."""
+    """The precisions in ``profile_data``."""
     given = data.get("precision", "fp32")
     names = [given] if isinstance(given, str) else given
     return tuple(precision for name in names for precision in PRECISIONS if precision == name)

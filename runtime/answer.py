@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -128,12 +127,6 @@ class Answer:
 
     def __getitem__(self, name: str) -> Array:
         return self.outputs[name]
-
-    @property
-    def decisions(self) -> Mapping[str, Array] | None:
-        """Deprecated: the former name of ``routing``."""
-        warnings.warn("Answer.decisions is called Answer.routing", DeprecationWarning, stacklevel=2)
-        return self.routing
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in self.outputs.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -97,7 +96,6 @@ class ElasticModel:
         exits: AskedExits | None = None,
         truncate: bool = False,
         routing: bool = False,
-        decisions: bool = False,
         prompt: str | None = None,
         prompt_name: str | None = None,
         task: str | None = None,
@@ -113,15 +111,12 @@ class ElasticModel:
         name of a calibrated policy; by an ``ExitPolicy``; "off" keeps them all in. Without it the
         bundle's default policy decides, else the model's own gate; if there is neither, or the latency is limited, the
         whole engine answers. With ``routing`` the answer also has the routes that the model chose, such as the tokens
-        of each expert (``decisions`` is its deprecated name). ``prompt`` stands before every text (empty for none), or
+        of each expert. ``prompt`` stands before every text (empty for none), or
         the model's prompt called ``prompt_name``, else its default one, if it has one. ``task`` is the
         name of one that the bundle has, whose tensors answer; only submodels that it was proven on are chosen. Without
         it the base answers. Raises InputError, SelectionError, or a BundleError if an engine cannot be opened.
         """
         started = perf_counter()
-        if decisions:
-            warnings.warn("decisions=True is called routing=True", DeprecationWarning, stacklevel=2)
-            routing = True
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
         truncated: tuple[int, ...] = ()
         lengths: tuple[int, ...] | None = None

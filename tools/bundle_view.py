@@ -128,7 +128,7 @@ def _print_plans(bundle: Bundle) -> None:
 
 def print_cpu_seconds(bundle: Bundle, total: float) -> None:
     """Where the ``total`` CPU seconds of a compile went, the most expensive stages first."""
-    stages = sorted((bundle.build.cpu_seconds or {}).items(), key=lambda stage: -stage[1])[:_STAGES_SHOWN]
+    stages = sorted(bundle.build.cpu_seconds.items(), key=lambda stage: -stage[1])[:_STAGES_SHOWN]
     say(f"{total:.0f} CPU seconds, those of {', '.join(f'{stage} {seconds:.0f}' for stage, seconds in stages)}")
 
 

@@ -13,7 +13,6 @@ from ..profiles.budget import BudgetSpec, parse_budget
 from ..profiles.device_profile import PromotionOrder
 from ..profiles.precision import PRECISIONS, Precision
 from ..runtime.engines.onnxruntime_gpu.provider import PROVIDERS
-from .console import say
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 
@@ -224,62 +223,20 @@ def merged_tasks(task: str | None, merge: bool) -> tuple[str, ...]:
     return (task,) if merge and task is not None else ()
 
 
-def _old_name(old: str, new: str, **settings: Any) -> Any:
-    """The hidden option ``old``, until the next release: a line on stderr, its value for the callback of ``new``."""
-
-    def keep(ctx: click.Context, _: click.Parameter, value: Any) -> None:
-        if value:
-            say(f"{old} is called {new} now; the next release takes that name alone", err=True)
-            ctx.meta[_key(new)] = value
-
-    return click.option(old, hidden=True, expose_value=False, is_eager=True, callback=keep, **settings)
-
-
-def _key(option: str) -> str:
-    """Where a command's context holds what the old name of ``option`` was given."""
-    return f"{__name__}{option}"
-
-
-def promotion_order_option(command: Any) -> Any:
-    """``--promotion-order``, and until the next release ``--shape``, its name before."""
-    orders = click.Choice(get_args(PromotionOrder))
-    return _old_name("--shape", "--promotion-order", type=orders)(
-        click.option(
-            "--promotion-order",
-            type=orders,
-            callback=_one_order,
-            help="Which layers are promoted first between two levels. Default: the profile's, else increasing (the "
-            "last ones).",
-        )(command)
-    )
-
-
-def _one_order(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
-    old = ctx.meta.get(_key("--promotion-order"))
-    if value and old:
-        raise click.BadParameter("--shape is its old name; write --promotion-order alone", ctx, param)
-    return value or old
-
-
-def variant_option(command: Any) -> Any:
-    """``--variant``, and until the next release ``--form``, its name before."""
-    settings: dict[str, Any] = {"type": VariantType(), "multiple": True}
-    return _old_name("--form", "--variant", **settings)(
-        click.option(
-            "--variant",
-            "variants",
-            callback=_all_variants,
-            help="The variant that engines get of a computation, such as moe.combine=one_hot; repeatable. Default: "
-            "the profile's, else the cheapest on the device.",
-            **settings,
-        )(command)
-    )
-
-
-def _all_variants(ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, str], ...]) -> Any:
-    return once_each(ctx, param, (*ctx.meta.get(_key("--variant"), ()), *value))
-
-
+promotion_order_option = click.option(
+    "--promotion-order",
+    type=click.Choice(get_args(PromotionOrder)),
+    help="Which layers are promoted first between two levels. Default: the profile's, else increasing (the last ones).",
+)
+variant_option = click.option(
+    "--variant",
+    "variants",
+    type=VariantType(),
+    multiple=True,
+    callback=once_each,
+    help="The variant that engines get of a computation, such as moe.combine=one_hot; repeatable. Default: the "
+    "profile's, else the cheapest on the device.",
+)
 precision_option = click.option(
     "--precision",
     "precisions",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -26,7 +26,7 @@ class EngineVerdict:
     engine: str
     outputs: tuple[ParityOutput, ...]
     problem: str | None = None
-    routing: tuple[ParityRouting, ...] | None = field(default=None, metadata={"key": "decisions"})
+    routing: tuple[ParityRouting, ...] | None = None
 
     @staticmethod
     def of(engine: EngineEntry, verdict: Verdict) -> EngineVerdict:

@@ -8,7 +8,7 @@ structure's largest submodel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from ...bucket import Bucket
@@ -63,14 +63,11 @@ def variant_workload(source: HasVariants, submodel: Submodel, bucket: Bucket, pr
 
 @dataclass(frozen=True)
 class VariantView:
-    """``variants``: what engines of ``submodel`` (its id) at ``bucket`` (its label) compute, to the variant of it.
-
-    A field's name, or its ``key``, is its key in the JSON that commands print.
-    """
+    """``variants``: what engines of ``submodel`` (its id) at ``bucket`` (its label) compute, to the variant of it."""
 
     submodel: str
     bucket: str
-    variants: dict[str, str] = field(metadata={"key": "forms"})
+    variants: dict[str, str]
 
 
 def variant_views(source: HasVariants, submodels: Iterable[Submodel], device: DeviceProfile) -> tuple[VariantView, ...]:

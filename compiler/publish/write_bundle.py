@@ -18,7 +18,7 @@ from ...exporters.checkpoints.checkpoint import sha256_of
 from ...exporters.source import ModelSource
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.probe_host import probe_host
-from ...profiles.profile_data import recorded_profile
+from ...profiles.profile_data import profile_data
 from ...runtime.bundle.build_record import BuildRecord, Latency
 from ...runtime.bundle.device_files.task_index import TASK_FILE_PREFIX
 from ...runtime.bundle.entries.engine_entry import EngineEntry
@@ -89,12 +89,12 @@ def draft_bundle(
         inputs=signature.inputs,
         outputs=signature.outputs,
         files=(),
-        provenance=Provenance(tool_versions(), source_entries(source), recorded_profile(profile), options),
+        provenance=Provenance(tool_versions(), source_entries(source), profile_data(profile), options),
         text=signature.text,
         exits=source.exits.entry if source.exits else None,
         generation=draft_entry(source, stage),
     )
-    return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, ()))
+    return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, {}, ()))
 
 
 def with_task_inputs(draft: Bundle, tasks: TasksEntry | None) -> Bundle:

@@ -115,9 +115,7 @@ def plan_limits(engine: EngineEntry) -> tuple[Tolerance, Roundings]:
     assert engine.parity is not None, "a manifest has no engine without a receipt"
     receipt = engine.parity
     limit = Tolerance(receipt.atol, receipt.rtol, receipt.min_cosine, receipt.rms or receipt.atol + receipt.rtol)
-    rounding = {
-        output.name: Rounding(output.float32_max_abs or 0.0, output.float32_rms or 0.0) for output in receipt.outputs
-    }
+    rounding = {output.name: Rounding(output.float32_max_abs, output.float32_rms) for output in receipt.outputs}
     return _INTEGER_TOLERANCE if PRECISIONS[engine.precision].is_integer else limit, rounding
 
 

@@ -30,7 +30,7 @@ class Latency:
     ``predicted_ms`` was stated before this engine was measured; for a profile of the compiling host itself it is
     corrected by a few measured rungs. An engine of a range has ``points``, every batch of some at every sequence of
     some; its other figures are those of its largest shape. ``noise`` says how far to trust the measured ones, and is
-    None where nothing was measured, or before schema 7.
+    None where nothing was measured.
     """
 
     engine: str
@@ -61,7 +61,7 @@ class BuildRecord:
     command: tuple[str, ...]
     host: Mapping[str, Any]
     seconds: Mapping[str, float] = field(metadata={"min": 0})
+    cpu_seconds: Mapping[str, float] = field(metadata={"min": 0})
     latencies: tuple[Latency, ...]
     build: Mapping[str, str] | None = None
     report_sha256: str | None = None
-    cpu_seconds: Mapping[str, float] | None = field(default=None, metadata={"min": 0})

@@ -16,25 +16,7 @@ from .entries.generation_entry import CACHED, ENCODER, GenerationEntry
 from .entries.task_entry import TasksEntry
 from .entries.tensor_spec import TensorSpec
 
-# 1 (2026-11): first published schema. 2 (2026-11): exits, segments, proofs, axes with choices; reads 1.
-# 3 (2026-11): figures of quality by what an output means, roles of outputs; reads 1 and 2.
-# 4 (2026-11): routing of engines and receipts of it, metadata and variants of engines (keys `decisions`, `facts` and
-# `forms`); reads 1, 2 and 3.
-# 5 (2026-11): precision of engines; reads 1 to 4.
-# 6 (2026-11): seals of the files that no manifest lists (seal.py); reads 1 to 5.
-# 7 (2026-11): buckets that leave dimensions free, latencies by shape and with their noise; reads 1 to 6.
-# 8 (2026-11): engines that keep keys and values in a cache, for generation; reads 1 to 7.
-# 9 (2026-11): encoder-decoders: text that feeds both sides, encoders of generation; reads 1 to 8.
-# 10 (2026-11): axes whose choices fall, such as reductions; reads 1 to 9.
-# 11 (2026-11): heads of caches that are fewer than the model's; reads 1 to 10.
-# 12 (2026-11): windows of layers of a cache, whose buffers slide; reads 1 to 11.
-# 13 (2026-11): engines whose inputs are also the tensors of a task; reads 1 to 12.
-# 14 (2026-11): capacities of engines whose caches have one size; reads 1 to 13.
-# 15 (2026-11): routes of engines that read a prompt; reads 1 to 14.
-# 16 (2026-11): engines that tasks are merged into; reads 1 to 15.
-# 17 (2026-11): sizes of heads in caches, and heads and sizes of what is read of a prompt; reads 1 to 16.
-SCHEMA_VERSION = 17
-SEALED_SINCE = 6
+SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
 REPORT_NAME = "report.md"

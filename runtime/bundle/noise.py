@@ -42,7 +42,7 @@ class Noise:
 
 
 def is_noisy(noise: Noise | None) -> bool:
-    """Whether a figure is known to be noisy; of those before schema 7 nothing is known."""
+    """Whether a figure is known to be noisy."""
     return noise is not None and noise.problem is not None
 
 

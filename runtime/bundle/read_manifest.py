@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from ...bucket import MAX_TOKENS, Bucket
 from ...elastic import ElasticSpec
 from ...errors import BundleFormatError, PlanError
-from ...strict import parse_json, structure, unstructure
+from ...strict import parse_json, structure
 from .build_record import BuildRecord, LatencyPoint
 from .check_exits import exit_problems
 from .check_generation import generation_problems
@@ -20,7 +19,7 @@ from .check_tasks import task_problems
 from .entries.engine_entry import EngineEntry
 from .entries.generation_entry import ENCODER
 from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec
-from .manifest import SCHEMA_VERSION, SEALED_SINCE, UNLISTED, Manifest, Quality
+from .manifest import SCHEMA_VERSION, UNLISTED, Manifest
 from .roles import role_problems
 from .seal import unsealed
 
@@ -28,8 +27,6 @@ from .seal import unsealed
 MAX_JSON_BYTES = 16 * 2**20
 # Of one model; a submodel's id names each of them.
 MAX_KINDS = 64
-# What an older schema lacks is optional in this one; what it says otherwise, _upgraded puts in today's words.
-_READABLE_SCHEMAS = tuple(range(1, SCHEMA_VERSION + 1))
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}")
 _FIGURE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -37,20 +34,18 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def read_manifest(raw: bytes, where: str) -> Manifest:
     """Parses a manifest. Raises BundleFormatError for anything this version cannot vouch for."""
-    manifest = structure(Manifest, _upgraded(_versioned_json(raw, where), where), where, BundleFormatError)
+    manifest = structure(Manifest, _versioned_json(raw, where), where, BundleFormatError)
     for problem in _problems(manifest):
         raise BundleFormatError(f"{where}: {problem}")
     return manifest
 
 
 def read_build_record(raw: bytes, where: str, manifest: Manifest) -> BuildRecord:
-    """Parses the build record of ``manifest``, and checks its seal where that has a schema with seals.
+    """Parses the build record of ``manifest``, and checks its seal.
 
     Raises BundleFormatError for anything this version cannot vouch for, BundleCorruptError for a wrong seal.
     """
-    data: Any = _versioned_json(raw, where)
-    if manifest.schema_version >= SEALED_SINCE:
-        data = unsealed(raw, data, where, "fetch the bundle again, or compile it again")
+    data = unsealed(raw, _versioned_json(raw, where), where, "fetch the bundle again, or compile it again")
     build = structure(BuildRecord, data, where, BundleFormatError)
     for problem in _build_problems(build, manifest):
         raise BundleFormatError(f"{where}: {problem}")
@@ -59,8 +54,6 @@ def read_build_record(raw: bytes, where: str, manifest: Manifest) -> BuildRecord
 
 def _build_problems(build: BuildRecord, manifest: Manifest) -> Iterable[str]:
     """Latencies of engines that are none, two of one kind, and percentiles in the wrong order."""
-    if build.schema_version < SEALED_SINCE <= manifest.schema_version:
-        yield f"schema_version {build.schema_version}, the manifest has {manifest.schema_version}"
     engines = {engine.id for engine in manifest.timed_engines}
     for latency in build.latencies:
         if latency.engine not in engines:
@@ -212,19 +205,19 @@ def _routing_problems(manifest: Manifest) -> Iterable[str]:
     for engine in manifest.every_engine:
         entries = engine.routing or ()
         if entries and engine.segment not in (None, ENCODER):
-            yield f"engine {engine.id}: has decisions, which segments have not"
+            yield f"engine {engine.id}: has routing, which segments have not"
         tensors = [spec.name for specs in manifest.interface_of(engine) for spec in specs]
         yield from _repeated(f"engine {engine.id}: tensor", (*dict.fromkeys(tensors), *(e.name for e in entries)))
         for entry in entries:
             if not entry.shape or any(not 1 <= size <= MAX_ELEMENTS for size in entry.shape):
-                yield f"engine {engine.id}: decision {entry.name}: shape {list(entry.shape)}; expected positive numbers"
+                yield f"engine {engine.id}: route {entry.name}: shape {list(entry.shape)}; expected positive numbers"
         receipts = (engine.parity.routing if engine.parity else None) or ()
         proven, returned = [receipt.name for receipt in receipts], [entry.name for entry in entries]
         if proven != returned:
-            yield f"engine {engine.id}: receipt of decisions {proven[:8]}; it returns {returned[:8]}"
+            yield f"engine {engine.id}: receipt of routes {proven[:8]}; it returns {returned[:8]}"
         for receipt in receipts:
             if receipt.differing > receipt.made:
-                yield f"engine {engine.id}: decision {receipt.name}: {receipt.differing} of {receipt.made} differ"
+                yield f"engine {engine.id}: route {receipt.name}: {receipt.differing} of {receipt.made} differ"
 
 
 def _axis_problems(manifest: Manifest) -> Iterable[str]:
@@ -268,39 +261,7 @@ def _repeated(what: str, names: Iterable[str]) -> Iterable[str]:
         seen.add(name)
 
 
-@dataclass(frozen=True)
-class _TextQuality:
-    """Quality as schemas 1 and 2 have it: of text encoders alone."""
-
-    texts: int
-    mean_cosine: float
-    recall_at_10: float
-    data_sha256: str
-
-
-def _upgraded(data: Any, where: str) -> Any:
-    """A manifest of schema 1 or 2 with the fields that schema 3 has under other names; shape errors are left to
-    ``structure``. Raises BundleFormatError for a quality that those schemas did not have."""
-    if data["schema_version"] >= 3:
-        return data
-    ranking, submodels = data.get("ranking"), data.get("submodels")
-    if isinstance(ranking, dict) and "texts" in ranking:
-        ranking = {"samples" if key == "texts" else key: value for key, value in ranking.items()}
-    if isinstance(submodels, list):
-        submodels = [_upgraded_submodel(entry, f"{where}: submodels[{i}]") for i, entry in enumerate(submodels)]
-    given = {"ranking": ranking, "submodels": submodels}
-    return data | {key: value for key, value in given.items() if key in data}
-
-
-def _upgraded_submodel(entry: Any, where: str) -> Any:
-    if not isinstance(entry, dict) or entry.get("quality") is None:
-        return entry
-    old = structure(_TextQuality, entry["quality"], f"{where}: quality", BundleFormatError)
-    figures = {"mean_cosine": old.mean_cosine, "recall_at_10": old.recall_at_10}
-    return entry | {"quality": unstructure(Quality(old.texts, figures, old.data_sha256))}
-
-
-def _versioned_json(raw: bytes, where: str) -> object:
+def _versioned_json(raw: bytes, where: str) -> dict[str, Any]:
     if len(raw) > MAX_JSON_BYTES:
         raise BundleFormatError(f"{where}: {len(raw)} bytes, more than the {MAX_JSON_BYTES} allowed")
     try:
@@ -308,9 +269,9 @@ def _versioned_json(raw: bytes, where: str) -> object:
     except ValueError as failure:
         raise BundleFormatError(f"{where}: not JSON ({failure})") from failure
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version not in _READABLE_SCHEMAS:
+    if not isinstance(data, dict) or type(version) is not int or version != SCHEMA_VERSION:
         raise BundleFormatError(
-            f"{where}: schema_version {str(version)[:80]!r}, expected one of {', '.join(map(str, _READABLE_SCHEMAS))}; "
+            f"{where}: schema_version {str(version)[:80]!r}, expected {SCHEMA_VERSION}; "
             "open it with the nestforge release that wrote it, or compile again"
         )
     return data

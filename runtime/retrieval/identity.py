@@ -19,8 +19,7 @@ from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.manifest import WEIGHTS_NAME, FileEntry, Manifest, SubmodelEntry
 from ..bundle.open_bundle import Bundle
 
-# 1 (2026-11): first published schema. 2 (2026-11): the prompt; reads 1, which had none.
-INDEX_SCHEMA_VERSION = 2
+INDEX_SCHEMA_VERSION = 1
 _REMEDY = "build the index again with this bundle"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -25,8 +25,6 @@ _MAX_IDENTITY_BYTES = 2**20
 _LENGTH_TOLERANCE = 1e-3
 # Values whose lengths are taken at a time, in float64: 64 MB.
 _VALUES_MEASURED_AT_ONCE = 2**23
-# What version 1 lacks is optional in this one.
-_READABLE_SCHEMAS = tuple(range(1, INDEX_SCHEMA_VERSION + 1))
 _REMEDY = "build the index again"
 
 
@@ -85,10 +83,10 @@ def _identity(path: Path, raw: Array | None) -> IndexIdentity:
     except ValueError as failure:
         raise InputError(f"{path}: identity: not JSON ({failure}); {_REMEDY}") from failure
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version not in _READABLE_SCHEMAS:
+    if type(version) is not int or version != INDEX_SCHEMA_VERSION:
         raise InputError(
-            f"{path}: schema_version {str(version)[:80]!r}, expected one of {', '.join(map(str, _READABLE_SCHEMAS))}; "
-            f"use the nestforge release that wrote it, or {_REMEDY}"
+            f"{path}: schema_version {str(version)[:80]!r}, expected {INDEX_SCHEMA_VERSION}; use the nestforge "
+            f"release that wrote it, or {_REMEDY}"
         )
     identity = structure(IndexIdentity, data, f"{path}: identity", lambda problem: InputError(f"{problem}; {_REMEDY}"))
     for problem in identity_problems(identity):

@@ -106,8 +106,8 @@ def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
 
 
 def stage_table(build: BuildRecord) -> Table:
-    """One row a stage of the compile: what it took on the wall and of the processor; dashes where that is not known."""
-    cpu = build.cpu_seconds or {}
+    """One row a stage of the compile: what it took on the wall and of the processor."""
+    cpu = build.cpu_seconds
     rows = [
         [stage, f"{seconds:.1f}", f"{cpu[stage]:.1f}" if stage in cpu else "-"]
         for stage, seconds in build.seconds.items()

@@ -174,7 +174,7 @@ BROKEN: dict[str, tuple[Callable[[Path, World, pytest.MonkeyPatch], object], str
     ),
     "a list of plans that is none": (
         lambda b, w, m: (b / "plans.json").write_text("{}"),
-        "schema_version 'None', expected 2; use the nestforge release that wrote it, or remove it and build the plans",
+        "schema_version 'None', expected 1; use the nestforge release that wrote it, or remove it and build the plans",
     ),
     "no plan": (
         lambda b, w, m: (b / "plans.json").unlink(),
@@ -213,7 +213,7 @@ def as_plans(golden: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("golden", "asked", "parts"),
-    [("bundle-v2", {"exits": 0.5}, 6), ("bundle-v4", {"routing": True}, 3)],
+    [("bundle-exits", {"exits": 0.5}, 6), ("bundle-experts", {"routing": True}, 3)],
     ids=["exits", "experts"],
 )
 def test_chains_and_decisions_are_those_of_the_graphs(
@@ -225,7 +225,7 @@ def test_chains_and_decisions_are_those_of_the_graphs(
         inputs = {spec.name: np.ones((1, 16), np.int64) for spec in graphs.bundle.manifest.inputs}
         expected, found = graphs(inputs, **asked), plans(inputs, **asked)
     assert found.residency == "packed"
-    assert (found.exits is None) == (golden == "bundle-v4")
+    assert (found.exits is None) == (golden == "bundle-experts")
     for name, array in expected.outputs.items():
         np.testing.assert_allclose(found.outputs[name], array, atol=1e-5)
     for name, array in (expected.routing or {}).items():
@@ -249,7 +249,7 @@ def test_two_ranges_are_two_plans_of_each_submodel(model: Path, world: World, tm
 
 def test_a_language_model_writes_text_from_its_plans(tmp_path: Path) -> None:
     """The bundle of another release of nestforge, since a compile of one takes long."""
-    bundle = Path(shutil.copytree(GOLDEN / "bundle-v14", tmp_path / "text.bundle"))
+    bundle = Path(shutil.copytree(GOLDEN / "bundle-tensorrt", tmp_path / "text.bundle"))
     prompt = ("generate", bundle, "--prompt", "hello world")
     with host_with_gpu(tmp_path / "cache", version="10.15.0") as world:
         assert error(*prompt).endswith(f"has no plan yet; run `nestforge build {bundle}` on this device")

@@ -47,7 +47,7 @@ def test_a_user_may_turn_telemetry_on(tmp_path: Path) -> None:
 
 def commands_in(work: Path) -> list[list[str]]:
     """Every command, on a tiny model and on a golden bundle that generates; ``build`` finds no plans to make."""
-    for name in ("bundle-v11", "peft"):
+    for name in ("bundle-fewer-heads", "peft"):
         shutil.copytree(GOLDEN / name, work / name)
     (work / "board.yaml").write_text(dump_profile(board(buckets=["1x16"], budgets={"full": {}})))
     model, adapters = save_tiniest(work / "model"), work / "peft" / "bert"
@@ -67,11 +67,11 @@ def commands_in(work: Path) -> list[list[str]]:
         ("add-task", bundle, f"a={adapters / 'a'}", "--against", base),
         ("build", bundle),
         ("measure", bundle, "--force"),
-        ("calibrate", work / "bundle-v11"),
+        ("calibrate", work / "bundle-fewer-heads"),
         ("verify", bundle, "--against", base),
         ("consistency", bundle, "--text", text),
         ("run", bundle, "--text", "the fox", "--residency", "mapped"),
-        ("generate", work / "bundle-v11", "--prompt", "the fox", "--max-tokens", "2"),
+        ("generate", work / "bundle-fewer-heads", "--prompt", "the fox", "--max-tokens", "2"),
         ("index", bundle, "--text", text, "--output", work / "index"),
         ("search", bundle, work / "index", "--query", "the fox"),
         ("bench", bundle, "--profile-nodes"),

@@ -29,7 +29,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
     monkeypatch.setattr(threads, "ASKING", 4)
     monkeypatch.setattr(threads, "EACH", 20)
     monkeypatch.setattr(threads, "_SETTLES_S", 0.2)
-    return Room("tiny", GOLDEN / "bundle-v5")
+    return Room("tiny", GOLDEN / "bundle-texts")
 
 
 def test_an_answer_that_another_request_changed_is_found(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:

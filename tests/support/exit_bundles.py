@@ -22,7 +22,7 @@ from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
-    SEALED_SINCE,
+    SCHEMA_VERSION,
     WEIGHTS_NAME,
     BudgetEntry,
     FileEntry,
@@ -32,7 +32,7 @@ from nestforge.runtime.bundle.manifest import (
     Ranking,
     SubmodelEntry,
 )
-from nestforge.runtime.bundle.seal import sealed_json, to_json
+from nestforge.runtime.bundle.seal import sealed_json
 from nestforge.strict import unstructure
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -109,7 +109,7 @@ def exits_manifest(buckets: Sequence[Bucket] = BUCKETS, trims: bool = True) -> M
                 if segment.layer <= depth
             ]
     return Manifest(
-        schema_version=2 if all(bucket.is_static for bucket in buckets) else 7,
+        schema_version=SCHEMA_VERSION,
         name="leaver",
         family="test",
         axes=(Axis("depth", LAYERS[-1], LAYERS),),
@@ -186,9 +186,8 @@ def write_exits_manifest(folder: Path, manifest: object, latencies: Sequence[Lat
     host = asdict(probe_host())
     digest = hashlib.sha256(raw).hexdigest()
     version = json.loads(raw)["schema_version"]
-    record = BuildRecord(version, digest, "2026-11-21T00:00:00Z", (), host, {}, tuple(latencies))
-    write = sealed_json if version >= SEALED_SINCE else to_json
-    (folder / BUILD_NAME).write_bytes(write(unstructure(record)))
+    record = BuildRecord(version, digest, "2026-11-21T00:00:00Z", (), host, {}, {}, tuple(latencies))
+    (folder / BUILD_NAME).write_bytes(sealed_json(unstructure(record)))
 
 
 def _graph(manifest: Manifest, engine: EngineEntry, first: int, last: int, offsets: Mapping[str, int]) -> bytes:

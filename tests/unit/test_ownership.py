@@ -18,7 +18,7 @@ from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.interrupts import interrupt_everywhere
 
-GENERATES = Path(__file__).parents[1] / "golden" / "bundle-v11"
+GENERATES = Path(__file__).parents[1] / "golden" / "bundle-fewer-heads"
 PROMPT = [5, 7]
 REQUEST = (ownership, in_flight, model_module)
 GENERATION = (ownership, memory, pool, admitted, session, generation, generator)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,32 +81,6 @@ def test_any_data_is_read_or_refused_in_one_short_line(data: object) -> None:
     assert message.startswith("here: ")
     assert len(message.splitlines()) == 1
     assert len(message) < 500
-
-
-@dataclass(frozen=True)
-class Renamed:
-    wheels: int = field(metadata={"min": 1, "key": "rollers"})
-    axle: str | None = field(default=None, metadata={"key": "rod"})
-
-
-@pytest.mark.parametrize("data", [{"rollers": 4}, {"rollers": 4, "rod": "steel"}])
-def test_a_field_is_read_and_written_under_its_key(data: dict[str, Any]) -> None:
-    renamed = structure(Renamed, data, "here", Misfit)
-    assert renamed == Renamed(4, data.get("rod"))
-    assert unstructure(renamed) == data
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"wheels": 4}, "here: unknown key 'wheels'; expected one of rod, rollers"),
-        ({"rod": "steel"}, "here: missing key 'rollers'"),
-        ({"rollers": 0}, "here: rollers: expected at least 1, got 0"),
-    ],
-)
-def test_a_misfit_is_reported_under_its_key(data: object, message: str) -> None:
-    with pytest.raises(Misfit, match=f"^{re.escape(message)}$"):
-        structure(Renamed, data, "here", Misfit)
 
 
 def test_defaults_that_are_none_are_left_out_and_others_are_not() -> None:

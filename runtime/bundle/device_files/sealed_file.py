@@ -10,14 +10,12 @@ from typing import Any, Protocol, TypeVar
 from ....errors import BundleCorruptError, BundleFormatError, OutputError
 from ....strict import parse_json, structure
 from ....whole_file import write_whole
-from ..manifest import MANIFEST_NAME, SEALED_SINCE
+from ..manifest import MANIFEST_NAME
 from ..open_bundle import Bundle, read_json
 from ..read_manifest import MAX_JSON_BYTES
 from ..seal import sealed_json, unsealed
 
-# Of calibrations and of lists of plans alike. 1: first published schema. 2: sealed; else as 1, which is read where the
-# bundle is of a schema without seals.
-DEVICE_SCHEMA_VERSION = 2
+DEVICE_SCHEMA_VERSION = 1
 
 
 class _OfManifest(Protocol):
@@ -42,13 +40,12 @@ def read_device_file(bundle: Bundle, name: str, mend: str) -> dict[str, Any] | N
     except ValueError as failure:
         raise BundleFormatError(f"{path}: not JSON ({failure}); {mend}") from failure
     version = data.get("schema_version") if isinstance(data, dict) else None
-    unsealed_too = bundle.manifest.schema_version < SEALED_SINCE
-    if type(version) is not int or version not in (DEVICE_SCHEMA_VERSION, *((1,) if unsealed_too else ())):
+    if type(version) is not int or version != DEVICE_SCHEMA_VERSION:
         raise BundleFormatError(
             f"{path}: schema_version {str(version)[:80]!r}, expected {DEVICE_SCHEMA_VERSION}; use the nestforge "
             f"release that wrote it, or {mend}"
         )
-    return data if version == 1 else unsealed(raw, data, str(path), mend)
+    return unsealed(raw, data, str(path), mend)
 
 
 def read_record(

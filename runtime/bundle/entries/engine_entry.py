@@ -27,16 +27,16 @@ class ParityOutput:
     """Worst figures of one output over all parity cases.
 
     ``float32_max_abs`` and ``float32_rms`` are what PyTorch's own float32 differs by from the reference, at most and as
-    the root of the mean square; ``max_rms`` is the latter of the engine. Receipts before schema 6 lack the three.
+    the root of the mean square; ``max_rms`` is the latter of the engine.
     """
 
     name: str
     max_abs: float
     max_rel: float
     min_cosine: float
-    max_rms: float | None = None
-    float32_max_abs: float | None = None
-    float32_rms: float | None = None
+    max_rms: float
+    float32_max_abs: float
+    float32_rms: float
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ParityRouting:
     name: str
     made: int = field(metadata={"min": 0})
     differing: int = field(metadata={"min": 0})
-    worst_score_gap: float = field(metadata={"min": 0, "key": "worst_margin"})
+    worst_score_gap: float = field(metadata={"min": 0})
     shares: Mapping[str, float]
 
 
@@ -71,7 +71,7 @@ class ParityReceipt:
     graph_sha256: str
     weights_sha256: str
     difference_to_universal: float | None = None
-    routing: tuple[ParityRouting, ...] | None = field(default=None, metadata={"key": "decisions"})
+    routing: tuple[ParityRouting, ...] | None = None
     rms: float | None = None
 
 
@@ -108,9 +108,9 @@ class EngineEntry:
     parity: ParityReceipt | None = None
     segment: str | None = None
     weight_bytes: int | None = field(default=None, metadata={"min": 0})
-    routing: tuple[RoutingEntry, ...] | None = field(default=None, metadata={"key": "decisions"})
-    metadata: Mapping[str, int | str] | None = field(default=None, metadata={"key": "facts"})
-    variants: Mapping[str, str] | None = field(default=None, metadata={"key": "forms"})
+    routing: tuple[RoutingEntry, ...] | None = None
+    metadata: Mapping[str, int | str] | None = None
+    variants: Mapping[str, str] | None = None
     precision: Precision = "fp32"
     cache_heads: tuple[int, ...] | None = None
     capacity: int | None = field(default=None, metadata={"min": 2})

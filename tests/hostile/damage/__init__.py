@@ -28,7 +28,7 @@ from .subjects import (
     TokenizerSubject,
     Unprintable,
     bundle_files,
-    sealed_files,
+    calibrated_files,
 )
 
 # Of a message; paths in it are short here.
@@ -42,9 +42,9 @@ def open_driver(folder: Path) -> Callable[[int], Result]:
     for path in bundles:
         files = bundle_files(path)
         subjects += [BundleSubject(path.name, files), ForgedBundle(f"forged {path.name}", files)]
-    subjects += [BundleSubject(f"sealed {name}", sealed_files(GOLDEN / name)) for name in ("bundle-v2", "bundle-v5")]
+    subjects.append(BundleSubject("calibrated bundle-exits", calibrated_files(GOLDEN / "bundle-exits")))
     subjects += [CheckpointSubject(), ProfileSubject(), TokenizerSubject(bundles[0]), ArraysSubject()]
-    subjects += [IndexSubject(GOLDEN / "bundle-v7", folder), CalibrationSubject(GOLDEN / "bundle-v2")]
+    subjects += [IndexSubject(GOLDEN / "bundle-ranges", folder), CalibrationSubject(GOLDEN / "bundle-exits")]
     rooms = [Room(subject, folder / f"subject-{number}") for number, subject in enumerate(subjects)]
     return lambda seed: rooms[seed % len(rooms)].attempt(seed)
 

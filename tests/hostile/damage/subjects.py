@@ -11,15 +11,15 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from nestforge.runtime.bundle.manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, SCHEMA_VERSION, SEALED_SINCE
+from nestforge.runtime.bundle.manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME
 from nestforge.runtime.bundle.open_bundle import open_bundle
-from nestforge.runtime.bundle.seal import SEAL, sealed_json, to_json
+from nestforge.runtime.bundle.seal import SEAL, sealed_json
 from nestforge.runtime.exits.calibration import keep_policy
-from nestforge.strict import unstructure
 from support.exit_policies import policy
 
 from .changes import ChangeOf, damaged_bytes, damaged_framed_json, damaged_json, damaged_lines
@@ -86,9 +86,7 @@ class BundleSubject(Subject):
                 answers.append((task, [(name, _digest(array)) for name, array in sorted(answer.outputs.items())]))
             if model.bundle.manifest.generation is not None and way != "mapped":
                 answers.append(("generated", list(model.generate(_PROMPT, max_tokens=4, stop=[]).rows[0].tokens)))
-            has_seals = model.bundle.manifest.schema_version >= SEALED_SINCE
-            # In older schemas nothing vouches for what was measured.
-            fast = model.choose(1, 8, latency_ms=1e6).engine.id if has_seals else None
+            fast = model.choose(1, 8, latency_ms=1e6).engine.id
         run_command("inspect", str(folder))
         return answers, fast
 
@@ -126,24 +124,17 @@ def bundle_files(folder: Path) -> Files:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != REPORT_NAME}
 
 
-def sealed_files(folder: Path) -> Files:
-    """The bundle in ``folder`` as today's schema has it: sealed, and calibrated where it has exits."""
+def calibrated_files(folder: Path) -> Files:
+    """The bundle with exits in ``folder``, calibrated."""
     bundle = open_bundle(folder)
+    assert bundle.manifest.exits is not None
+    whole = max(bundle.manifest.submodels, key=lambda entry: entry.parameters)
+    exits = len(bundle.manifest.exits.segments)
+    found = replace(policy(), submodel=whole.id, engines=(bundle.manifest.engines[0].id,))
+    found = replace(found, thresholds=(0.9,) * (exits - 1), histogram=(1,) * exits)
     with TemporaryDirectory() as copy:
-        own = Path(copy)
-        for name, content in bundle_files(folder).items():
-            (own / name).write_bytes(content)
-        manifest = to_json(unstructure(replace(bundle.manifest, schema_version=SCHEMA_VERSION)))
-        (own / MANIFEST_NAME).write_bytes(manifest)
-        digest = hashlib.sha256(manifest).hexdigest()
-        build = replace(bundle.build, schema_version=SCHEMA_VERSION, manifest_sha256=digest)
-        (own / BUILD_NAME).write_bytes(sealed_json(unstructure(build)))
-        if bundle.manifest.exits is not None:
-            whole = max(bundle.manifest.submodels, key=lambda entry: entry.parameters)
-            exits = len(bundle.manifest.exits.segments)
-            found = replace(policy(), submodel=whole.id, engines=(bundle.manifest.engines[0].id,))
-            found = replace(found, thresholds=(0.9,) * (exits - 1), histogram=(1,) * exits)
-            keep_policy(open_bundle(own), found, default=True)
+        own = Path(copytree(folder, Path(copy, "own.bundle")))
+        keep_policy(open_bundle(own), found, default=True)
         return bundle_files(own)
 
 

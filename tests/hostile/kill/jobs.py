@@ -14,7 +14,7 @@ import numpy as np
 
 from .forks import command
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "bundle-v5"
+GOLDEN = Path(__file__).parents[2] / "golden" / "bundle-texts"
 _TEXTS = "hello world\nthe quick fox\n"
 # Different in every run.
 _OF_A_RUN = ("build.json", "report.md")

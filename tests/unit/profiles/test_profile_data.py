@@ -6,7 +6,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.errors import ProfileError
 from nestforge.profiles.budget import BudgetSpec
-from nestforge.profiles.profile_data import profile_data, profile_precisions, read_profile, recorded_profile
+from nestforge.profiles.profile_data import profile_data, profile_precisions, read_profile
 from nestforge.profiles.tensorrt_options import TensorRTOptions
 
 DATA: dict[str, Any] = {
@@ -55,30 +55,8 @@ def test_data_round_trip() -> None:
     profile = read_profile(
         {**DATA, "levels": {"ffn": [0.5, 1]}, "promotion_order": "up-down", "budgets": budgets}, "here"
     )
-    assert read_profile(profile_data(profile), "there") == profile == read_profile(recorded_profile(profile), "there")
+    assert read_profile(profile_data(profile), "there") == profile == read_profile(profile_data(profile), "there")
     assert profile_data(profile)["buckets"] == DATA["buckets"]
-
-
-def test_variants_were_called_forms() -> None:
-    wanted = {"moe.combine": "gather"}
-    profile = read_profile({**DATA, "variants": wanted}, "here")
-    assert read_profile({**DATA, "forms": wanted}, "here") == profile
-    assert "forms" not in profile_data(profile)
-    assert recorded_profile(profile)["forms"] == wanted
-    with pytest.raises(ProfileError, match=r"^here: forms and variants are one key; write variants alone$"):
-        read_profile({**DATA, "forms": wanted, "variants": wanted}, "here")
-
-
-def test_the_promotion_order_was_called_shape_and_is_in_manifests() -> None:
-    profile = read_profile({**DATA, "promotion_order": "up-down"}, "here")
-    assert read_profile({**DATA, "shape": "up-down"}, "here") == profile
-    plain, recorded = profile_data(profile), recorded_profile(profile)
-    assert (plain["promotion_order"], recorded["shape"]) == ("up-down", "up-down")
-    assert list(recorded) == ["shape" if key == "promotion_order" else key for key in plain]
-    with pytest.raises(
-        ProfileError, match=r"^here: shape and promotion_order are one key; write promotion_order alone$"
-    ):
-        read_profile({**DATA, "shape": "up-down", "promotion_order": "up-down"}, "here")
 
 
 def test_precisions_are_one_or_a_list_and_keep_their_order() -> None:

@@ -23,7 +23,7 @@ from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
-    SEALED_SINCE,
+    SCHEMA_VERSION,
     WEIGHTS_NAME,
     BudgetEntry,
     FileEntry,
@@ -34,7 +34,7 @@ from nestforge.runtime.bundle.manifest import (
     SubmodelEntry,
     TextEntry,
 )
-from nestforge.runtime.bundle.seal import sealed_json, to_json
+from nestforge.runtime.bundle.seal import sealed_json
 from nestforge.strict import unstructure
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -128,11 +128,11 @@ def make_tokenizer() -> str:
     return str(tokenizer.to_str())
 
 
-def make_manifest(buckets: Sequence[Bucket] = BUCKETS, schema_version: int = 1) -> Manifest:
+def make_manifest(buckets: Sequence[Bucket] = BUCKETS) -> Manifest:
     """The tiny bundle's manifest, its files not filled in yet."""
     tokens = ("batch", "sequence")
     return Manifest(
-        schema_version=schema_version,
+        schema_version=SCHEMA_VERSION,
         name="tiny",
         family="test",
         axes=(Axis("layers.0.ffn", FFN),),
@@ -195,10 +195,9 @@ def write_manifest(folder: Path, manifest: object) -> None:
     host = asdict(probe_host())
     engines = {engine["id"] for engine in data["engines"]}
     latencies = tuple(latency for latency in LATENCIES if latency.engine in engines)
-    version, digest = data["schema_version"], hashlib.sha256(raw).hexdigest()
-    record = BuildRecord(version, digest, "2026-11-21T00:00:00Z", (), host, {}, latencies)
-    write = sealed_json if version >= SEALED_SINCE else to_json
-    (folder / BUILD_NAME).write_bytes(write(unstructure(record)))
+    digest = hashlib.sha256(raw).hexdigest()
+    record = BuildRecord(data["schema_version"], digest, "2026-11-21T00:00:00Z", (), host, {}, {}, latencies)
+    (folder / BUILD_NAME).write_bytes(sealed_json(unstructure(record)))
 
 
 def write_tiny_bundle(folder: Path, manifest: Manifest) -> Path:
@@ -229,7 +228,7 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def range_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same network with one range, ``1..4x2..16``; shared by tests that only read it."""
-    return write_tiny_bundle(tmp_path_factory.mktemp("bundles") / "range.bundle", make_manifest([RANGE], 7))
+    return write_tiny_bundle(tmp_path_factory.mktemp("bundles") / "range.bundle", make_manifest([RANGE]))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 
@@ -14,11 +13,9 @@ from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.bundle.device_files.host_records import this_host
 from nestforge.runtime.bundle.device_files.measurements import HostMeasurement, keep_measurement
 from nestforge.runtime.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, write_plans
-from nestforge.runtime.bundle.manifest import MANIFEST_NAME
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import empty_calibration, write_calibration
 from nestforge.runtime.generation.draft_calibration import HostDrafts, keep_drafts
-from support.exit_bundles import write_exits_manifest
 from support.exit_policies import policy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -42,11 +39,10 @@ def test_a_full_check_refuses_one_changed_byte_in_any_file(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
     generating, tasks, exits = (tmp_path / name for name in ("generating", "tasks", "exits"))
-    shutil.copytree(GOLDEN / "bundle-v8", generating)
-    shutil.copytree(GOLDEN / "bundle-v16", tasks)
+    shutil.copytree(GOLDEN / "bundle-decoder", generating)
+    shutil.copytree(GOLDEN / "bundle-merged", tasks)
     shutil.copytree(exits_bundle, exits)
     with_drafts_and_plans(generating)
-    write_exits_manifest(exits, json.loads((exits / MANIFEST_NAME).read_bytes()) | {"schema_version": 6})
     bundle = open_bundle(exits)
     write_calibration(bundle, empty_calibration(bundle).with_policy(policy(), default=True))
     found = set()

@@ -12,20 +12,20 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.merged_tasks import merged_bytes
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-BUNDLE = GOLDEN / "bundle-v16"
+BUNDLE = GOLDEN / "bundle-merged"
 TEXT = "the quick brown fox"
 
 
 @pytest.mark.parametrize(
     ("bundle", "merge", "error", "said"),
     [
-        ("bundle-v16", "a", InputError, "merge: expected a list of tasks by name, got 'a'"),
-        ("bundle-v16", [1], InputError, r"merge: expected a list of tasks by name, got \[1\]"),
-        ("bundle-v16", 5, InputError, "merge: expected a list of tasks by name, got 5"),
-        ("bundle-v16", None, InputError, "merge: expected a list of tasks by name, got None"),
-        ("bundle-v16", ["b"], SelectionError, "merge: no task 'b' in bundle"),
-        ("bundle-v10", ["a"], SelectionError, "merge: no task 'a' in bundle"),
-        ("bundle-v13", ["both"], BundleIncompatibleError, "can be merged into; compile it with `mergeable=True`"),
+        ("bundle-merged", "a", InputError, "merge: expected a list of tasks by name, got 'a'"),
+        ("bundle-merged", [1], InputError, r"merge: expected a list of tasks by name, got \[1\]"),
+        ("bundle-merged", 5, InputError, "merge: expected a list of tasks by name, got 5"),
+        ("bundle-merged", None, InputError, "merge: expected a list of tasks by name, got None"),
+        ("bundle-merged", ["b"], SelectionError, "merge: no task 'b' in bundle"),
+        ("bundle-ranges", ["a"], SelectionError, "merge: no task 'a' in bundle"),
+        ("bundle-tasks", ["both"], BundleIncompatibleError, "can be merged into; compile it with `mergeable=True`"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(bundle: str, merge: object, error: type[NestforgeError], said: str) -> None:

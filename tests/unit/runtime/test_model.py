@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -143,8 +142,7 @@ def test_what_was_tried_and_seen_refuses_at_once(
     ids=["another", "unknown"],
 )
 def test_figures_of_another_host_are_named_so(own_bundle: Path, feeds: Feeds, host: dict[str, str], known: str) -> None:
-    record = json.loads((own_bundle / "build.json").read_bytes())
-    (own_bundle / "build.json").write_text(json.dumps({**record, "host": host}))
+    edit_sealed(own_bundle / "build.json", lambda record: record.update(host=host))
     with nestforge.load(own_bundle, threads=1) as model:
         assert model(feeds(1, 8), latency_ms=1).reason.startswith(known)
         assert model(feeds(2, 16), latency_ms=3).reason.startswith("predicted 3 ms <= 3 ms")

@@ -38,15 +38,14 @@ def routed(own_bundle: Path, edit_manifest: EditManifest) -> Path:
         sizes[path.name] = (len(raw), hashlib.sha256(raw).hexdigest())
 
     def edit(data: dict[str, Any]) -> None:
-        data["schema_version"] = 4
         for entry in data["files"]:
             if entry["path"] in sizes:
                 entry["bytes"], entry["sha256"] = sizes[entry["path"]]
         for engine in data["engines"]:
             bucket = engine["bucket"]
-            engine["decisions"] = [{"name": "largest.0", "shape": [bucket["batch"], bucket["sequence"]]}]
-            receipt = {"name": "largest.0", "made": 8, "differing": 0, "worst_margin": 0.0, "shares": {}}
-            engine["parity"]["decisions"] = [receipt]
+            engine["routing"] = [{"name": "largest.0", "shape": [bucket["batch"], bucket["sequence"]]}]
+            receipt = {"name": "largest.0", "made": 8, "differing": 0, "worst_score_gap": 0.0, "shares": {}}
+            engine["parity"]["routing"] = [receipt]
 
     edit_manifest(own_bundle, edit)
     return own_bundle
@@ -84,16 +83,6 @@ def test_an_answer_has_the_routes_of_its_whole_bucket(routed: Path, feeds: Calla
     np.testing.assert_array_equal(answer.routing["largest.0"][:, :5], answer.outputs["hidden"].argmax(-1))
 
 
-def test_the_former_names_are_taken_with_a_warning(routed: Path, feeds: Callable[..., Any]) -> None:
-    with nestforge.load(routed) as model:
-        with pytest.warns(DeprecationWarning, match=r"^decisions=True is called routing=True$"):
-            answer = model(feeds(1, 8), submodel="ffn16", decisions=True)
-        with pytest.warns(DeprecationWarning, match=r"^Answer\.decisions is called Answer\.routing$"):
-            assert answer.decisions is answer.routing
-    assert answer.routing is not None
-    assert answer.routing.keys() == {"largest.0"}
-
-
 def test_engines_without_routing_have_none_to_return(
     tiny_bundle: Path, exits_bundle: Path, feeds: Callable[..., Any]
 ) -> None:
@@ -114,7 +103,7 @@ def test_engines_without_routing_have_none_to_return(
 
 def test_an_engine_returns_the_routes_of_the_manifest(routed: Path, edit_manifest: EditManifest) -> None:
     def edit(data: dict[str, Any]) -> None:
-        data["engines"][0]["decisions"][0]["shape"] = [1, 9]
+        data["engines"][0]["routing"][0]["shape"] = [1, 9]
 
     edit_manifest(routed, edit)
     bundle = open_bundle(routed)
@@ -128,6 +117,6 @@ def test_an_engine_returns_the_routes_of_the_manifest(routed: Path, edit_manifes
 def test_segments_route_nothing(exits_bundle: Path) -> None:
     data = json.loads((exits_bundle / "manifest.json").read_bytes())
     segment = next(engine for engine in data["engines"] if "segment" in engine)
-    segment["decisions"] = [{"name": "routes.0", "shape": [1, 4]}]
-    with pytest.raises(BundleFormatError, match=r"m: engine .*: has decisions, which segments have not"):
+    segment["routing"] = [{"name": "routes.0", "shape": [1, 4]}]
+    with pytest.raises(BundleFormatError, match=r"m: engine .*: has routing, which segments have not"):
         read_manifest(json.dumps(data).encode(), "m")

@@ -18,7 +18,7 @@ from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.graphs.task_tensors import base_tensors, read_task_tensors
 from nestforge.runtime.tasks import bytes_of_tasks
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "bundle-v13"
+GOLDEN = Path(__file__).parents[2] / "golden" / "bundle-tasks"
 IDS = np.arange(12, dtype=np.int64).reshape(1, 12)
 FEEDS = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
 QUARTER = "ffn24-coda.reduction4"
@@ -69,7 +69,10 @@ def test_a_task_is_chosen_among_its_own_engines() -> None:
         assert "task quarter" in repr(model(FEEDS, task="quarter"))
         with pytest.raises(InputError, match="task: expected a name, got 3"):
             model(FEEDS, task=3)  # type: ignore[arg-type]
-    with nestforge.load(Path(GOLDEN).with_name("bundle-v10")) as model, pytest.raises(SelectionError, match="no task"):
+    with (
+        nestforge.load(Path(GOLDEN).with_name("bundle-ranges")) as model,
+        pytest.raises(SelectionError, match="no task"),
+    ):
         model("a text", task="both")
 
 
@@ -93,7 +96,7 @@ def test_tasks_count_under_a_cap() -> None:
         nestforge.load(GOLDEN, memory_mb=taken / 2)
     with pytest.raises(SelectionError, match=r"^memory_mb=0\.009, 0\.0 MB of it the bundle's tasks: no engine fits"):
         nestforge.load(GOLDEN, memory_mb=0.009)
-    plain = Path(GOLDEN).with_name("bundle-v10")
+    plain = Path(GOLDEN).with_name("bundle-ranges")
     assert bytes_of_tasks(open_bundle(plain), 5, 0) == 0
 
 

@@ -9,21 +9,19 @@ from pathlib import Path
 
 import nestforge
 import pytest
-from nestforge.errors import BundleCorruptError, BundleError
-from nestforge.runtime.bundle.manifest import BUILD_NAME, CALIBRATION_NAME, MANIFEST_NAME, REPORT_NAME
+from nestforge.errors import BundleCorruptError
+from nestforge.runtime.bundle.manifest import BUILD_NAME, CALIBRATION_NAME, REPORT_NAME
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import empty_calibration, read_calibration, write_calibration
 from nestforge.runtime.verify_bytes import verify_bytes
-from support.exit_bundles import write_exits_manifest
 from support.exit_policies import policy
 from support.sealing import edit_sealed
 
 
 @pytest.fixture
 def calibrated(exits_bundle: Path, tmp_path: Path) -> Path:
-    """A bundle of schema 6 with one policy."""
+    """A bundle with one policy."""
     folder = Path(shutil.copytree(exits_bundle, tmp_path / "own.bundle"))
-    write_exits_manifest(folder, json.loads((folder / MANIFEST_NAME).read_bytes()) | {"schema_version": 6})
     bundle = open_bundle(folder)
     write_calibration(bundle, empty_calibration(bundle).with_policy(policy(), default=True))
     return folder
@@ -44,20 +42,6 @@ def test_one_digit_of_a_threshold(calibrated: Path) -> None:
     for opens in (verify_bytes, nestforge.load):
         with pytest.raises(BundleCorruptError, match=r"calibration\.json: its seal is not that of its content; remove"):
             opens(calibrated)
-
-
-def test_a_calibration_of_the_first_schema_has_no_seal_and_is_of_older_bundles(
-    calibrated: Path, exits_bundle: Path, tmp_path: Path
-) -> None:
-    data = json.loads((calibrated / CALIBRATION_NAME).read_bytes())
-    old = Path(shutil.copytree(exits_bundle, tmp_path / "old.bundle"))
-    del data["seal"]
-    data |= {"schema_version": 1, "manifest_sha256": open_bundle(old).build.manifest_sha256}
-    (old / CALIBRATION_NAME).write_text(json.dumps(data))
-    assert read_calibration(open_bundle(old)) is not None
-    (calibrated / CALIBRATION_NAME).write_text(json.dumps(data))
-    with pytest.raises(BundleError, match="schema_version '1', expected 2"):
-        read_calibration(open_bundle(calibrated))
 
 
 def test_the_report_is_compared_and_never_needed(calibrated: Path) -> None:

@@ -20,11 +20,11 @@ def test_load(name: str) -> None:
         if (name, wrong) in (("threads", True), ("memory_mb", 10**30)) or (name == "memory_mb" and wrong in (5, 1.5)):
             continue
         with pytest.raises(nestforge.NestforgeError):
-            nestforge.load(**{"path": GOLDEN / "bundle-v16", name: wrong}).close()
+            nestforge.load(**{"path": GOLDEN / "bundle-merged", name: wrong}).close()
 
 
 def test_texts_and_tokens() -> None:
-    with nestforge.load(GOLDEN / "bundle-v11") as model:
+    with nestforge.load(GOLDEN / "bundle-fewer-heads") as model:
         calls: tuple[Callable[[Any], object], ...] = (
             model,
             model.token_counts,

@@ -41,7 +41,7 @@ def test_facts_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_reads_dataclasses_and_is_null_where_a_number_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"bucket": Bucket(1, 128)})
     assert json.loads(capsys.readouterr().out) == {"bucket": {"batch": 1, "sequence": 128}}
-    figures = ParityOutput("logits", inf, nan, -1.0)
+    figures = ParityOutput("logits", inf, nan, -1.0, nan, 0.0, 0.0)
     print_json({"outputs": (figures,), "least": -inf})
     assert json.loads(capsys.readouterr().out) == {
         "outputs": [{"name": "logits", "max_abs": None, "max_rel": None, "min_cosine": -1.0}],

@@ -23,7 +23,7 @@ TEXTS = ["a fox", "the dog", "a fox and a dog", "the lazy dog", "the fox is lazy
 @pytest.fixture
 def encoder(tmp_path: Path) -> Path:
     """A bundle with an embedding, a tokenizer and two submodels."""
-    return Path(shutil.copytree(GOLDEN / "bundle-v6", tmp_path / "encoder.bundle"))
+    return Path(shutil.copytree(GOLDEN / "bundle-texts", tmp_path / "encoder.bundle"))
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from nestforge.tools import traffic_bench
 from nestforge.tools.traffic_bench import Band, bench_traffic, lengths_of
 from support.exit_bundles import write_exits_bundle
 
-GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "bundle-v6"  # one bucket, 1x16, and texts of 14 tokens
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "bundle-texts"  # one bucket, 1x16, and texts of 14 tokens
 
 
 @pytest.fixture

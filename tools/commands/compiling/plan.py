@@ -105,7 +105,7 @@ def command(
     variants_got = variant_views(source, [source.spec.parse(candidate.id) for candidate in made.candidates], device)
     cache = cache_of(source, device)
     if as_json:
-        print_json({**unstructure(made), "forms": unstructure(variants_got), "cache": unstructure(cache)})
+        print_json({**unstructure(made), "variants": unstructure(variants_got), "cache": unstructure(cache)})
     else:
         _print_plan(made, variants_got, device.precisions, cache)
 

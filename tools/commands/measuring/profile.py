@@ -9,7 +9,7 @@ import click
 from ....profiles.host_load import load_warning
 from ....profiles.load_profile import dump_profile
 from ....profiles.probe_host import measured_profile
-from ....profiles.profile_data import recorded_profile
+from ....profiles.profile_data import profile_data
 from ....whole_file import require_new, write_whole
 from ...console import print_json, say, working
 from ...options import json_option, overwrite_option
@@ -37,6 +37,6 @@ def command(output: Path | None, overwrite: bool, force: bool, as_json: bool) ->
         write_whole(output, lambda stream: stream.write(text.encode()), "the profile", new=not overwrite)
         say(f"wrote {output}", err=True)
     if as_json:
-        print_json(recorded_profile(profile))
+        print_json(profile_data(profile))
     elif output is None:
         click.echo(dump_profile(profile), nl=False)

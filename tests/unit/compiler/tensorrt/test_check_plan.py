@@ -15,7 +15,7 @@ from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.inputs.arrays import Array
 
-GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "bundle-v4"
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "bundle-experts"
 
 
 class Plan(OnnxRuntimeRunner):

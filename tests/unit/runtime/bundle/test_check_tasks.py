@@ -17,7 +17,7 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.bundle.read_manifest import read_manifest
 from nestforge.runtime.bundle.seal import sealed_json
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-v13"
+GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-tasks"
 Edit = Callable[[dict[str, Any]], object]
 
 
@@ -93,7 +93,7 @@ def test_a_name_that_differs_in_case_alone_is_taken() -> None:
 
 def test_engines_that_tasks_are_merged_into_stand_beside_all_others() -> None:
     """And are judged as the engines of a bundle of their own."""
-    data = json.loads((GOLDEN.with_name("bundle-v16") / "manifest.json").read_text())
+    data = json.loads((GOLDEN.with_name("bundle-merged") / "manifest.json").read_text())
     for edit, said in (
         (lambda merged: merged.pop(), "tasks: merged; expected one for every engine that takes tasks"),
         (lambda merged: merged[0].update(segment="cached"), "tasks: merged; expected one for every engine"),

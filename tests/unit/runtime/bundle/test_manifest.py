@@ -14,7 +14,7 @@ from nestforge.elastic import Axis
 from nestforge.errors import BundleFormatError, SelectionError
 from nestforge.runtime.bundle.entries.engine_entry import ParityRouting, RoutingEntry
 from nestforge.runtime.bundle.entries.tensor_spec import DTYPES, TensorSpec
-from nestforge.runtime.bundle.manifest import FileEntry, Manifest, Quality, Ranking
+from nestforge.runtime.bundle.manifest import FileEntry, Manifest, Quality
 from nestforge.runtime.bundle.read_manifest import MAX_JSON_BYTES, is_plain_name, read_manifest
 from nestforge.strict import unstructure
 
@@ -60,22 +60,8 @@ def values(data: dict[str, Any], new: dict[str, list[int]]) -> None:
     data["submodels"][0]["values"] = new
 
 
-OLD_QUALITY = {"texts": 40, "mean_cosine": 0.5, "recall_at_10": 0.25, "data_sha256": "0" * 64}
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_an_older_schema_says_the_same_in_todays_words(data: dict[str, Any], version: int) -> None:
-    data.update(schema_version=version, ranking={"method": "taylor", "data_sha256": "1" * 64, "texts": 128})
-    data["submodels"][0]["quality"] = dict(OLD_QUALITY)
-    manifest = read(data)
-    assert manifest.ranking == Ranking("taylor", "1" * 64, 128)
-    figures = {"mean_cosine": 0.5, "recall_at_10": 0.25}
-    assert [entry.quality for entry in manifest.submodels] == [Quality(40, figures, "0" * 64), None]
-
-
 def test_figures_and_roles_are_read_back(data: dict[str, Any]) -> None:
     quality = {"samples": 40, "figures": {"token_agreement": 1, "new_one": 2.5}, "data_sha256": "0" * 64}
-    data["schema_version"] = 3
     data["submodels"][0]["quality"] = {**quality, "positions": 100}
     data["outputs"][0]["role"] = "next_tokens"
     manifest = read(data)
@@ -84,13 +70,12 @@ def test_figures_and_roles_are_read_back(data: dict[str, Any]) -> None:
     assert unstructure(manifest) == data
 
 
-def quality(data: dict[str, Any], version: int, **fields: object) -> None:
-    data["schema_version"] = version
+def quality(data: dict[str, Any], **fields: object) -> None:
     data["submodels"][0]["quality"] = fields
 
 
 def test_routing_metadata_and_variants_are_read_back(data: dict[str, Any]) -> None:
-    assert not {"decisions", "facts", "forms"} & data["engines"][0].keys(), "written only where there is something"
+    assert not {"routing", "metadata", "variants"} & data["engines"][0].keys(), "written only where there is something"
     routing(data)
     manifest = read(data)
     assert unstructure(manifest) == data
@@ -109,35 +94,34 @@ def test_routing_metadata_and_variants_are_read_back(data: dict[str, Any]) -> No
 def routing(data: dict[str, Any], **changes: object) -> None:
     """Gives the first engine two tensors of routes and a receipt of them."""
     names = ("routes.1", "routes.2")
-    receipt = {"made": 20, "differing": 1, "worst_margin": 2e-7, "shares": {"tokens_dropped": 0.25}}
-    data["schema_version"] = 4
+    receipt = {"made": 20, "differing": 1, "worst_score_gap": 2e-7, "shares": {"tokens_dropped": 0.25}}
     data["engines"][0] = engine = json.loads(json.dumps(data["engines"][0]))  # receipts are shared
-    engine["decisions"] = [{"name": name, "shape": [1, 4]} for name in names]
-    engine["facts"] = {"capacity": 4, "router": "experts_choose"}
-    engine["forms"] = {"moe.combine": "gather"}
-    engine["parity"]["decisions"] = [{"name": name, **receipt} for name in names]
+    engine["routing"] = [{"name": name, "shape": [1, 4]} for name in names]
+    engine["metadata"] = {"capacity": 4, "router": "experts_choose"}
+    engine["variants"] = {"moe.combine": "gather"}
+    engine["parity"]["routing"] = [{"name": name, **receipt} for name in names]
     engine.update(changes)
 
 
 def judged(data: dict[str, Any], **changes: object) -> None:
     routing(data)
-    data["engines"][0]["parity"]["decisions"][0].update(changes)
+    data["engines"][0]["parity"]["routing"][0].update(changes)
 
 
 Edit = Callable[[dict[str, Any]], object]
 REFUSED: list[tuple[str, Edit, str]] = [
     (
         "newer schema",
-        lambda d: d.update(schema_version=18),
-        "schema_version '18', expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17",
+        lambda d: d.update(schema_version=2),
+        "schema_version '2', expected 1; open it",
     ),
     (
         "range that falls",
         lambda d: d["engines"][0]["bucket"].update(min_sequence=d["engines"][0]["bucket"]["sequence"]),
         "expected one that rises from 1 or more",
     ),
-    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected one of 1, 2, 3, 4, 5, 6, 7, 8"),
-    ("schema is true", lambda d: d.update(schema_version=True), "schema_version: expected a whole number"),
+    ("no schema", lambda d: d.pop("schema_version"), "schema_version 'None', expected 1"),
+    ("schema is true", lambda d: d.update(schema_version=True), "schema_version 'True', expected 1"),
     ("unknown key", lambda d: d.update(engine=[]), "unknown key 'engine'; did you mean 'engines'?"),
     ("missing key", lambda d: d.pop("budgets"), "missing key 'budgets'"),
     ("escape up", lambda d: d["files"][0].update(path="../weights"), "'../weights' may leave the bundle"),
@@ -213,26 +197,20 @@ REFUSED: list[tuple[str, Edit, str]] = [
         (f"negative {name}", lambda d, name=name: d["engines"][0].update({name: -5}), f"{name}: expected at least 0")
         for name in ("private_bytes", "flops", "moved_bytes", "activation_bytes")
     ),
-    ("old quality in a new schema", lambda d: quality(d, 3, **OLD_QUALITY), "quality: unknown key 'texts'"),
-    (
-        "new quality in an old schema",
-        lambda d: quality(d, 2, samples=4, figures={}, data_sha256="0" * 64),
-        "submodels[0]: quality: unknown key 'samples'",
-    ),
-    ("half a quality", lambda d: quality(d, 2, texts=4), "quality: missing key 'mean_cosine'"),
+    ("half a quality", lambda d: quality(d, samples=4), "quality: missing key 'figures'"),
     (
         "figure that is no number",
-        lambda d: quality(d, 3, samples=4, figures={"loss": "low"}, data_sha256="0" * 64),
+        lambda d: quality(d, samples=4, figures={"loss": "low"}, data_sha256="0" * 64),
         "figures.loss: expected a number, got str 'low'",
     ),
     (
         "figure that is no name",
-        lambda d: quality(d, 3, samples=4, figures={"Loss\n": 1}, data_sha256="0" * 64),
+        lambda d: quality(d, samples=4, figures={"Loss\n": 1}, data_sha256="0" * 64),
         "submodel ffn16: figure 'Loss\\n'; expected a name such as mean_cosine",
     ),
     (
         "quality of nothing",
-        lambda d: quality(d, 3, samples=0, figures={}, data_sha256="0" * 64),
+        lambda d: quality(d, samples=0, figures={}, data_sha256="0" * 64),
         "samples: expected at least 1, got 0",
     ),
     ("unknown role", lambda d: d["outputs"][0].update(role="token"), "role: got 'token'; did you mean 'tokens'?"),
@@ -240,38 +218,38 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("role that cannot be", lambda d: d["outputs"][1].update(role="tokens"), "cannot have role 'tokens'"),
     (
         "decision that stands twice",
-        lambda d: routing(d, decisions=[{"name": "routes.1", "shape": [4]}] * 2),
+        lambda d: routing(d, routing=[{"name": "routes.1", "shape": [4]}] * 2),
         "engine ffn16@b1-s8: tensor 'routes.1' stands twice",
     ),
     (
         "decision called like an output",
-        lambda d: routing(d, decisions=[{"name": "hidden", "shape": [4]}]),
+        lambda d: routing(d, routing=[{"name": "hidden", "shape": [4]}]),
         "engine ffn16@b1-s8: tensor 'hidden' stands twice",
     ),
     (
         "decision of no size",
-        lambda d: routing(d, decisions=[{"name": "routes.1", "shape": [1, 0]}]),
-        "engine ffn16@b1-s8: decision routes.1: shape [1, 0]; expected positive numbers",
+        lambda d: routing(d, routing=[{"name": "routes.1", "shape": [1, 0]}]),
+        "engine ffn16@b1-s8: route routes.1: shape [1, 0]; expected positive numbers",
     ),
     (
         "decision without a receipt",
         lambda d: routing(d, parity=d["engines"][1]["parity"]),
-        "engine ffn16@b1-s8: receipt of decisions []; it returns ['routes.1', 'routes.2']",
+        "engine ffn16@b1-s8: receipt of routes []; it returns ['routes.1', 'routes.2']",
     ),
     (
         "receipt of no decision",
-        lambda d: routing(d, decisions=None),
-        "engine ffn16@b1-s8: receipt of decisions ['routes.1', 'routes.2']; it returns []",
+        lambda d: routing(d, routing=None),
+        "engine ffn16@b1-s8: receipt of routes ['routes.1', 'routes.2']; it returns []",
     ),
     (
         "more that differ than were made",
         lambda d: judged(d, differing=21),
-        "engine ffn16@b1-s8: decision routes.1: 21 of 20 differ",
+        "engine ffn16@b1-s8: route routes.1: 21 of 20 differ",
     ),
-    ("negative margin", lambda d: judged(d, worst_margin=-1.0), "worst_margin: expected at least 0, got -1.0"),
+    ("negative margin", lambda d: judged(d, worst_score_gap=-1.0), "worst_score_gap: expected at least 0, got -1.0"),
     ("share that is no number", lambda d: judged(d, shares={"x": "low"}), "shares.x: expected a number, got str"),
-    ("fact that is no word", lambda d: routing(d, facts={"capacity": 1.5}), "facts.capacity: expected"),
-    ("form that is no word", lambda d: routing(d, forms={"mixing": 1}), "forms.mixing: expected text, got int 1"),
+    ("fact that is no word", lambda d: routing(d, metadata={"capacity": 1.5}), "metadata.capacity: expected"),
+    ("form that is no word", lambda d: routing(d, variants={"mixing": 1}), "variants.mixing: expected text, got int 1"),
     ("no engine", lambda d: d.update(engines=[]), "expected at least one engine"),
 ]
 

@@ -21,7 +21,7 @@ LARGE, SMALL = "ffn32.cached@b1_64-s1_40", "ffn8.cached@b1_64-s1_40"
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
-    return open_bundle(shutil.copytree(GOLDEN / "bundle-v8", tmp_path / "lm.bundle"))
+    return open_bundle(shutil.copytree(GOLDEN / "bundle-decoder", tmp_path / "lm.bundle"))
 
 
 def test_every_draft_is_judged_and_every_run_timed(bundle: Bundle) -> None:
@@ -83,4 +83,4 @@ def test_what_cannot_be_calibrated_is_refused(bundle: Bundle) -> None:
     with pytest.raises(SelectionError, match="no submodel 'ffn7'"):
         calibrate_drafts(bundle, submodel="ffn7")
     with pytest.raises(InputError, match="has no engines that generate, so no drafts to calibrate"):
-        calibrate_drafts(open_bundle(GOLDEN / "bundle-v2"))
+        calibrate_drafts(open_bundle(GOLDEN / "bundle-exits"))

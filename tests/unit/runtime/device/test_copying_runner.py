@@ -15,7 +15,7 @@ from nestforge.runtime.device.layout import Layout
 from nestforge.runtime.inputs.arrays import Array
 from nestforge.runtime.inputs.feeds import random_feeds
 
-GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "bundle-v7"  # engines of the range 1..4x1..16
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "bundle-ranges"  # engines of the range 1..4x1..16
 
 
 class CountingRunner(CopyingRunner):

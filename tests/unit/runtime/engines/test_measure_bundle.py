@@ -91,7 +91,7 @@ def test_where_the_system_does_not_say_how_busy_it_is_engines_are_measured(
 
 
 def test_engines_that_tasks_are_merged_into_are_measured_too() -> None:
-    bundle = open_bundle(GOLDEN / "bundle-v16")
+    bundle = open_bundle(GOLDEN / "bundle-merged")
     found = measure_bundle(bundle, silent, threads=1)
     assert [each.engine for each in found.measurement.engines] == [one.id for one in bundle.manifest.timed_engines]
     assert {each.residency for each in found.measurement.engines} == {"packed"}

@@ -20,7 +20,7 @@ PER_LAYER = {"to1": 10, "to2": 10, "to4": 20}  # MB
 
 
 def bundle_of(manifest: Manifest) -> Bundle:
-    return Bundle(Path("b"), manifest, BuildRecord(2, "", "", (), {}, {}, ()))
+    return Bundle(Path("b"), manifest, BuildRecord(1, "", "", (), {}, {}, {}, ()))
 
 
 @pytest.fixture

@@ -78,8 +78,8 @@ def test_names_that_would_read_as_something_else(name: str) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda data: data.update(schema_version=3), "schema_version '3', expected 2; use the nestforge release"),
-        (lambda data: data.update(schema_version=True), "schema_version 'True', expected 2"),
+        (lambda data: data.update(schema_version=3), "schema_version '3', expected 1; use the nestforge release"),
+        (lambda data: data.update(schema_version=True), "schema_version 'True', expected 1"),
         (lambda data: data.update(polices=[]), "unknown key 'polices'; did you mean 'policies'?"),
         (lambda data: data["policies"][0].pop("budget"), "policies[0]: missing key 'budget'"),
         (lambda data: data["policies"][0].update(compare=">"), "policies[0]: compare: got '>'"),
@@ -146,7 +146,7 @@ def test_a_write_that_fails_leaves_the_old_calibration(bundle: Bundle, monkeypat
 
 
 def test_an_empty_calibration_names_its_bundle(bundle: Bundle) -> None:
-    assert empty_calibration(bundle) == Calibration(2, bundle.build.manifest_sha256, {}, ())
+    assert empty_calibration(bundle) == Calibration(1, bundle.build.manifest_sha256, {}, ())
 
 
 def test_policies_that_others_kept_meanwhile_stay(bundle: Bundle) -> None:

@@ -33,7 +33,7 @@ BOARD = replace(HERE, host=MeasuredHost("Cortex-A76", "aarch64", 4, "1.23.0"), t
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
-    return open_bundle(shutil.copytree(GOLDEN / "bundle-v8", tmp_path / "lm.bundle"))
+    return open_bundle(shutil.copytree(GOLDEN / "bundle-decoder", tmp_path / "lm.bundle"))
 
 
 def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
@@ -89,6 +89,6 @@ def test_a_change_behind_the_seal_is_refused(bundle: Bundle) -> None:
     path.write_text(path.read_text().replace("14.0", "15.0"))
     with pytest.raises(BundleCorruptError, match="its seal is not that of its content"):
         read_drafts(bundle)
-    path.write_text(json.dumps({"schema_version": 2}))
+    path.write_text(json.dumps({"schema_version": 1}))
     with pytest.raises(BundleCorruptError, match="has no seal at its end"):
         read_drafts(bundle)

@@ -14,7 +14,7 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.graphs.initializers import Initializer
 from nestforge.runtime.graphs.merged_weights import merged_weights
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-v16"
+GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-merged"
 RNG = np.random.default_rng(0)
 A, B = RNG.standard_normal((2, 6), np.float32), RNG.standard_normal((5, 2), np.float32)
 W = (RNG.standard_normal((5, 6)) * 1e-3).astype(np.float32)

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 def cover(data: dict[str, Any]) -> None:
     """Gives every engine of a manifest's JSON a receipt about its own file, the weight store and both outputs."""
     hashes = {entry["path"]: entry["sha256"] for entry in data["files"]}
-    figures = {"max_abs": 0.0, "max_rel": 0.0, "min_cosine": 1.0}
+    figures = dict.fromkeys(("max_abs", "max_rel", "max_rms", "float32_max_abs", "float32_rms"), 0.0) | {
+        "min_cosine": 1.0
+    }
     for engine in data["engines"]:
         engine["parity"] |= {
             "graph_sha256": hashes[engine["file"]],

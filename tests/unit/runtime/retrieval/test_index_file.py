@@ -24,7 +24,7 @@ def made(entries: tuple[str, ...] | None, labels: bool = False) -> Index:
     rows = np.random.default_rng(count).standard_normal((count, 5))
     vectors = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
     identity = IndexIdentity(
-        schema_version=2,
+        schema_version=1,
         model="m",
         weights_sha256="0" * 64,
         configuration=(),
@@ -126,7 +126,7 @@ def raw(text: bytes) -> Any:
         (put(identity=raw(b"{")), "identity: not JSON"),
         (put(identity=raw(b'{"rows": NaN}')), "identity: not JSON (NaN is not a JSON number)"),
         (put(identity=np.zeros(2**20 + 1, np.uint8)), "not an index of `nestforge index`"),
-        (edit_identity(schema_version=3), "schema_version '3', expected one of 1, 2"),
+        (edit_identity(schema_version=3), "schema_version '3', expected 1"),
         (edit_identity(similarity="euclidean"), "identity: similarity: got 'euclidean'"),
         (edit_identity(normalisation="none"), "identity: normalisation: got 'none'"),
         (edit_identity(ties="random"), "identity: ties: got 'random'"),

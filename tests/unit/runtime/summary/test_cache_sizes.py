@@ -23,14 +23,14 @@ def test_behind_a_window_the_capacity_takes_nothing() -> None:
 
 
 def test_a_bundle_states_what_its_caches_take() -> None:
-    bundle = open_bundle(GOLDEN / "bundle-v12")
+    bundle = open_bundle(GOLDEN / "bundle-windows")
     assert sizes_of(bundle.manifest.generation) == (CacheSize(560, 4 * 2 * 2 * 8 * (560 + 520)),)
     assert dict(bundle_facts(bundle.manifest, bundle.build))["cache of a row"] == "0.1 MB of 560 tokens"
-    silent = open_bundle(GOLDEN / "bundle-v1")
+    silent = open_bundle(GOLDEN / "bundle-ranges")
     assert "cache of a row" not in dict(bundle_facts(silent.manifest, silent.build))
 
 
 def test_caches_of_one_size_are_stated_by_it() -> None:
     token = 4 * 2 * 4 * 8
-    generation = open_bundle(GOLDEN / "bundle-v14").manifest.generation
+    generation = open_bundle(GOLDEN / "bundle-tensorrt").manifest.generation
     assert sizes_of(generation) == (CacheSize(24, 24 * token), CacheSize(48, 48 * token))

@@ -15,7 +15,7 @@ from nestforge.runtime.summary.tables import (
     submodel_table,
 )
 
-RECORD = BuildRecord(1, "0" * 64, "2026-11-21T00:00:00Z", (), {}, {}, ())
+RECORD = BuildRecord(1, "0" * 64, "2026-11-21T00:00:00Z", (), {}, {}, {}, ())
 
 
 def test_an_engine_says_why_it_was_traced(manifest: Manifest) -> None:
@@ -94,4 +94,4 @@ def test_stages_with_what_they_took_on_the_wall_and_of_the_processor() -> None:
     table = stage_table(record)
     assert table.columns == ["stage", "seconds", "CPU seconds"]
     assert table.rows == [["load", "1.3", "2.0"], ["trace", "10.0", "12.3"], ["all", "11.3", "14.3"]]
-    assert stage_table(replace(record, cpu_seconds=None)).rows == [["load", "1.3", "-"], ["trace", "10.0", "-"]]
+    assert stage_table(replace(record, cpu_seconds={})).rows == [["load", "1.3", "-"], ["trace", "10.0", "-"]]

@@ -17,7 +17,7 @@ from nestforge.compiler import compile as compile_module
 from nestforge.compiler import verify as verify_module
 from nestforge.compiler.verify import EngineVerdict, VerifyReport
 from nestforge.profiles.load_profile import load_profile
-from nestforge.profiles.profile_data import recorded_profile
+from nestforge.profiles.profile_data import profile_data
 from nestforge.runtime.bundle.entries.engine_entry import ParityOutput
 from nestforge.runtime.bundle.manifest import SCHEMA_VERSION
 from nestforge.runtime.bundle.open_bundle import open_bundle
@@ -190,7 +190,7 @@ def test_verify(compiled: Any, tmp_path: Path) -> None:
 def test_verify_shows_engines_whose_figures_are_not_finite(
     compiled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    broken = (ParityOutput("logits", inf, inf, -1.0),)
+    broken = (ParityOutput("logits", inf, inf, -1.0, inf, 0.0, 0.0),)
     verdicts = (EngineVerdict("a", broken, "output logits differs"), EngineVerdict("b", (), "no answer"))
     report = VerifyReport("x", 1, 2, "model", verdicts)
     monkeypatch.setattr(verify_module, "verify_bundle", lambda *_: report)
@@ -202,7 +202,17 @@ def test_verify_shows_engines_whose_figures_are_not_finite(
     as_json = nestforge(*arguments, "--json")
     assert as_json.exit_code == 1
     assert [engine["outputs"] for engine in json.loads(as_json.stdout)["engines"]] == [
-        [{"name": "logits", "max_abs": None, "max_rel": None, "min_cosine": -1.0}],
+        [
+            {
+                "name": "logits",
+                "max_abs": None,
+                "max_rel": None,
+                "min_cosine": -1.0,
+                "max_rms": None,
+                "float32_max_abs": 0.0,
+                "float32_rms": 0.0,
+            }
+        ],
         [],
     ]
 
@@ -315,7 +325,7 @@ def test_profile_is_what_the_option_accepts(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "my.yaml"
     data = json_of("profile", "--force", "--output", path)
     assert data["name"] == "host-cpu"
-    assert recorded_profile(load_profile(path)) == data
+    assert profile_data(load_profile(path)) == data
     assert error_of("profile", "--output", path) == f"{path}: exists already; choose another file or `--overwrite`"
 
 

@@ -61,14 +61,14 @@ def test_there_are_not_more_hosts_than_can_be_read(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_the_types_do_not_say() -> None:
-    assert list(record_problems(2, [Record(BOARD, 4), Record(BOARD, 2)])) == []
+    assert list(record_problems(1, [Record(BOARD, 4), Record(BOARD, 2)])) == []
     long = Record(replace(LAPTOP, gpu="x" * 201), 4)
-    assert list(record_problems(1, [Record(BOARD, 4), long, long])) == [
-        "schema_version 1, expected 2",
+    assert list(record_problems(2, [Record(BOARD, 4), long, long])) == [
+        "schema_version 2, expected 1",
         "a host with its number of threads stands twice",
         "hosts[1]: a name of more than 200 characters",
         "hosts[2]: a name of more than 200 characters",
     ]
-    assert list(record_problems(2, [Record(BOARD, count) for count in range(1, 66)])) == [
+    assert list(record_problems(1, [Record(BOARD, count) for count in range(1, 66)])) == [
         "65 hosts, expected at most 64"
     ]

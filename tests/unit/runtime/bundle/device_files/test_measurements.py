@@ -98,7 +98,7 @@ def point(**changes: Any) -> Callable[[dict[str, Any]], object]:
 DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another version": (
         lambda data: data.update(schema_version=3),
-        "schema_version '3', expected 2; use the nes",
+        "schema_version '3', expected 1; use the nes",
     ),
     "unknown key": (lambda data: data.update(host=1), "unknown key 'host'; did you mean 'hosts'?"),
     "no hosts": (lambda data: data.pop("hosts"), "missing key 'hosts'"),
@@ -154,8 +154,8 @@ def test_beside_a_bundle_without_seals_it_has_one_all_the_same(bundle: Bundle) -
     path = bundle.path / MEASUREMENTS_NAME
     data = json.loads(path.read_bytes())
     del data["seal"]
-    path.write_text(json.dumps({**data, "schema_version": 1}))
-    with pytest.raises(BundleFormatError, match="schema_version 1, expected 2; remove it"):
+    path.write_text(json.dumps({**data, "schema_version": 2}))
+    with pytest.raises(BundleFormatError, match="schema_version '2', expected 1; use the nestforge release"):
         read_measurements(bundle)
 
 

@@ -14,7 +14,7 @@ from nestforge.runtime.bundle.device_files.task_index import keep_task, read_tas
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from support.nobody import needs_root, nobody
 
-GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-v13"
+GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-tasks"
 
 
 @pytest.mark.parametrize(("stopped_at", "is_listed"), [(1, False), (2, True)])

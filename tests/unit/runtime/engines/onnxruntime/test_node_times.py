@@ -45,7 +45,7 @@ def test_the_nodes_of_an_engine_are_those_of_its_graph(tiny_bundle: Path) -> Non
 
 
 def test_an_engine_that_takes_tensors_of_a_task_has_those_of_the_base() -> None:
-    bundle = open_bundle(GOLDEN / "bundle-v13")
+    bundle = open_bundle(GOLDEN / "bundle-tasks")
     engine = bundle.manifest.engines[-1]
     assert node_times(bundle, engine, 1, 0.0, engine.bucket)[0] == 20
 

@@ -26,6 +26,7 @@ from nestforge.runtime.bundle.device_files.plan_index import (
 )
 from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.bundle.private_files import KEY_VARIABLE, plan_key, private_folder
+from nestforge.runtime.bundle.seal import sealed_json
 from nestforge.runtime.engines.tensorrt.available import require_tensorrt, tensorrt_problem
 from support.sealing import edit_sealed
 
@@ -85,11 +86,11 @@ def test_a_new_plan_replaces_that_of_the_same_engine_and_device(bundle: Bundle) 
     ("text", "message"),
     [
         ("{", "not JSON"),
-        ("[]", "schema_version 'None', expected 2"),
-        ('{"schema_version": 3, "plans": []}', "schema_version '3', expected 2"),
+        ("[]", "schema_version 'None', expected 1"),
+        ('{"schema_version": 3, "plans": []}', "schema_version '3', expected 1"),
         ('{"schema_version": 1, "plans": [], "plans": []}', "a key stands twice"),
-        ('{"schema_version": 1, "plan": []}', "unknown key 'plan'; did you mean 'plans'"),
-        ('{"schema_version": 1, "plans": [{}]}', "missing key 'graph'"),
+        (sealed_json({"schema_version": 1, "plan": []}).decode(), "unknown key 'plan'; did you mean 'plans'"),
+        (sealed_json({"schema_version": 1, "plans": [{}]}).decode(), "missing key 'graph'"),
     ],
 )
 def test_a_list_that_is_none_is_refused(bundle: Bundle, text: str, message: str) -> None:

@@ -102,7 +102,7 @@ def test_a_promise_is_a_positive_number(name: str, value: object) -> None:
 
 
 def test_a_promise_is_one() -> None:
-    with pytest.raises(SelectionError, match=r"^expected at most one of tokens_per_second and deadline_ms$"):
+    with pytest.raises(SelectionError, match=r"^expected at most one of `tokens_per_second` and `deadline_ms`$"):
         Promise(5, 100)
 
 

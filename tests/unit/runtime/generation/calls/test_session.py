@@ -14,7 +14,7 @@ from nestforge.runtime.model import ElasticModel
 
 Greedy = Callable[[list[int], int], list[int]]
 # Submodels of 4 heads in both of its layers, of 2, and of 1 and 4.
-ELASTIC_HEADS = Path(__file__).parents[4] / "golden" / "bundle-v11"
+ELASTIC_HEADS = Path(__file__).parents[4] / "golden" / "bundle-fewer-heads"
 WHOLE, FEWER, UNLIKE = "ffn32-heads4", "ffn16-heads2", "ffn8x1_32x1-heads1x1_4x1"
 
 

@@ -13,7 +13,7 @@ from nestforge.runtime.generation.calls import session as session_module
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 
-GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-v12"
+GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-windows"
 PROMPT = np.random.default_rng(1).integers(3, 48, 505).tolist()
 WHOLE, SMALL = "ffn32", "ffn8"
 

@@ -11,7 +11,7 @@ from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.generation.calls.written import Ids, Written
 
-GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-v11"
+GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-fewer-heads"
 
 
 @pytest.fixture(scope="module")

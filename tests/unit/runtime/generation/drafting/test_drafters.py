@@ -35,7 +35,7 @@ from nestforge.runtime.model import ElasticModel
             "none; or n-gram, or auto",
         ),
         ([5], {"draft": 8}, SelectionError, "draft: expected a name, got 8"),
-        ([5], {"drafted": 3}, InputError, "drafted 3: by no draft; name one with draft"),
+        ([5], {"drafted": 3}, InputError, "drafted 3: by no draft; name one with `draft`"),
         ([5], {"draft": "S", "drafted": 0}, InputError, "drafted: expected a whole number, 1 or above, got 0"),
         (
             [5],

@@ -137,7 +137,10 @@ def test_nothing_that_generates_is_open_before_it_is_asked(llama_bundle: Path) -
 
 
 def test_a_bundle_without_such_engines_says_what_to_do() -> None:
-    with load(GOLDEN / "bundle-v2") as model, pytest.raises(InputError, match=r"no engines that generate; compile the"):
+    with (
+        load(GOLDEN / "bundle-exits") as model,
+        pytest.raises(InputError, match=r"no engines that generate; compile"),
+    ):
         model.generate("text")
 
 

@@ -49,7 +49,7 @@ def test_a_bundle_for_another_backend_is_refused(compiled: Compiled) -> None:
 
 def test_graphs_that_keep_a_cache_get_plans_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    bundle = Path(shutil.copytree(GOLDEN / "bundle-v14", tmp_path / "tiny.bundle"))
+    bundle = Path(shutil.copytree(GOLDEN / "bundle-tensorrt", tmp_path / "tiny.bundle"))
     with installed(World(version="10.15.0")):
         done = CliRunner().invoke(command, [str(bundle)], catch_exceptions=False)
     engines = [line.split()[0] for line in done.stdout.splitlines()[1:-2]]

@@ -13,7 +13,7 @@ from nestforge.tools.cli import main
 from support.nobody import needs_root, nobody
 
 GOLDEN = Path(__file__).parents[4] / "golden"
-BUNDLE = str(GOLDEN / "bundle-v13")
+BUNDLE = str(GOLDEN / "bundle-tasks")
 TEXT = ("--text", "the quick brown fox")
 
 
@@ -46,7 +46,7 @@ def test_verify_counts_tasks_and_bench_measures_requests_of_one() -> None:
 
 
 def test_a_task_is_merged_where_it_is_asked_for() -> None:
-    merged = str(GOLDEN / "bundle-v16")
+    merged = str(GOLDEN / "bundle-merged")
     assert "one that is merged into weights has engines of its own, 0.10 MB with all of them open" in said(
         "inspect", merged
     )
@@ -77,7 +77,7 @@ def test_a_bundle_that_cannot_be_written_takes_no_task_and_says_so_before_the_pr
 def test_add_task_adds_an_adapter(tmp_path: Path) -> None:
     """And a bundle that takes none says what to do."""
     assert "its engines take no tasks; compile it with `--task`" in said(
-        "add-task", str(GOLDEN / "bundle-v10"), "a=b", "--against", "c", code=1
+        "add-task", str(GOLDEN / "bundle-ranges"), "a=b", "--against", "c", code=1
     )
     bert = GOLDEN / "peft" / "bert"
     bundle = str(tmp_path / "b")

@@ -4,7 +4,7 @@ from nestforge.compiler.parity.engine_verdict import EngineVerdict
 from nestforge.runtime.bundle.entries.engine_entry import ParityOutput, ParityRouting
 from nestforge.tools.commands.compiling.verify import _row
 
-OUTPUTS = (ParityOutput("a", 1e-6, 2e-5, 0.9999999), ParityOutput("b", 3e-6, 1e-5, 1.0))
+OUTPUTS = (ParityOutput("a", 1e-6, 2e-5, 0.9999999, 1e-7, 0.0, 0.0), ParityOutput("b", 3e-6, 1e-5, 1.0, 1e-7, 0.0, 0.0))
 DECISIONS = (ParityRouting("routes.1", 40, 1, 2e-7, {}), ParityRouting("routes.2", 40, 2, 0.0, {}))
 
 

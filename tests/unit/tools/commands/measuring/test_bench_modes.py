@@ -13,7 +13,7 @@ from nestforge.runtime.engines.measure import MemoryUse
 from nestforge.tools import bundle_bench, traffic_bench
 from nestforge.tools.cli import main
 
-GOLDEN = Path(__file__).resolve().parents[4] / "golden" / "bundle-v6"  # one bucket, 1x16, and texts of 14 tokens
+GOLDEN = Path(__file__).resolve().parents[4] / "golden" / "bundle-texts"  # one bucket, 1x16, and texts of 14 tokens
 
 
 @pytest.fixture(autouse=True)

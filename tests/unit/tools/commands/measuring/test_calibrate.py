@@ -140,7 +140,7 @@ def test_a_device_without_torch_calibrates(bundle: Path, tmp_path: Path) -> None
 
 @pytest.fixture
 def generating(tmp_path: Path) -> Path:
-    golden = Path(__file__).parents[4] / "golden" / "bundle-v8"
+    golden = Path(__file__).parents[4] / "golden" / "bundle-decoder"
     return Path(shutil.copytree(golden, tmp_path / "lm.bundle"))
 
 

@@ -228,7 +228,7 @@ def test_interrupted_it_leaves_what_was_there(bundle: Path, quiet: list[float]) 
     assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
 
 
-GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-v7"
+GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-ranges"
 
 
 def test_an_engine_of_a_range_is_measured_at_its_shapes(tmp_path: Path, quiet: list[float]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from nestforge.runtime.summary.table import Table
 from nestforge.tools.demo.figures.exit_report import Texts, exit_report, read_texts
 
-BUNDLE = Path(__file__).parents[4] / "golden" / "bundle-v2"
+BUNDLE = Path(__file__).parents[4] / "golden" / "bundle-exits"
 TEXTS = ["the quick brown fox", "jumps over", "the lazy dog", "fox", "the the the dog", "quick brown dog jumps"]
 
 

@@ -13,7 +13,7 @@ from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.tools.demo.figures.mixer_report import HiddenTokens, dropped_share, measure_engines, read_hidden_tokens
 from scipy.special import log_softmax
 
-BUNDLE = Path(__file__).parents[4] / "golden" / "bundle-v4"
+BUNDLE = Path(__file__).parents[4] / "golden" / "bundle-experts"
 BUCKET = Bucket(1, 16)
 ROWS, HIDDEN = 6, 3
 

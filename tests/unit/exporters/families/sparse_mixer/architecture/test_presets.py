@@ -160,8 +160,8 @@ def test_inspect_and_plan_count_the_same_engines() -> None:
     assert {level["submodel"]: level["flops"]["b1-s512"] for level in seen["levels"]} == {
         candidate["id"]: candidate["costs"][0]["flops"] for candidate in planned["candidates"]
     }
-    assert seen["forms"] == planned["forms"]
-    assert {view["forms"]["moe.products"] for view in seen["forms"]} == {"per_expert"}
+    assert seen["variants"] == planned["variants"]
+    assert {view["variants"]["moe.products"] for view in seen["variants"]} == {"per_expert"}
     for name in COMMANDS:
         text = CliRunner().invoke(main, [name, *options]).stdout
         assert re.search(r"^variant of moe\.products +per_expert$", text, re.MULTILINE)
