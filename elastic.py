@@ -131,16 +131,8 @@ class Submodel:
         """Readable, stable and parseable: ``ffn768x4_1536x2-heads6x4_12x2``; ``ffn1536-heads12`` where uniform, and
         ``universal`` of a model without axes. The widest precision stays unsaid, so that no id follows from how many
         there are."""
-        return self._id([axis.kind for axis, value in self.values if axis.name != BITS or value != axis.size])
-
-    @property
-    def ids(self) -> tuple[str, str]:
-        """``id``, and what older bundles call it: with its precision, the widest too."""
-        return self.id, self._id([axis.kind for axis, _ in self.values])
-
-    def _id(self, kinds: Iterable[str]) -> str:
         parts = []
-        for kind in dict.fromkeys(kinds):
+        for kind in dict.fromkeys(axis.kind for axis, value in self.values if axis.name != BITS or value != axis.size):
             runs = [(v, len(list(g))) for v, g in groupby(v for axis, v in self.values if axis.kind == kind)]
             parts.append(kind + (str(runs[0][0]) if len(runs) == 1 else "_".join(f"{v}x{n}" for v, n in runs)))
         return "-".join(parts) or _ID_WITHOUT_AXES

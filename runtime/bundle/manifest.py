@@ -283,19 +283,19 @@ class Manifest:
             return self.generation.of(engine).encoder_interface
         return self.interface(engine.segment)
 
-    def _ids(self, submodel_id: str) -> tuple[str, ...]:
-        """The whole ids of what ``submodel_id`` names, as far as it is one."""
+    def _completed(self, submodel_id: str) -> str:
+        """The whole id, as far as ``submodel_id`` is one."""
         try:
-            return ElasticSpec(self.axes, ()).parse(submodel_id).ids
+            return ElasticSpec(self.axes, ()).parse(submodel_id).id
         except PlanError:
-            return ()
+            return submodel_id
 
     def submodel(self, submodel_id: str) -> SubmodelEntry:
         """The submodel with this label or id, where kinds at full size may be left out.
 
         Raises SelectionError listing what exists.
         """
-        for name in (submodel_id, *self._ids(submodel_id)):
+        for name in (submodel_id, self._completed(submodel_id)):
             for entry in self.submodels:
                 if name == entry.id or name in entry.labels:
                     return entry

@@ -249,7 +249,7 @@ def _axis_problems(manifest: Manifest) -> Iterable[str]:
         if entry.values != values:  # from_kinds completes what is left out; a manifest leaves nothing out
             missing = next(kind for kind in values if entry.values.get(kind) != values[kind])
             yield f"submodel {entry.id}: values of {missing}; expected one for each of {len(values[missing])} axes"
-        elif entry.id not in submodel.ids:
+        elif entry.id != submodel.id:
             yield f"submodel {entry.id}: its values are those of {submodel.id}"
 
 
