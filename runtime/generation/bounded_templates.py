@@ -20,6 +20,7 @@ from .template_allowance import (
     require_numbers,
     require_operation,
     require_replaced,
+    require_searched,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance")
 _NO_FILTERS = ("pprint", "striptags", "sum", "urlize", "wordwrap", "xmlattr")
 # Filters to which a number is a value, and no count or width.
 _ANY_NUMBER = frozenset({"d", "default", "float", "int", "replace"})
+# Methods that compare every letter with every letter that is sought; searches from the front do not.
+_SEARCHES = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"})
 _NO_METHODS = frozenset({"encode", "expandtabs", "striptags", "to_bytes", "translate"})
 
 
@@ -79,6 +82,9 @@ def bounded_environment(**options: Any) -> ImmutableSandboxedEnvironment:
             if isinstance(__obj, Macro):
                 require_letters(letters_of((values, named)))
             elif isinstance(text := getattr(__obj, "__self__", None), str):
+                if __obj.__name__ in _SEARCHES:
+                    for sought in (*values, *named.values()):
+                        require_searched(text, sought)
                 values = _method_arguments(__obj.__name__, text, values)
                 require_numbers(values)
             return _counted(super().call(__context, __obj, *values, **named))
@@ -155,11 +161,13 @@ def _filter_value(name: str, value: Any, others: list[Any], named: dict[str, Any
             require_letters(len(str(value).splitlines()) * (len(width) if isinstance(width, str) else int(width)))
         case "join":
             value = _parts(str(of.get("d", "")), value)
+        case "trim":
+            require_searched(str(value), of.get("chars"))
     return value
 
 
 # Of arguments behind the value, where _filter_value reads them.
-_NAMES = {"replace": ("old", "new"), "indent": ("width",), "join": ("d",)}
+_NAMES = {"replace": ("old", "new"), "indent": ("width",), "join": ("d",), "trim": ("chars",)}
 
 
 def _method_arguments(name: str, text: str, values: tuple[Any, ...]) -> tuple[Any, ...]:

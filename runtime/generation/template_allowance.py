@@ -21,10 +21,10 @@ _LETTERS_OF_ELEMENT = 16
 _MOST_BITS = 2**12
 
 Value = TypeVar("Value")
-_CONVERSION = r"%(?:\([^()]*\))?[#0\- +]*"
-# Fields of the two kinds of formats, those whose width is a value itself, and numbers by their first digits.
-_FIELD = {"%": re.compile(rf"{_CONVERSION}[\d*.]*"), "{": re.compile(r"\{[^{}]*")}
-_WIDTH_OF_VALUE = {"%": re.compile(rf"{_CONVERSION}[\d.]*\*"), "{": re.compile(r"\{[^{}:]*:[^{}]*\{")}
+# Fields of the two kinds of formats, those whose width is a value itself, and numbers by their first digits. None tries
+# a text of n letters in n ways, which would take hours of a long one.
+_FIELD = {"%": re.compile(r"%(?:\([^()]*\))?[#0\- +]*[\d*.]*"), "{": re.compile(r"\{[^{}]*")}
+_WIDTH_OF_VALUE = {"%": re.compile(r"%(?:\([^()]*\))?[#0\- +\d.]*\*"), "{": re.compile(r"\{[^{}:]*:[^{}]*\{")}
 _NUMBER = re.compile(r"0*(\d{1,9})\d*")
 
 
@@ -79,6 +79,12 @@ def require_replaced(text: str, old: object, new: object) -> None:
     """Raises ValueError where ``text`` with every ``old`` as ``new`` would be too long."""
     if isinstance(old, str) and isinstance(new, str):
         require_letters(len(text) + text.count(old) * len(new))
+
+
+def require_searched(text: str, sought: object) -> None:
+    """Raises ValueError where it would take too long to compare every letter of ``text`` with each of ``sought``."""
+    if isinstance(sought, str) and len(text) * len(sought) > MOST_LETTERS_IN_ALL:
+        raise ValueError(f"it looks for {len(sought)} letters in {len(text)}, which takes too long")
 
 
 def require_formatted(text: str, mark: str, values: Iterable[object]) -> None:

@@ -42,6 +42,33 @@ def test_loops_end(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "search",
+    [
+        "rfind(b)",
+        "rindex(b)",
+        "rpartition(b)",
+        "rsplit(b)",
+        "rsplit(sep=b)",
+        "strip(b)",
+        "lstrip(b)",
+        "rstrip(b)",
+    ],
+)
+def test_a_search_that_takes_long_is_refused(search: str) -> None:
+    """Each compares every letter with every other."""
+    source = "{% set a, b = 'a' * 400000, 'ab' ~ 'a' * 200000 %}{{ a.SEARCH }}".replace("SEARCH", search)
+    assert "(it looks for 200002 letters in 400000, which takes too long)" in refused(source)
+
+
+def test_a_filter_searches_as_the_method_does() -> None:
+    said = "(it looks for 200002 letters in 400000, which takes too long)"
+    for filtered in ("a|trim(b)", "a|trim(chars=b)", "([a]|map('trim', b))|list"):
+        assert said in refused(
+            "{% set a, b = 'a' * 400000, 'ab' ~ 'a' * 200000 %}{{ FILTERED }}".replace("FILTERED", filtered)
+        )
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "{{ 'a' * 10**9 }}",

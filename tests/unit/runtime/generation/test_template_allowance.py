@@ -53,6 +53,7 @@ def test_time_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
         ("{:9999999}", "{", ["b"], False),
         ("{a:{b}}", "{", ["b", "9999999"], False),
         ("{" + ":" * 200_000, "{", [], True),
+        ("%" + "0" * 200_000, "%", [], True),
         ("{0}" * 100_000, "{", ["a" * 100], False),
     ],
     ids=lambda value: str(value)[:20],
