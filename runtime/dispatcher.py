@@ -118,7 +118,8 @@ class Dispatcher:
                     missed += f", more than the {most:.3g} ms that a run may take while requests are late or refused"
                 return candidate.choice(f"{reason}, {load}{missed}{self._little[candidate.engine.submodel]}")
         within = f" and `memory_mb` <= {memory:g}" if memory < math.inf else ""
-        others = "" if load.finish_ms(soonest.p95_ms) > left else ", too late for another request"
+        fits = bool(small_enough) and load.finish_ms(soonest.p95_ms) <= left
+        others = ", too late for another request" if fits else ""
         raise SelectionError(
             f"no submodel answers {batch}x{sequence} with `deadline_ms` <= {deadline:g}{within} ({left:.3g} ms left, "
             f"{load}); the soonest is {_expected(str(soonest), soonest, load)}{others}; allow more "

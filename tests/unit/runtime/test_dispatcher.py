@@ -363,7 +363,7 @@ def test_a_deadline_that_cannot_be_met_names_the_soonest(three: Manifest) -> Non
     )
     with pytest.raises(SelectionError, match=r"expected in 2 ms, too late for another request; allow more time, or"):
         choose(Request(deadline_ms=9), 1, 8, LoadEstimate([3.0], 1, [3.5]))
-    with pytest.raises(SelectionError, match="`deadline_ms` <= 9 and `memory_mb` <= 1 "):
+    with pytest.raises(SelectionError, match=r"`deadline_ms` <= 9 and `memory_mb` <= 1 .*expected in 1 ms; allow"):
         choose(Request(deadline_ms=9, memory_mb=1), 1, 8, LoadEstimate([], 1))
     with pytest.raises(SelectionError, match=r"no latency known, \d+.0 MB\), expected in inf ms"):
         dispatcher(three, []).choose_in_time(Request(deadline_ms=1e9), 1, 8, LoadEstimate([], 1))
