@@ -151,15 +151,15 @@ class InFlight:
             self._enter(request, expected_ms, due, entries)
             return chosen
 
-    def leave(self, request: Owner) -> bool:
+    def leave(self, request: Owner, counts: bool = True) -> bool:
         """The request is answered. Whether it ran at full speed all the time, as far as this model's other requests
-        go."""
+        go; if not, what it took is learnt from where it ``counts``: not of first runs, or of chains of exits."""
         with self._lock:
             self._advance()
             (entry,) = self._entries.of(request)
             self._entries.remove(request)
             is_alone = entry.number > self._last_sharing
-            if not is_alone:
+            if counts and not is_alone and 0.0 < entry.expected_ms < math.inf:
                 self._learn((self._progress_ms - entry.begin_ms) / entry.expected_ms)
             if entry.due < math.inf:
                 self._weigh(_MISSED if self._at > entry.due else _KEPT_ALONE if is_alone else _KEPT)

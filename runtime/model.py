@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -36,6 +35,7 @@ from .graphs.task_tensors import TaskTensors
 from .in_flight import InFlight, LoadEstimate
 from .inputs.arrays import Array
 from .inputs.check_inputs import InputChecker
+from .inputs.limits import positive_limit
 from .merged_tasks import packed
 from .request import Request, RequestContext
 from .tasks import Tasks
@@ -271,16 +271,16 @@ class ElasticModel:
             choice = dispatcher.choose_in_time(request, shape.batch, shape.sequence, load, spent_ms, context.lengths)
             return choice, choice.latency_ms
 
-        # A deadline that is no limit is refused by the dispatcher.
-        deadline_ms = request.deadline_ms if isinstance(request.deadline_ms, int | float) else math.inf
-        return self._in_flight.admit(context.owner, context.started + deadline_ms / 1e3, in_time)
+        due = context.started + positive_limit("deadline_ms", request.deadline_ms) / 1e3
+        return self._in_flight.admit(context.owner, due, in_time)
 
     def _run(self, context: RequestContext, choice: Choice) -> Answer:
         """The answer of ``choice`` to a request that is in flight until then; what its run took is learnt from."""
         self._inputs.check_values(context.feeds)
         answer = self._answering.answer(context, choice)
-        at_full_speed = self._in_flight.leave(context.owner)
-        if at_full_speed and answer.exits is None:
+        is_whole = answer.exits is None
+        at_full_speed = self._in_flight.leave(context.owner, counts=is_whole and not answer.first_run)
+        if at_full_speed and is_whole:
             if choice.runs:
                 for (_, one), run in zip(choice.runs, answer.runs, strict=True):
                     one.ran(run.run_ms, perf_counter())

@@ -290,3 +290,24 @@ def test_runs_beside_others_are_expected_to_take_as_long_as_they_did() -> None:
     assert book.load().remaining_ms == pytest.approx([8], rel=0.01)
     assert book.load().room_ms(16) == pytest.approx(4, rel=0.01)
     book.leave(other)
+
+
+@pytest.mark.parametrize("expected_ms", [0.0, math.inf])
+def test_runs_without_a_figure_say_nothing_of_others(expected_ms: float) -> None:
+    clock = Clock()
+    book = InFlight(1, clock)
+    first, second = entered(book, 4.0), entered(book, expected_ms)
+    clock.pass_ms(16)
+    book.leave(first)
+    stretch = book.load().stretch
+    clock.pass_ms(16)
+    assert (book.leave(second), book.load().stretch) == (False, stretch)
+
+
+def test_a_run_that_does_not_count_changes_no_expectation() -> None:
+    clock = Clock()
+    book = InFlight(1, clock)
+    first, second = entered(book, 4.0), entered(book, 4.0)
+    clock.pass_ms(16)
+    assert [book.leave(one, counts=False) for one in (first, second)] == [False, False]
+    assert book.load().stretch == 1.0

@@ -317,23 +317,6 @@ def test_a_deadline_counts_the_requests_in_flight(
         assert model._in_flight.load().remaining_ms == []
 
 
-def test_a_request_that_fails_is_no_longer_in_flight(tiny_bundle: Path, feeds: Feeds) -> None:
-    with nestforge.load(tiny_bundle, threads=1) as model:
-        for options in ({"exits": 0.3}, {"deadline_ms": 1e-9}, {"submodel": "none"}):
-            with pytest.raises(SelectionError):
-                model(feeds(1, 8), **options)
-    with pytest.raises(BundleError, match="the model is closed"):
-        model(feeds(1, 8))
-    assert model._in_flight.load().remaining_ms == []
-
-
-def test_a_deadline_excludes_other_choices(tiny_bundle: Path, feeds: Feeds) -> None:
-    with nestforge.load(tiny_bundle, threads=1) as model:
-        for options in ({"latency_ms": 1}, {"budget": "edge"}, {"submodel": "S"}):
-            with pytest.raises(SelectionError, match=r"request with .*deadline_ms`?: expected"):
-                model(feeds(1, 8), deadline_ms=5, **options)
-
-
 def test_counts_tokens_as_its_tokenizer_does(tiny_bundle: Path) -> None:
     with nestforge.load(tiny_bundle, threads=1) as model:
         assert model.token_counts(["a nest of models", "nest", ""] * 100) == [6, 3, 2] * 100
@@ -348,28 +331,6 @@ def test_half_a_character_is_refused_as_text(tiny_bundle: Path) -> None:
         pytest.raises(InputError, match="text 1: half of a surrogate pair, which is no character"),
     ):
         model(["a nest", "a \udc80"])
-
-
-def test_many_deadlines_at_once_and_a_close_leave_nothing_in_flight(tiny_bundle: Path, feeds: Feeds) -> None:
-    model = nestforge.load(tiny_bundle, threads=1, preload=True)
-    begun = threading.Event()
-
-    def ask(seed: int) -> str:
-        try:
-            answer = model(feeds(1, 8, seed=seed), deadline_ms=(1e-9, 3, 1e3)[seed % 3])
-        except (SelectionError, BundleError) as failure:
-            return type(failure).__name__
-        begun.set()
-        return answer.submodel
-
-    with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(ask, seed) for seed in range(400)]
-        assert begun.wait(10)
-        model.close()
-        found = {each.result(10) for each in asked}
-    assert found <= {"ffn16", "ffn32", "SelectionError", "BundleError"}
-    assert {"SelectionError"} < found
-    assert model._in_flight.load().remaining_ms == []
 
 
 def test_no_memory_is_taken_for_shapes_that_the_engine_has_not(
