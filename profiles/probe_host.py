@@ -34,7 +34,7 @@ _BACKEND_PACKAGES = {
     "tensorrt": ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
 }
 # Part of the rates' key: raised when the micro-benchmarks change their meaning.
-_MEASUREMENT_VERSION = 2
+_MEASUREMENT_VERSION = 3
 _MAX_RATES_BYTES = 2**16
 _LOOK_SECONDS = 1.0
 # What the probe cannot know. Shares of the universal model's latency; half is within reach of every encoder's ladder,

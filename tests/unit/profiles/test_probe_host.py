@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import psutil
 import pytest
 from nestforge.bucket import Bucket
@@ -222,6 +223,27 @@ def test_rates_that_were_measured_in_another_way_are_measured_again(
     host_profile()
     host_profile()
     assert len(measured) == 2
+
+
+def test_rates_of_other_benchmarks_have_another_version() -> None:
+    """Raise the version with what is measured, else hosts keep the rates of the benchmarks before."""
+    chains = {
+        name: replace(chain, repeat=1) for name, chain in (measure_rates.CHAINS | measure_rates.INTEGER_CHAINS).items()
+    }
+    graphs = {name: onnx.load_from_string(measure_rates._onnx_bytes(chain)).graph for name, chain in chains.items()}
+    of_rows = "Abs ReduceMax Div QuantizeLinear QGemm Mul"
+    assert (probe_host._MEASUREMENT_VERSION, {n: " ".join(o.op_type for o in g.node) for n, g in graphs.items()}) == (
+        3,
+        {
+            "gemm": "Gemm Gemm",
+            "batched_gemm": "MatMul MatMul",
+            "elementwise": "Add Gelu LayerNormalization",
+            "tiny": "Add",
+            "int8": "QuantizeLinear QGemm QuantizeLinear QGemm",
+            "int8-dynamic": f"{of_rows} {of_rows}",
+            "int4": f"MatMulNBits {of_rows}",
+        },
+    )
 
 
 @pytest.fixture
