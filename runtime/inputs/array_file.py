@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,17 +76,11 @@ def checked_labels(path: Path, labels: Array, rows: int, classes: int) -> Array:
 
 def _file_sha256(path: Path, max_bytes: int) -> str:
     """SHA-256 of a file of at most ``max_bytes``. Raises InputError for one that is larger or cannot be read."""
-    with _opened(path), open_file(path, InputError) as file:
+    with open_file(path, InputError) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise InputError(f"{path}: {size} bytes, more than the {max_bytes} allowed; some thousand rows are enough")
-        return stream_sha256(file)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[None]:
-    """Turns what reading ``path`` may raise into an InputError."""
-    try:
-        yield
-    except OSError as failure:
-        raise InputError(f"{path}: cannot be read ({failure.strerror or failure})") from failure
+        try:
+            return stream_sha256(file)
+        except OSError as failure:
+            raise InputError(f"{path}: cannot be read ({failure.strerror or failure})") from failure
