@@ -1,4 +1,4 @@
-"""What a notebook shows of a value: a title, names with what they stand for, and tables, as HTML.
+"""Values as a notebook shows them: a title, names with what they stand for, and tables, as HTML.
 
 All of it may come from files of others, so every text is made printable and escaped.
 """

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Owner:
-    """Of whatever books list beside it, until it ``is_over`` or collected."""
+    """The owner of what books list beside it, until it ``is_over`` or collected."""
 
     __slots__ = ("__weakref__", "is_over")
 
@@ -50,9 +50,9 @@ class Owned(Generic[T]):
         return [what for _, what in self._entries]
 
     def of(self, owner: Owner) -> list[T]:
-        """What ``owner`` has of it."""
+        """The entries of ``owner`` alone."""
         return [what for ref, what in self._entries if ref() is owner and not owner.is_over]
 
     def remove(self, owner: Owner) -> None:
-        """What ``owner`` has is no longer listed."""
+        """Removes every entry of ``owner``."""
         self._entries = [entry for entry in self._entries if entry[0]() is not owner]

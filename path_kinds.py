@@ -28,7 +28,7 @@ _SUFFIXES = {
 
 
 def what_it_is(path: Path) -> str | None:
-    """What lies at ``path`` and which command takes it, in a few words; None for what no command knows, or nothing."""
+    """The kind of what lies at ``path`` and the command that takes it; None for an unknown kind, or for nothing."""
     if os.path.isdir(path):
         kind = next((kind for name, kind in _FOLDERS.items() if os.path.isfile(path / name)), None)
     elif not os.path.isfile(path):

@@ -20,7 +20,7 @@ from . import file_lock
 from .errors import OutputError
 
 _PREFIX, _SUFFIX = ".nestforge-", ".writing"
-# Of renameat2: paths as they are, and that they change places.
+# Arguments of renameat2: paths as they are, and that they change places.
 _HERE, _EXCHANGE = -100, 2
 
 

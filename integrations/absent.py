@@ -1,4 +1,4 @@
-"""What a ``SentenceTransformer`` has and a bundle has not, with the reason that is given for it."""
+"""Attributes of a ``SentenceTransformer`` that a bundle lacks, each with the reason for it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ _REASON_OF = {name: reason for reason, names in _REASONS.items() for name in nam
 
 
 def absent(kind: str, name: str) -> str:
-    """What is said of the attribute ``name`` that an object of class ``kind`` lacks."""
+    """The message for the attribute ``name`` that an object of class ``kind`` lacks."""
     reason = _REASON_OF.get(name)
     return f"{kind!r} object has no attribute {name!r}{'' if reason is None else f': {reason}'}"

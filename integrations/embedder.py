@@ -21,12 +21,12 @@ from ..runtime.texts import Texts
 from .embeddings import SENTENCE_EMBEDDING, TOKEN_EMBEDDINGS, OutputValue, rows_of_tokens
 from .text_model import TextModel, listed
 
-# What torch.nn.functional.normalize divides by at least.
+# The least that torch.nn.functional.normalize divides by.
 _LEAST_LENGTH = 1e-12
 
 
 class Asked(NamedTuple):
-    """What is asked of texts: vectors of ``width`` numbers, ``normalized`` to length 1 or not, or another
+    """A request for texts: vectors of ``width`` numbers, ``normalized`` to length 1 or not, or another
     ``output_value``; in batches of at most ``batch_size`` texts behind a prompt, as in a call of the model."""
 
     output_value: OutputValue | None
@@ -62,8 +62,8 @@ class Embedder(TextModel):
             raise
 
     def inferred(self, texts: list[Any], asked: Asked, show_progress: bool = False) -> Any:
-        """What is ``asked`` of texts: vectors ``[N, width]`` float32, or of each text its tokens ``[tokens, T]``, or a
-        dict of arrays. Raises InputError."""
+        """The answer to what is ``asked``: vectors ``[N, width]`` float32, or the tokens ``[tokens, T]`` of each text,
+        or a dict of arrays for each. Raises InputError."""
         vectors, rows = np.empty((len(texts), asked.width), np.float32), list[Any]([None] * len(texts))
         tokens = None if asked.output_value == SENTENCE_EMBEDDING else self._token_output()
         for part, answer in self._batches(texts, asked, show_progress):
@@ -137,7 +137,7 @@ class Embedder(TextModel):
         return self._texts.encode(texts, lambda _: self.max_seq_length, True, prompt, None)[0]
 
     def _stated(self, prompt: str) -> dict[str, Any]:
-        """What the library says beside arrays: the kind of input, and the tokens of the prompt where there is one."""
+        """Facts that the library gives beside arrays: the kind of input, and the tokens of a prompt."""
         length = {"prompt_length": self._texts.encoder().tokens_of(prompt)} if prompt else {}
         return {"modality": "text", **length}
 

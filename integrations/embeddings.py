@@ -1,4 +1,4 @@
-"""What engines return of texts, in the form in which ``encode`` of sentence-transformers returns it."""
+"""Outputs of engines for texts, in the form in which ``encode`` of sentence-transformers returns it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def converted(vectors: Array, single: bool, to_numpy: bool, to_tensor: bool) -> 
 
 
 def rows_of_tokens(tokens: Array, read: Encoded, left_out: str | None) -> Iterator[dict[str, Any]]:
-    """Of each row of ``tokens`` ``[B, S, T]`` what is known of it, without padding: the inputs that were ``read``, but
-    the one called ``left_out``, and its tokens."""
+    """A dict for each row of ``tokens`` ``[B, S, T]``, without padding: its tokens, and the inputs that were ``read``
+    but the one called ``left_out``."""
     for row, length in enumerate(read.lengths):
         inputs = {name: array[row, :length].copy() for name, array in read.feeds.items() if name != left_out}
         yield {**inputs, TOKEN_EMBEDDINGS: tokens[row, :length].copy()}

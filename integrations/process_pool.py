@@ -22,14 +22,14 @@ _DEFAULT_PROCESSES = 4
 
 
 class Part(NamedTuple):
-    """What a process ``found`` for some of the texts, and how many of them it ``cut``."""
+    """A process's answer to some of the texts, ``found``, and how many of them it ``cut``."""
 
     found: Any
     cut: int
 
 
 class Infers(Protocol):
-    """What a process has: a model that is asked for texts and counts the ones that it cut."""
+    """A model in a process of a pool: it is asked for texts and counts the ones that it cut."""
 
     truncated: int
 

@@ -174,7 +174,7 @@ class SentenceEncoder(Embedder):
         pool.stop()
 
     def evaluate(self, evaluator: Any, output_path: str | None = None) -> Any:
-        """What an ``evaluator`` of sentence-transformers finds, which it also writes to the folder ``output_path``."""
+        """The figures of a sentence-transformers ``evaluator``, which it also writes to the folder ``output_path``."""
         if output_path is not None:
             os.makedirs(output_path, exist_ok=True)
         return evaluator(self, output_path)
@@ -207,7 +207,7 @@ class SentenceEncoder(Embedder):
 
     @contextmanager
     def _pool_of(self, pool: ProcessPool | None, device: Any) -> Iterator[ProcessPool | None]:
-        """What ``encode`` runs in; None for this process."""
+        """The pool in which ``encode`` runs; None for this process."""
         if pool is not None:
             if not isinstance(pool, ProcessPool):
                 raise InputError(f"pool: expected one of start_multi_process_pool, got {type(pool).__name__}")

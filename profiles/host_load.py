@@ -53,7 +53,7 @@ def is_busy(share: float | None) -> bool:
 
 
 def load_warning(share: float | None) -> str | None:
-    """What is said of figures that were measured while others used ``share`` of the CPUs, None where that is little."""
+    """The warning beside figures measured while others used ``share`` of the CPUs; None where that is little."""
     return f"other programs used {share:.0%} of the CPUs (at most {MOST_OTHERS:.0%})" if is_busy(share) else None
 
 

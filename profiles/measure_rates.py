@@ -96,7 +96,7 @@ INTEGER_CHAINS = {
     "int8-dynamic": replace(CHAINS["gemm"], steps=(("QGemmOfRows", "up"), ("QGemmOfRows", "down"))),
     "int4": replace(CHAINS["gemm"], steps=(("MatMulNBits", "up"), ("QGemmOfRows", "down"))),
 }
-# What a chain's activations hardly exceed, as calibration would find it: 5 times their rms.
+# The largest activation of a chain, as calibration would find it: 5 times their rms.
 _LARGEST_VALUE = 5 / np.sqrt(384)
 
 _INTEGER_NODES = {"QGemm": qgemm, "QGemmOfRows": qgemm_of_rows}

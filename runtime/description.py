@@ -1,4 +1,4 @@
-"""What an open model says of itself: its submodels with their precision and size, budgets, inputs and outputs."""
+"""The description of an open model: its submodels with their precision and size, budgets, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SubmodelInfo:
 
 @dataclass(frozen=True)
 class Description:
-    """Of one model: the largest submodel first, of those with engines that may run here."""
+    """One model, with the submodels that have engines which may run here, the largest first."""
 
     submodels: tuple[SubmodelInfo, ...]
     budgets: tuple[BudgetEntry, ...]

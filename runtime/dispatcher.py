@@ -52,7 +52,7 @@ class Dispatcher:
         self._manifest, self._task = manifest, task
         self._budgets = {budget.name: budget for budget in manifest.budgets}
         self._submodels = manifest.largest_first
-        # What ends the reason where a limit chooses one: reckoned once, since a deadline chooses anew every time.
+        # Ends of reasons where a limit chooses: reckoned once, since a deadline chooses anew every time.
         self._little = {one.id: _keeps_little(one) for one in self._submodels}
         self._engines = EngineTable(manifest, residencies, latencies, elsewhere, RunningEstimate(self._forget))
         self._remembered: dict[tuple[object, ...], Choice] = {}
@@ -254,7 +254,7 @@ class Dispatcher:
 
 
 def _keeps_little(submodel: SubmodelEntry) -> str:
-    """What is said of a submodel that a limit chose, where it keeps too little of the universal model."""
+    """The end of the reason for a submodel that a limit chose, where it keeps too little of the universal model."""
     said = shortfall(submodel)
     return f"; it keeps little of the universal model: {said}" if said else ""
 

@@ -19,11 +19,11 @@ from ..ownership import Owned, Owner
 
 T = TypeVar("T")
 
-# Runs beside others that the mean of what they took over what was expected is of, and the most that one counts for.
+# The stretch is a mean over so many runs beside others, each of which counts for at most so much.
 _STRETCH_RUNS = 16
 _MOST_STRETCH = 4.0
-# What a request that was late, or refused for others, leaves of the share that runs may take of their deadlines; and
-# how it rises with one that was in time, among others and alone. Some 4 % of misses keep it where it is.
+# Factors of the share that runs may take of their deadlines: for a request that was late, or refused for others, and
+# for one that was in time, among others and alone. Some 4 % of misses keep it where it is.
 _MISSED, _KEPT, _KEPT_ALONE = 0.8, 1.01, 1.05
 _SMALLEST_SHARE = 0.02
 
@@ -207,7 +207,7 @@ class InFlight:
         self._entries.add(request, _Entry(number, self._progress_ms, expected_ms, due))
 
     def _advance(self) -> list[_Entry]:
-        """What is in flight, and has come as far as it is now."""
+        """Follows the progress until now, and returns what is in flight."""
         now, entries, progress = self._clock(), self._entries.present(), 0.0
         if entries:
             progress = self._progress_ms + 1e3 * (now - self._at) * min(1.0, self._parallel_runs / len(entries))

@@ -49,7 +49,7 @@ def _first(manifest: Manifest, short: Mapping[str, str]) -> str:
 
 
 def _mending(manifest: Manifest, short: list[SubmodelEntry]) -> str:
-    """What helps ``short``: another precision where nothing else was cut, training, or larger levels."""
+    """The remedy for ``short``: another precision where nothing else was cut, training, or larger levels."""
     sizes: dict[str, set[int]] = {}
     for axis in manifest.axes:
         sizes.setdefault(axis.kind, set()).add(axis.size)

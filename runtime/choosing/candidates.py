@@ -40,7 +40,7 @@ class Choice:
 
     @property
     def latency_ms(self) -> float:
-        """What its run, or all of them, takes alone, as is known by now."""
+        """The time that its run, or all of them, takes alone, as is known by now."""
         if self.runs:
             return sum(one.latency_ms for _, one in self.runs)
         return self.stated_ms * self.estimate.ratio
@@ -176,7 +176,7 @@ def by_padding(engines: Sequence[Engine], shape: Bucket) -> list[Engine]:
 
 
 def in_runs(engines: Sequence[Engine], split: Split) -> Candidate:
-    """What ``engines``, those of one submodel, take for several runs, each by the one that pads it least."""
+    """The figures of several runs on ``engines``, those of one submodel, each on the one that pads it least."""
     counts = split.counts
     by_shape = {shape: by_padding(engines, shape)[0].candidate(shape) for shape in counts}
     longest = max(by_shape.values(), key=lambda one: one.latency_ms)

@@ -16,7 +16,7 @@ from .candidates import Candidate, Engine, by_padding, in_runs, stated_latency
 from .running_estimate import RunningEstimate
 
 _MAX_DIMENSION = 2**31
-# Of one request: what is reckoned up for each run is little beside the run, but all of it is there before the first.
+# Rows of one request. The plan of a run is small beside the run, but the plans of all are made before the first.
 _MAX_ROWS_IN_RUNS = 2**20
 
 
@@ -81,8 +81,8 @@ class EngineTable:
     def in_runs_of(
         self, submodels: Iterable[str], batch: int, sequence: int, lengths: Sequence[int] | None
     ) -> list[Candidate]:
-        """What those of ``submodels`` that take the longest row take for all of them, in several runs; of none where
-        the model's arrays are not one row after the other."""
+        """The figures of all rows in several runs, for each of ``submodels`` that takes the longest row; none where the
+        model's arrays are not one row after the other."""
         if not self._has_rows:
             return []
         if batch > _MAX_ROWS_IN_RUNS:

@@ -92,8 +92,8 @@ def check_consistency(
 
     Exactly one of ``text``, a UTF-8 file with one text per line, or texts, and ``data``, an NPZ file with an array per
     input, rows first, and perhaps ``labels``. Everything runs at the bucket with the longest sequence that all have, or
-    have something in the place of. Of more than ``MOST_SAMPLES`` different samples those are used whose hashes are
-    smallest.
+    have something in the place of. Where there are more than ``MOST_SAMPLES`` different samples, those with the
+    smallest hashes are used.
     Raises InputError for data that do not fit or are too few, SelectionError for a submodel that the bundle does not
     have, for a bundle without its universal model, and for a model without an output that can be compared.
     """

@@ -1,7 +1,7 @@
 """A sandbox whose templates end: in each rendering, what they compute and make counts against an allowance.
 
 Every loop, call, filter, operator and literal of a template asks it, by the hooks that Jinja has and by what is put
-into a template's tree. What may grow beyond its operands is asked before it is made.
+into a template's tree. A result that may outgrow its operands is asked for before it is made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance")
-# What takes long on a long text, or grows in ways of its own; no chat template is known to ask for it.
+# Filters that take long on a long text, or grow in ways of their own; no chat template is known to use them.
 _NO_FILTERS = ("pprint", "striptags", "sum", "urlize", "wordwrap", "xmlattr")
 # Filters to which a number is a value, and no count or width.
 _ANY_NUMBER = frozenset({"d", "default", "float", "int", "replace"})
@@ -39,8 +39,8 @@ _NO_METHODS = frozenset({"encode", "expandtabs", "striptags", "to_bytes", "trans
 
 @contextmanager
 def allowance() -> Iterator[Allowance]:
-    """Of what is rendered inside. Compiling has none: Jinja would apply filters to constants then, and so leaves them
-    to the rendering."""
+    """The allowance of what is rendered inside. Compiling has none: Jinja would apply filters to constants then, and so
+    leaves them to the rendering."""
     token = _ALLOWANCE.set(Allowance())
     try:
         yield _ALLOWANCE.get()
@@ -166,7 +166,7 @@ def _filter_value(name: str, value: Any, others: list[Any], named: dict[str, Any
     return value
 
 
-# Of arguments behind the value, where _filter_value reads them.
+# Names of the arguments behind the value, where _filter_value reads them.
 _NAMES = {"replace": ("old", "new"), "indent": ("width",), "join": ("d",), "trim": ("chars",)}
 
 

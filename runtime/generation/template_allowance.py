@@ -1,4 +1,4 @@
-"""What one rendering of a chat template may take: time of the processor, and the size of what it makes.
+"""The allowance of one rendering of a chat template: time of the processor, and the size of what it makes.
 
 Sizes are in letters. A list, tuple or dict counts the letters of all its elements, each as often as it stands there,
 and some for each element: so a list that doubles itself grows as what is written of it does.
@@ -13,9 +13,9 @@ from time import thread_time
 from typing import Any, TypeVar
 
 MOST_SECONDS = 5.0
-# Of one value, or of the prompt. The longest contexts of language models have a few million letters.
+# Letters of one value, or of the prompt. The longest contexts of language models have a few million letters.
 MOST_LETTERS = 2**22
-# Of all values that are made, kept or not.
+# Letters of all values that are made, kept or not.
 MOST_LETTERS_IN_ALL = 2**27
 _LETTERS_OF_ELEMENT = 16
 _MOST_BITS = 2**12
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"0*(\d{1,9})\d*")
 
 
 class Allowance:
-    """Of one rendering, in one thread. Every method raises ValueError for what is beyond it."""
+    """The allowance of one rendering, in one thread. Every method raises ValueError for what is beyond it."""
 
     def __init__(self) -> None:
         self._end = thread_time() + MOST_SECONDS

@@ -116,7 +116,7 @@ class Session:
         self._held_by = threading.current_thread()
 
     def give_back(self, owner: Owner) -> None:
-        """What was bound for ``owner``, which is over, goes; the tokens stay."""
+        """Lets go of what was bound for ``owner``, which is over; the tokens stay."""
         with self._lock:
             if self._holder() is owner:
                 self._unbind()

@@ -221,8 +221,8 @@ class Generator:
         rows: AskedRows,
         started: float,
     ) -> Generation:
-        """What continues ``rows``, of a call that began at ``started`` (``perf_counter``, seconds); ``owner`` has what
-        it takes. Raises as a call does before any work."""
+        """The generation that continues ``rows``, of a call that began at ``started`` (``perf_counter``, seconds).
+        ``owner`` has what it takes. Raises as a call does before any work."""
         manifest = self._bundle.manifest
         with ExitStack() as own:  # closes the session of this call, should it fail
             room = self._room(owner, entry, asked, session, rows)
