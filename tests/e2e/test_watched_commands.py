@@ -75,6 +75,6 @@ def commands_in(work: Path) -> list[list[str]]:
         ("index", bundle, "--text", text, "--output", work / "index"),
         ("search", bundle, work / "index", "--query", "the fox"),
         ("bench", bundle, "--profile-nodes"),
-        ("profile", "--output", work / "this-host.yaml"),
+        ("profile", "--force", "--output", work / "this-host.yaml"),
     ]
     return [[str(argument) for argument in command] for command in found]
