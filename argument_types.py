@@ -60,6 +60,8 @@ def _fits(hint: Any, value: object) -> bool:
         return isinstance(value, Mapping) and all(
             _fits(inner[0], key) and _fits(inner[1], item) for key, item in value.items()
         )
+    if origin is tuple and Ellipsis not in inner:
+        return isinstance(value, tuple) and len(value) == len(inner) and all(map(_fits, inner, value))
     if origin is not None and issubclass(origin, collections.abc.Sequence):
         if isinstance(value, str | bytes | bytearray | memoryview) or not isinstance(value, collections.abc.Sequence):
             return False
@@ -81,6 +83,8 @@ def _named(hint: Any) -> str:
         return " or ".join(repr(value) for value in inner)
     if origin is not None and issubclass(origin, collections.abc.Mapping):
         return f"a mapping of {_named(inner[0])} to {_named(inner[1])}"
+    if origin is tuple and Ellipsis not in inner:
+        return f"a tuple of {', '.join(map(_named, inner))}"
     if origin is not None and issubclass(origin, collections.abc.Sequence):
         return f"a list of {_named(inner[0])}"
     if origin is collections.abc.Callable:

@@ -122,7 +122,7 @@ def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
     if not os.path.isfile(folder / "config.json") and (kind := what_it_is(folder)):
         raise CheckpointError(f"model {folder}: is {kind}")
     if not os.path.isfile(folder / "config.json") and os.path.isfile(folder / MODULES_FILE):
-        raise CheckpointError(_modules_alone(folder))
+        _refuse_modules_alone(folder)
     if not os.path.isdir(folder):  # of a name that the system refuses, too
         raise CheckpointError(_no_such_folder(folder))
     config = read_json(folder / "config.json")
@@ -148,18 +148,21 @@ def _no_such_folder(folder: Path) -> str:
     return f"{what}: `hf download OWNER/NAME --local-dir FOLDER` makes a folder of a model on the Hugging Face Hub"
 
 
-def _modules_alone(folder: Path) -> str:
-    """Why a folder of sentence-transformers without a ``config.json`` is refused."""
+def _refuse_modules_alone(folder: Path) -> None:
+    """Raises CheckpointError where modules say why a folder of sentence-transformers has no ``config.json``."""
     first = next(iter(read_json_list(folder / MODULES_FILE)), None)
     stated = first if isinstance(first, dict) else {}
     path, kind = str(stated.get("path", "")), str(stated.get("type", ""))
     where = f"{folder / MODULES_FILE}: module 0 ({path[:80]!r})"
     if Path(path).name == path and (folder / path / "config.json").is_file():
-        return (
+        raise CheckpointError(
             f"{where}: the transformer lies in a folder of its own, as old versions of sentence-transformers saved it; "
             f"SentenceTransformer({str(folder)!r}).save(NEW_FOLDER) writes the folder that compiles"
         )
-    return f"{where} is {kind[:120]!r}, no transformer; expected one, with its config.json beside {MODULES_FILE}"
+    if not kind.endswith("Transformer"):
+        raise CheckpointError(
+            f"{where} is {kind[:120]!r}, no transformer; expected one, with its config.json beside {MODULES_FILE}"
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ MIXERS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = 
         lambda c: c.config(min_capacity=0, capacities=[1, 100]),
         PlanError,
         r"bucket b1-s16: 1 % of 16 tokens over 4 experts rounds to 0 slots \(half_even, min_capacity 0\); raise "
-        r"moe.capacity_factor \(--levels\) or the bucket$",
+        r"moe.capacity_factor \(`levels`\) or the bucket$",
     ),
     "capacity rounded down to zero": (
         lambda c: c.config(min_capacity=0, capacity_rounding="floor", capacity_factor=0.2),
@@ -104,7 +104,7 @@ MIXERS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = 
     "experts of tokens that choose": (
         lambda c: (c.config(router="tokens_choose"), c.arguments.update(submodels=["moe.experts2"])),
         PlanError,
-        r"unknown axis kind 'moe.experts': this model has moe.capacity_factor, moe.group_size$",
+        r"unknown axis kind 'moe.experts': this model has moe.capacity_factor, moe.group_size, or labels: ",
     ),
     "a router of whole numbers": (
         lambda c: c.weights(lambda w: w.update({ROUTER: np.zeros((4, 16), np.int8)})),

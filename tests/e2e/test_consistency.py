@@ -142,6 +142,6 @@ def test_text_and_data_do_not_go_together(images: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(
         main, ["compile", str(images / "model"), "--output", str(tmp_path / "b"), "--text", "t", "--data", "d"]
     )
-    assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1].startswith("nestforge: error: text and data: expected one of them")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("Error: expected at most one of --text and --data")
     assert not (tmp_path / "b").exists()

@@ -143,7 +143,7 @@ def test_an_interrupted_compile_goes_on_in_its_precision(tmp_path: Path, wide: P
 
 
 def test_int8_asks_for_examples_before_any_work(tmp_path: Path, wide: Path) -> None:
-    with pytest.raises(BuildError, match=r"^precision int8: activations are scaled by what examples show; pass --text"):
+    with pytest.raises(BuildError, match=r"^precision int8: activations are scaled by what examples show; pass `text`"):
         compiled(wide, tmp_path / "b", "int8")
     assert list(tmp_path.iterdir()) == []
 

@@ -22,6 +22,7 @@ def call(
     levels: Mapping[str, Sequence[float]] | None = None,
     progress: Callable[[str], None] = print,
     flag: bool = False,
+    pairs: Mapping[tuple[str, int], float] | None = None,
     **options: Any,
 ) -> str:
     """Something."""
@@ -30,6 +31,7 @@ def call(
 
 def test_what_fits_is_taken() -> None:
     assert call(Path("x"), 5, np.int64(3), "b", {"ffn": (0.5, 1)}, len, True, other=object()).startswith("3{")
+    assert call(pairs={("a", 1): 0.5}) == "0{}"
     assert (call.__name__, call.__doc__) == ("call", "Something.")
 
 
@@ -44,6 +46,11 @@ def test_what_fits_is_taken() -> None:
         ("kind", [5], "kind: expected 'a' or 'b', got list [5]"),
         ("levels", {"ffn": "x"}, "levels: expected a mapping of str to a list of float or None, got dict {'ffn': 'x'}"),
         ("progress", 5, "progress: expected a function, got int 5"),
+        (
+            "pairs",
+            {("a", "b"): 1.0},
+            "pairs: expected a mapping of a tuple of str, int to float or None, got dict {('a', 'b'): 1.0}",
+        ),
         ("flag", np.zeros(2), "flag: expected bool, got ndarray array([0., 0.])"),
     ],
 )

@@ -68,8 +68,8 @@ CALIBRATIONS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "belongs to another manifest than this bundle's",
     ),
     "unknown submodel": (first(submodel="depth3"), "policy 'lean' of 'depth3': no such submodel in this bundle"),
-    "too few thresholds": (first(thresholds=[0.3]), "policy 'lean' of 'depth4': 1 thresholds, expected 1"),
-    "too many thresholds": (first(thresholds=[0.3, 0.2, 0.1]), "policy 'lean' of 'depth4': 3 thresholds, expected 1"),
+    "too few thresholds": (first(thresholds=[0.3]), "policy 'lean' of 'depth4': 1 thresholds, expected 2"),
+    "too many thresholds": (first(thresholds=[0.3, 0.2, 0.1]), "policy 'lean' of 'depth4': 3 thresholds, expected 2"),
     "a threshold that is text": (
         first(thresholds=["0.3", 0.2]),
         "policies[0]: thresholds[0]: expected a number, got str '0.3'",
@@ -210,7 +210,7 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "too few thresholds": (
         lambda d: d["exits"]["gate"].update(thresholds=[0.1]),
-        "exits: 1 thresholds, expected 1, for all but the last",
+        "exits: 1 thresholds, expected 2, for all but the last",
     ),
     "another comparison": (
         lambda d: d["exits"]["gate"].update(compare="="),

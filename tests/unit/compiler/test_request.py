@@ -148,7 +148,7 @@ def test_without_measuring_this_host_is_as_any_other(tiny_folder: Path) -> None:
 
 def test_a_folder_that_states_no_end_of_texts_is_noted(tmp_path: Path) -> None:
     folder = save_decoder(tmp_path / "llama", head_dim=8)
-    line = "the model's folder states no eos_token_id: a text ends at a stop of the request's or at its max_tokens"
+    line = "the model's folder states no eos_token_id: a text ends at a stop of the request's or at its `max_tokens`"
     assert line not in resolve(CompileRequest(folder, board(), generate=True)).notes
     (folder / "generation_config.json").write_text("{}")
     assert line in resolve(CompileRequest(folder, board(), generate=True)).notes

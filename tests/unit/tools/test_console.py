@@ -44,7 +44,17 @@ def test_json_reads_dataclasses_and_is_null_where_a_number_is_not_finite(capsys:
     figures = ParityOutput("logits", inf, nan, -1.0, nan, 0.0, 0.0)
     print_json({"outputs": (figures,), "least": -inf})
     assert json.loads(capsys.readouterr().out) == {
-        "outputs": [{"name": "logits", "max_abs": None, "max_rel": None, "min_cosine": -1.0}],
+        "outputs": [
+            {
+                "name": "logits",
+                "max_abs": None,
+                "max_rel": None,
+                "min_cosine": -1.0,
+                "max_rms": None,
+                "float32_max_abs": 0.0,
+                "float32_rms": 0.0,
+            }
+        ],
         "least": None,
     }
 

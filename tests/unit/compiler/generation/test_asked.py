@@ -69,5 +69,5 @@ def test_tokens_beyond_the_vocabulary_are_noted(tmp_path: Path) -> None:
     ) in notes
     assert (
         "the model's folder states no eos_token_id of its vocabulary: a text ends at a stop of the request's or at its "
-        "max_tokens"
+        "`max_tokens`"
     ) in notes

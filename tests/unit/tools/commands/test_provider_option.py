@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 from nestforge.bucket import Bucket
 from nestforge.runtime import load
-from nestforge.runtime.engines.onnxruntime_gpu import provider as onnxruntime_gpu_provider
 from nestforge.runtime.inputs.npz import read_npz
-from nestforge.tools import bundle_bench
+from nestforge.tools import bundle_bench, functions
 from nestforge.tools.cli import main
 from support.exit_bundles import requests, write_exits_bundle
 from support.host_provider import host_provider
@@ -34,7 +33,7 @@ def inputs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (load, onnxruntime_gpu_provider):
+    for module in (load, functions):
         monkeypatch.setattr(module, "provider_named", lambda name: None if name == "cpu" else host_provider())
 
 

@@ -77,7 +77,7 @@ def test_mixing_that_is_bound_to_one_sequence(tmp_path: Path, mixing: str) -> No
     check_answers(bundle, {"universal": 16})
     with pytest.raises(ExportError, match=rf"^bucket b1-s8: {mixing} mixing is bound to 16 tokens"):
         compile_bundle(bundle.with_suffix(""), board(), tmp_path / "out", buckets=[Bucket(1, 8)])
-    with pytest.raises(PlanError, match=r"^unknown axis kind 'sequence': this model has none$"):
+    with pytest.raises(PlanError, match=r"^unknown axis kind 'sequence': this model has none, or labels: 100%$"):
         compile_bundle(bundle.with_suffix(""), board(), tmp_path / "out", buckets=[BUCKET], submodels=["sequence8"])
 
 

@@ -93,7 +93,7 @@ def test_a_capacity_without_slots_is_refused() -> None:
     assert routing(config, quarter, Bucket(1, 16)).capacity == 1
     message = (
         "bucket b1-s8: 25 % of 8 tokens over 4 experts rounds to 0 slots (half_even, min_capacity 0); raise "
-        "moe.capacity_factor (--levels) or the bucket"
+        "moe.capacity_factor (`levels`) or the bucket"
     )
     with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
         routing(config, quarter, Bucket(1, 8))

@@ -150,7 +150,7 @@ def test_inspect_takes_a_model_without_axes() -> None:
     options = ["--profile", "raspberry-pi-5", "--bucket", "1x512"]
     found = CliRunner().invoke(main, ["inspect", "preset:bert-base", *options])
     assert found.exit_code == 0, found.stderr
-    assert re.search(r"^ *100% +universal +111\.84 ", found.stdout, re.MULTILINE)
+    assert re.search(r"^ *100% +111\.84 ", found.stdout, re.MULTILINE)
 
 
 def test_inspect_and_plan_count_the_same_engines() -> None:
@@ -165,14 +165,14 @@ def test_inspect_and_plan_count_the_same_engines() -> None:
     for name in COMMANDS:
         text = CliRunner().invoke(main, [name, *options]).stdout
         assert re.search(r"^variant of moe\.products +per_expert$", text, re.MULTILINE)
-        assert re.search(r"^level +submodel +M params +M non-emb\. +(weights|memory) MB +GFLOPs", text, re.MULTILINE)
+        assert re.search(r"^submodel +M params +M non-emb\. +(weights|memory) MB +GFLOPs", text, re.MULTILINE)
 
 
 def test_plan_takes_a_preset() -> None:
     budget = ["--profile", "laptop-x86", "--bucket", "1x512", "--budget", "flops<=57.5G"]
     planned = CliRunner().invoke(main, ["plan", "preset:sparse-mixer-base", *budget])
     assert planned.exit_code == 0, planned.stderr
-    assert re.search(r"^budget \S+ \(.*\): moe\.capacity_factor75-", planned.stdout, re.MULTILINE)
+    assert re.search(r"^budget \S+ \(.*\): moe\.capacity_factor75$", planned.stdout, re.MULTILINE)
 
 
 def test_a_bucket_that_the_mixing_cannot_serve() -> None:
