@@ -48,8 +48,8 @@ def _words(value: str) -> list[str]:
     """A value as words of the command line: ``'levels'`` without quotes, an entry of a mapping as ``KEY=VALUE``."""
     try:
         read = ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # a message may quote what a file says
         return [value]
     if isinstance(read, dict):
         return [f"{key}={one}" for key, one in read.items()]
-    return [str(one) for one in read] if isinstance(read, (list, tuple)) else [str(read)]
+    return [str(one) for one in read] if isinstance(read, (list, tuple)) else [read if isinstance(read, str) else value]

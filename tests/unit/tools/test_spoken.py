@@ -81,6 +81,8 @@ def test_no_setting_of_several_words_stands_outside_of_backquotes(options: dict[
         ("one with `variants={'moe.combine': 'one_hot'}`", "one with `--variant moe.combine=one_hot`"),
         ("or state other `budgets`", "or state other `--budget`"),
         ("`budget_at=1x600`: larger", "`--budget-at 1x600`: larger"),
+        # What a message quotes of a path or a file is no literal of ours.
+        ("model `text={[]: 1}`: no such folder", "model `--text {[]: 1}`: no such folder"),
         ("run `nestforge build BUNDLE`, set `nothing=1`", "run `nestforge build BUNDLE`, set `nothing=1`"),
     ],
 )
