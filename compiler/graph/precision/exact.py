@@ -49,7 +49,7 @@ def exact(graph: bytes) -> bytes:
             weight = edit.add("DequantizeLinear", [node.input[1], node.input[3], node.input[5]], axis=1)
             edit.add("MatMul", [before(node.input[0]), weight], node.output)
             continue
-        if node.op_type == "ReduceMax" and producers[node.input[0]].op_type == "Abs":
+        if node.op_type == "ReduceMax" and (size := producers.get(node.input[0])) and size.op_type == "Abs":
             largest = edit.add("ReduceMax", node.input)
             edit.add("Max", [largest, edit.constant(_LEAST_UNIT)], node.output)
             continue

@@ -36,6 +36,18 @@ def test_without_the_rounding_of_activations_nothing_is_left_but_that_of_weights
         assert np.abs(rounded[name] - expected.numpy()).max() > 1e-4, "the engine itself rounds"
 
 
+def test_a_largest_number_of_an_input_is_left_alone() -> None:
+    """A sentence model whose tokens are pooled by max asks the mask, an input, whether there is any."""
+    graph = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["" : 20]>
+        agraph (int64[2, 8] mask) => (int64[2, 1] y) <int64[1] width = {-1}> { y = ReduceMax (mask, width) }
+        """
+    )
+    left = onnx.ModelProto.FromString(exact(graph.SerializeToString()))
+    assert [node.op_type for node in left.graph.node] == ["ReduceMax"]
+
+
 def test_the_model_itself_is_left_alone(tmp_path: Path) -> None:
     engines = encoded_engines(tmp_path, save_tiniest(tmp_path / "model", **WIDE), BUCKET)
     before = {name: p.detach().clone() for name, p in engines.model.parameters().items()}
