@@ -21,7 +21,7 @@ from ..profiles.precision import TRACED
 from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
 from ..profiles.profile_data import profile_data
 from ..runtime.bundle.entries.engine_entry import EngineEntry
-from ..runtime.bundle.manifest import MANIFEST_NAME, WEIGHTS_NAME
+from ..runtime.bundle.manifest import BUILD_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from ..runtime.bundle.merged_task import BASE
 from ..runtime.bundle.open_bundle import Bundle, open_bundle
 from ..runtime.engines.tensorrt.available import tensorrt_problem
@@ -105,7 +105,7 @@ def compile_request(
         _refuse_impossible_budgets(resolved)
         corpus = _corpus(source, request)
         require_examples(device.precisions, corpus)
-    with staged(output, _key(resolved, corpus), MANIFEST_NAME if overwrite else None) as stage:
+    with staged(output, _key(resolved, corpus), (MANIFEST_NAME, BUILD_NAME) if overwrite else ()) as stage:
         if stage.is_published:  # an earlier call was stopped after that
             return _with_plans(output, resolved, progress)
         with clock("load"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..argument_types import checked
+from ..errors import OutputError
 from ..exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint, sha256_of
 from ..exporters.checkpoints.own_folder import save_model
 from ..exporters.families.coda.architecture.config import CodaConfig
@@ -58,6 +59,8 @@ def convert_coda(
     """
     settings = settings or ConversionSettings()
     checkpoint, output = open_checkpoint(Path(model)), Path(output)
+    if overwrite and output.exists() and output.samefile(checkpoint.folder):
+        raise OutputError(f"{output}: is the model that is converted, which is not replaced; choose another `output`")
     companions = _companions(checkpoint, with_decoder)
     files = sorted({*checkpoint.source_files(), *companions})
     key = {
@@ -67,7 +70,7 @@ def convert_coda(
         "settings": unstructure(settings),
         "with_decoder": with_decoder,
     }
-    with staged(output, key, "config.json" if overwrite else None) as stage:
+    with staged(output, key, ("config.json", "model.safetensors") if overwrite else ()) as stage:
         found = converted(checkpoint, settings)
         made: CodaEncoder | CodaEncoderDecoder = found.model
         if with_decoder:

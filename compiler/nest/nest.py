@@ -24,7 +24,7 @@ from ..work.clock import Clock, Progress, silent
 from ..work.staging import Stage, staged
 from .agreement import embeddings, mean_cosines
 from .distill import Effort, Taught, distill
-from .folder import refuse_unwritable, write_folder, write_record
+from .folder import RECORD_NAME, refuse_unwritable, write_folder, write_record
 from .texts import TextBatches, training_texts
 
 DEFAULT_LEVELS: Mapping[str, Sequence[float]] = {"ffn": RANKED_FRACTIONS}
@@ -99,7 +99,7 @@ def nest(
     corpus = read_corpus(Path(text))
     texts = training_texts(Path(text))
     clock = Clock(progress)
-    replaced = "config.json" if overwrite else None
+    replaced = ("config.json", RECORD_NAME) if overwrite else ()
     with staged(Path(output), _key(source, fractions, texts, corpus, effort), replaced) as stage:
         if stage.is_published and not (stage.work / _OUTCOME_FILE).exists():  # stopped while it cleared its work
             raise OutputError(f"{output}: exists already, made by a call with these arguments; its figures are gone")

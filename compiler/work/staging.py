@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,23 +73,23 @@ def write_synced(path: Path, data: bytes | memoryview) -> None:
 
 
 @contextmanager
-def staged(output: Path, key: Mapping[str, Any], replaced: str | None = None) -> Iterator[Stage]:
+def staged(output: Path, key: Mapping[str, Any], replaced: Sequence[str] = ()) -> Iterator[Stage]:
     """A stage beside ``output``, published when the block ends without an error, unless the block has done so itself.
 
-    Raises OutputError if ``output`` exists, cannot be written, or another job works on it. A folder that has a file
-    called ``replaced`` may exist: once the new one is whole it takes its place in one step. Where an earlier run of the
+    Raises OutputError if ``output`` exists, cannot be written, or another job works on it. A folder that has all the
+    files ``replaced`` may exist: once the new one is whole it takes its place in one step. Where an earlier run of the
     same ``key`` made the output that exists, and did not end, the stage says so instead.
     """
     if not output.name:
         raise OutputError(f"output {str(output)!r}: expected the name of a folder to make")
     root = _root(output)
     with _disk_errors(output, every=True):
-        if replaced is not None:
+        if replaced:
             _require_own(output, replaced)
-        lock = _locked(root, output, replaced is not None)
+        lock = _locked(root, output, bool(replaced))
     with lock:
         with _disk_errors(output, every=True):
-            stage = _prepared(root, output, to_json(key), replaced is not None)
+            stage = _prepared(root, output, to_json(key), bool(replaced))
         try:
             with _disk_errors(output):
                 yield stage
@@ -130,10 +130,16 @@ def _root(output: Path) -> Path:
     return output.with_name(output.name + ".partial")
 
 
-def _require_own(output: Path, replaced: str) -> None:
+def _require_own(output: Path, replaced: Sequence[str]) -> None:
     """Raises OutputError for an output that is there and none that the command writes."""
-    if os.path.lexists(output) and (output.is_symlink() or not (output / replaced).is_file()):
-        raise OutputError(f"{output}: has no {replaced}, and `overwrite` replaces no other folder; remove it yourself")
+    if not os.path.lexists(output):
+        return
+    if output.is_symlink():
+        raise OutputError(f"{output}: is a link, and `overwrite` replaces no link; give the folder that it leads to")
+    if missing := [name for name in replaced if not (output / name).is_file()]:
+        raise OutputError(
+            f"{output}: has no {' and no '.join(missing)}, and `overwrite` replaces no other folder; remove it yourself"
+        )
 
 
 def _locked(root: Path, output: Path, replaces: bool) -> IO[str]:

@@ -75,3 +75,11 @@ def test_nothing_is_written_where_it_fails_or_the_output_exists(tmp_path: Path) 
     with pytest.raises(OutputError, match="exists already"):
         convert_coda(folder, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_the_model_that_is_converted_is_never_replaced(tmp_path: Path) -> None:
+    folder = save_tiny_encoder(tmp_path / "m", num_hidden_layers=1)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(OutputError, match="is the model that is converted, which is not replaced"):
+        convert_coda(folder, folder / ".." / "m", SETTINGS, overwrite=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

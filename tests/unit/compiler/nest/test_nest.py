@@ -262,6 +262,13 @@ def test_an_output_that_exists_is_left_alone(ordinary: Ordinary, tmp_path: Path)
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_an_ordinary_model_is_never_replaced_by_a_nested_one(ordinary: Ordinary) -> None:
+    before = {path.name: path.read_bytes() for path in ordinary.model.iterdir() if path.is_file()}
+    with pytest.raises(OutputError, match=r"has no nest\.json, and `overwrite` replaces no other folder"):
+        nest(ordinary.model, ordinary.text, ordinary.model, steps=2, overwrite=True)
+    assert {path.name: path.read_bytes() for path in ordinary.model.iterdir() if path.is_file()} == before
+
+
 def test_a_call_that_was_stopped_while_it_cleared_its_work_does_not_train_again(
     ordinary: Ordinary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

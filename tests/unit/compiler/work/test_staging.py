@@ -375,7 +375,7 @@ def test_json_is_the_same_for_the_same_data() -> None:
 
 
 def replaced_by(output: Path, content: bytes, key: dict[str, int]) -> None:
-    with staged(output, key, "engine") as stage:
+    with staged(output, key, ("engine",)) as stage:
         write_synced(stage.folder / "engine", content)
 
 
@@ -384,7 +384,7 @@ def test_an_output_of_its_kind_is_replaced_once_the_new_one_is_whole(tmp_path: P
     replaced_by(output, b"1", KEY)
     (output / "older").touch()
     opened = (output / "engine").open("rb")
-    with staged(output, {"a": 2}, "engine") as stage:
+    with staged(output, {"a": 2}, ("engine",)) as stage:
         write_synced(stage.folder / "engine", b"2")
         assert (output / "engine").read_bytes() == b"1"
     assert left(output) == ["engine"]
@@ -399,7 +399,7 @@ def test_what_fails_replaces_nothing(tmp_path: Path) -> None:
     replaced_by(output, b"1", KEY)
 
     def fails() -> None:
-        with staged(output, {"a": 2}, "engine") as stage:
+        with staged(output, {"a": 2}, ("engine",)) as stage:
             write_synced(stage.folder / "engine", b"2")
             raise ParityError("no")
 
@@ -419,6 +419,23 @@ def test_nothing_of_another_kind_is_replaced(tmp_path: Path) -> None:
     assert left(tmp_path) == ["out"]
 
 
+def test_one_file_of_a_name_that_others_use_does_not_make_a_folder_ours(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "manifest.json").touch()  # of a browser's extension, say
+    with pytest.raises(OutputError, match=r"out: has no build\.json, and `overwrite` replaces no other folder"):
+        staged(output, KEY, ("manifest.json", "build.json")).__enter__()
+    assert left(output) == ["manifest.json"]
+
+
+def test_a_link_to_an_output_is_not_replaced(tmp_path: Path) -> None:
+    replaced_by(tmp_path / "mine", b"1", KEY)
+    (tmp_path / "out").symlink_to(tmp_path / "mine")
+    with pytest.raises(OutputError, match="out: is a link, and `overwrite` replaces no link"):
+        replaced_by(tmp_path / "out", b"2", KEY)
+    assert left(tmp_path) == ["mine", "out"]
+
+
 def test_one_killed_after_the_exchange_is_known_for_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "out"
     replaced_by(output, b"1", KEY)
@@ -431,7 +448,7 @@ def test_one_killed_after_the_exchange_is_known_for_published(tmp_path: Path, mo
     with pytest.raises(KeyboardInterrupt):
         replaced_by(output, b"2", {"a": 2})
     monkeypatch.undo()
-    with staged(output, {"a": 2}, "engine") as stage:
+    with staged(output, {"a": 2}, ("engine",)) as stage:
         assert stage.is_published
     assert (output / "engine").read_bytes() == b"2"
     assert left(tmp_path) == ["out"]
