@@ -12,7 +12,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from ..argument_types import checked
 from ..bucket import Bucket
+from ..errors import InputError
 from ..runtime.bundle.device_files.measurements import keep_measurement, read_measurements
 from ..runtime.bundle.open_bundle import open_bundle
 from ..runtime.calibrate.budget import parse_budget
@@ -43,12 +47,13 @@ def silent(stage: str, done: int, total: int) -> None:
     """Reports nothing."""
 
 
+@checked
 def index(
     bundle: PathOf | ElasticModel,
     corpus: Corpus,
     *,
     ids: Sequence[str] | None = None,
-    labels: Array | None = None,
+    labels: Array | Sequence[int] | None = None,
     output: str | None = None,
     truncate: bool = False,
     prompt: str | None = None,
@@ -65,7 +70,7 @@ def index(
             model,
             corpus,
             ids=ids,
-            labels=labels,
+            labels=None if labels is None else np.asarray(labels),
             output=output,
             truncate=truncate,
             progress=progress,
@@ -74,6 +79,7 @@ def index(
         )
 
 
+@checked
 def search(
     bundle: PathOf | ElasticModel,
     index: PathOf | Index,
@@ -93,13 +99,14 @@ def search(
         return opened.search(model, queries, k=k, **asked)
 
 
+@checked
 def compare(
     bundle: PathOf | ElasticModel,
     index: PathOf | Index,
     queries: Corpus,
     *,
     k: int = 10,
-    labels: Array | None = None,
+    labels: Array | Sequence[int] | None = None,
     truncate: bool = False,
     prompt: str | None = None,
     prompt_name: str | None = None,
@@ -116,7 +123,7 @@ def compare(
             model,
             queries,
             k=k,
-            labels=labels,
+            labels=None if labels is None else np.asarray(labels),
             truncate=truncate,
             progress=progress,
             prompt=prompt,
@@ -124,6 +131,7 @@ def compare(
         )
 
 
+@checked
 def measure(
     bundle: PathOf,
     *,
@@ -145,6 +153,7 @@ def measure(
     return result
 
 
+@checked
 def bench(
     bundle: PathOf,
     submodels: Sequence[str] = (),
@@ -153,15 +162,19 @@ def bench(
     provider: str = "cpu",
     progress: Progress = silent,
 ) -> BundleBench:
-    """Latency and memory of every engine of ``submodels`` (ids or levels; none means all) in each residency.
+    """Latency and memory of every engine of ``submodels`` (labels or ids; none means all) in each residency.
 
     As ``nestforge bench``; ``at`` is the shape, such as ``1x128``, at which engines of a range run. Raises
-    SelectionError for a submodel or shape that the bundle does not have.
+    SelectionError for a submodel or shape that the bundle does not have, InputError for what is no shape.
     """
-    shape = Bucket.parse(at) if isinstance(at, str) else at
+    try:
+        shape = Bucket.parse(at) if isinstance(at, str) else at
+    except ValueError as failure:
+        raise InputError(f"at: {failure}") from None
     return bench_bundle(open_bundle(bundle), submodels, progress, provider_named(provider), shape)
 
 
+@checked
 def bench_requests(
     bundle: PathOf | ElasticModel,
     submodels: Sequence[str] = (),
@@ -180,6 +193,7 @@ def bench_requests(
         return bench_traffic(model, submodels, concurrency, progress, texts, task)
 
 
+@checked
 def consistency(
     bundle: PathOf,
     *,
@@ -189,7 +203,7 @@ def consistency(
     threads: int | None = None,
     progress: Progress = silent,
 ) -> Consistency:
-    """How much of the universal model ``submodels`` (ids or levels; none means all) keep on your own data.
+    """How much of the universal model ``submodels`` (labels or ids; none means all) keep on your own data.
 
     As ``nestforge consistency``: one of ``text``, a UTF-8 file with a text a line or texts, and ``data``, an NPZ file.
     Raises InputError for data that do not fit or are too few, SelectionError for what cannot be compared.
@@ -201,6 +215,7 @@ def consistency(
     )
 
 
+@checked
 def calibrate(
     bundle: PathOf,
     data: PathOf,
@@ -241,6 +256,7 @@ def calibrate(
     return policy
 
 
+@checked
 def calibrate_drafts(
     bundle: PathOf,
     texts: Sequence[str] = DEFAULT_TEXTS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,26 @@ def test_an_index_and_searches_in_it(encoder: Path, tmp_path: Path) -> None:
     assert table.submodels[0].recall_at_k == 1.0
 
 
+WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no shape": (lambda b: nestforge.bench(b, at="1y8"), "at: "),
+    "no path": (lambda b: nestforge.measure(5), "bundle: expected "),  # type: ignore[arg-type]
+    "a text for texts": (lambda b: nestforge.bench_requests(b, texts="a"), "texts: expected a list of str or None"),
+    "no text": (lambda b: nestforge.consistency(b, text=5), "text: expected "),  # type: ignore[arg-type]
+    "no data": (lambda b: nestforge.calibrate(b, 5, "loss<=1"), "data: expected "),  # type: ignore[arg-type]
+    "no labels": (lambda b: nestforge.index(b, TEXTS, labels=5), "labels: expected "),  # type: ignore[arg-type]
+    "no index": (lambda b: nestforge.search(b, 5, TEXTS), "index: expected "),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_arguments_of_another_type_are_one_line(case: str, encoder: Path) -> None:
+    call, says = WRONG[case]
+    with pytest.raises(nestforge.InputError) as failure:
+        call(encoder)
+    assert str(failure.value).startswith(says)
+    assert "\n" not in str(failure.value)
+
+
 def test_measurements_are_kept(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = nestforge.measure(encoder, threads=1, force=True)
     kept = json.loads((encoder / "measurements.json").read_text())
@@ -83,7 +104,7 @@ def test_consistency_of_texts_in_a_list_and_in_a_file(encoder: Path, tmp_path: P
     assert listed == nestforge.consistency(encoder, text=tmp_path / "texts.txt")
     assert repr(listed).startswith(f"Consistency({encoder}: 2 submodels, ")
     assert "<td>ffn16-heads1</td>" in listed._repr_html_()
-    with pytest.raises(nestforge.InputError, match="text: expected a list of texts, got"):
+    with pytest.raises(nestforge.InputError, match="text: expected str, PathLike, a list of str or None, got list"):
         nestforge.consistency(encoder, text=["a", 3])  # type: ignore[list-item]
     with pytest.raises(nestforge.InputError, match=r"^text: 1 different texts, one per line; expected at least 20"):
         nestforge.consistency(encoder, text=["a"])
