@@ -36,9 +36,10 @@ def quality_warnings(manifest: Manifest) -> list[str]:
         ]
     if smaller and not manifest.trained_nested and not any(entry.quality for entry in smaller):
         given = "`text`" if manifest.text is not None else "`data`"
+        may = ", and those of a model that was never nested may keep little" if _narrowed(manifest, smaller) else ""
         return [
-            "what its submodels keep of the universal model was not measured, since no examples were given, and those "
-            f"of a model that was never nested may keep little: compile with {given} to measure it"
+            "what its submodels keep of the universal model was not measured, since no examples were given"
+            f"{may}: compile with {given} to measure it"
         ]
     return []
 
@@ -50,11 +51,7 @@ def _first(manifest: Manifest, short: Mapping[str, str]) -> str:
 
 def _mending(manifest: Manifest, short: list[SubmodelEntry]) -> str:
     """The remedy for ``short``: another precision where nothing else was cut, training, or larger levels."""
-    sizes: dict[str, set[int]] = {}
-    for axis in manifest.axes:
-        sizes.setdefault(axis.kind, set()).add(axis.size)
-    narrow = [e for e in short if any(set(v) - sizes[kind] for kind, v in e.values.items() if kind != BITS)]
-    if not narrow:
+    if not _narrowed(manifest, short):
         return "their precision costs it; a wider one keeps more"
     if manifest.trained_nested:
         return "the model was trained nested; larger levels (`levels`) keep more, and so does longer training"
@@ -65,3 +62,11 @@ def _mending(manifest: Manifest, short: list[SubmodelEntry]) -> str:
         "the model was never nested; `nestforge nest MODEL --text FILE --output nested` teaches them in minutes, then "
         "compile that folder"
     )
+
+
+def _narrowed(manifest: Manifest, entries: list[SubmodelEntry]) -> bool:
+    """Whether more than precision was cut of one of ``entries``."""
+    sizes: dict[str, set[int]] = {}
+    for axis in manifest.axes:
+        sizes.setdefault(axis.kind, set()).add(axis.size)
+    return any(set(v) - sizes[kind] for entry in entries for kind, v in entry.values.items() if kind != BITS)
