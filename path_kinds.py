@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 # By the file that marks a folder, the surest first.
@@ -12,6 +13,7 @@ _FOLDERS = {
     "`nestforge compile MODEL --task NAME={path} --output my.bundle`",
     "config.json": "a model folder; `nestforge compile {path} --output my.bundle` makes a bundle of it",
 }
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _BUNDLE_FILES = ("manifest.json", "build.json")
 _IN_MODEL = "a file of a model folder; give the folder: {folder}"
 _SUFFIXES = {
@@ -38,3 +40,9 @@ def what_it_is(path: Path) -> str | None:
     else:
         kind = _IN_MODEL if path.name in _FOLDERS else _SUFFIXES.get(path.suffix.lower())
     return None if kind is None else kind.format(path=path, folder=path.parent)
+
+
+def is_hub_id(path: Path) -> bool:
+    """Whether ``path``, where nothing lies, looks like a model's id on the Hugging Face Hub: a path of two parts whose
+    parent is not there either."""
+    return _HUB_ID.fullmatch(str(path)) is not None and not os.path.exists(path.parent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors import safe_open
 from ...errors import CheckpointError
 from ...outside import library_errors
 from ...outside_file import read_file
-from ...path_kinds import what_it_is
+from ...path_kinds import is_hub_id, what_it_is
 from ...runtime.bundle.regular_file import stream_sha256
 from ...strict import parse_json
 
@@ -28,7 +27,6 @@ _VOCABULARY_FILES = (
     *("vocab.txt", "vocab.json", "merges.txt"),
     *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
 )
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -141,9 +139,9 @@ def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
 
 
 def _no_such_folder(folder: Path) -> str:
-    """What to say of a model that is not there; an id of the Hugging Face Hub looks like a path whose parent is not."""
+    """What to say of a model that is not there."""
     what = f"{folder}: no such folder; expected config.json and model.safetensors in it; nothing is downloaded here"
-    if _HUB_ID.fullmatch(str(folder)) and not os.path.exists(folder.parent):
+    if is_hub_id(folder):
         return f"{what}: run `hf download {folder} --local-dir {folder.name}` and give {folder.name}"
     return f"{what}: `hf download OWNER/NAME --local-dir FOLDER` makes a folder of a model on the Hugging Face Hub"
 

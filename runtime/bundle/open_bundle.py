@@ -17,7 +17,7 @@ from typing import Literal
 
 from ...argument_types import checked
 from ...errors import BundleCorruptError, BundleFormatError
-from ...path_kinds import what_it_is
+from ...path_kinds import is_hub_id, what_it_is
 from .build_record import BuildRecord
 from .manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, Manifest
 from .merged_task import MergedTask
@@ -110,7 +110,7 @@ def open_bundle(path: str | os.PathLike[str], check: Check = "fast") -> Bundle:
     if not (is_folder and os.path.lexists(folder / MANIFEST_NAME)) and (kind := what_it_is(folder)):
         raise BundleFormatError(f"bundle {path}: is {kind}")
     if not is_folder:
-        raise BundleFormatError(f"bundle {path}: not a folder; expected one that `nestforge compile` wrote")
+        raise BundleFormatError(_no_folder(folder))
     folder = folder.resolve()
     opened: dict[str, FileIdentity] = {}
     raw, opened[MANIFEST_NAME] = _read_json(folder / MANIFEST_NAME)
@@ -136,6 +136,17 @@ def open_bundle(path: str | os.PathLike[str], check: Check = "fast") -> Bundle:
             with regular_file(folder / REPORT_NAME) as (file, _):
                 _require_hash(folder / REPORT_NAME, file, build.report_sha256)
     return bundle
+
+
+def _no_folder(path: Path) -> str:
+    what = f"bundle {path}: not a folder; expected one that `nestforge compile` wrote"
+    if not is_hub_id(path):
+        return what
+    name = path.name
+    return (
+        f"{what}; of a model on the Hugging Face Hub `hf download {path} --local-dir {name}` and then "
+        f"`nestforge compile {name} --output {name}.bundle` make one"
+    )
 
 
 def read_json(folder: Path, name: str) -> bytes:

@@ -49,3 +49,17 @@ def test_nothing_is_said_of_what_no_command_knows(tmp_path: Path) -> None:
     assert (
         what_it_is(tmp_path) is what_it_is(tmp_path / "none") is what_it_is(made(tmp_path, "a.txt") / "a.txt") is None
     )
+
+
+def test_an_id_of_the_hub_is_answered_with_the_commands_that_make_a_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    download = "`hf download intfloat/e5-small --local-dir e5-small` and then `nestforge compile e5-small --output "
+    with pytest.raises(
+        BundleFormatError, match=rf"bundle intfloat/e5-small: not a folder; .*{download}e5-small.bundle`"
+    ):
+        open_bundle("intfloat/e5-small")
+    (tmp_path / "intfloat").mkdir()  # then it is a path
+    with pytest.raises(BundleFormatError, match=r"not a folder; expected one that `nestforge compile` wrote$"):
+        open_bundle("intfloat/e5-small")
