@@ -50,7 +50,7 @@ class Limit(NamedTuple):
         return self.took_ms <= self.allowed_ms
 
     def __str__(self) -> str:
-        return f"{self.name} {self.allowed_ms:g} {'kept' if self.kept else 'missed'}: took {self.took_ms:.3g} ms"
+        return f"`{self.name}={self.allowed_ms:g}` {'kept' if self.kept else 'missed'}: took {self.took_ms:.3g} ms"
 
 
 class RowRun(NamedTuple):

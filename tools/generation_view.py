@@ -14,6 +14,7 @@ from ..outside import printable
 from ..runtime.bundle.entries.generation_entry import GenerationEntry
 from ..runtime.generation.calls.generated import Generated, GeneratedRow
 from ..runtime.generation.loop.generation import Generation
+from ..runtime.summary.short_names import ShortNames
 from .console import print_table, say
 
 _PROMPT = "> "
@@ -51,7 +52,7 @@ def print_log_probabilities(row: GeneratedRow, text_of: Callable[[int], str]) ->
     print_table(columns, rows)
 
 
-def say_speed(generated: Generated, of_a_chat: bool = False) -> None:
+def say_speed(generated: Generated, names: ShortNames, of_a_chat: bool = False) -> None:
     """What was written, by whom, and how fast, on stderr."""
     hint = "" if of_a_chat else ", whose reasons --json shows"  # which is not for chats
     for number, row in enumerate(generated.rows):
@@ -64,15 +65,18 @@ def say_speed(generated: Generated, of_a_chat: bool = False) -> None:
         )
         for run in row.runs[:_RUNS_SHOWN]:
             of_task = f", task {generated.task}" if generated.task is not None else ""
-            say(f"{before}{run.tokens} by {run.submodel}{of_task}: {run.reason}", err=True)
+            say(names(f"{before}{run.tokens} by {run.submodel}{of_task}: {run.reason}"), err=True)
         if more := row.runs[_RUNS_SHOWN:]:
             counted = Counter[str]()
             for run in more:
                 counted[run.submodel] += run.tokens
-            written = ", ".join(f"{tokens} by {submodel}" for submodel, tokens in counted.items())
+            written = ", ".join(f"{tokens} by {names(submodel)}" for submodel, tokens in counted.items())
             say(f"{before}{written}: in {len(more)} more runs{hint}", err=True)
         for one in row.drafts:
-            say(f"{before}{one.draft} drafted {one.drafted}, {one.accepted} accepted in {one.runs} runs", err=True)
+            say(
+                f"{before}{names(one.draft)} drafted {one.drafted}, {one.accepted} accepted in {one.runs} runs",
+                err=True,
+            )
     if generated.tokens_per_second is not None:
         say(f"{generated.tokens_per_second:.1f} tokens/s", err=True)
 
@@ -108,7 +112,9 @@ def generated_data(generated: Generated) -> dict[str, Any]:
     }
 
 
-def converse(answer: Callable[[list[Message]], Generation], lines: Iterable[str] | None = None) -> None:
+def converse(
+    answer: Callable[[list[Message]], Generation], names: ShortNames, lines: Iterable[str] | None = None
+) -> None:
     """A chat: each of ``lines``, by default those of standard input, is the user's turn; an empty one, the end of the
     input, or a turn that its cache has no room left for ends it. Raises CapacityError if that is the first."""
     messages: list[Message] = []
@@ -125,7 +131,7 @@ def converse(answer: Callable[[list[Message]], Generation], lines: Iterable[str]
             return
         with generation:
             generated = stream_text(generation)
-        say_speed(generated, of_a_chat=True)
+        say_speed(generated, names, of_a_chat=True)
         messages.append({"role": "assistant", "content": generated.text or ""})
 
 

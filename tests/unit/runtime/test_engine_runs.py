@@ -122,8 +122,8 @@ def test_an_answer_says_whether_its_limit_was_kept(own_bundle: Path, feeds: Feed
     assert kept.limit.kept
     assert missed.limit is not None
     assert not missed.limit.kept
-    assert str(missed.limit).startswith("latency_ms 1e-05 missed: took ")
-    assert "latency_ms 1e-05 missed" in repr(missed)
+    assert str(missed.limit).startswith("`latency_ms=1e-05` missed: took ")
+    assert "`latency_ms=1e-05` missed" in repr(missed)
     assert in_time.limit is not None
     assert in_time.limit.kept
     assert in_time.limit.took_ms > in_time.timings.run == sum(run.run_ms for run in in_time.runs)

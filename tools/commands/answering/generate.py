@@ -10,6 +10,7 @@ import click
 
 from ....errors import InputError
 from ....runtime.engines.contract.residency import Residency
+from ....runtime.summary.short_names import ShortNames
 from ....strict import parse_json
 from ...console import print_json
 from ...generation_view import (
@@ -44,7 +45,9 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
     type=click.Path(path_type=Path),
     help='JSON file of a chat to answer: [{"role": ..., "content": ...}].',
 )
-@click.option("--max-tokens", type=click.IntRange(min=1), help="At most so many. Default: what fits, at most 256.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), help="Maximum number of new tokens. Default: what fits, at most 256."
+)
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
@@ -60,7 +63,7 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
     "--min-p", type=click.FloatRange(0, 1), help="Draw from those at least this likely beside the most likely."
 )
 @click.option("--repetition-penalty", type=_ABOVE_0, help="Above 1: tokens that were there are less likely.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of the draws. Default: 0.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Seed of the draws. Default: 0.")
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
 @click.option("--budget", help="A named budget of the bundle.")
 @click.option("--submodel", metavar="ID", help="This submodel, by label or id.")
@@ -164,10 +167,11 @@ def command(
     }
     with load(bundle, residency=residency, threads=threads, merge=merged_tasks(task, merge)) as model:
         say_endless(model.bundle.manifest.generation, stops)
+        names = ShortNames.of(model.bundle.manifest)
         if chat:
             model.generate.require_chats()
             with model.session(capacity=capacity, task=task) as session:
-                converse(lambda turns: model.generate(messages=turns, session=session, stream=True, **options))
+                converse(lambda turns: model.generate(messages=turns, session=session, stream=True, **options), names)
             return
         asked = _asked(prompts, prompt_file, messages)
         generation = model.generate(**asked, stream=True, capacity=capacity, **options)
@@ -183,7 +187,7 @@ def command(
         if logprobs is not None:
             for row in generated.rows:
                 print_log_probabilities(row, model.generate.token_text)
-        say_speed(generated)
+        say_speed(generated, names)
 
 
 def _asked(prompts: tuple[str, ...], prompt_file: Path | None, messages: Path | None) -> dict[str, Any]:

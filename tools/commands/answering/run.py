@@ -13,6 +13,7 @@ from ....runtime.answer import Answer, ExitRows
 from ....runtime.engines.contract.residency import RESIDENCIES, Residency
 from ....runtime.inputs.array_file import MAX_BYTES
 from ....runtime.inputs.npz import read_npz
+from ....runtime.summary.short_names import ShortNames
 from ....whole_file import require_new, write_whole
 from ...best_answers import Best, best_answers
 from ...console import print_facts, print_json, print_table, say
@@ -28,6 +29,7 @@ from ...options import (
     refuse_prompts,
     task_option,
 )
+from ...spoken import in_options
 
 _SHOWN = 6  # first values of each output
 _SHOWN_RUNS = 8
@@ -144,6 +146,7 @@ def command(
         first_ms = answer.timings.run if answer.first_run else None
         if answer.limit is not None and answer.first_run:
             answer = ask()
+        names = ShortNames.of(model.bundle.manifest)
         best = best_answers(model.bundle, answer, model.token_counts(texts, answer.prompt) if texts else None)
     if output is not None:
         arrays = answer.outputs
@@ -153,9 +156,9 @@ def command(
             {**_answer_data(answer, first_ms), "best": None if best is None else {"what": best[0], "rows": best[1]}}
         )
         return
-    _print_answer(answer, best, first_ms)
+    _print_answer(answer, best, first_ms, names)
     if answer.limit is not None and not answer.limit.kept:
-        say(f"\nwarning: {answer.limit}; {_MENDS[answer.limit.name]}", err=True)
+        say(f"\nwarning: {in_options(str(answer.limit))}; {_MENDS[answer.limit.name]}", err=True)
 
 
 def _asked_exits(text: str) -> str | tuple[float, ...] | float:
@@ -202,14 +205,16 @@ def _exits_data(exits: ExitRows) -> dict[str, Any]:
     return {"policy": exits.policy, "rows": rows}
 
 
-def _print_answer(answer: Answer, best: tuple[str, list[list[Best]]] | None, first_ms: float | None) -> None:
+def _print_answer(
+    answer: Answer, best: tuple[str, list[list[Best]]] | None, first_ms: float | None, names: ShortNames
+) -> None:
     timings = answer.timings
     first = f" (first run {first_ms:.2f} ms)" if first_ms is not None and not answer.first_run else ""
     facts = [
         *([("task", answer.task)] if answer.task is not None else []),
-        ("submodel", answer.submodel),
-        ("because", answer.reason),
-        ("engine", f"{answer.engine}, weights {answer.residency}"),
+        ("submodel", names(answer.submodel)),
+        ("because", in_options(answer.reason)),
+        ("engine", f"{names(answer.engine)}, weights {answer.residency}"),
         ("padding", str(answer.padding) if answer.padding else "none"),
         *((f"run {number}", str(run)) for number, run in enumerate(answer.runs[:_SHOWN_RUNS], 1)),
         *([("more runs", str(len(answer.runs) - _SHOWN_RUNS))] if len(answer.runs) > _SHOWN_RUNS else []),
@@ -220,7 +225,7 @@ def _print_answer(answer: Answer, best: tuple[str, list[list[Best]]] | None, fir
             f"encode {timings.encode:.2f} ms, dispatch {timings.dispatch:.2f} ms, "
             f"open {timings.open:.2f} ms, {'first ' if answer.first_run else ''}run {timings.run:.2f} ms{first}",
         ),
-        *([("limit", str(answer.limit))] if answer.limit else []),
+        *([("limit", in_options(str(answer.limit)))] if answer.limit else []),
     ]
     print_facts(facts)
     click.echo()

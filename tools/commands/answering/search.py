@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ....runtime.engines.contract.residency import RESIDENCIES, Residency
+from ....runtime.summary.short_names import ShortNames
 from ...console import print_facts, print_json, print_table, say, working
 from ...options import bundle_argument, json_option, prompt_name_option, prompt_option, refuse_prompts
+from ...spoken import in_options
 from ...text_lines import read_text_lines
 
 if TYPE_CHECKING:
@@ -107,6 +109,7 @@ def command(
             else:
                 _print_comparison(comparison)
             return
+        names = ShortNames.of(model.bundle.manifest)
         found = search(
             model,
             opened,
@@ -123,7 +126,7 @@ def command(
     if as_json:
         print_json(_found_data(found, shown))
     else:
-        _print_found(found, shown)
+        _print_found(found, shown, names)
 
 
 def _queries(
@@ -156,12 +159,12 @@ def _found_data(found: Found, queries: list[str] | None) -> dict[str, Any]:
     }
 
 
-def _print_found(found: Found, queries: list[str] | None) -> None:
+def _print_found(found: Found, queries: list[str] | None, names: ShortNames) -> None:
     print_facts(
         [
-            ("submodel", found.submodel),
-            ("because", found.reason),
-            ("engines", ", ".join(found.engines)),
+            ("submodel", names(found.submodel)),
+            ("because", in_options(found.reason)),
+            ("engines", ", ".join(map(names, found.engines))),
             *([("prompt", repr(found.prompt))] if found.prompt else []),
             *([("truncated", f"{found.truncated} queries")] if found.truncated else []),
             ("timings", f"encode {found.encode_ms:.2f} ms, search {found.search_ms:.2f} ms"),

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ....runtime.summary.short_names import ShortNames
+from ...bundle_view import print_ids
 from ...console import print_json, print_table, say, working
 from ...options import bundle_argument, json_option
 
@@ -20,15 +22,17 @@ def command(bundle: Path, as_json: bool) -> None:
     Plans that are there already, for this GPU and release of TensorRT, are kept.
     """
     from ....compiler.tensorrt.build_bundle import build_plans
+    from ....runtime.bundle.open_bundle import open_bundle
 
     with working() as progress:
         plans = build_plans(bundle, progress)
     if as_json:
         print_json(plans)
         return
+    names = ShortNames.of(open_bundle(bundle).manifest)
     rows = [
         [
-            plan.engine,
+            names(plan.engine),
             f"{plan.entry.bytes / 1e6:.1f}",
             f"{plan.entry.activation_bytes / 1e6:.1f}",
             str(sum(plan.entry.layers.values())),
@@ -38,4 +42,6 @@ def command(bundle: Path, as_json: bool) -> None:
         for plan in plans
     ]
     print_table(["engine", "plan MB", "activations MB", "layers", "max abs", "built in"], rows)
+    click.echo()
+    print_ids(names)
     say(f"\nplans for {plans[0].entry.gpu}")

@@ -39,7 +39,7 @@ Examples:
     show_default=True,
     help="Assignments that the search evaluates, the four promotion orders among them.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the search.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search.")
 @json_option
 def command(
     model: Path,
@@ -82,5 +82,7 @@ def _print(compared: Comparison) -> None:
         ]
     )
     click.echo()
-    rows = [[a.way, f"{a.size:,.10g}", f"{a.loss:.4f}", a.submodel] for a in compared.assignments]
-    print_table(["assignment", compared.metric, "loss", "submodel"], rows)
+    rows = [[a.way, f"{a.size:,.10g}", f"{a.loss:.4f}"] for a in compared.assignments]
+    print_table(["assignment", compared.metric, "loss"], rows)
+    click.echo()
+    print_table(["assignment", "id"], [[a.way, a.submodel] for a in compared.assignments])

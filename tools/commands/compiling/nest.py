@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ....runtime.summary.short_names import ShortNames
+from ...bundle_view import print_ids
 from ...console import print_facts, print_json, print_table, resumable, say, working
 from ...options import LevelsType, json_option, model_argument, once_each, overwrite_option
 
@@ -44,7 +46,7 @@ Examples:
     help="How long to train, beside loading and comparing. Default: 8.",
 )
 @click.option("--steps", type=click.IntRange(min=1), help="How long to train, in batches instead of minutes.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of every random choice.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of every random choice.")
 @json_option
 def command(
     model: Path,
@@ -86,14 +88,16 @@ def command(
 
 
 def _print(report: NestReport) -> None:
-    columns = ["level", "submodel", "parameters", "cosine, ranked only", "cosine, nested"]
+    columns = ["submodel", "parameters", "cosine, ranked only", "cosine, nested"]
     print_table(
         columns,
         [
-            [level.label, level.submodel, f"{level.parameters:,}", f"{level.ranked:.4f}", f"{level.nested:.4f}"]
+            [level.label, f"{level.parameters:,}", f"{level.ranked:.4f}", f"{level.nested:.4f}"]
             for level in report.levels
         ],
     )
+    click.echo()
+    print_ids(ShortNames({level.submodel: level.label for level in report.levels}))
     click.echo()
     print_facts(
         [

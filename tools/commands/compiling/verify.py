@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ....errors import ParityError
+from ....runtime.summary.short_names import ShortNames
+from ...bundle_view import print_ids
 from ...console import let_waiting_threads_sleep, print_json, print_table, say, working
 from ...options import bundle_argument, json_option
 
@@ -54,17 +56,21 @@ def _verify_bytes(path: Path, as_json: bool) -> None:
 def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
     let_waiting_threads_sleep()
     from ....compiler.verify import verify_bundle
+    from ....runtime.bundle.open_bundle import open_bundle
 
     with working() as progress:
         report = verify_bundle(path, against, progress)
     if as_json:
         print_json(report)
     else:
+        names = ShortNames.of(open_bundle(path).manifest)
         say(f"{path}: {report.files} files, {report.bytes / 1e6:.1f} MB, every hash and seal as it was written\n")
         columns = ["engine", "parity", "max abs", "max rel", "min cosine"]
         decide = any(verdict.routing for verdict in report.engines)
         columns += ["choices", "not PyTorch's own", "worst score gap"] if decide else []
-        print_table(columns, [_row(verdict)[: len(columns)] for verdict in report.engines])
+        print_table(columns, [_row(verdict, names)[: len(columns)] for verdict in report.engines])
+        click.echo()
+        print_ids(names)
     broken = [verdict for verdict in report.engines if verdict.problem]
     if broken:
         raise ParityError(
@@ -73,7 +79,7 @@ def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
         )
 
 
-def _row(verdict: EngineVerdict) -> list[str]:
+def _row(verdict: EngineVerdict, names: ShortNames) -> list[str]:
     """The worst figures over all outputs, and over all routes; dashes where the engine did not get as far as one."""
     outputs, routing = verdict.outputs, verdict.routing or ()
     figures, judged = ["-"] * 3, ["-"] * 3
@@ -89,4 +95,4 @@ def _row(verdict: EngineVerdict) -> list[str]:
             str(sum(routes.differing for routes in routing)),
             f"{max(routes.worst_score_gap for routes in routing):.1e}",
         ]
-    return [verdict.engine, "differs" if verdict.problem else "equal", *figures, *judged]
+    return [names(verdict.engine), "differs" if verdict.problem else "equal", *figures, *judged]

@@ -187,14 +187,12 @@ def test_verify(compiled: Any, tmp_path: Path) -> None:
     assert error_of("verify", damaged).startswith(f"{weights}: sha256 ")
 
 
-def test_verify_shows_engines_whose_figures_are_not_finite(
-    compiled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_verify_shows_engines_whose_figures_are_not_finite(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = (ParityOutput("logits", inf, inf, -1.0, inf, 0.0, 0.0),)
     verdicts = (EngineVerdict("a", broken, "output logits differs"), EngineVerdict("b", (), "no answer"))
     report = VerifyReport("x", 1, 2, "model", verdicts)
     monkeypatch.setattr(verify_module, "verify_bundle", lambda *_: report)
-    arguments = ["verify", tmp_path, "--against", compiled.model]
+    arguments = ["verify", compiled.bundle, "--against", compiled.model]
     text = nestforge(*arguments)
     assert text.exit_code == 1
     assert re.search(r"^a +differs +inf +inf +-1\.0000000$", text.stdout, re.MULTILINE)
@@ -227,7 +225,7 @@ def test_run_on_text(compiled: Any) -> None:
     assert small["reason"].startswith("budget small: ")
     assert small["submodel"] != data["submodel"]
     lines = nestforge("run", compiled.bundle, "--text", "the quick fox", "--submodel", "XL").stdout.splitlines()
-    assert lines[:2] == ["submodel  ffn64-heads4", "because   submodel XL asked for"]
+    assert lines[:2] == ["submodel  XL", "because   submodel XL asked for"]
 
 
 def test_run_shares_weights_unless_asked(compiled: Any) -> None:

@@ -39,7 +39,7 @@ def test_a_limit_is_judged_by_a_run_that_is_not_the_first(compiled: Any) -> None
     assert data["timings_ms"]["open"] == 0 or data["timings_ms"]["open"] < 1
     lines = run(compiled.bundle, *TEXTS[:2], "--latency-ms", "1e6").stdout
     assert "(first run " in lines
-    assert "\nlimit     latency_ms 1e+06 kept: took " in lines
+    assert "\nlimit     `--latency-ms 1e+06` kept: took " in lines
     alone = run(compiled.bundle, *TEXTS[:2]).stdout
     assert ", first run " in alone
     assert "limit" not in alone.replace("no limit asked", "")
@@ -56,6 +56,6 @@ def test_a_missed_limit_is_said(compiled: Any, tmp_path: Path) -> None:
     edit_sealed(bundle / "build.json", wrong)
     found = run(bundle, *TEXTS[:2], "--latency-ms", "1e-5")
     assert found.exit_code == 0
-    assert "\nlimit     latency_ms 1e-05 missed: took " in found.stdout
-    assert found.stderr.startswith("\nwarning: latency_ms 1e-05 missed: took ")
+    assert "\nlimit     `--latency-ms 1e-05` missed: took " in found.stdout
+    assert found.stderr.startswith("\nwarning: `--latency-ms 1e-05` missed: took ")
     assert "`nestforge measure`" in found.stderr

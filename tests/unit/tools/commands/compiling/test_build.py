@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from nestforge.errors import BuildError
 from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.runtime.summary.short_names import ShortNames
 from nestforge.tools.commands.compiling.build import command
 from support.fake_cuda import World
 from support.fake_tensorrt import installed
@@ -35,7 +36,11 @@ def test_plans_are_listed(compiled: Compiled, tmp_path: Path, monkeypatch: pytes
         again = CliRunner().invoke(command, [str(bundle), "--json"], catch_exceptions=False)
     lines = first.stdout.splitlines()
     assert lines[0].split() == ["engine", "plan", "MB", "activations", "MB", "layers", "max", "abs", "built", "in"]
-    assert [line.split()[0] for line in lines[1:-2]] == [engine["id"] for engine in manifest["engines"]]
+    table = lines[1 : lines.index("")]
+    names = ShortNames({entry["id"]: entry["labels"][0] for entry in manifest["submodels"]})
+    assert [line.split()[0] for line in table] == [names(engine["id"]) for engine in manifest["engines"]]
+    assert "@" in names(manifest["engines"][0]["id"])
+    assert lines[lines.index("") + 1].split() == ["submodel", "id"]
     assert lines[-1] == "plans for Fake GPU (compute capability 8.7, TensorRT 10.3.0)"
     plans = json.loads(again.stdout)
     assert all(plan["was_kept"] for plan in plans)
@@ -52,9 +57,9 @@ def test_graphs_that_keep_a_cache_get_plans_too(tmp_path: Path, monkeypatch: pyt
     bundle = Path(shutil.copytree(GOLDEN / "bundle-tensorrt", tmp_path / "tiny.bundle"))
     with installed(World(version="10.15.0")):
         done = CliRunner().invoke(command, [str(bundle)], catch_exceptions=False)
-    engines = [line.split()[0] for line in done.stdout.splitlines()[1:-2]]
-    assert engines == [
-        *("ffn16-heads2@b1-s16", "ffn32-heads4@b1-s16"),
-        *(engine.id for engine in open_bundle(bundle).manifest.generation.engines),
-    ]
+    lines = done.stdout.splitlines()
+    engines = [line.split()[0] for line in lines[1 : lines.index("")]]
+    manifest = open_bundle(bundle).manifest
+    ids = ["ffn16-heads2@b1-s16", "ffn32-heads4@b1-s16", *(engine.id for engine in manifest.generation.engines)]
+    assert engines == list(map(ShortNames.of(manifest), ids))
     assert len(engines) == 6

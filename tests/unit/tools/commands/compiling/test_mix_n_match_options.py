@@ -146,5 +146,8 @@ def test_mixnmatch_prints_every_way(compiled: Any, tmp_path: Path) -> None:
     assert 1 <= data["evaluations"] <= 6
     lines = nestforge(*arguments, *options).stdout.splitlines()
     assert lines[1].startswith("budget  ffn_parameters <= ")
-    assert lines[5].split() == ["assignment", "ffn_parameters", "loss", "submodel"]
+    assert lines[5].split() == ["assignment", "ffn_parameters", "loss"]
+    ids = lines.index("", 5) + 1
+    assert lines[ids].split() == ["assignment", "id"]
+    assert lines[ids + 1].split() == ["S", data["assignments"][0]["submodel"]]
     assert error_of(*arguments, "--budget", "parameters<=1").startswith("budget 'parameters<=1': not even")

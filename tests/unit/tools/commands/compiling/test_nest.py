@@ -33,8 +33,13 @@ def test_a_table_of_levels_and_what_was_done(folder: Path, tmp_path: Path) -> No
     result = nested(folder, tmp_path / "out", "--steps", "3", "--levels", "ffn=0.5,1")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].split("  ")[0] == "level"
-    assert [line.split()[:2] for line in lines[1:3]] == [["50%", "ffn32-heads4"], ["100%", "ffn64-heads4"]]
+    assert lines[0].split("  ")[0] == "submodel"
+    assert [line.split()[0] for line in lines[1:3]] == ["50%", "100%"]
+    assert [line.split() for line in lines[4:7]] == [
+        ["submodel", "id"],
+        ["50%", "ffn32-heads4"],
+        ["100%", "ffn64-heads4"],
+    ]
     assert lines[-1] == f"wrote {tmp_path / 'out'}"
     assert "trained on  319 texts, 3 steps, " in result.stdout
     assert "distill: 3/3" in result.stderr
