@@ -74,7 +74,9 @@ Examples:
 )
 @click.option("--dense-layers", type=LayersType(), default=(), help="Layers that stay dense, such as 0,11.")
 @click.option("--num-labels", type=click.IntRange(2, 65_536), help="Draw a classifier of the mean of a row's tokens.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of what is drawn.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the new weights."
+)
 @click.option("--with-decoder", is_flag=True, help="Keep a T5's decoder, dense, behind the encoder.")
 @json_option
 def command(model: Path, output: Path, overwrite: bool, with_decoder: bool, as_json: bool, **settings: Any) -> None:

@@ -44,7 +44,7 @@ Examples:
 @click.option(
     "--text",
     type=click.Path(path_type=Path),
-    help="Of a bundle that generates: a text a line, which drafts continue. Default: a few short texts.",
+    help="File of texts, one a line, that drafts continue, for a bundle that generates. Default: a few short texts.",
 )
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Rows per request.")
 @click.option("--submodel", metavar="ID", help="This submodel, by label or id. Default: the largest.")
@@ -57,7 +57,9 @@ Examples:
     help="Whether requests for this submodel follow the policy without asking for it.",
 )
 @click.option("--rule", type=click.Choice(get_args(Rule)), default="per_row", show_default=True, help="Who leaves.")
-@click.option("--compare", type=click.Choice(get_args(Compare)), help="Of entropy and threshold. Default: the model's.")
+@click.option(
+    "--compare", type=click.Choice(get_args(Compare)), help="Comparison of entropy and threshold. Default: the model's."
+)
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
 @click.option("--plot", type=click.Path(path_type=Path), help="New .svg or .png file to draw the result into.")
 @json_option
