@@ -192,11 +192,12 @@ def test_a_row_is_what_it_is_alone_whatever_stands_beside_it(tmp_path: Path, tra
     np.testing.assert_array_equal(together[1], BIAS)  # of a row of zeros
 
 
-def test_an_infinite_number_stays_in_its_row_and_shows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spoiling", [np.inf, -np.inf])
+def test_an_infinite_number_stays_in_its_row_and_shows(tmp_path: Path, spoiling: float) -> None:
     proto, tensors = product(True)
     graph = stored(dynamic(proto, ()), tensors)
     spoilt = X.copy()
-    spoilt[2, 7] = np.inf
+    spoilt[2, 7] = spoiling
     expected, found = (run(graph, {"x": x}, tmp_path)["out"] for x in (X, spoilt))
     assert not np.isfinite(found[2]).any()
     np.testing.assert_array_equal(np.delete(found, 2, axis=0), np.delete(expected, 2, axis=0))
