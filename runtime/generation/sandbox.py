@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import InputError
 from ...optional import needed
 from .bounded_templates import bounded_environment, bounded_filter
-from .template_allowance import require_letters
+from .template_allowance import require_dated, require_letters
 
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -72,6 +72,7 @@ def sandbox() -> ImmutableSandboxedEnvironment:
         raise TemplateError(message)
 
     def strftime_now(format: str) -> str:
+        require_dated(format)
         return datetime.now().strftime(format)
 
     environment = bounded_environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])

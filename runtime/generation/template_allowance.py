@@ -26,6 +26,8 @@ Value = TypeVar("Value")
 _FIELD = {"%": re.compile(r"%(?:\([^()]*\))?[#0\- +]*[\d*.]*"), "{": re.compile(r"\{[^{}]*")}
 _WIDTH_OF_VALUE = {"%": re.compile(r"%(?:\([^()]*\))?[#0\- +\d.]*\*"), "{": re.compile(r"\{[^{}:]*:[^{}]*\{")}
 _NUMBER = re.compile(r"0*(\d{1,9})\d*")
+# A width in the format of a date, behind its flags, by its first digits.
+_DATE_WIDTH = re.compile(r"%[_\-^#+0]*(\d{1,9})")
 
 
 class Allowance:
@@ -95,6 +97,11 @@ def require_formatted(text: str, mark: str, values: Iterable[object]) -> None:
     fields = _FIELD[mark].findall(text)
     widest = max((int(number) for field in fields for number in _NUMBER.findall(field)), default=0)
     require_letters(len(text) + len(fields) * (widest + sum(map(letters_of, values))))
+
+
+def require_dated(text: str) -> None:
+    """Raises ValueError where a date in the format ``text`` may get too long by the widths of its fields."""
+    require_letters(len(text) + sum(map(int, _DATE_WIDTH.findall(text))))
 
 
 def require_operation(operator: str, left: Any, right: Any) -> None:

@@ -95,6 +95,7 @@ def test_a_filter_searches_as_the_method_does() -> None:
         "{{ '%1000000000d' % 1 }}",
         "{{ '{:1000000000}'.format(1) }}",
         "{{ strftime_now('%c' * 200000) }}",
+        "{{ strftime_now('%_999999999Y' ~ 'a' * 1000) }}",
         "{{ 'a' * 4000000 }}{{ 'a' * 4000000 }}",
     ],
 )
