@@ -32,6 +32,8 @@ _ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance")
 _NO_FILTERS = ("pprint", "striptags", "sum", "urlize", "wordwrap", "xmlattr")
 # Filters to which a number is a value, and no count or width.
 _ANY_NUMBER = frozenset({"d", "default", "float", "int", "replace"})
+# Filters that do something with every element before they return one. A text has many, as a list it counts them.
+_LOOK_AT_ELEMENTS = frozenset({"groupby", "reject", "rejectattr", "select", "selectattr", "sort", "unique"})
 # Methods that compare every letter with every letter that is sought; searches from the front do not.
 _SEARCHES = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"})
 _NO_METHODS = frozenset({"encode", "expandtabs", "striptags", "to_bytes", "translate"})
@@ -161,6 +163,8 @@ def _filter_value(name: str, value: Any, others: list[Any], named: dict[str, Any
             require_letters(len(str(value).splitlines()) * (len(width) if isinstance(width, str) else int(width)))
         case "join":
             value = _parts(str(of.get("d", "")), value)
+        case _ if name in _LOOK_AT_ELEMENTS and value:
+            value = _ALLOWANCE.get().made(list(value))
         case "trim":
             require_searched(str(value), of.get("chars"))
     return value

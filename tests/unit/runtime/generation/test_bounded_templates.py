@@ -60,6 +60,11 @@ def test_a_search_that_takes_long_is_refused(search: str) -> None:
     assert "(it looks for 200002 letters in 400000, which takes too long)" in refused(source)
 
 
+def test_filters_of_elements_take_nothing_as_before() -> None:
+    said = "{{ none|select|list }}{{ messages[9]|sort }}{{ ''|unique|list }}{{ (3, 1, 2)|sort }}{{ 'ba'|sort }}"
+    assert rendered(said) == "[][][][1, 2, 3]['a', 'b']"
+
+
 def test_a_filter_searches_as_the_method_does() -> None:
     said = "(it looks for 200002 letters in 400000, which takes too long)"
     for filtered in ("a|trim(b)", "a|trim(chars=b)", "([a]|map('trim', b))|list"):
@@ -94,6 +99,11 @@ def test_a_filter_searches_as_the_method_does() -> None:
         "{{ (range(99999)|list)|tojson(indent=100000) }}",
         "{{ '%1000000000d' % 1 }}",
         "{{ '{:1000000000}'.format(1) }}",
+        "{{ ('a' * 400000)|sort(attribute='x') }}",
+        "{{ ('a' * 400000)|groupby('x') }}",
+        "{{ ('a' * 400000)|unique(attribute='x')|list }}",
+        "{{ ('a' * 400000)|select('eq', 'b')|list }}",
+        "{{ ('a' * 400000)|rejectattr('x', 'undefined')|list }}",
         "{{ strftime_now('%c' * 200000) }}",
         "{{ strftime_now('%_999999999Y' ~ 'a' * 1000) }}",
         "{{ 'a' * 4000000 }}{{ 'a' * 4000000 }}",
