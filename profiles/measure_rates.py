@@ -203,7 +203,8 @@ def _onnx_bytes(chain: Chain) -> bytes:
     stored: dict[str, npt.NDArray[Any]] = {}
     for name in sorted(constants):
         stored |= encode[name](name, values[name]) if name in encode else {name: values[name]}
-    weights = [numpy_helper.from_array(value, name) for name, value in stored.items()]
+    read = {name for node in nodes for name in node.input}  # ONNX Runtime warns of what no node reads
+    weights = [numpy_helper.from_array(value, name) for name, value in stored.items() if name in read]
     graph = helper.make_graph(nodes, "chain", inputs, [output], weights)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)

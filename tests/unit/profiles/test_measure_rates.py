@@ -74,3 +74,9 @@ def test_integer_chains_have_the_kernels_of_engines() -> None:
     eight = {("", "QuantizeLinear"), ("com.microsoft", "QGemm")}
     rows = eight | {("", operator) for operator in ("Abs", "ReduceMax", "Div", "Mul")}
     assert kernels == {"int8": eight, "int8-dynamic": rows, "int4": rows | {("com.microsoft", "MatMulNBits")}}
+
+
+@pytest.mark.parametrize("name", INTEGER_CHAINS)
+def test_a_measurement_says_nothing_of_graphs(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    onnxruntime_run(INTEGER_CHAINS[name], cores=1)
+    assert capfd.readouterr() == ("", "")
