@@ -101,7 +101,7 @@ Examples:
 @click.option(
     "--generate",
     is_flag=True,
-    help="Of a causal language model, also engines that keep a cache: `nestforge generate` runs them.",
+    help="Also engines that keep a cache, of a causal language model: `nestforge generate` runs them.",
 )
 @click.option("--no-measure", is_flag=True, help="Time nothing on this host: latencies are predicted.")
 @json_option

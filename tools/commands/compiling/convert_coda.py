@@ -44,7 +44,7 @@ Examples:
 @click.option(
     "--adapter-activation",
     type=click.Choice(("relu", "gelu", "gelu_tanh")),
-    help="Of the adapters; LoRA has none. Default: relu.",
+    help="Activation of the adapters; LoRA has none. Default: relu.",
 )
 @click.option(
     "--router",

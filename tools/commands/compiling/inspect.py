@@ -53,8 +53,8 @@ def command(
 ) -> None:
     """Show what a model offers, or what a bundle holds.
 
-    Of a model: axes, parameters and FLOPs of the levels that a compile for the profile would build; preset:NAME is a
-    configuration that nobody has trained yet. Of a bundle: submodels, engines, files, parity. A folder with a
+    For a model: axes, parameters and FLOPs of the levels that a compile for the profile would build; preset:NAME is a
+    configuration that nobody has trained yet. For a bundle: submodels, engines, files, parity. A folder with a
     manifest.json is a bundle. --profile, --bucket, --budget-at, --levels and --exits are for models.
     """
     if os.path.exists(model_or_bundle / MANIFEST_NAME):

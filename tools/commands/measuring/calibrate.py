@@ -80,10 +80,10 @@ def command(
 ) -> None:
     """Find what a bundle is best run with on this host: exit thresholds for a budget, or what drafts are worth.
 
-    Of a model with exits, with --data and --budget: about one row in three is held out and only checks the result.
+    For a model with exits, with --data and --budget: about one row in three is held out and only checks the result.
     Without labels, quality is agreement with the last exit. The policy is kept in the bundle's calibration.json.
 
-    Of a bundle that generates: texts are continued with each draft, and the tokens that were accepted and the times are
+    For a bundle that generates: texts are continued with each draft, and the tokens that were accepted and the times are
     kept in the bundle's drafts.json, by host. There --draft auto starts from them.
     """
     from ....runtime.bundle.manifest import CALIBRATION_NAME
