@@ -83,8 +83,8 @@ def command(
     For a model with exits, with --data and --budget: about one row in three is held out and only checks the result.
     Without labels, quality is agreement with the last exit. The policy is kept in the bundle's calibration.json.
 
-    For a bundle that generates: texts are continued with each draft, and the tokens that were accepted and the times are
-    kept in the bundle's drafts.json, by host. There --draft auto starts from them.
+    For a bundle that generates: texts are continued with each draft, and the tokens that were accepted and the times
+    are kept in the bundle's drafts.json, by host. There --draft auto starts from them.
     """
     from ....runtime.bundle.manifest import CALIBRATION_NAME
     from ....runtime.bundle.open_bundle import open_bundle
