@@ -11,6 +11,9 @@ from ...profiles.device_profile import DeviceProfile
 from .labels import labelled, rung_labels
 from .levels import Level
 
+# The first and the last of a ladder, which has a rung for every layer between two levels.
+_SHOWN_LABELS = 5
+
 
 def read_assignment(spec: ElasticSpec, submodel_id: str, levels: Sequence[Level], profile: DeviceProfile) -> Submodel:
     """The submodel that ``submodel_id`` names, which may be the label of a rung.
@@ -26,7 +29,10 @@ def read_assignment(spec: ElasticSpec, submodel_id: str, levels: Sequence[Level]
     except PlanError as failure:
         if submodel_id.startswith(tuple(spec.kinds)):
             raise
-        raise PlanError(f"{failure}, or labels: {', '.join(chain.from_iterable(labels.values()))}") from None
+        known = list(chain.from_iterable(labels.values()))
+        if len(known) > 2 * _SHOWN_LABELS:
+            known[_SHOWN_LABELS:-_SHOWN_LABELS] = ["..."]
+        raise PlanError(f"{failure}, or labels: {', '.join(known)}") from None
     for axis, value in submodel.values:
         off = axis.kind in spec.widths and axis.choices is None and value % width_multiple
         if off and value not in _widths(axis, levels):
