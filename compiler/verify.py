@@ -20,7 +20,6 @@ from ..exporters.universal import UniversalModel, load_universal
 from ..notebook import as_html
 from ..profiles.profile_data import profile_precisions
 from ..runtime.bundle.entries.engine_entry import EngineEntry, RoutingEntry
-from ..runtime.bundle.entries.tensor_spec import TensorSpec
 from ..runtime.bundle.manifest import WEIGHTS_NAME
 from ..runtime.bundle.merged_task import BASE
 from ..runtime.bundle.open_bundle import Bundle
@@ -122,7 +121,7 @@ def require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
     signature, manifest = universal.source.signature, bundle.manifest
     for what, found, expected in (
         ("axes", universal.spec.axes, manifest.axes),
-        ("inputs", _as_stated(signature.inputs, manifest.inputs), manifest.inputs),
+        ("inputs", signature.inputs, manifest.inputs),
         ("outputs", signature.outputs, manifest.outputs),
         ("exits", universal.source.exits.entry if universal.source.exits else None, manifest.exits),
         ("settings of generation", *_generation(universal.source, bundle)),
@@ -143,12 +142,6 @@ def _generation(source: ModelSource, bundle: Bundle) -> tuple[object, object]:
     template = bundle.file(file).read_bytes() if file is not None else None
     stated, own = stated_entry(source)
     return (stated, own.encode() if own is not None else None), (entry.with_engines(()), template)
-
-
-def _as_stated(expected: Sequence[TensorSpec], stated: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The inputs ``expected`` without what bundles before schema 6 did not say of their mask."""
-    silent_of = {spec.name for spec in stated if spec.row_needs is None}
-    return tuple(replace(spec, row_needs=None) if spec.name in silent_of else spec for spec in expected)
 
 
 def verify_engines(bundle: Bundle, references: References, clock: Clock) -> tuple[EngineVerdict, ...]:
