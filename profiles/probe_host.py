@@ -37,6 +37,8 @@ _BACKEND_PACKAGES = {
 _MEASUREMENT_VERSION = 3
 _MAX_RATES_BYTES = 2**16
 _LOOK_SECONDS = 1.0
+# Before marked rates are measured again: every command that asks for this host's profile waits for it.
+_GLANCE_SECONDS = 0.25
 # What the probe cannot know. Shares of the universal model's latency; half is within reach of every encoder's ladder,
 # also of one that shrinks the feed-forward width alone.
 _DEFAULT_BUCKETS = ("1x1..512",)
@@ -138,7 +140,7 @@ def _cached_rates(facts: HostFacts, refresh: bool) -> Rates:
             kept = structure(
                 Rates, parse_json(read_file(path, _MAX_RATES_BYTES, ProfileError)), str(path), ProfileError
             )
-    if kept is not None and not refresh and (kept.others_share is None or is_busy(others_now(_LOOK_SECONDS))):
+    if kept is not None and not refresh and (kept.others_share is None or is_busy(others_now(_GLANCE_SECONDS))):
         return kept
     load = OthersLoad()
     rates = measure_host_rates(facts.cores)
