@@ -15,6 +15,7 @@ from support.tiny_models import add_pooling, corpus
 from support.watched import watched
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc makes the library that sees system calls")
+SETTINGS: dict[str, dict[str, str]] = {"off": {}, "on": {"ORT_DISABLE_TELEMETRY": "0"}}
 GOLDEN = Path(__file__).parents[1] / "golden"
 # One process for all of them: PyTorch is imported once.
 PROGRAM = """
@@ -38,11 +39,16 @@ def test_no_command_looks_up_a_host_or_writes_elsewhere(tmp_path: Path) -> None:
     assert [file for file in seen.files if file != cache and not any(map(file.is_relative_to, stated))] == []
 
 
-def test_a_user_may_turn_telemetry_on(tmp_path: Path) -> None:
-    """And the files that it writes are seen here."""
-    asked = watched("import nestforge, onnxruntime", tmp_path / "on", ORT_DISABLE_TELEMETRY="0")
-    assert any(file.name == "onnxruntime.db" for file in asked.files)
-    assert watched("import nestforge, onnxruntime", tmp_path / "off").files == ()
+def test_telemetry_of_onnx_runtime_is_off_unless_the_user_turns_it_on(tmp_path: Path) -> None:
+    program = "import os, nestforge, onnxruntime; print(os.environ['ORT_DISABLE_TELEMETRY'], file=sys.stderr)"
+    off, on = (watched(f"import sys; {program}", tmp_path / name, **own) for name, own in SETTINGS.items())
+    assert (off.said.split(), on.said.split()) == (["1"], ["0"])
+    assert off.files == ()
+
+
+def test_files_that_a_program_writes_are_seen(tmp_path: Path) -> None:
+    seen = watched("import sys; open(sys.argv[1], 'w').close()", tmp_path / "home", str(tmp_path / "written"))
+    assert seen.files == (tmp_path / "written",)
 
 
 def commands_in(work: Path) -> list[list[str]]:
